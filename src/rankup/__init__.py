@@ -1,0 +1,48 @@
+"""rankup: from one GPU to the whole supercomputer.
+
+The public names are handed on when they are first used, so that `import rankup` does not import
+torch: the command has to answer at once on a login node.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "World": "runtime.world",
+    "setup": "runtime.world",
+    "destroy_process_group": "runtime.world",
+    "is_root_process": "runtime.world",
+    "print0": "runtime.log",
+    "log_metrics": "runtime.log",
+    "save0": "runtime.save",
+    "rank0_first": "runtime.collectives",
+    "barrier": "runtime.collectives",
+    "broadcast": "runtime.collectives",
+    "all_reduce": "runtime.collectives",
+    "all_gather": "runtime.collectives",
+    "reduce_scatter": "runtime.collectives",
+    "mean": "runtime.collectives",
+    "Order": "runtime.order",
+    "shard": "runtime.shard",
+    "wrap": "runtime.model",
+    "count": "runtime.deal",
+    "quiet": "runtime.quiet",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rankup' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"rankup.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

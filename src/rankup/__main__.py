@@ -1,0 +1,5 @@
+"""`python -m rankup` is `rankup`."""
+
+from .cli import main
+
+main()

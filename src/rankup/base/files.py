@@ -1,0 +1,69 @@
+"""Two ways to write a file so that a kill at any moment leaves the old one or the new one.
+
+Small files go through a temporary name, fsync and rename (`write_atomic`). What is large is written
+beside its place and counts only once its marker, itself written by `write_atomic`, is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Replace `path` by `data`: readers see the old content or the new, never a part.
+
+    Raises:
+        OSError: the file could not be written (disk full, no permission); `path` is unchanged.
+    """
+    if isinstance(data, str):
+        data = data.encode()
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomic` of a JSON document."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def fsync_directory(path: Path) -> None:
+    """Make renames inside a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def cut_json_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    """Keep the leading lines of a JSON-lines file for which `keep` holds; the rest goes.
+
+    A torn line (a writer was killed) and all that follows it go too. A missing file stays missing.
+    """
+    if not path.exists():
+        return
+    kept: list[bytes] = []
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n") or not isinstance(record, dict) or not keep(record):
+                break
+            kept.append(line)
+    write_atomic(path, b"".join(kept))

@@ -1,0 +1,104 @@
+"""Command-line flags from a frozen dataclass, without importing anything heavy.
+
+A field `global_batch: int = flag(32, "sequences per optimizer step")` becomes `--global-batch N`;
+booleans become `--compile`; `Literal[...]` fields take one of their values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+from .errors import UserError, nearest
+
+Options = TypeVar("Options")
+
+
+def flag(default: Any, help: str, *, least: float | None = None) -> Any:
+    """A dataclass field that is a flag: its default, its line of help, its least legal value."""
+    return dataclasses.field(default=default, metadata={"help": help, "least": least})
+
+
+def parse(kind: type[Options], args: Sequence[str], command: str) -> Options:
+    """Options of type `kind` from command-line words.
+
+    Raises:
+        UserError: an unknown flag (the nearest known one is named), a missing or impossible value.
+    """
+    return kind(**vars(_parser(kind, command).parse_args(list(args))))
+
+
+def help_text(kind: type[Any], command: str) -> str:
+    """The list of all flags with their meaning and default."""
+    return _parser(kind, command).format_help()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        flags = [name for action in self._actions for name in action.option_strings]
+        if message.startswith("unrecognized arguments:"):
+            word = message.partition(": ")[2].split()[0]
+            hint = nearest(word.partition("=")[0], flags)
+            raise UserError(f"{self.prog}: unknown option {word!r}; {hint}")
+        raise UserError(f"{self.prog}: {message}; `{self.prog} --help` lists all options")
+
+
+def _parser(kind: type[Any], command: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=command,
+        allow_abbrev=False,
+        add_help=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=100),
+    )
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        name = "--" + field.name.replace("_", "-")
+        text = field.metadata["help"]
+        inner = _inner(hints[field.name])
+        if inner is bool:
+            parser.add_argument(
+                name, action=argparse.BooleanOptionalAction, default=field.default, help=text
+            )
+            continue
+        if field.default not in (None, ""):
+            text += f" (default {field.default})"
+        choices = typing.get_args(inner) if typing.get_origin(inner) is typing.Literal else None
+        convert = str if choices else _number(inner, field.metadata["least"])
+        parser.add_argument(
+            name,
+            type=convert,
+            choices=choices,
+            default=field.default,
+            help=text,
+            metavar=None if choices else inner.__name__.upper(),
+        )
+    return parser
+
+
+def _inner(hint: Any) -> Any:
+    """`int | None` -> `int`."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None))
+    return hint
+
+
+def _number(kind: type[Any], least: float | None) -> Any:
+    def convert(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not {'a whole number' if kind is int else 'a number'}"
+            ) from None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+        if least is not None and value < least:
+            raise argparse.ArgumentTypeError(f"{text} is too small, the least is {least:g}")
+        return value
+
+    return convert

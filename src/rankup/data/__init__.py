@@ -1,0 +1,1 @@
+"""Data as few files with an index. Without torch, except where batches are made."""

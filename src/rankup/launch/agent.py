@@ -1,0 +1,53 @@
+"""torchrun with the failures of its ranks kept as data instead of printed as a banner."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from . import failure
+from .die_with_parent import die_with_parent
+
+
+def main() -> int:
+    """Run torchrun with this process's arguments; the exit code of the rank that failed first."""
+    die_with_parent(signal.SIGTERM)
+    log = Path(os.environ["RANKUP_RUN_DIR"]) / "log"
+    failure.forget(log)
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    _log_to(log / "torchrun.log")
+    try:
+        run(parse_args(sys.argv[1:]))
+    except ChildFailedError as error:
+        codes = {rank: child.exitcode for rank, child in error.failures.items()}
+        first = failure.first_cause(log, codes)
+        if first.exit_code != 128 + signal.SIGINT:
+            print(f"\n{failure.report(first)}", file=sys.stderr, flush=True)
+        return first.exit_code
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+def _log_to(path: Path) -> None:
+    """torchrun's own remarks go to a file: what the user needs of them is said at the end."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for name in (
+        "torch.distributed.elastic",
+        "torch.distributed.run",
+        "torch.distributed.launcher",
+    ):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

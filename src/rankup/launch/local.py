@@ -1,0 +1,104 @@
+"""A run on this machine: torchrun in a session of its own, stopped together, failing clearly."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+from ..site.gpus import usable_cores
+from ..site.rundir import Job
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def start(
+    job: Job, directory: Path, nproc: int, resume: bool, extra: Mapping[str, str] | None = None
+) -> int:
+    """Run `job` on `nproc` ranks of this machine and wait for it.
+
+    The first Ctrl-C (or SIGTERM) is handed to the ranks, who save and stop; the second ends them.
+
+    Returns:
+        The job's exit code; 128 + the signal's number for a run that was asked to stop.
+    """
+    environment = {
+        **os.environ,
+        # torchrun would set 1, which leaves most cores idle.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, usable_cores() // nproc))),
+        "RANKUP_RUN_DIR": str(directory),
+        "RANKUP_RESUME": "1" if resume else "0",
+        **(extra or {}),
+    }
+    command = [
+        *(sys.executable, "-m", "rankup.launch.agent"),
+        *("--standalone", "--nproc-per-node", str(nproc)),
+        *("-m", "rankup.launch.worker", job.kind, job.target, *job.args),
+    ]
+    # A session of its own keeps the terminal's Ctrl-C from reaching ranks and torchrun unordered.
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    signals = _Signals(process)
+    before = {number: signal.signal(number, signals.handle) for number in _FORWARDED}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if process.poll() is None:
+            _kill_tree(process.pid)
+    if signals.first is not None and code in (0, -signals.first):
+        return 128 + signals.first
+    return 128 - code if code < 0 else code
+
+
+class _Signals:
+    """What to do when this process is asked to stop."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.first: int | None = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self.first is not None:
+            _kill_tree(self._process.pid)
+            return
+        self.first = number
+        ranks = _ranks(self._process.pid)
+        if not ranks:  # nothing has started yet that could save
+            _kill_tree(self._process.pid)
+            return
+        print("\nstopping at the next step (once more ends it now)", file=sys.stderr, flush=True)
+        for pid in ranks:
+            _send(pid, number)
+
+
+def _ranks(agent: int) -> list[int]:
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process(agent).children()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _kill_tree(agent: int) -> None:
+    """Kill torchrun and all that it started; torchrun gives each rank a session of its own."""
+    import psutil
+
+    try:
+        root = psutil.Process(agent)
+        tree = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in tree:
+        _send(process.pid, signal.SIGKILL)

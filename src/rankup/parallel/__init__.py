@@ -1,0 +1,1 @@
+"""How a model that knows nothing of ranks is laid out over them."""

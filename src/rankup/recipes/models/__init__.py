@@ -1,0 +1,1 @@
+"""Models as plain torch modules. Nothing in them knows of ranks."""

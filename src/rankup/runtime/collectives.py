@@ -1,0 +1,181 @@
+"""The collectives by their plain names, and the one right way to take a mean.
+
+Every function works in a group of one and in a process that belongs to no group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from .world import _place
+
+Reduction = Literal["sum", "mean", "min", "max"]
+T = TypeVar("T")
+
+_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+
+def barrier() -> None:
+    """Wait until every rank has come here."""
+    if _several():
+        dist.barrier()
+
+
+def broadcast(value: T, source: int = 0) -> T:
+    """Give every rank the value that rank `source` has.
+
+    A tensor is overwritten in place and must have one shape and type everywhere; any other
+    picklable value is returned.
+    """
+    if not _several():
+        return value
+    if isinstance(value, torch.Tensor):
+        dist.broadcast(value, source)
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, source)
+    return box[0]
+
+
+def all_reduce(value: torch.Tensor | float, op: Reduction = "sum") -> Any:
+    """Combine a value over all ranks; every rank gets the result.
+
+    Args:
+        value: a tensor, reduced in place and returned, or a number, of which a float is returned.
+        op: `sum`, `mean` (over ranks; for a mean over samples use `mean(total, count)`), `min`,
+            `max`.
+    """
+    _check(op)
+    if isinstance(value, torch.Tensor):
+        _reduce(value, op)
+        return value
+    box = torch.tensor(value, dtype=torch.float64)  # on the CPU: gloo is there beside NCCL
+    _reduce(box, op)
+    return box.item()
+
+
+def all_gather(value: torch.Tensor) -> torch.Tensor:
+    """Stack every rank's tensor: shape `(world_size, *value.shape)`, one shape on all ranks."""
+    if not _several():
+        return value.unsqueeze(0).clone()
+    parts = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, value.contiguous())
+    return torch.stack(parts)
+
+
+def reduce_scatter(value: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
+    """Combine over ranks and keep this rank's part: shape `(n, …)` -> `(n / world_size, …)`.
+
+    Raises:
+        ValueError: the first dimension is not a multiple of the world size.
+    """
+    _check(op)
+    if not _several():
+        return value.clone()
+    world_size = dist.get_world_size()
+    if value.shape[0] % world_size:
+        raise ValueError(
+            f"reduce_scatter cuts the first dimension into {world_size} equal parts; "
+            f"{value.shape[0]} does not divide, pad it"
+        )
+    part = torch.empty_like(value[: value.shape[0] // world_size])
+    reduction = dist.ReduceOp.SUM if op == "mean" else _OPS[op]
+    dist.reduce_scatter_tensor(part, value.contiguous(), op=reduction)
+    return part.div_(world_size) if op == "mean" else part
+
+
+def mean(total: torch.Tensor | float, count: torch.Tensor | float) -> float:
+    """The mean over all ranks' samples: sum of `total` over sum of `count`, reduced together.
+
+    Raises:
+        ZeroDivisionError: no rank has counted anything.
+    """
+    pair = torch.tensor([float(total), float(count)], dtype=torch.float64)
+    _reduce(pair, "sum")
+    sums: list[float] = pair.tolist()
+    if sums[1] == 0:
+        raise ZeroDivisionError("mean over no samples: the count is 0 on every rank")
+    return sums[0] / sums[1]
+
+
+class _Rank0First:
+    """`with rank0_first():` or `rank0_first(fn, *args)`; see `rank0_first`."""
+
+    def __call__(self, *args: Any, per_node: bool = False, **kwargs: Any) -> Any:
+        if not args:
+            return _ordered(per_node)
+        function, *rest = args
+        with _ordered(per_node):
+            return function(*rest, **kwargs)
+
+
+rank0_first = _Rank0First()
+"""Let rank 0 do something first (download, build a cache), then the others.
+
+As a context manager, `with rank0_first(): prepare()`, or as a call, `data =
+rank0_first(prepare, path)`. With `per_node=True` the first rank of each node goes first, for caches
+that every node has of its own. When a leading rank fails, every rank raises and none hangs.
+"""
+
+
+@contextmanager
+def _ordered(per_node: bool) -> Iterator[None]:
+    if not _several():
+        yield
+        return
+    rank, place = dist.get_rank(), _place()
+    leads = place.local_rank == 0 if per_node else rank == 0
+    failure = ""
+    if leads:
+        try:
+            yield
+        except BaseException as error:
+            failure = f"rank {rank}: {type(error).__name__}: {error}"
+            _agree(failure)
+            raise
+    _agree(failure)
+    if not leads:
+        yield
+
+
+def _agree(failure: str) -> None:
+    """Tell all ranks how the leading ones fared; raise where another one failed."""
+    failures: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    failed = [text for text in failures if text]
+    if failed and not failure:
+        raise RuntimeError(f"rank0_first: the rank that goes first failed ({'; '.join(failed)})")
+
+
+def all_gather_object(value: T) -> list[T]:
+    """Every rank's picklable value, in rank order. For small things outside the training step."""
+    if not _several():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _several() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _reduce(tensor: torch.Tensor, op: Reduction) -> None:
+    if op == "mean" and not tensor.is_floating_point():
+        raise TypeError(f"a mean over ranks needs a floating-point tensor, got {tensor.dtype}")
+    if not _several():
+        return
+    # Sum and divide is right on every backend and torch; AVG is not (gloo before 2.11).
+    dist.all_reduce(tensor, op=dist.ReduceOp.SUM if op == "mean" else _OPS[op])
+    if op == "mean":
+        tensor.div_(dist.get_world_size())
+
+
+def _check(op: str) -> None:
+    if op not in ("sum", "mean", "min", "max"):
+        raise ValueError(f"unknown reduction {op!r}: use 'sum', 'mean', 'min' or 'max'")

@@ -1,0 +1,67 @@
+"""Saving from one rank so that a kill leaves the old file or the new one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .model import strip_prefixes, unwrap
+from .world import is_root_process
+
+
+def save0(value: Any, path: str | os.PathLike[str]) -> None:
+    """`torch.save` on rank 0 alone, old-or-new, of something that loads with `weights_only=True`.
+
+    Models, wherever they stand in nested dictionaries, are saved as the state dict of the user's
+    own model; names that DDP or `torch.compile` have prefixed lose the prefix. No collective: other
+    ranks return at once.
+
+    Raises:
+        TypeError: `value` holds something that only an unsafe load would bring back.
+        OSError: the file could not be written; what was there before is unchanged.
+    """
+    if not is_root_process():
+        return
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            torch.save(_plain(value), file)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            raise TypeError(
+                f"save0: {path.name} would load with weights_only=False alone: "
+                f"{_offender(str(error))}; save state_dict()s, tensors, numbers and strings"
+            ) from None
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return unwrap(value).state_dict()
+    if isinstance(value, Mapping):
+        plain = {key: _plain(item) for key, item in value.items()}
+        if plain and all(isinstance(item, torch.Tensor) for item in plain.values()):
+            return dict(strip_prefixes(plain))
+        return plain
+    return value
+
+
+def _offender(message: str) -> str:
+    for line in message.splitlines():
+        if "GLOBAL" in line or "Unsupported" in line:
+            return line.strip()
+    return message.splitlines()[0] if message else "an object torch does not allow"

@@ -1,0 +1,241 @@
+"""Who am I among the ranks: `setup()` joins the process group and says so in a `World`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import socket
+import sys
+import threading
+from datetime import timedelta
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+# Before the first step ranks compile, read data and build models at different speeds; afterwards a
+# rank that is minutes late is stuck.
+FIRST_TIMEOUT = timedelta(minutes=30)
+TIMEOUT = timedelta(minutes=10)
+EXIT_GRACE_SECONDS = 10.0
+
+
+class World(NamedTuple):
+    """This process among all processes of the run.
+
+    Unpacks into four names, `local_rank, rank, device, world_size = setup()`. Code written for
+    JSC's course, whose `setup` returns three, takes `local_rank, rank, device = setup()[:3]`.
+    """
+
+    local_rank: int
+    rank: int
+    device: torch.device
+    world_size: int
+
+    @property
+    def is_root(self) -> bool:
+        """True on global rank 0 alone: the one that prints and saves."""
+        return self.rank == 0
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks on this node."""
+        return _place().local_world_size
+
+    @property
+    def node(self) -> str:
+        """Name of the node this rank runs on."""
+        return socket.gethostname()
+
+
+class _Place(NamedTuple):
+    """Where the launcher put this process."""
+
+    launcher: str
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+
+
+def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
+    """Join the process group and pick this rank's device. Calling it twice is harmless.
+
+    Ranks come from torchrun's variables, else from Slurm's per-task ones inside an srun step of
+    several tasks, else this process is a group of one, so that raw `torch.distributed` calls work
+    under a plain `python train.py` too. GPUs talk over NCCL, with gloo beside it for CPU tensors;
+    without GPUs all is gloo. A rank that sees exactly one GPU uses it, whatever its local rank.
+
+    Args:
+        timeout: how long a collective may take until `after_first_step` shortens it.
+
+    Raises:
+        RuntimeError: more ranks on this node than GPUs, or incomplete launch variables.
+    """
+    place = _place()
+    device = _device(place)
+    if not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        _join(place, device, timeout)
+        _abort_after_exception()
+        atexit.register(destroy_process_group)
+        _refuse_shared_gpu(place, device)
+    return World(place.local_rank, dist.get_rank(), device, dist.get_world_size())
+
+
+def destroy_process_group() -> None:
+    """Leave the process group; harmless when there is none."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def after_first_step(timeout: timedelta = TIMEOUT) -> None:
+    """Shorten the time a collective may take, now that every rank has shown that it can step."""
+    # A group of one waits for nobody, and its store-less backend has no time-out to set.
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.distributed_c10d._set_pg_timeout(timeout)
+
+
+def is_root_process() -> bool:
+    """True on global rank 0, and in a process that belongs to no group."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def leave(code: int) -> None:
+    """End this process now, without waiting for peers.
+
+    A normal interpreter exit joins the backend's threads, which wait for collectives that a failed
+    run will never complete. Exit functions still run, for at most `EXIT_GRACE_SECONDS`.
+    """
+    watchdog = threading.Timer(EXIT_GRACE_SECONDS, os._exit, (code,))
+    watchdog.daemon = True
+    watchdog.start()
+    atexit.unregister(destroy_process_group)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _place() -> _Place:
+    env = os.environ
+    if "RANK" in env and "WORLD_SIZE" in env:
+        missing = [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in env]
+        if missing:
+            raise RuntimeError(
+                f"RANK and WORLD_SIZE are set but {', '.join(missing)} is not; "
+                "start the script with torchrun or `rankup run`, or unset RANK and WORLD_SIZE"
+            )
+        world_size = int(env["WORLD_SIZE"])
+        return _Place(
+            "torchrun",
+            int(env["RANK"]),
+            int(env["LOCAL_RANK"]),
+            world_size,
+            int(env.get("LOCAL_WORLD_SIZE", world_size)),
+        )
+    # The batch shell and everything it starts without srun carry SLURM_PROCID=0 too; only a step of
+    # several tasks gives each process a rank of its own.
+    tasks = int(env.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks > 1 and "SLURM_PROCID" in env:
+        node = int(env.get("SLURM_NODEID", "0"))
+        per_node = _tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(tasks)))
+        local = per_node[node] if node < len(per_node) else tasks
+        local_rank = int(env.get("SLURM_LOCALID", "0"))
+        return _Place("srun", int(env["SLURM_PROCID"]), local_rank, tasks, local)
+    return _Place("alone", 0, 0, 1, 1)
+
+
+def _device(place: _Place) -> torch.device:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus == 0:
+        return torch.device("cpu")
+    if gpus == 1:  # srun --gpus-per-task=1 and the like show each task its own GPU as number 0
+        return torch.device("cuda", 0)
+    if place.local_rank >= gpus:
+        raise RuntimeError(
+            f"local rank {place.local_rank} of node {socket.gethostname()} has no GPU: "
+            f"{place.local_world_size} ranks were started here and {gpus} GPUs are visible; "
+            f"start at most {gpus} ranks per node"
+        )
+    return torch.device("cuda", place.local_rank)
+
+
+def _join(place: _Place, device: torch.device, timeout: timedelta) -> None:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if place.launcher == "alone":
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        return
+    if place.launcher == "srun":
+        os.environ.setdefault("MASTER_ADDR", _head_address())
+        job, step = int(os.environ["SLURM_JOB_ID"]), int(os.environ.get("SLURM_STEP_ID", "0"))
+        # A port of its own for each step, so that two jobs on one node do not meet.
+        os.environ.setdefault("MASTER_PORT", str(10000 + (job + 7919 * step) % 20000))
+    dist.init_process_group(
+        backend,
+        init_method="env://",
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
+def _refuse_shared_gpu(place: _Place, device: torch.device) -> None:
+    """Two ranks on one GPU would fail deep inside NCCL; say it here with names."""
+    if device.type != "cuda" or place.local_world_size == 1 or torch.cuda.device_count() > 1:
+        return
+    mine = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
+    everyone: list[tuple[str, str]] = [mine] * place.world_size
+    dist.all_gather_object(everyone, mine)
+    sharing = [rank for rank, other in enumerate(everyone) if other == mine]
+    if len(sharing) > 1:
+        raise RuntimeError(
+            f"ranks {sharing} on node {mine[0]} share one GPU; start one rank per GPU"
+        )
+
+
+def _head_address() -> str:
+    if os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
+        return "127.0.0.1"
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
+    name = _first_host(nodes)
+    if not name:
+        raise RuntimeError(
+            "an srun step over several nodes without SLURM_STEP_NODELIST: "
+            "set MASTER_ADDR to the address of the first node"
+        )
+    return name
+
+
+def _first_host(nodelist: str) -> str:
+    """`jwb[0007-0009,0012]` -> `jwb0007`: the first name of a Slurm host list."""
+    match = re.match(r"([^\[,]*)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodelist)
+    if match is None:
+        return ""
+    return "".join(part or "" for part in match.groups())
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """`2(x3),1` -> `[2, 2, 2, 1]`: Slurm's run-length form of the tasks on each node."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise RuntimeError(f"SLURM_STEP_TASKS_PER_NODE={text!r} is not of the form 2(x3),1")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _abort_after_exception() -> None:
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, value, trace)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            leave(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = hook

@@ -1,0 +1,1 @@
+"""This machine: its configuration, its GPUs, where its runs lie. No torch."""

@@ -1,0 +1,144 @@
+"""The run directory: everything about one run, made before anything starts.
+
+<runs>/<name>/<id>/   job.json · log/ · metrics.jsonl · checkpoints/ · model-final.pt
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import string
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import UserError
+from ..base.files import write_json
+
+JOB = "job.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What was asked for.
+
+    Attributes:
+        kind: `recipe` or `script`.
+        target: the recipe's name, or the script's absolute path.
+        args: the words after TARGET.
+        versions: of rankup, Python and torch.
+        git: commit of the working directory and whether it was changed since; empty outside one.
+        lives: each start of the run: when, where, on how many ranks.
+    """
+
+    id: str
+    kind: str
+    target: str
+    args: list[str]
+    cwd: str
+    versions: dict[str, str]
+    git: dict[str, Any]
+    lives: list[dict[str, Any]] = field(default_factory=list)
+
+
+def new_id() -> str:
+    """Start time and four random letters, so that names sort by time and never meet."""
+    letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))
+    return time.strftime("%Y%m%d-%H%M%S-") + letters
+
+
+def create(path: Path) -> Path:
+    """Make a run directory that was not there.
+
+    Raises:
+        UserError: it holds something already, or cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "log").mkdir()
+    except FileExistsError:
+        raise UserError(
+            f"{path} is a run already; go on with it by --resume {path}, or name another --out"
+        ) from None
+    except OSError as error:
+        raise UserError(f"the run directory {path} cannot be made: {error.strerror}") from None
+    if set(os.listdir(path)) != {"log"}:
+        (path / "log").rmdir()
+        raise UserError(f"{path} is not empty; name a new folder with --out")
+    return path
+
+
+def write(path: Path, job: Job) -> None:
+    """Write `job.json`, old or new."""
+    write_json(path / JOB, asdict(job))
+
+
+def read(path: Path) -> Job:
+    """Read `job.json`.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    try:
+        return Job(**json.loads((path / JOB).read_text()))
+    except FileNotFoundError:
+        raise UserError(f"{path} is no run directory: it has no {JOB}") from None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path / JOB} is damaged: {error}") from None
+
+
+def find(runs: Path, run: str) -> Path:
+    """The run directory meant by an id, `last`, or a path.
+
+    Raises:
+        UserError: there is no such run; the newest ones are named.
+    """
+    if (Path(run) / JOB).is_file():
+        return Path(run).resolve()
+    known = sorted((path.parent for path in runs.glob(f"*/*/{JOB}")), key=lambda path: path.name)
+    if run == "last" and known:
+        return known[-1].resolve()
+    for path in known:
+        if path.name == run:
+            return path.resolve()
+    newest = ", ".join(path.name for path in known[:-4:-1]) or "none yet"
+    raise UserError(
+        f"no run {run!r}: neither a run directory nor an id in {runs} (newest: {newest})"
+    )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the run while it is going on, so that it is not started a second time.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    with (path / "log" / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"{path} is going on already ({file.read().strip()}); wait for it or stop it first"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename}")
+        file.flush()
+        yield
+
+
+def finished(path: Path) -> bool:
+    """True when the run came to its last step: its `metrics.jsonl` ends with the final line."""
+    try:
+        with (path / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            last = file.read().splitlines()[-1]
+        return bool(json.loads(last).get("final"))
+    except (OSError, IndexError, ValueError, AttributeError):
+        return False

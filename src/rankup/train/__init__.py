@@ -1,0 +1,1 @@
+"""One training loop for every strategy: the same run on any number of ranks."""

@@ -1,0 +1,126 @@
+"""The run in numbers: one line of `metrics.jsonl` per step, and a bar or lines for people."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..base.files import cut_json_lines
+
+# Peak dense bfloat16 FLOP/s by the name the driver gives (vendors' data sheets; MI250X per die).
+PEAK_FLOPS = {
+    "V100": 125e12,
+    "A40": 149.7e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "MI250X": 191.5e12,
+    "MI300X": 1307e12,
+}
+_REFRESH_SECONDS = 0.25
+_LINE_SECONDS = 10.0
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Peak bfloat16 FLOP/s of this GPU; None when it is not one we know, rather than a guess."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    known = [gpu for gpu in PEAK_FLOPS if gpu in name]
+    return PEAK_FLOPS[max(known, key=len)] if known else None
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes in use so far: of the GPU by tensors, without one of this process's RAM."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Metrics:
+    """Rank 0's record of the run. On other ranks use `Silence`."""
+
+    def __init__(self, directory: Path, unit: str, last_step: int, resumed_at: int) -> None:
+        path = directory / "metrics.jsonl"
+        # What a killed life did beyond its last checkpoint is done again, so its lines go.
+        cut_json_lines(path, lambda r: not r.get("final") and r.get("step", 0) <= resumed_at)
+        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._unit = unit
+        self._last_step = last_step
+        self._shown = 0.0
+        self._bar: Progress | None = None
+        console = Console(stderr=True)
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("step {task.completed}/{task.total}"),
+                BarColumn(),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(),
+                console=console,
+                auto_refresh=False,
+            )
+            self._task = self._bar.add_task("", total=last_step, completed=resumed_at)
+            self._bar.start()
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Append a step's line and show it, at most a few times per second."""
+        self._write(record)
+        now = time.monotonic()
+        done = record["step"] == self._last_step
+        pause = _REFRESH_SECONDS if self._bar else _LINE_SECONDS
+        if now - self._shown < pause and not done:
+            return
+        self._shown = now
+        text = f"loss {record['loss']:.4f}"
+        if "valid_loss" in record:
+            text += f" · valid {record['valid_loss']:.4f}"
+        text += f" · {record[f'{self._unit}_per_s']:,.0f} {self._unit}/s"
+        if self._bar:
+            self._bar.update(self._task, completed=record["step"], description=text)
+            self._bar.refresh()
+        else:
+            print(f"step {record['step']}/{self._last_step} · {text}", file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line of its own above the bar."""
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def final(self, record: dict[str, Any]) -> None:
+        """The last line of a run that came to its end."""
+        self._write({"final": True, **record})
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.refresh()
+            self._bar.stop()
+        self._file.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+
+class Silence:
+    """What the other ranks have in place of `Metrics`."""
+
+    def step(self, record: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def final(self, record: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...

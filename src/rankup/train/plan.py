@@ -1,0 +1,98 @@
+"""Which samples belong to which step, micro-batch and rank, as functions of the place in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..runtime.order import Order
+from ..runtime.shard import part
+
+# A slice of the order costs about a millisecond whatever its length, so it is drawn in blocks.
+_BLOCK = 1 << 14
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a run has come: `step` optimizer steps, the last of them in `epoch`, of which
+    `consumed` samples are done."""
+
+    step: int = 0
+    epoch: int = 0
+    consumed: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step.
+
+    Attributes:
+        number: counted from 1.
+        samples: the global batch, int64 of shape (n,).
+        micro_batches: the cuts of it, by position.
+        after: the place in the run once this step is done.
+    """
+
+    number: int
+    samples: torch.Tensor
+    micro_batches: list[range]
+    after: Place
+
+    def dealt(self, rank: int, world_size: int) -> range:
+        """The micro-batches that `rank` computes, possibly none."""
+        return part(len(self.micro_batches), rank, world_size)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The run as a sequence of steps over `n` samples."""
+
+    n: int
+    global_batch: int
+    micro_batch: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.n // self.global_batch)
+
+    def steps(self, place: Place, last: int) -> Iterator[Step]:
+        """The steps after `place` up to number `last`. The last batch of an epoch is short."""
+        window = _Window(self.n, self.seed)
+        while place.step < last:
+            if place.consumed >= self.n:
+                place = Place(place.step, place.epoch + 1, 0)
+            stop = min(place.consumed + self.global_batch, self.n)
+            samples = window.slice(place.epoch, place.consumed, stop)
+            place = Place(place.step + 1, place.epoch, stop)
+            yield Step(place.step, samples, micro_batches(len(samples), self.micro_batch), place)
+
+
+def micro_batches(size: int, micro_batch: int) -> list[range]:
+    """Cut `size` positions into micro-batches; the last may be short."""
+    return [range(start, min(start + micro_batch, size)) for start in range(0, size, micro_batch)]
+
+
+class _Window:
+    """A block of the order at hand, moved along as the run goes on."""
+
+    def __init__(self, n: int, seed: int) -> None:
+        self._n = n
+        self._seed = seed
+        self._epoch = -1
+        self._start = 0
+        self._block = torch.empty(0, dtype=torch.int64)
+
+    def slice(self, epoch: int, start: int, stop: int) -> torch.Tensor:
+        if epoch != self._epoch or not self._start <= start <= stop <= self._stop:
+            order = Order(self._n, self._seed, epoch)
+            block = order[start : max(stop, start + _BLOCK)]
+            assert isinstance(block, torch.Tensor)
+            self._epoch, self._start, self._block = epoch, start, block
+        return self._block[start - self._start : stop - self._start]
+
+    @property
+    def _stop(self) -> int:
+        return self._start + len(self._block)
