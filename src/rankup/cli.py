@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from . import __version__
-from .base.errors import EXIT_BAD_INPUT, UserError
+from .base.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
 
 app = typer.Typer(
     help="From one GPU to the whole supercomputer: the same PyTorch run on any number of ranks.",
@@ -27,6 +27,9 @@ def main() -> None:
     except UserError as error:
         print(f"rankup: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
+    except OSError as error:  # a full disk, a file without permission: the machine's no, not ours
+        print(f"rankup: {error}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
 
 
 def _version(asked: bool) -> None:

@@ -108,6 +108,8 @@ def first_cause(log: Path, exit_codes: Mapping[int, int]) -> Failure:
 
 def report(failure: Failure) -> str:
     """The last words of a failed run: the rank's own traceback, then rank, node and cause."""
+    if failure.exit_code == EXIT_BAD_INPUT and not failure.traceback:
+        return f"rankup: {failure.message}"
     head = failure.traceback.rstrip() + "\n\n" if failure.traceback else ""
     return f"{head}rank {failure.rank} on {failure.node} failed: {failure.message}"
 

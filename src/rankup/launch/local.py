@@ -41,7 +41,7 @@ def start(
         *("-m", "rankup.launch.worker", job.kind, job.target, *job.args),
     ]
     # A session of its own keeps the terminal's Ctrl-C from reaching ranks and torchrun unordered.
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    process = subprocess.Popen(command, env=environment, cwd=job.cwd, start_new_session=True)
     signals = _Signals(process)
     before = {number: signal.signal(number, signals.handle) for number in _FORWARDED}
     try:

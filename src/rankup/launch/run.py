@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, recipes
-from ..base.errors import UserError, nearest
+from ..base.errors import EXIT_BAD_INPUT, UserError, nearest
 from ..site import config, gpus, rundir
 from ..site.rundir import Job
+from ..train.options import refuse_other_run
 from . import local
 
 
@@ -62,10 +63,13 @@ def run(request: Request, extra: Mapping[str, str] | None = None) -> int:
             "nproc": nproc,
             "node": platform.node(),
         }
+        before = rundir.read(directory)
         rundir.write(directory, replace(job, lives=[*job.lives, life]))
         print(f"run {job.id} in {directory}", file=sys.stderr)
         code = local.start(job, directory, nproc, request.resume is not None, extra)
-    if code and job.kind == "recipe" and (directory / "checkpoints").is_dir():
+        if code == EXIT_BAD_INPUT:  # what was refused shall not stick to the run
+            rundir.write(directory, before)
+    if code not in (0, EXIT_BAD_INPUT) and (directory / "checkpoints").is_dir():
         print(f"go on with: rankup run --resume {_shown(directory, job)}", file=sys.stderr)
     return code
 
@@ -108,6 +112,8 @@ def _resumed(request: Request) -> tuple[Path, Job]:
         raise UserError("--resume goes on in the run's own directory; leave --out away")
     directory = rundir.find(config.load(Path.cwd()).runs, request.resume)
     job = rundir.read(directory)
+    if not Path(job.cwd).is_dir():
+        raise UserError(f"{job.cwd}, the folder the run was started in, is not there any more")
     if request.target is not None:
         kind, target = _target(request.target)
         if (kind, target) != (job.kind, job.target):
@@ -115,7 +121,11 @@ def _resumed(request: Request) -> tuple[Path, Job]:
                 f"--resume {request.resume} is a run of {job.target}, not of {target}; "
                 "leave TARGET away, or start a new run"
             )
-        job = replace(job, args=[*job.args, *request.args])  # a later flag overrides an earlier one
+        args = [*job.args, *request.args]  # a later flag overrides an earlier one
+        if kind == "recipe":
+            recipe = recipes.find(target)
+            refuse_other_run(recipe.parse(job.args).identity, recipe.parse(args).identity)
+        job = replace(job, args=args)
     return directory, job
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..base.errors import UserError
 from ..base.flags import flag
@@ -39,6 +39,11 @@ class LanguageModelOptions(TrainOptions):
             )
         if self.dropout >= 1:
             raise UserError(f"--dropout {self.dropout} would drop everything; give less than 1")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        text = {name: getattr(self, name) for name in ("train", "valid", "test", "vocab")}
+        return {**super().identity, **text, "seq_len": self.seq_len}
 
     def prepare(self, directory: Path) -> None:
         """Tokenise the text into the run directory, on the login node rather than on 64 ranks.

@@ -31,6 +31,7 @@ from ..base.errors import UserError
 from ..base.files import fsync_directory, write_json
 from ..runtime.collectives import barrier, broadcast
 from ..runtime.world import is_root_process
+from .options import refuse_other_run
 from .plan import Place
 
 MARKER = "COMPLETE"
@@ -48,7 +49,7 @@ class Saved:
     """
 
     place: Place
-    identity: dict[str, int]
+    identity: dict[str, Any]
     best: tuple[float, int] | None
 
 
@@ -81,18 +82,21 @@ def save(
         _prune(root, keep, directory)
 
 
-def restore(root: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Saved | None:
+def restore(
+    root: Path, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Mapping[str, Any]
+) -> Saved | None:
     """Load the newest whole checkpoint on all ranks, whatever world size wrote it.
 
     Torn ones are passed over, with a printed line each. None when there is no whole one.
 
     Raises:
-        UserError: the checkpoint is of another model; the message names what differs.
+        UserError: the checkpoint is of another run or model; the message names what differs.
     """
     found = broadcast(_newest_whole(root) if is_root_process() else None)
     if found is None:
         return None
     directory, saved = found
+    refuse_other_run(saved.identity, identity)
     state = _tensors(model, optimizer)
     reader = _Reader(directory)
     _refuse_other_model(reader.read_metadata(), state, directory)
@@ -217,6 +221,7 @@ class _MetadataUnpickler(pickle.Unpickler):
             )
             or (module, name) == ("torch.serialization", "_get_layout")
             or (module, name) == ("collections", "OrderedDict")
+            or (module in ("pathlib", "pathlib._local") and name == "PosixPath")
         )
         if not allowed:
             raise pickle.UnpicklingError(f"checkpoint metadata refers to {module}.{name}")

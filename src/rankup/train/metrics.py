@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import resource
 import sys
@@ -14,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..base.files import cut_json_lines
+from ..runtime.world import World
+from .step import Taken
 
 # Peak dense bfloat16 FLOP/s by the name the driver gives (vendors' data sheets; MI250X per die).
 PEAK_FLOPS = {
@@ -32,6 +35,7 @@ _REFRESH_SECONDS = 0.25
 _LINE_SECONDS = 10.0
 
 
+@functools.cache
 def peak_flops(device: torch.device) -> float | None:
     """Peak bfloat16 FLOP/s of this GPU; None when it is not one we know, rather than a guess."""
     if device.type != "cuda":
@@ -46,6 +50,39 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def step_record(
+    taken: Taken,
+    loss_sum: float,
+    waited: float,
+    norm: float | None,
+    unit: str,
+    flops_per_unit: float,
+    world: World,
+) -> dict[str, Any]:
+    """A step's line of `metrics.jsonl`.
+
+    `data_wait` is the mean over ranks of the share of the step spent waiting for data,
+    `peak_memory` is rank 0's in bytes, `mfu` is null where the GPU is not known.
+    """
+    rate = taken.count / taken.seconds
+    peak = peak_flops(world.device)
+    record = {
+        "step": taken.step.number,
+        "epoch": taken.step.after.epoch,
+        "loss": loss_sum / max(1, taken.count),
+        "lr": taken.lr,
+        f"{unit}_per_s": round(rate, 1),
+        "data_wait": round(waited / world.world_size / taken.seconds, 4),
+        "peak_memory": peak_memory(world.device),
+        "mfu": rate * flops_per_unit / (peak * world.world_size) if peak else None,
+        "grad_norm": norm,
+        "time": round(time.time(), 3),
+    }
+    if taken.valid_loss is not None:
+        record["valid_loss"] = taken.valid_loss
+    return record
 
 
 class Metrics:

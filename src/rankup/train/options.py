@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..base.errors import UserError
 from ..base.flags import flag
@@ -50,8 +51,8 @@ class TrainOptions:
             )
 
     @property
-    def identity(self) -> dict[str, int]:
-        """What makes it the same run: a resume may not change these."""
+    def identity(self) -> dict[str, Any]:
+        """What makes it the same run, by field name: a resume may not change these."""
         return {
             "seed": self.seed,
             "global_batch": self.global_batch,
@@ -61,3 +62,17 @@ class TrainOptions:
     def idle_ranks(self, world_size: int) -> int:
         """Ranks that a full global batch leaves without a micro-batch."""
         return max(0, world_size - -(-self.global_batch // self.micro_batch))
+
+
+def refuse_other_run(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """UserError when a run would go on with another `identity` than it was started with."""
+    changed = [
+        f"--{name.replace('_', '-')} was {there.get(name)} and is now {here[name]}"
+        for name in here
+        if there.get(name) != here[name]
+    ]
+    if changed:
+        raise UserError(
+            f"this would be another run: {'; '.join(changed)}. "
+            "These define the run: resume without changing them, or start a new one"
+        )

@@ -39,6 +39,8 @@ class Trace:
 
     def write(self, step: Step) -> None:
         """Write down what all ranks drew in `step`; call on every rank after it."""
+        if not self.on:
+            return
         drawn, self._drawn = self._drawn, []
         for rank, samples in enumerate(all_gather_object(drawn)):
             if self._file:

@@ -1,0 +1,58 @@
+# rankup's chores. `make help` lists them; each does all its set-up by itself.
+
+# Any Python >= 3.10: make setup PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SHELL_FILES = .ci/run $(wildcard tools/*.sh)
+BENCHES = $(filter-out bench/_%,$(wildcard bench/*.py))
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test test-slow lint bench system-packages clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: $(READY) ## make .venv with .venv/bin/rankup in it
+
+# The stamp is written last: a setup that was interrupted is done again. An environment whose pip
+# answers is kept, so that after a change of pyproject.toml torch is not fetched anew.
+$(READY): pyproject.toml constraints.txt
+	@rm -f $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "rankup needs Python >= 3.10, and $(PYTHON) is not: make setup PYTHON=/path/to/python3" >&2; \
+	  exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "could not make $(VENV); on Debian and Ubuntu: apt-get install python3-venv" >&2; \
+	  exit 1; }
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev]'
+	@touch $@
+
+demo: setup ## train a small language model on 1 and 2 ranks, and compare
+	$(BIN)/rankup demo
+
+test: setup system-packages ## each invariant and each feature once
+	$(BIN)/python -m pytest -m 'not slow and not gpu'
+
+test-slow: setup system-packages ## the full matrices, fuzzing, many kills
+	$(BIN)/python -m pytest -m 'slow and not gpu'
+
+lint: setup system-packages ## ruff, mypy, shellcheck
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@if command -v shellcheck >/dev/null; then set -x; shellcheck $(SHELL_FILES); \
+	else echo "shellcheck is not installed: $(SHELL_FILES) were not checked"; fi
+
+bench: setup ## every benchmark's quick version
+	@set -e; for file in $(BENCHES); do echo "== $$file"; $(BIN)/python $$file --quick; done
+
+system-packages: # as root on Debian and Ubuntu install what is missing; NO_SYSTEM=1 prevents it
+	@tools/system-packages.sh
+
+clean: ## remove what make made, .venv included; runs are kept
+	rm -rf $(VENV) .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

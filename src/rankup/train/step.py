@@ -1,0 +1,164 @@
+"""One optimizer step over a global batch, of which each rank computes its part."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..runtime.keys import derive
+from ..runtime.statistics import RunningStatistics
+from ..runtime.world import World
+from .evaluate import to_device
+from .late import Late
+from .options import TrainOptions
+from .plan import Step
+from .schedule import learning_rate
+from .stop import StopFlag
+from .task import Batch, Task
+from .trace import Trace
+
+
+@dataclass
+class Taken:
+    """A step that was taken, and its numbers, which are read one step late.
+
+    Attributes:
+        count: valid targets of the global batch.
+        late: summed loss, ranks whose loss is not finite, ranks asked to stop, seconds that all
+            ranks waited for data, gradient norm (0 without clipping).
+        finite: whether the loss was finite on this rank.
+        dealt: the micro-batches this rank computed.
+        seconds: from its start until the step before it was read.
+        valid_loss: where a validation followed.
+    """
+
+    step: Step
+    lr: float
+    count: int
+    late: Late
+    finite: torch.Tensor
+    dealt: range
+    seconds: float = 0.0
+    valid_loss: float | None = None
+
+
+class Stepper:
+    """Takes the steps of one life of a run.
+
+    Args:
+        model: what the user built; `replica` is what training goes through.
+        last: number of the run's last step, for the learning rate.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        options: TrainOptions,
+        world: World,
+        model: nn.Module,
+        replica: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        trace: Trace,
+        last: int,
+    ) -> None:
+        self.task, self.options, self.world = task, options, world
+        self.replica, self.optimizer = replica, optimizer
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.statistics = RunningStatistics(model)
+        self.trace = trace
+        self.last = last
+
+    def take(self, step: Step, stop: StopFlag) -> Taken:
+        """Forward, backward and update; gradients are exchanged once."""
+        options, world = self.options, self.world
+        lr = learning_rate(step.number, self.last, options.lr, options.warmup, options.schedule)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        # Summed losses over the global count make uneven dealing exact; DDP's mean over the ranks
+        # takes a factor of world_size back out.
+        count = self.task.train.count(step.samples)
+        scale = world.world_size / max(1, count)
+        dealt = step.dealt(world.rank, world.world_size)
+        # A rank without work goes through one micro-batch with weight zero, to join the exchange.
+        indices, weight = (dealt, 1.0) if dealt else (range(1), 0.0)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
+        waited = 0.0
+        self.statistics.begin_step()
+        for index in indices:
+            fetching = time.perf_counter()
+            positions = step.micro_batches[index]
+            samples = step.samples[positions.start : positions.stop]
+            batch = to_device(self.task.train.batch(samples), world.device)
+            waited += time.perf_counter() - fetching
+            # Dropout belongs to the micro-batch, whichever rank computes it.
+            torch.manual_seed(derive(options.seed, "micro-batch", step.number, index))
+            last = index == indices[-1]
+            with self._exchange_at(last):
+                loss = self.loss(self.replica, batch)
+                if weight:
+                    loss_sum += loss.detach()
+                    self.trace.drew(samples)
+                self.statistics.collect(counts=bool(weight))
+                if last:  # the one small reduction runs beside the backward
+                    packed, work = self._reduce(loss_sum, waited, stop)
+                (loss * (scale * weight)).backward()
+        norm = torch.zeros((), device=world.device)
+        if options.clip:
+            norm = nn.utils.clip_grad_norm_(self.parameters, options.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if work is not None:
+            work.wait()  # it was under way before the gradients, so it is here with them
+        self.statistics.end_step(packed[4:], len(step.micro_batches))
+        late = Late(torch.cat([packed[:4], norm.double().reshape(1)]))
+        return Taken(step, lr, count, late, torch.isfinite(loss_sum), dealt)
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """The task's summed loss, in the precision that was asked for."""
+        if self.options.precision == "fp32":
+            return self.task.loss(model, batch)
+        with torch.autocast(self.world.device.type, dtype=torch.bfloat16):
+            return self.task.loss(model, batch)
+
+    def settle_buckets(self, step: Step) -> None:
+        """Let DDP arrange its gradient buckets before the first `step` of a resumed life.
+
+        DDP lays them out anew after its first backward, and on three ranks or more the layout
+        decides the order in which gradients are added up. One backward of weight zero brings a
+        resumed run to the layout the uninterrupted one has.
+        """
+        samples = step.samples[: len(step.micro_batches[0])]
+        batch = to_device(self.task.train.batch(samples), self.world.device)
+        self.statistics.begin_step()
+        (self.loss(self.replica, batch) * 0.0).backward()
+        self.statistics.collect(counts=False)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _exchange_at(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """DDP exchanges gradients in the backward of the last micro-batch alone."""
+        if last or self.world.world_size == 1:
+            return contextlib.nullcontext()
+        return self.replica.no_sync()  # type: ignore[operator]
+
+    def _reduce(
+        self, loss_sum: torch.Tensor, waited: float, stop: StopFlag
+    ) -> tuple[torch.Tensor, dist.Work | None]:
+        """Start the sum over ranks of loss, flags, waiting time and running statistics."""
+        device = self.world.device
+        host = torch.tensor([float(stop.raised), waited], dtype=torch.float64)
+        packed = torch.cat(
+            [
+                torch.stack([loss_sum, (~torch.isfinite(loss_sum)).double()]),
+                host.to(device, non_blocking=True),
+                self.statistics.total(device),
+            ]
+        )
+        if self.world.world_size == 1:
+            return packed, None
+        return packed, dist.all_reduce(packed, async_op=True)

@@ -1,0 +1,187 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from pydoc_data.topics import topics  # type: ignore[import-untyped]
+from typing import Protocol
+
+import psutil
+import pytest
+
+from .pool import RankPool
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+# Every process started from here inherits it, also one whose parent has died.
+_MARK = "RANKUP_TEST_SESSION"
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """Paths of three texts of generated English-like words."""
+
+    train: Path
+    valid: Path
+    test: Path
+
+
+class RunRankup(Protocol):
+    """The type of the fixture `run_rankup`."""
+
+    def __call__(
+        self,
+        args: Sequence[str | Path],
+        cwd: Path = ...,
+        timeout: float = ...,
+        env: Mapping[str, str] | None = ...,
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_outlives_the_session() -> Iterator[None]:
+    """Fail the session when a process that a test has started is still there at its end."""
+    mark = uuid.uuid4().hex
+    os.environ[_MARK] = mark
+    yield
+    processes = {*psutil.Process().children(recursive=True), *_marked(mark)}
+    _, left = psutil.wait_procs([p for p in processes if not _harmless(p)], timeout=5)
+    lines = [_describe(process) for process in left]
+    for process in left:
+        process.kill()
+    assert not left, "processes outlived the tests:\n" + "\n".join(lines)
+
+
+@pytest.fixture(scope="session")
+def ranks(no_process_outlives_the_session: None) -> Iterator[RankPool]:
+    """The rank pool: `ranks.run(world_size, function, *args)`, see `tests/pool.py`."""
+    pool = RankPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def run_rankup(tmp_path: Path) -> RunRankup:
+    """Run the command as a user would: `run_rankup(["run", "--nproc", "2", …])`.
+
+    It runs in a session of its own, by default in `tmp_path`, with `env` added to the environment.
+    At the time-out everything it has started is killed, and the test fails with its output.
+    """
+
+    def run(
+        args: Sequence[str | Path],
+        cwd: Path = tmp_path,
+        timeout: float = 120,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "rankup", *map(str, args)]
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            _kill_tree(process)
+            output, errors = process.communicate()
+            pytest.fail(f"{command} took more than {timeout:g} s\n{output}\n{errors}")
+        except BaseException:
+            _kill_tree(process)
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path | None:
+    """The folder of real data: RANKUP_DATA, else `../shared/data` beside the checkout, or None."""
+    root = Path(os.environ.get("RANKUP_DATA") or CHECKOUT.parent / "shared" / "data")
+    return root if root.is_dir() else None
+
+
+@pytest.fixture
+def small_text(tmp_path: Path) -> TextFiles:
+    """Train, valid and test text of 4000, 700 and 650 words, the same in every run."""
+    files = TextFiles(*(tmp_path / f"{part}.txt" for part in ("train", "valid", "test")))
+    for seed, (path, words) in enumerate(
+        [(files.train, 4000), (files.valid, 700), (files.test, 650)]
+    ):
+        path.write_text(_text(words, seed))
+    return files
+
+
+def _text(words: int, seed: int) -> str:
+    """Sentences of words drawn by Zipf's law, so that a model finds something to learn."""
+    draw = random.Random(seed)
+    known = _frequent_words()
+    weights = [1 / (place + 1) for place in range(len(known))]
+    drawn = draw.choices(known, weights, k=words)
+    lines = []
+    while drawn:
+        length = draw.randint(5, 15)
+        sentence, drawn = drawn[:length], drawn[length:]
+        lines.append(f"{' '.join(sentence).capitalize()}.\n")
+    return "".join(lines)
+
+
+@cache
+def _frequent_words() -> list[str]:
+    counts = Counter(re.findall(r"[a-z]+", " ".join(topics.values()).lower()))
+    return sorted(counts, key=lambda word: (-counts[word], word))[:800]
+
+
+def _kill_tree(process: subprocess.Popen[str]) -> None:
+    """Kill a process with its group, and its descendants that made a session of their own."""
+    try:
+        descendants = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        descendants = []
+    # Not reaped yet, so that the number is still that of our group.
+    os.killpg(process.pid, signal.SIGKILL)
+    for descendant in descendants:
+        with suppress(psutil.NoSuchProcess):
+            descendant.kill()
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """Processes of this session wherever they hang in the tree."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # gone, or not ours
+            if process.environ().get(_MARK) == mark and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+def _harmless(process: psutil.Process) -> bool:
+    try:
+        # multiprocessing's tracker ends by itself when this process does.
+        tracker = "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+        return tracker or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid}: {' '.join(process.cmdline())}"
+    except psutil.NoSuchProcess:
+        return f"{process.pid}: ended just now"

@@ -1,0 +1,302 @@
+"""Joining the group: by torchrun's variables, by those of a Slurm step, or alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rankup.runtime import world as world_module
+from rankup.runtime.world import (
+    World,
+    _device,
+    _first_host,
+    _Place,
+    _place,
+    _tasks_per_node,
+    after_first_step,
+    destroy_process_group,
+    is_root_process,
+    setup,
+)
+from tests.pool import RankPool
+
+LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+ALONE = _Place("alone", 0, 0, 1, 1)
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without a word of torchrun or Slurm."""
+    for name in list(os.environ):
+        if name.startswith("SLURM_") or name in (*LAUNCH_VARIABLES, "MASTER_PORT"):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+# --- whose variables count
+
+
+def test_torchruns_variables(no_launcher: pytest.MonkeyPatch) -> None:
+    values = ("5", "1", "8", "4", "node0")
+    for name, value in zip((*LAUNCH_VARIABLES, "MASTER_PORT"), (*values, "29500"), strict=True):
+        no_launcher.setenv(name, value)
+    assert _place() == _Place("torchrun", 5, 1, 8, 4)
+    no_launcher.delenv("LOCAL_WORLD_SIZE")
+    assert _place().local_world_size == 8
+
+
+def test_incomplete_launch_variables_are_named(no_launcher: pytest.MonkeyPatch) -> None:
+    no_launcher.setenv("RANK", "0")
+    no_launcher.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not"):
+        _place()
+
+
+def _as_slurm_task(environment: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "5",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "3,2",
+        "SLURM_PROCID": "4",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "1",
+    }.items():
+        environment.setenv(name, value)
+
+
+def test_a_slurm_steps_variables(no_launcher: pytest.MonkeyPatch) -> None:
+    _as_slurm_task(no_launcher)
+    assert _place() == _Place("srun", 4, 1, 5, 2)
+
+
+def test_torchrun_goes_before_slurm(no_launcher: pytest.MonkeyPatch) -> None:
+    _as_slurm_task(no_launcher)
+    values = ("1", "1", "2", "2", "127.0.0.1")
+    for name, value in zip((*LAUNCH_VARIABLES, "MASTER_PORT"), (*values, "29500"), strict=True):
+        no_launcher.setenv(name, value)
+    assert _place() == _Place("torchrun", 1, 1, 2, 2)
+
+
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}])
+def test_the_batch_shells_procid_is_ignored(
+    no_launcher: pytest.MonkeyPatch, step: dict[str, str]
+) -> None:
+    batch = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}
+    for name, value in {**batch, "SLURM_NPROCS": "8", **step}.items():
+        no_launcher.setenv(name, value)
+    assert _place() == ALONE
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2(x2)", [1, 2, 2])]
+)
+def test_tasks_per_node(text: str, counts: list[int]) -> None:
+    assert _tasks_per_node(text) == counts
+
+
+def test_tasks_per_node_of_another_form() -> None:
+    with pytest.raises(RuntimeError, match="'four'"):
+        _tasks_per_node("four")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("jwb0007", "jwb0007"),
+        ("jwb0007,jwb0012", "jwb0007"),
+        ("jwb[0007-0009,0012]", "jwb0007"),
+        ("jwb[0007,0009]", "jwb0007"),
+        ("n[1-2]-ib,m3", "n1-ib"),
+        ("login1,n[1-2]", "login1"),
+        ("", ""),
+    ],
+)
+def test_first_host(nodes: str, first: str) -> None:
+    assert _first_host(nodes) == first
+
+
+# --- the device
+
+
+def _with_gpus(environment: pytest.MonkeyPatch, count: int) -> None:
+    environment.setattr(torch.cuda, "is_available", lambda: count > 0)
+    environment.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "device"),
+    [(0, 3, "cpu"), (1, 0, "cuda:0"), (1, 3, "cuda:0"), (4, 0, "cuda:0"), (4, 3, "cuda:3")],
+)
+def test_device(monkeypatch: pytest.MonkeyPatch, gpus: int, local_rank: int, device: str) -> None:
+    _with_gpus(monkeypatch, gpus)
+    assert _device(_Place("torchrun", local_rank, local_rank, 4, 4)) == torch.device(device)
+
+
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_gpus(monkeypatch, 2)
+    with pytest.raises(RuntimeError, match=r"local rank 3 .* 4 ranks .* 2 GPUs .* at most 2 ranks"):
+        _device(_Place("torchrun", 3, 3, 4, 4))
+
+
+@pytest.mark.gpu
+def test_group_of_one_on_a_gpu() -> None:
+    program = (
+        "import torch, torch.distributed as dist\n"
+        "from rankup.runtime.world import setup\n"
+        "world = setup()\n"
+        "gpu, cpu = torch.ones(2, device=world.device), torch.ones(2)\n"
+        "dist.all_reduce(gpu); dist.all_reduce(cpu); dist.barrier()\n"
+        "assert world.device.type == 'cuda' and gpu.tolist() == cpu.tolist() == [1, 1]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+# --- the group
+
+
+def _describe(world: World) -> dict[str, object]:
+    local_rank, rank, device, world_size = world
+    again = setup()
+    after_first_step()
+    return {
+        "names": (local_rank, rank, str(device), world_size),
+        "three": world[:3] == (world.local_rank, world.rank, world.device),
+        "again": again == world,
+        "root": (world.is_root, is_root_process()),
+        "local_world_size": world.local_world_size,
+        "node": world.node,
+        "backend": dist.get_backend(),
+        "alone": "RANK" not in os.environ,
+    }
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_world(ranks: RankPool, world_size: int) -> None:
+    for rank, found in enumerate(ranks.run(world_size, _describe)):
+        assert found.pop("node")
+        assert found == {
+            "names": (rank, rank, "cpu", world_size),
+            "three": True,
+            "again": True,
+            "root": (rank == 0, rank == 0),
+            "local_world_size": world_size,
+            "backend": "gloo",
+            "alone": world_size == 1,
+        }
+
+
+def _raw_calls(world: World) -> list[object]:
+    tensor = torch.tensor([float(world.rank + 1)])
+    dist.all_reduce(tensor)
+    parts = [torch.zeros(1) for _ in range(world.world_size)]
+    dist.all_gather(parts, torch.tensor([float(world.rank)]))
+    objects: list[object] = [None] * world.world_size
+    dist.all_gather_object(objects, world.rank)
+    dist.barrier()
+    box = [f"from {world.rank}"]
+    dist.broadcast_object_list(box, src=0)
+    destroy_process_group()
+    destroy_process_group()
+    return [tensor.item(), [part.item() for part in parts], objects, box[0], is_root_process()]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_raw_torch_distributed_calls(ranks: RankPool, world_size: int) -> None:
+    everyone = list(range(world_size))
+    for found in ranks.run(world_size, _raw_calls):
+        total = world_size * (world_size + 1) / 2
+        assert found == [total, everyone, everyone, "from 0", True]
+
+
+def _join_as_slurm_step(world: World, job: int) -> tuple[object, ...]:
+    destroy_process_group()
+    for name in (*LAUNCH_VARIABLES, "MASTER_PORT"):
+        del os.environ[name]
+    os.environ.update(
+        SLURM_JOB_ID=str(job),
+        SLURM_STEP_ID="3",
+        SLURM_STEP_NUM_TASKS=str(world.world_size),
+        SLURM_STEP_NUM_NODES="1",
+        SLURM_STEP_NODELIST="somewhere",
+        SLURM_STEP_TASKS_PER_NODE=str(world.world_size),
+        SLURM_PROCID=str(world.rank),
+        SLURM_LOCALID=str(world.rank),
+        SLURM_NODEID="0",
+    )
+    joined = setup()
+    total = torch.tensor([joined.rank])
+    dist.all_reduce(total)
+    return tuple(joined[:2]), joined.world_size, joined.local_world_size, total.item()
+
+
+def test_setup_in_a_slurm_step(ranks: RankPool) -> None:
+    answers = ranks.run(3, _join_as_slurm_step, os.getpid())
+    assert answers == [((rank, rank), 3, 3, 3) for rank in range(3)]
+
+
+def test_the_head_of_a_step_over_several_nodes(no_launcher: pytest.MonkeyPatch) -> None:
+    no_launcher.setenv("SLURM_STEP_NUM_NODES", "2")
+    with pytest.raises(RuntimeError, match="MASTER_ADDR"):
+        world_module._head_address()
+    no_launcher.setenv("SLURM_JOB_NODELIST", "n[1-4]")
+    no_launcher.setenv("SLURM_STEP_NODELIST", "n[2-3]")
+    assert world_module._head_address() == "n2"
+
+
+def test_nothing_to_shorten_or_destroy_without_a_group() -> None:
+    after_first_step()
+    destroy_process_group()
+    assert is_root_process()
+
+
+ONE_RANK_FAILS = """
+import sys, time
+import torch.distributed as dist
+from rankup.runtime.world import setup
+world = setup()
+dist.barrier()
+if world.rank == 1:
+    raise LookupError("the cause")
+dist.barrier()
+"""
+
+
+def test_an_exception_ends_the_process_and_frees_its_peers(
+    tmp_path: Path, no_launcher: pytest.MonkeyPatch
+) -> None:
+    began = time.monotonic()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ONE_RANK_FAILS],
+            env={
+                **os.environ,
+                "GLOO_SOCKET_IFNAME": "lo",
+                "CUDA_VISIBLE_DEVICES": "",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(12000 + os.getpid() % 8000),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=60)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert "LookupError: the cause" in errors[1]
+    assert [process.returncode for process in processes] == [1, 1]
+    assert time.monotonic() - began < 40
