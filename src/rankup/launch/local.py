@@ -51,7 +51,7 @@ def start(
             signal.signal(number, handler)
         if process.poll() is None:
             _kill_tree(process.pid)
-    if signals.first is not None and code in (0, -signals.first):
+    if signals.first is not None and code <= 0:
         return 128 + signals.first
     return 128 - code if code < 0 else code
 

@@ -162,7 +162,7 @@ class _Run:
         loss = taken.valid_loss
         if loss is not None and (self.best is None or loss < self.best[0]):
             self.best = (loss, self.place.step)
-            save0(self.model, self.directory / "model-best.pt")
+            self._save("model-best.pt")
 
     def _evaluate(self, split: Split) -> float | None:
         return evaluate(self.stepper.loss, split, self.model, self.world, self.options.micro_batch)
@@ -180,6 +180,15 @@ class _Run:
                 f"({checkpoint.cannot_be_written(error)}); training goes on"
             )
 
+    def _save(self, name: str) -> None:
+        try:
+            save0(self.model, self.directory / name)
+        except OSError as error:
+            self.metrics.say(
+                f"{name} could not be written ({error}); the run goes on. Once there is room, "
+                "--resume writes model-final.pt from the last checkpoint"
+            )
+
     def _restore(self) -> None:
         root = self.directory / "checkpoints"
         saved = checkpoint.restore(root, self.model, self.optimizer, self.options.identity)
@@ -194,7 +203,7 @@ class _Run:
         outcome = Outcome(
             self.place, True, self._evaluate(self.task.valid), self._evaluate(self.task.test)
         )
-        save0(self.model, self.directory / "model-final.pt")
+        self._save("model-final.pt")
         record: dict[str, Any] = {
             "step": self.place.step,
             "valid_loss": outcome.valid_loss,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -92,7 +93,8 @@ class Metrics:
         path = directory / "metrics.jsonl"
         # What a killed life did beyond its last checkpoint is done again, so its lines go.
         cut_json_lines(path, lambda r: not r.get("final") and r.get("step", 0) <= resumed_at)
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
+        self._lost = 0
         self._unit = unit
         self._last_step = last_step
         self._shown = 0.0
@@ -147,8 +149,18 @@ class Metrics:
         self._file.close()
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        """Append a whole line or none; a full disk costs lines, not the training."""
+        line = (json.dumps(record) + "\n").encode()
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(line) == len(line):
+                return
+        except OSError:
+            pass
+        self._file.truncate(end)
+        self._lost += 1
+        if self._lost == 1:
+            self.say("metrics.jsonl cannot be written (disk full?); training goes on without")
 
 
 class Silence:
