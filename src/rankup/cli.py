@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -59,7 +58,7 @@ def run(
         int | None,
         typer.Option(min=1, help="Ranks on this node; by default one per GPU, on CPU one."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run directory itself.")] = None,
+    out: Annotated[str | None, typer.Option(help="The run directory itself.")] = None,
     resume: Annotated[
         str | None, typer.Option(help="Go on with a run: its id, `last`, or its directory.")
     ] = None,

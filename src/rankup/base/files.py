@@ -13,6 +13,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .errors import UserError
+
+
+def user_path(text: str, option: str) -> Path:
+    """A path that a user has written for `option`, with `~` expanded.
+
+    Raises:
+        UserError: it is empty, or no file system could hold it.
+    """
+    try:
+        if not text:
+            raise ValueError("it is empty")
+        path = Path(text).expanduser()
+        path.is_file()  # a null byte or a name of over 255 characters shows here
+        os.lstat(path.parent)
+    except FileNotFoundError:
+        return path
+    except (OSError, ValueError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        shown = text if len(text) < 60 else f"{text[:57]}..."
+        raise UserError(f"{option} {shown!r} is no usable path: {why}") from None
+    return path
+
 
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Replace `path` by `data`: readers see the old content or the new, never a part.
@@ -67,3 +90,9 @@ def cut_json_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
                 break
             kept.append(line)
     write_atomic(path, b"".join(kept))
+
+
+def done_by(record: dict[str, Any], step: int) -> bool:
+    """Whether a line of a run's record belongs to a step up to `step`."""
+    number = record.get("step", 0)
+    return isinstance(number, int) and number <= step and not record.get("final")

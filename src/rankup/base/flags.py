@@ -43,9 +43,11 @@ class _Parser(argparse.ArgumentParser):
         flags = [name for action in self._actions for name in action.option_strings]
         if message.startswith("unrecognized arguments:"):
             word = message.partition(": ")[2].split()[0]
+            if not word.startswith("--") or word == "--":
+                raise UserError(f"{self.prog} takes options only, found {word!r}")
             hint = nearest(word.partition("=")[0], flags)
-            raise UserError(f"{self.prog}: unknown option {word!r}; {hint}")
-        raise UserError(f"{self.prog}: {message}; `{self.prog} --help` lists all options")
+            raise UserError(f"unknown option {word!r} of {self.prog}; {hint}")
+        raise UserError(f"{self.prog}: {message}; `rankup run {self.prog} --help` lists all")
 
 
 def _parser(kind: type[Any], command: str) -> argparse.ArgumentParser:

@@ -71,6 +71,8 @@ def tokenize(sources: dict[str, Path | None], vocab: str, directory: Path) -> To
         numbers = {word: number for number, word in enumerate(words)}
         encoded = {name: _encode_words(path, numbers) for name, path in paths.items()}
         size = len(words)
+    if size == 1:
+        raise UserError(f"--train {paths['train']} holds no words; give a text, or --vocab byte")
     lengths = _write(directory / "tokens.bin", encoded, np.uint16 if size <= 1 << 16 else np.uint32)
     kind = "uint16" if size <= 1 << 16 else "uint32"
     held = [name for name in ("valid", "test") if name not in paths]
@@ -120,10 +122,10 @@ def _python_text() -> str:
 
 def _check(name: str, path: Path) -> None:
     if not path.is_file():
-        what = "is a directory" if path.is_dir() else "does not exist"
-        raise UserError(f"--{name} {path}: {what}; give a text file")
+        what = "does not exist" if not path.exists() else "is no regular file"
+        raise UserError(f"--{name} {path} {what}; give a text file")
     if path.stat().st_size == 0:
-        raise UserError(f"--{name} {path}: the file is empty; give a text of some length")
+        raise UserError(f"--{name} {path} is empty; give a text of some length")
     if not os.access(path, os.R_OK):
         raise UserError(f"--{name} {path}: no permission to read it")
 
@@ -140,7 +142,7 @@ def _vocabulary(path: Path) -> list[str]:
 def _words(path: Path) -> Iterator[list[str]]:
     """Lowercased words of a text, some thousand lines at a time."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             while lines := file.readlines(_LINES_AT_ONCE * 50):
                 yield "".join(lines).lower().split()
     except UnicodeDecodeError as error:

@@ -43,7 +43,7 @@ def demo() -> int:
     for ranks in (1, 2):
         directory = runs / f"{name}-{ranks}"
         print(f"\n{ranks} rank{'s' if ranks > 1 else ''}, one thread each", file=sys.stderr)
-        request = Request("language-model", _ARGS, ranks, directory)
+        request = Request("language-model", _ARGS, ranks, str(directory))
         code = run(request, _ENVIRONMENT)
         if code:
             return code

@@ -10,7 +10,7 @@ import socket
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailed, UserError
@@ -39,6 +39,7 @@ class Failure:
         traceback: of the rank itself; empty where the message says all.
         exit_code: that the run should end with.
         consequence: True when it only followed from another rank's end.
+        said_all: the message speaks for all ranks and needs no rank before it.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Failure:
     traceback: str
     exit_code: int
     consequence: bool = False
+    said_all: bool = False
 
 
 def of_exception(error: BaseException, rank: int, script: str = "") -> Failure:
@@ -60,14 +62,15 @@ def of_exception(error: BaseException, rank: int, script: str = "") -> Failure:
     elif isinstance(error, KeyboardInterrupt):
         message, code = "interrupted", 128 + signal.SIGINT
     elif isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else 1
+        code = error.code % 256 or 1 if isinstance(error.code, int) else 1
         message = f"exited with code {code}"
         if isinstance(error.code, str):
             message += f": {error.code}"
     else:
         trace = _traceback(error, script)
     peer = any(sign in str(error) for sign in _BROKEN_BY_PEER)
-    return Failure(rank, socket.gethostname(), time.time(), message, trace, code, peer)
+    said_all = isinstance(error, UserError | RunFailed)
+    return Failure(rank, socket.gethostname(), time.time(), message, trace, code, peer, said_all)
 
 
 def write(log: Path, failure: Failure) -> None:
@@ -99,16 +102,18 @@ def first_cause(log: Path, exit_codes: Mapping[int, int]) -> Failure:
         return min(causes, key=lambda failure: failure.time)
     # The agent itself sends SIGTERM to the survivors, so another signal comes first.
     silent = {r: c for r, c in exit_codes.items() if r not in {f.rank for f in written}}
-    killed = {r: c for r, c in silent.items() if c not in (-signal.SIGTERM, 0)} or silent
-    if killed:
-        rank, code = min(killed.items())
-        return Failure(rank, socket.gethostname(), time.time(), _said(code), "", _shell_code(code))
-    return min(written, key=lambda failure: failure.time)
+    killed = {r: c for r, c in silent.items() if c not in (-signal.SIGTERM, 0)}
+    if not killed and written:
+        first = min(written, key=lambda failure: failure.time)
+        message = f"{first.message} (another rank had ended before, without an error)"
+        return replace(first, message=message)
+    rank, code = min((killed or silent).items())
+    return Failure(rank, socket.gethostname(), time.time(), _said(code), "", _shell_code(code))
 
 
 def report(failure: Failure) -> str:
     """The last words of a failed run: the rank's own traceback, then rank, node and cause."""
-    if failure.exit_code == EXIT_BAD_INPUT and not failure.traceback:
+    if failure.said_all:
         return f"rankup: {failure.message}"
     head = failure.traceback.rstrip() + "\n\n" if failure.traceback else ""
     return f"{head}rank {failure.rank} on {failure.node} failed: {failure.message}"
@@ -133,7 +138,8 @@ def _traceback(error: BaseException, script: str) -> str:
         start = trace
         while start is not None and not _same(start.tb_frame.f_code.co_filename, script):
             start = start.tb_next
-        trace = start or trace
+        # A syntax error is in the script itself, which no frame has entered.
+        trace = start if start or isinstance(error, SyntaxError) else trace
     return "".join(traceback.format_exception(type(error), error, trace))
 
 

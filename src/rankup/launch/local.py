@@ -30,7 +30,7 @@ def start(
     environment = {
         **os.environ,
         # torchrun would set 1, which leaves most cores idle.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, usable_cores() // nproc))),
+        "OMP_NUM_THREADS": _threads(nproc),
         "RANKUP_RUN_DIR": str(directory),
         "RANKUP_RESUME": "1" if resume else "0",
         **(extra or {}),
@@ -43,7 +43,11 @@ def start(
     # A session of its own keeps the terminal's Ctrl-C from reaching ranks and torchrun unordered.
     process = subprocess.Popen(command, env=environment, cwd=job.cwd, start_new_session=True)
     signals = _Signals(process)
-    before = {number: signal.signal(number, signals.handle) for number in _FORWARDED}
+    before = {
+        number: signal.signal(number, signals.handle)
+        for number in _FORWARDED
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
+    }
     try:
         code = process.wait()
     finally:
@@ -54,6 +58,16 @@ def start(
     if signals.first is not None and code <= 0:
         return 128 + signals.first
     return 128 - code if code < 0 else code
+
+
+def _threads(nproc: int) -> str:
+    """Threads of a rank: what the user has set, else the cores shared out."""
+    given = os.environ.get("OMP_NUM_THREADS")
+    if given is not None and given.isdigit() and int(given) > 0:
+        return given
+    if given is not None:
+        print(f"warning: OMP_NUM_THREADS={given!r} is not a number, ignored", file=sys.stderr)
+    return str(max(1, usable_cores() // nproc))
 
 
 class _Signals:
@@ -72,7 +86,7 @@ class _Signals:
         if not ranks:  # nothing has started yet that could save
             _kill_tree(self._process.pid)
             return
-        print("\nstopping at the next step (once more ends it now)", file=sys.stderr, flush=True)
+        print("\nasking the ranks to stop (once more ends them now)", file=sys.stderr, flush=True)
         for pid in ranks:
             _send(pid, number)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import __version__, recipes
 from ..base.errors import EXIT_BAD_INPUT, UserError, nearest
+from ..base.files import user_path
 from ..site import config, gpus, rundir
 from ..site.rundir import Job
 from ..train.options import refuse_other_run
@@ -38,7 +39,7 @@ class Request:
     target: str | None
     args: tuple[str, ...] = ()
     nproc: int | None = None
-    out: Path | None = None
+    out: str | None = None
     resume: str | None = None
 
 
@@ -67,7 +68,7 @@ def run(request: Request, extra: Mapping[str, str] | None = None) -> int:
         rundir.write(directory, replace(job, lives=[*job.lives, life]))
         print(f"run {job.id} in {directory}", file=sys.stderr)
         code = local.start(job, directory, nproc, request.resume is not None, extra)
-        if code == EXIT_BAD_INPUT:  # what was refused shall not stick to the run
+        if code == EXIT_BAD_INPUT and job.kind == "recipe":  # what was refused does not stick
             rundir.write(directory, before)
     if code not in (0, EXIT_BAD_INPUT) and (directory / "checkpoints").is_dir():
         print(f"go on with: rankup run --resume {_shown(directory, job)}", file=sys.stderr)
@@ -78,6 +79,7 @@ def _new(request: Request) -> tuple[Path, Job]:
     if request.target is None:
         raise UserError("nothing to run: name a recipe or a script, or --resume a run")
     kind, target = _target(request.target)
+    _notice_own_options(kind, request.args)
     options = recipes.find(target).parse(request.args) if kind == "recipe" else None
     job = Job(
         id=rundir.new_id(),
@@ -89,10 +91,12 @@ def _new(request: Request) -> tuple[Path, Job]:
         git=_git(),
     )
     name = target if kind == "recipe" else Path(target).stem
-    existed = request.out is not None and request.out.is_dir()
-    directory = rundir.create(
-        (request.out or config.load(Path.cwd()).runs / name / job.id).resolve()
-    )
+    existed = request.out is not None and Path(request.out).is_dir()
+    if request.out is None:
+        directory = config.load(Path.cwd()).runs / name / job.id
+    else:
+        directory = user_path(request.out, "--out")
+    directory = rundir.create(directory.resolve())
     try:
         if options is not None:
             options.prepare(directory)
@@ -131,9 +135,9 @@ def _resumed(request: Request) -> tuple[Path, Job]:
 
 def _target(text: str) -> tuple[str, str]:
     """`recipe` and its name, or `script` and its absolute path."""
-    path = Path(text)
     if text in recipes.RECIPES:
         return "recipe", text
+    path = user_path(text, "TARGET")
     if path.is_file():
         if path.suffix != ".py":
             raise UserError(f"{text} is not a Python script (.py) and not a recipe")
@@ -141,8 +145,22 @@ def _target(text: str) -> tuple[str, str]:
     if path.suffix == ".py" or path.is_dir() or "/" in text:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{text} {what}; TARGET is a script's path or a recipe's name")
-    hint = nearest(text, recipes.RECIPES)
-    raise UserError(f"{text!r} is neither a recipe nor a script here; recipes: {hint}")
+    raise UserError(
+        f"{text!r} is neither a script here nor a recipe; {nearest(text, recipes.RECIPES)}"
+    )
+
+
+def _notice_own_options(kind: str, args: tuple[str, ...]) -> None:
+    """`rankup run TARGET --nproc 2`: what follows TARGET belongs to it, which is easily missed."""
+    for word in args:
+        name = word.partition("=")[0]
+        if name in ("--nproc", "--out", "--resume"):
+            message = (
+                f"{name} stands after TARGET and so belongs to it; as an option of `rankup run`"
+            )
+            if kind == "recipe":
+                raise UserError(f"{message} it has to stand before: rankup run {name} ... TARGET")
+            print(f"warning: {message} it would have to stand before", file=sys.stderr)
 
 
 def _ranks(asked: int | None, environment: Mapping[str, str]) -> int:

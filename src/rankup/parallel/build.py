@@ -36,9 +36,4 @@ def replicate(model: nn.Module, world: World) -> nn.Module:
     """DDP without its own buffer exchange: the loop averages running statistics itself."""
     if world.world_size == 1:
         return model
-    return DistributedDataParallel(
-        model,
-        device_ids=[world.device] if world.device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        **no_buffer_sync(),
-    )
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())

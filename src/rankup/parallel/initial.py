@@ -14,7 +14,7 @@ def initialize(model: nn.Module, seed: int) -> None:
 
     What a parameter starts from depends on nothing but its name: not on the order of construction,
     nor on what else this process holds. Modules without `reset_parameters` keep what their
-    constructor gave them; build the model under `seeded` so that this is equal everywhere too.
+    constructor gave them; `build` seeds construction, so that this is equal everywhere too.
     """
     state = torch.get_rng_state()
     drawn: set[int] = set()  # tied parameters keep the draw of their first name

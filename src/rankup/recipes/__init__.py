@@ -28,7 +28,7 @@ class Recipe:
 
     def parse(self, args: Sequence[str]) -> Any:
         """The recipe's options from command-line words; UserError for what is wrong with them."""
-        return flags.parse(self._options(), args, f"rankup run {self.name}")
+        return flags.parse(self._options(), args, self.name)
 
     def help(self) -> str:
         """All options with their meaning and default."""

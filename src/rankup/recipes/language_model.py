@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -97,4 +98,5 @@ def run(options: LanguageModelOptions, directory: Path, resume: bool) -> None:
     if world.is_root and outcome.finished:
         for name, loss in (("valid", outcome.valid_loss), ("test", outcome.test_loss)):
             if loss is not None:
-                print(f"{name} loss {loss:.4f} (perplexity {math.exp(min(loss, 700)):.1f})")
+                with contextlib.suppress(OSError):  # a reader that is gone does not fail the run
+                    print(f"{name} loss {loss:.4f} (perplexity {math.exp(min(loss, 700)):.1f})")

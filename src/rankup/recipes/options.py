@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..base.errors import UserError
+from ..base.files import user_path
 from ..base.flags import flag
 from ..data.text import TokenFile, tokenize
 from ..train.options import TrainOptions
@@ -52,7 +53,7 @@ class LanguageModelOptions(TrainOptions):
             UserError: a text is missing, empty, or shorter than one sample.
         """
         sources = {
-            name: Path(path).expanduser() if path else None
+            name: None if path is None else user_path(path, f"--{name}")
             for name, path in (("train", self.train), ("valid", self.valid), ("test", self.test))
         }
         self.check(tokenize(sources, self.vocab, directory / TOKENS))
@@ -63,6 +64,6 @@ class LanguageModelOptions(TrainOptions):
             if len(split) <= self.seq_len:
                 raise UserError(
                     f"--seq-len {self.seq_len} is longer than the {name} text, which has "
-                    f"{len(split)} tokens ({self.vocab}s); give a longer text or "
-                    f"--seq-len {max(1, len(split) - 1)} or less"
+                    f"{len(split)} tokens ({self.vocab}s); give a longer text"
+                    + (f" or --seq-len {len(split) - 1} or less" if len(split) > 1 else "")
                 )

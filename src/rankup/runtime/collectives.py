@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from .world import _place
 Reduction = Literal["sum", "mean", "min", "max"]
 T = TypeVar("T")
 
+_PATIENCE = timedelta(hours=24)
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
@@ -130,23 +132,26 @@ def _ordered(per_node: bool) -> Iterator[None]:
         return
     rank, place = dist.get_rank(), _place()
     leads = place.local_rank == 0 if per_node else rank == 0
+    # A group of its own, since a download may take longer than a collective is given.
+    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     failure = ""
     if leads:
         try:
             yield
         except BaseException as error:
             failure = f"rank {rank}: {type(error).__name__}: {error}"
-            _agree(failure)
+            _agree(failure, group)
             raise
-    _agree(failure)
+    _agree(failure, group)
     if not leads:
         yield
 
 
-def _agree(failure: str) -> None:
+def _agree(failure: str, group: dist.ProcessGroup | None) -> None:
     """Tell all ranks how the leading ones fared; raise where another one failed."""
     failures: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
+    dist.all_gather_object(failures, failure, group=group)
+    dist.destroy_process_group(group)
     failed = [text for text in failures if text]
     if failed and not failure:
         raise RuntimeError(f"rank0_first: the rank that goes first failed ({'; '.join(failed)})")

@@ -28,13 +28,13 @@ def wrap(model: nn.Module) -> "Wrapped":
     Raises:
         ValueError: no parameter requires a gradient: there is nothing to exchange, leave it bare.
     """
-    world = setup()
+    setup()
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
             f"wrap: no parameter of {type(model).__name__} requires a gradient; "
             "use the model as it is, it needs no wrapping"
         )
-    return Wrapped(model, [world.device] if world.device.type == "cuda" else None)
+    return Wrapped(model)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -60,68 +60,105 @@ class Wrapped(DistributedDataParallel):
 
     _ready = False
 
-    def __init__(self, model: nn.Module, device_ids: list[torch.device] | None) -> None:
-        super().__init__(
-            model, device_ids=device_ids, gradient_as_bucket_view=True, **no_buffer_sync()
-        )
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, gradient_as_bucket_view=True, **no_buffer_sync())
         self._exchange = _Exchange(RunningStatistics(model))
         self.register_comm_hook(self._exchange, _weighted_sum)
+        # Two of the parameters stand watch for all: a backward reaches the first and the last.
+        trained = [p for p in model.parameters() if p.requires_grad]
+        for parameter in {id(p): p for p in (trained[0], trained[-1])}.values():
+            parameter.register_post_accumulate_grad_hook(self._refuse_unexchanged)
         self._ready = True
         LEDGER.models.add(self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
+            self._refuse_half_exchanged()
+            self._exchange.expected = True
             return super().forward(*inputs, **kwargs)
         return self.module(*inputs, **kwargs)
 
-    def _arm(self, output: Any) -> Any:
-        """Tell DDP that a backward through `output`, computed outside forward, will come."""
-        module = self.module
-        own = module.__dict__.get("forward")
-        module.forward = lambda: output
-        try:
-            return super().forward()
-        finally:
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
+    def _expect_backward(self) -> None:
+        """What DDP's forward does once it has run the model, without any collective.
+
+        A method or a part of the model that the script calls by itself may end in a backward.
+        """
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self._refuse_half_exchanged()
+            self._exchange.expected = True
+            self.reducer.prepare_for_backward([])
+
+    def _refuse_half_exchanged(self) -> None:
+        if self._exchange.started and self.require_backward_grad_sync:
+            unused = [
+                name
+                for name, parameter in self.module.named_parameters()
+                if parameter.requires_grad and parameter.grad is None
+            ]
+            raise RuntimeError(
+                "the last backward did not reach all parameters of the wrapped model, so gradients "
+                f"were not exchanged; without gradient: {', '.join(unused) or 'unknown'}. Freeze "
+                "them (requires_grad_(False)) before wrap, or use them in the loss"
+            )
+
+    def _refuse_unexchanged(self, parameter: torch.Tensor) -> None:
+        if not self.require_backward_grad_sync:
+            return
+        self._exchange.started = True
+        if not self._exchange.expected:
+            raise RuntimeError(
+                "a backward reached the wrapped model without a forward through it since the last "
+                "one, so its gradient would stay on this rank alone: call the model, one of its "
+                "methods or `model.part(...)` before each backward, not a part kept from earlier"
+            )
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
             value = getattr(super().__getattr__("module"), name)
+        if isinstance(value, nn.Module):
+            self._expect_backward()
+            return value
         if not (inspect.ismethod(value) and isinstance(value.__self__, nn.Module)):
             return value
 
         @functools.wraps(value)
         def method(*args: Any, **kwargs: Any) -> Any:
-            output = value(*args, **kwargs)
-            if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(output)):
-                return self._arm(output)
-            return output
+            self._expect_backward()
+            return value(*args, **kwargs)
 
         return method
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A script sets attributes on what it takes for its model: they belong there.
-        if self._ready and name not in self.__dict__ and not hasattr(type(self), name):
-            setattr(self.module, name, value)
-        else:
+        if not self._ready or name in self.__dict__ or hasattr(type(self), name):
             super().__setattr__(name, value)
+        elif isinstance(value, nn.Module | nn.Parameter):
+            raise ValueError(
+                f"wrap: {name!r} would train on this rank alone; change the model before wrap"
+            )
+        else:
+            setattr(self.module, name, value)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return self.module.load_state_dict(strip_prefixes(state_dict), *args, **kwargs)
+        if not state_dict.keys() & self.module.state_dict().keys():
+            state_dict = strip_prefixes(state_dict)
+        return self.module.load_state_dict(state_dict, *args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         return self.module.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         return self.module.named_buffers(*args, **kwargs)
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        if not self._ready:  # DDP's own constructor looks at itself
+            return super().named_modules(*args, **kwargs)
+        return self.module.named_modules(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         # A copy (EMA, a teacher) does not train: it is the bare model.
@@ -130,36 +167,60 @@ class Wrapped(DistributedDataParallel):
 
 def strip_prefixes(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Parameter names without what DDP and `torch.compile` put in front, when all have it."""
-    for prefix in ("module.", "_orig_mod."):
+    prefixes = ("_orig_mod.", "module.", "_orig_mod.")  # either may stand inside the other
+    for prefix in prefixes:
         if state and all(isinstance(key, str) and key.startswith(prefix) for key in state):
             state = {key[len(prefix) :]: value for key, value in state.items()}
     return state
 
 
 class _Exchange:
-    """State of one model's gradient exchange: this backward's weight, and its statistics."""
+    """One model's gradient exchange.
+
+    Attributes:
+        expected: a forward has prepared DDP for the next backward.
+        started: a backward has come, and its exchange is not complete.
+        weight: how much this rank's gradient counts in the present backward.
+        total: sum of the weights over the ranks, where only they together know it.
+    """
 
     def __init__(self, statistics: RunningStatistics) -> None:
         self.statistics = statistics
+        self.expected = self.started = False
         self.weight = 1.0
-        self.total: torch.Tensor | None = None
-        self.total_work: dist.Work | None = None
-        self.first = True
+        self.total: torch.futures.Future[Any] | None = None
+        self._backwards = 0
+        self._passed: torch.cuda.Event | None = None
 
     def begin(self, device: torch.device) -> None:
-        """At the first bucket of a backward: how much this rank's gradient counts."""
-        self.total = self.total_work = None
+        """At the first bucket of a backward: find the weights."""
+        self._shorten_timeout(device)
+        self.total = None
         units, samples = LEDGER.units, LEDGER.samples
         LEDGER.units = None
         if units is not None:
             # A rank that was dealt nothing computes on a stand-in sample that counts for nothing.
             self.weight = units if samples is None or samples[0] else 0.0
-            self.total = torch.tensor([self.weight], dtype=torch.float64, device=device)
-            self.total_work = dist.all_reduce(self.total, async_op=True)
+            self.total = _sum(torch.full((1,), self.weight, dtype=torch.float64, device=device))
         elif samples is not None:
             self.weight = samples[0] / samples[1]
         else:
             self.weight = 1.0 / dist.get_world_size()
+
+    def share_statistics(self, device: torch.device) -> torch.futures.Future[Any]:
+        """Start the sum of running statistics over the ranks that had samples, and their number."""
+        works = torch.full((1,), float(self.weight > 0), dtype=torch.float64, device=device)
+        return _sum(torch.cat([torch.where(works > 0, self.statistics.flat(), 0.0), works]))
+
+    def _shorten_timeout(self, device: torch.device) -> None:
+        """Once the first exchange is over; on a GPU the host only learns of that later."""
+        self._backwards += 1
+        if self._backwards == 2 and device.type == "cuda":
+            self._passed = torch.cuda.Event()
+            self._passed.record()
+        elif self._backwards == 2 or (self._passed is not None and self._passed.query()):
+            self._passed = None
+            after_first_step()
 
 
 def _weighted_sum(
@@ -169,50 +230,32 @@ def _weighted_sum(
     buffer = bucket.buffer()
     if bucket.index() == 0:
         exchange.begin(buffer.device)
-    total, total_work = exchange.total, exchange.total_work
     # Multiplying by zero would keep an idle rank's NaN.
     buffer = buffer.mul_(exchange.weight) if exchange.weight else buffer.zero_()
-    future = dist.all_reduce(buffer, async_op=True).get_future()
-    statistics = _share_statistics(exchange, buffer.device) if bucket.is_last() else None
+    parts = {"gradient": _sum(buffer)}
+    if exchange.total is not None:
+        parts["total"] = exchange.total
+    if bucket.is_last():
+        exchange.expected = exchange.started = False
+        if exchange.statistics.size:
+            parts["statistics"] = exchange.share_statistics(buffer.device)
 
     def finish(done: torch.futures.Future[Any]) -> torch.Tensor:
-        result: torch.Tensor = done.value()[0]
-        if total is not None and total_work is not None:
-            total_work.wait()
-            result.div_(total.clamp(min=torch.finfo(torch.float64).tiny).to(result.dtype))
-        if statistics is not None:
-            statistics[0].wait()
-            exchange.statistics.assign(statistics[1][:-1] / statistics[1][-1])
-        return result
+        values = dict(zip(parts, (part.value()[0] for part in done.value()), strict=True))
+        gradient: torch.Tensor = values["gradient"]
+        if "total" in values:
+            # No units on any rank: the gradient is a sum of nothing, not 0 / 0.
+            total = values["total"]
+            gradient.div_(torch.where(total > 0, total, 1.0).to(gradient.dtype))
+        if "statistics" in values:
+            total, ranks = values["statistics"].split([exchange.statistics.size, 1])
+            mean = total / ranks.clamp(min=1.0)
+            exchange.statistics.assign(torch.where(ranks > 0, mean, exchange.statistics.flat()))
+        return gradient
 
-    if bucket.is_last() and exchange.first:
-        exchange.first = False
-        after_first_step()
-    return future.then(finish)
-
-
-def _share_statistics(
-    exchange: _Exchange, device: torch.device
-) -> tuple[dist.Work, torch.Tensor] | None:
-    """Start the sum of running statistics over the ranks that had samples, and their number."""
-    if not exchange.statistics.size:
-        return None
-    works = exchange.weight > 0
-    flat = exchange.statistics.flat() if works else torch.zeros(exchange.statistics.size)
-    packed = torch.cat([flat.double().to(device), torch.tensor([float(works)], device=device)])
-    return dist.all_reduce(packed, async_op=True), packed
+    return torch.futures.collect_all(list(parts.values())).then(finish)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in a method's result: nested tuples, lists, dicts and dataclass-like objects."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple | set):
-        for item in value:
-            yield from _tensors(item)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from _tensors(getattr(value, name))
+def _sum(tensor: torch.Tensor) -> torch.futures.Future[Any]:
+    """Start the sum of a tensor over the ranks, in place."""
+    return dist.all_reduce(tensor, async_op=True).get_future()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import importlib.util
 import logging
@@ -30,46 +31,35 @@ def quiet() -> None:
     logging.disable(logging.WARNING)
     os.environ["WANDB_MODE"] = "disabled"
     os.environ["TQDM_DISABLE"] = "1"
-    for name in ("tqdm", "tqdm.auto", "tqdm.notebook"):
-        _replace(name, "tqdm", _quiet_bar)
+    _quiet_bars()
     for name in ("torch.utils.tensorboard", "tensorboardX"):
-        _replace(name, "SummaryWriter", _Nothing)
+        _quiet_writer(name)
 
 
-class _Nothing:
-    """Takes every call and does nothing."""
+def _quiet_bars() -> None:
+    """Disable tqdm's bars in the class itself: scripts have imported it by name already."""
+    if importlib.util.find_spec("tqdm") is None:
+        return
+    bar = importlib.import_module("tqdm").tqdm
+    loud = bar.__init__
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+    @functools.wraps(loud)
+    def silent(self: Any, *args: Any, **kwargs: Any) -> None:
+        loud(self, *args, **{**kwargs, "disable": True})
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: None
-
-    def __enter__(self) -> _Nothing:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
+    bar.__init__ = silent
 
 
-def _quiet_bar(original: Any) -> Any:
-    class QuietBar(original):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs["disable"] = True
-            super().__init__(*args, **kwargs)
-
-    return QuietBar
-
-
-def _replace(module_name: str, name: str, make: Any) -> None:
-    """Put a silent class where scripts find the loud one, if that package is installed."""
-    package = "tensorboard" if "tensorboard" in module_name else module_name.partition(".")[0]
-    if module_name == "tensorboardX":
-        package = "tensorboardX"
+def _quiet_writer(module_name: str) -> None:
+    """Make every method of a SummaryWriter do nothing, in the class itself."""
+    package = "tensorboard" if module_name.startswith("torch.") else module_name
     if importlib.util.find_spec(package) is None:
         return
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError:
-        return
-    setattr(module, name, make if make is _Nothing else make(getattr(module, name)))
+    writer = importlib.import_module(module_name).SummaryWriter
+    for name, member in list(vars(writer).items()):
+        if callable(member) and (name == "__init__" or not name.startswith("_")):
+            setattr(writer, name, _nothing)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Takes every call."""

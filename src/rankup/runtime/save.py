@@ -44,8 +44,11 @@ def save0(value: Any, path: str | os.PathLike[str]) -> None:
                 f"{_offender(str(error))}; save state_dict()s, tensors, numbers and strings"
             ) from None
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        # torch reports a full disk as a failed check of its own, with the reason behind it.
+        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+            raise error.__context__ from None
         raise
 
 
@@ -53,10 +56,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, nn.Module):
         return unwrap(value).state_dict()
     if isinstance(value, Mapping):
-        plain = {key: _plain(item) for key, item in value.items()}
-        if plain and all(isinstance(item, torch.Tensor) for item in plain.values()):
-            return dict(strip_prefixes(plain))
-        return plain
+        if value and all(isinstance(item, torch.Tensor) for item in value.values()):
+            return strip_prefixes(value)
+        return {key: _plain(item) for key, item in value.items()}
     return value
 
 

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torch.utils.data import RandomSampler as _RandomSampler
 
 from .collectives import broadcast
 from .deal import LEDGER
+from .keys import derive
 from .world import setup
 
-# These draw all they need before their first index; others may draw at any time.
-_DRAW_AT_START = (_RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+_BLOCK = 64  # batches that rank 0 draws at once for the others
+# These draw all they need from torch before their first index; others may draw at any time.
+_DRAW_AT_START = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def part(size: int, rank: int, world_size: int) -> range:
@@ -43,12 +47,13 @@ def shard(loader: DataLoader[Any], *, train: bool | None = None) -> ShardedLoade
 
     Args:
         loader: any map-style DataLoader; call on every rank.
-        train: whether the batches are trained on. By default yes for a loader that shuffles, else
-            it is read off when iteration starts: gradients on and the wrapped model in train mode.
+        train: whether the batches are trained on. By default it is read off when iteration starts:
+            with gradients on, yes for a loader that shuffles, and for another one while a wrapped
+            model is in train mode.
 
     Raises:
         TypeError: an IterableDataset, or a loader without batches of indices, has no positions to
-            deal by.
+            deal by; a DistributedSampler has dealt them already.
     """
     if isinstance(loader, ShardedLoader):
         return loader
@@ -57,6 +62,8 @@ def shard(loader: DataLoader[Any], *, train: bool | None = None) -> ShardedLoade
             "shard deals batches by position and needs a map-style dataset with a batch size; "
             "for an IterableDataset let the dataset itself read every world_size-th item"
         )
+    if isinstance(getattr(loader.batch_sampler, "sampler", None), DistributedSampler):
+        raise TypeError("shard deals the batches itself: take the DistributedSampler out")
     return ShardedLoader(loader, train)
 
 
@@ -80,7 +87,7 @@ class ShardedLoader:
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
+            worker_init_fn=_SeedWorker(world.rank, loader.worker_init_fn),
             generator=loader.generator,
             **options,
         )
@@ -96,11 +103,15 @@ class ShardedLoader:
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._inner)
         deals, training = self._parts.deals, self._parts.training
-        for batch in batches:
-            dealt = deals.popleft()
-            if training:
-                LEDGER.samples = dealt
-            yield batch
+        try:
+            for batch in batches:
+                dealt = deals.popleft()
+                if training:
+                    LEDGER.samples = dealt
+                yield batch
+        finally:
+            if training:  # what follows may not have been dealt by anybody
+                LEDGER.samples = None
 
 
 class _Parts(BatchSampler):
@@ -108,6 +119,7 @@ class _Parts(BatchSampler):
 
     def __init__(self, source: Any, rank: int, world_size: int, train: bool | None) -> None:
         self._source = source
+        self._sampler = getattr(source, "sampler", source)
         self._rank = rank
         self._world_size = world_size
         self._train = train
@@ -125,12 +137,13 @@ class _Parts(BatchSampler):
     def _trains(self) -> bool:
         if self._train is not None:
             return self._train
-        sampler = getattr(self._source, "sampler", None)
-        if isinstance(sampler, _RandomSampler):
+        if not torch.is_grad_enabled():
+            return False
+        if isinstance(self._sampler, RandomSampler):
             return True
         if not LEDGER.models:
-            return not isinstance(sampler, SequentialSampler)
-        return torch.is_grad_enabled() and any(model.training for model in LEDGER.models)
+            return not isinstance(self._sampler, SequentialSampler)
+        return any(model.training for model in LEDGER.models)
 
     def _deal(self, deals: deque[tuple[int, int]], training: bool) -> Iterator[list[int]]:
         for batch in self._batches():
@@ -140,30 +153,49 @@ class _Parts(BatchSampler):
                 yield mine or [batch[0]]
 
     def _batches(self) -> Iterator[list[int]]:
-        """The source's batches, drawn with rank 0's random state on every rank."""
-        sampler = getattr(self._source, "sampler", self._source)
-        if self._world_size == 1 or type(sampler) is SequentialSampler:
+        """The source's batches, the same ones on every rank."""
+        if self._world_size == 1 or type(self._sampler) is SequentialSampler:
             yield from self._source
-            return
+        elif type(self._source) is BatchSampler and type(self._sampler) in _DRAW_AT_START:
+            yield from self._drawn_alike()
+        else:
+            yield from self._drawn_by_root()
+
+    def _drawn_alike(self) -> Iterator[list[int]]:
+        """Every rank draws from rank 0's random state."""
         state = broadcast(torch.get_rng_state())
-        generator = getattr(sampler, "generator", None)
+        generator = getattr(self._sampler, "generator", None)
         if generator is not None:
             generator.set_state(broadcast(generator.get_state()))
-        known = type(self._source) is BatchSampler and type(sampler) in _DRAW_AT_START
+        own = torch.get_rng_state()
+        torch.set_rng_state(state)
         batches = iter(self._source)
-        first = True
-        while True:
-            if known and not first:
-                yield from batches
-                return
-            own = torch.get_rng_state()
-            torch.set_rng_state(state)
-            batch = next(batches, None)
-            state = torch.get_rng_state()
-            # Rank 0 goes on from where the sampler left its stream, as a single process would.
-            if dist.get_rank() != 0 or not first:
-                torch.set_rng_state(own)
-            first = False
-            if batch is None:
-                return
-            yield list(batch)
+        first = next(batches, None)
+        # Rank 0 goes on from where the sampler left its stream, as a single process would.
+        if self._rank != 0:
+            torch.set_rng_state(own)
+        if first is not None:
+            yield first
+            yield from batches
+
+    def _drawn_by_root(self) -> Iterator[list[int]]:
+        """Rank 0 draws and tells the others: nobody knows what this sampler draws from."""
+        batches = iter(self._source) if self._rank == 0 else iter(())
+        while block := broadcast([list(batch) for batch in islice(batches, _BLOCK)]):
+            yield from block
+
+
+class _SeedWorker:
+    """Gives the DataLoader workers of each rank random numbers of their own."""
+
+    def __init__(self, rank: int, then: Callable[[int], None] | None) -> None:
+        self._rank = rank
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        if self._rank:
+            seed = derive(torch.initial_seed(), "rank", self._rank)
+            torch.manual_seed(seed)
+            random.seed(seed)
+        if self._then is not None:
+            self._then(worker)

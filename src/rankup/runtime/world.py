@@ -76,13 +76,17 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
     """
     place = _place()
     device = _device(place)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if not dist.is_initialized():
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         _join(place, device, timeout)
         _abort_after_exception()
         atexit.register(destroy_process_group)
-        _refuse_shared_gpu(place, device)
+    elif place.world_size != dist.get_world_size():
+        raise RuntimeError(
+            f"the script has made a process group of {dist.get_world_size()} itself, but the "
+            f"launch variables speak of {place.world_size}; leave init_process_group to setup()"
+        )
     return World(place.local_rank, dist.get_rank(), device, dist.get_world_size())
 
 
@@ -174,9 +178,13 @@ def _join(place: _Place, device: torch.device, timeout: timedelta) -> None:
         job, step = int(os.environ["SLURM_JOB_ID"]), int(os.environ.get("SLURM_STEP_ID", "0"))
         # A port of its own for each step, so that two jobs on one node do not meet.
         os.environ.setdefault("MASTER_PORT", str(10000 + (job + 7919 * step) % 20000))
+    rendezvous = dist.rendezvous("env://", place.rank, place.world_size, timeout=timeout)
+    store, _, _ = next(iter(rendezvous))
+    if device.type == "cuda":
+        _claim_gpu(store, device)
     dist.init_process_group(
         backend,
-        init_method="env://",
+        store=store,
         rank=place.rank,
         world_size=place.world_size,
         timeout=timeout,
@@ -184,17 +192,12 @@ def _join(place: _Place, device: torch.device, timeout: timedelta) -> None:
     )
 
 
-def _refuse_shared_gpu(place: _Place, device: torch.device) -> None:
-    """Two ranks on one GPU would fail deep inside NCCL; say it here with names."""
-    if device.type != "cuda" or place.local_world_size == 1 or torch.cuda.device_count() > 1:
-        return
-    mine = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
-    everyone: list[tuple[str, str]] = [mine] * place.world_size
-    dist.all_gather_object(everyone, mine)
-    sharing = [rank for rank, other in enumerate(everyone) if other == mine]
-    if len(sharing) > 1:
+def _claim_gpu(store: dist.Store, device: torch.device) -> None:
+    """Two ranks on one GPU would fail deep inside NCCL; say it here, before it is touched."""
+    node, gpu = socket.gethostname(), torch.cuda.get_device_properties(device).uuid
+    if store.add(f"rankup/{node}/{gpu}", 1) > 1:
         raise RuntimeError(
-            f"ranks {sharing} on node {mine[0]} share one GPU; start one rank per GPU"
+            f"two ranks on node {node} see the same single GPU ({gpu}); start one rank per GPU"
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..base.errors import UserError, nearest
+from ..base.files import user_path
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,5 +52,5 @@ def _read(path: Path) -> Config:
             raise UserError(f"{path}: unknown key {key!r}; {nearest(key, known)}")
         if not isinstance(value, str):
             raise UserError(f"{path}: {key} must be a string, found {value!r}")
-    runs = Path(values.get("runs", Config.runs)).expanduser()
+    runs = user_path(values.get("runs", str(Config.runs)), f"{path}: runs")
     return Config(runs=path.parent / runs)

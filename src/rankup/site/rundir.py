@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
-from ..base.files import write_json
+from ..base.files import user_path, write_json
 
 JOB = "job.json"
 
@@ -58,18 +58,17 @@ def create(path: Path) -> Path:
     Raises:
         UserError: it holds something already, or cannot be made.
     """
+    if (path / JOB).exists():
+        raise UserError(f"{path} is a run already; --resume {path}, or name another --out")
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file; name a new folder with --out")
     try:
+        if path.is_dir() and any(path.iterdir()):
+            raise UserError(f"{path} is not empty; name a new folder with --out")
         path.mkdir(parents=True, exist_ok=True)
         (path / "log").mkdir()
-    except FileExistsError:
-        raise UserError(
-            f"{path} is a run already; go on with it by --resume {path}, or name another --out"
-        ) from None
     except OSError as error:
         raise UserError(f"the run directory {path} cannot be made: {error.strerror}") from None
-    if set(os.listdir(path)) != {"log"}:
-        (path / "log").rmdir()
-        raise UserError(f"{path} is not empty; name a new folder with --out")
     return path
 
 
@@ -85,7 +84,12 @@ def read(path: Path) -> Job:
         UserError: it is missing or damaged.
     """
     try:
-        return Job(**json.loads((path / JOB).read_text()))
+        job = Job(**json.loads((path / JOB).read_text()))
+        if job.kind not in ("recipe", "script") or not all(
+            isinstance(value, str) for value in (job.id, job.target, job.cwd, *job.args)
+        ):
+            raise ValueError("a value is of the wrong kind")
+        return job
     except FileNotFoundError:
         raise UserError(f"{path} is no run directory: it has no {JOB}") from None
     except (ValueError, TypeError) as error:
@@ -98,7 +102,7 @@ def find(runs: Path, run: str) -> Path:
     Raises:
         UserError: there is no such run; the newest ones are named.
     """
-    if (Path(run) / JOB).is_file():
+    if (user_path(run, "--resume") / JOB).is_file():
         return Path(run).resolve()
     known = sorted((path.parent for path in runs.glob(f"*/*/{JOB}")), key=lambda path: path.name)
     if run == "last" and known:
@@ -119,6 +123,7 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         UserError: another process holds it.
     """
+    (path / "log").mkdir(exist_ok=True)
     with (path / "log" / "lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,14 +136,3 @@ def locked(path: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
         yield
-
-
-def finished(path: Path) -> bool:
-    """True when the run came to its last step: its `metrics.jsonl` ends with the final line."""
-    try:
-        with (path / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            last = file.read().splitlines()[-1]
-        return bool(json.loads(last).get("final"))
-    except (OSError, IndexError, ValueError, AttributeError):
-        return False

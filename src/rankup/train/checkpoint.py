@@ -2,22 +2,22 @@
 
 checkpoints/step-00000200/__0_0.distcp   tensors of the model and the optimizer
                           .metadata      which tensor lies where (torch's)
-                          COMPLETE       written last: the place in the run, sizes of all files
+                          COMPLETE       the marker, written last
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -28,29 +28,16 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from ..base.errors import UserError
-from ..base.files import fsync_directory, write_json
-from ..runtime.collectives import barrier, broadcast
+from ..runtime.collectives import all_gather_object, broadcast
+from ..runtime.log import print0
 from ..runtime.world import is_root_process
+from . import marker
+from .marker import Candidate, Fingerprint, Saved
 from .options import refuse_other_run
-from .plan import Place
 
-MARKER = "COMPLETE"
+# A flipped bit or a hostile file shows as one of these; DCP's own is no Exception.
+_UNREADABLE = (CheckpointException, pickle.UnpicklingError, OSError, EOFError, ValueError, KeyError)
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What a complete checkpoint says of itself.
-
-    Attributes:
-        place: how far the run had come.
-        identity: the options that define the run.
-        best: lowest validation loss so far and the step it was seen at; None before the first.
-    """
-
-    place: Place
-    identity: dict[str, Any]
-    best: tuple[float, int] | None
 
 
 def save(
@@ -61,25 +48,24 @@ def save(
     A kill at any moment leaves the earlier checkpoints as they were.
 
     Raises:
-        OSError, CheckpointException: it could not be written (disk full); raised on every rank
-            unless the marker alone failed.
+        OSError, CheckpointException: it could not be written (disk full), on every rank unless the
+            marker alone failed. What there was of it is removed.
     """
     directory = root / f"step-{saved.place.step:08d}"
-    if is_root_process():
-        root.mkdir(parents=True, exist_ok=True)
-        (directory / MARKER).unlink(missing_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)
-    barrier()
-    writer = dcp.FileSystemWriter(directory, single_file_per_rank=True, sync_files=True)
-    dcp.save(_tensors(model, optimizer), storage_writer=writer)
-    if is_root_process():
-        files = {path.name: path.stat().st_size for path in directory.iterdir()}
-        fsync_directory(directory)
-        best = list(saved.best) if saved.best else None
-        marker = {"place": asdict(saved.place), "identity": saved.identity, "best": best}
-        write_json(directory / MARKER, {**marker, "files": files})
-        fsync_directory(root)
-        _prune(root, keep, directory)
+    failure = broadcast(marker.make_room(directory) if is_root_process() else None)
+    if failure is not None:
+        raise failure
+    try:
+        writer = dcp.FileSystemWriter(directory, single_file_per_rank=True, sync_files=True)
+        dcp.save(_tensors(model, optimizer), storage_writer=writer)
+        files = _fingerprints(directory)
+        if is_root_process():
+            marker.write(directory, saved, files)
+            marker.prune(directory, keep)
+    except (OSError, CheckpointException):
+        if is_root_process():
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def restore(
@@ -87,22 +73,61 @@ def restore(
 ) -> Saved | None:
     """Load the newest whole checkpoint on all ranks, whatever world size wrote it.
 
-    Torn ones are passed over, with a printed line each. None when there is no whole one.
+    Torn or changed ones are passed over, with a printed line each. None when none was ever whole.
 
     Raises:
-        UserError: the checkpoint is of another run or model; the message names what differs.
+        UserError: the checkpoint is of another run or model (the message names what differs), or
+            all that once were whole are damaged.
     """
-    found = broadcast(_newest_whole(root) if is_root_process() else None)
-    if found is None:
-        return None
-    directory, saved = found
-    refuse_other_run(saved.identity, identity)
-    state = _tensors(model, optimizer)
-    reader = _Reader(directory)
-    _refuse_other_model(reader.read_metadata(), state, directory)
-    dcp.load(state, storage_reader=reader)
-    _assign(model, optimizer, state)
-    return saved
+    nothing: tuple[list[Candidate], list[str], bool] = ([], [], False)
+    here = marker.candidates(root) if is_root_process() else nothing
+    found, passed, spoiled = broadcast(here)
+    for line in passed:
+        print0(line, flush=True)
+    for candidate in found:
+        refuse_other_run(candidate.saved.identity, identity)
+        why = _damage(candidate)
+        if not why:
+            state = _tensors(model, optimizer)
+            try:
+                reader = _Reader(candidate.directory)
+                _refuse_other_model(reader.read_metadata(), state, candidate.directory)
+                dcp.load(state, storage_reader=reader)
+                _assign(model, optimizer, state)
+                return candidate.saved
+            except _UNREADABLE as error:
+                why = reason(error)
+        print0(f"checkpoint {candidate.directory.name} is torn ({why}); passed over", flush=True)
+    if found or spoiled:
+        raise UserError(
+            f"every checkpoint in {root} is damaged; bring the folder back from a copy, or start a "
+            "new run"
+        )
+    return None
+
+
+def _fingerprints(directory: Path) -> dict[str, Fingerprint]:
+    """Fingerprints of all files, each rank reading its own."""
+    world = dist.get_rank() if dist.is_initialized() else 0
+    own = [*directory.glob(f"__{world}_*"), *([directory / ".metadata"] if world == 0 else [])]
+    mine: dict[str, Fingerprint] | OSError
+    try:
+        mine = {path.name: marker.fingerprint(path) for path in own}
+    except OSError as error:
+        mine = error
+    files: dict[str, Fingerprint] = {}
+    for part in all_gather_object(mine):
+        if isinstance(part, OSError):
+            raise part
+        files |= part
+    return files
+
+
+def _damage(candidate: Candidate) -> str:
+    """What is wrong with a checkpoint's files, as all ranks found it together; empty if nothing."""
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    mine = candidate.damaged(sorted(candidate.files)[rank::ranks])
+    return "; ".join(line for part in all_gather_object(mine) for line in part)
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -128,46 +153,6 @@ def _assign(
     loaded = {k[10:]: v for k, v in state.items() if k.startswith("optimizer.")}
     template.update(loaded)
     set_optimizer_state_dict(model, optimizer, template, options=_FLAT)
-
-
-def _newest_whole(root: Path) -> tuple[Path, Saved] | None:
-    for directory in sorted(root.glob("step-*"), reverse=True):
-        torn = _what_is_torn(directory)
-        if not torn:
-            marker = json.loads((directory / MARKER).read_text())
-            best = tuple(marker["best"]) if marker["best"] else None
-            return directory, Saved(Place(**marker["place"]), marker["identity"], best)
-        print(f"checkpoint {directory.name} is torn ({torn}); falling back to the one before")
-    return None
-
-
-def _what_is_torn(directory: Path) -> str:
-    """Why a checkpoint cannot be trusted; empty when it can."""
-    marker = directory / MARKER
-    if not marker.exists():
-        return "its writing was interrupted"
-    try:
-        files: dict[str, int] = json.loads(marker.read_text())["files"]
-    except (ValueError, KeyError):
-        return "its marker is damaged"
-    for name, size in files.items():
-        path = directory / name
-        if not path.exists():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} bytes instead of {size}"
-    return ""
-
-
-def _prune(root: Path, keep: int, newest: Path) -> None:
-    """Remove what the new checkpoint makes superfluous: old complete ones, and torn ones."""
-    complete = [path for path in sorted(root.glob("step-*")) if (path / MARKER).exists()]
-    # A run that fell back writes lower numbers than a torn or abandoned future holds.
-    kept = {newest, *[path for path in complete if path < newest][-(keep - 1) :]}
-    for path in root.glob("step-*"):
-        if path not in kept:
-            (path / MARKER).unlink(missing_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _refuse_other_model(metadata: Metadata, state: Mapping[str, Any], directory: Path) -> None:
@@ -234,13 +219,14 @@ _METADATA_TYPES = {
 }  # fmt: skip
 
 
-def cannot_be_written(error: BaseException) -> str:
-    """The reason inside DCP's collection of the ranks' errors, in one line."""
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line; also out of DCP's collection of the ranks' errors."""
     failures = getattr(error, "failures", None)
     if failures:
         rank, (cause, _) = next(iter(sorted(failures.items())))
-        return f"rank {rank}: {type(cause).__name__}: {cause}"
-    return f"{type(error).__name__}: {error}"
+        return f"rank {rank}: {type(cause).__name__}: {_line(cause)}"
+    return f"{type(error).__name__}: {_line(error)}"
 
 
-__all__ = ["MARKER", "Saved", "cannot_be_written", "restore", "save"]
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]

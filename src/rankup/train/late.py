@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 
@@ -26,3 +28,32 @@ class Late:
         if self._ready is not None:
             self._ready.synchronize()
         return self._host.tolist()
+
+
+class Clock:
+    """Times a step on the device's own clock, since the host runs ahead of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._start = self._now()
+        self._stop = self._start
+
+    def stop(self) -> None:
+        """Mark the end."""
+        self._stop = self._now()
+
+    @property
+    def seconds(self) -> float:
+        """Time between start and stop; ask only once what came after the stop has been read."""
+        if isinstance(self._start, torch.cuda.Event):
+            assert isinstance(self._stop, torch.cuda.Event)
+            return self._start.elapsed_time(self._stop) / 1000
+        assert not isinstance(self._stop, torch.cuda.Event)
+        return self._stop - self._start
+
+    def _now(self) -> float | torch.cuda.Event:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

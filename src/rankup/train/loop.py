@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ..base.errors import RunFailed
@@ -16,10 +16,12 @@ from ..runtime.collectives import all_gather_object
 from ..runtime.save import save0
 from ..runtime.world import World, after_first_step
 from . import checkpoint
-from .evaluate import evaluate
+from .evaluate import Stopped, evaluate
+from .marker import Saved
 from .metrics import Metrics, Silence, step_record
 from .options import TrainOptions
-from .plan import Place, Plan
+from .place import Place
+from .plan import Plan
 from .step import Stepper, Taken
 from .stop import StopFlag
 from .task import Split, Task
@@ -77,6 +79,7 @@ class _Run:
         self.optimizer = task.build_optimizer(self.model)
         self.best: tuple[float, int] | None = None
         self.place = Place()
+        self.unvalidated = False
         if resume:
             self._restore()
         trace = Trace(options.trace_samples, world, self.place.step)
@@ -94,20 +97,21 @@ class _Run:
         often = max(1, -(-self.last // _TIMES))
         every_valid = self.options.valid_every or often
         every_checkpoint = self.options.checkpoint_every or often
+        if self.unvalidated:
+            self.unvalidated = not self._validate(None, stop)
         first = self.place.step + 1
         for step in self.plan.steps(self.place, self.last):
             if step.number == first > 1 and self.world.world_size > 1:
                 self.stepper.settle_buckets(step)
-            started = time.perf_counter()
             taken = self.stepper.take(step, stop)
-            stopping = self._report()  # on a GPU this waits for the step before
-            taken.seconds = time.perf_counter() - started
+            stopping = self._report()
             self.unread, self.place = taken, step.after
             self.stepper.trace.write(step)
-            if step.number == first:
-                after_first_step()
+            if step.number == first + 1:
+                after_first_step()  # the first step's numbers are here: every rank has done it
             if step.number % every_valid == 0 or step.number == self.last:
-                self._validate(taken)
+                self.unvalidated = not self._validate(taken, stop)
+                stopping = stopping or self.unvalidated
             if step.number % every_checkpoint == 0 or step.number == self.last or stopping:
                 # A step is known to be sound before it is kept.
                 stopping = self._report() or stopping
@@ -115,7 +119,7 @@ class _Run:
             if stopping and step.number < self.last:
                 self.metrics.say(f"stopped at step {step.number} of {self.last}")
                 return Outcome(self.place, finished=False)
-        return self._finish()
+        return self._finish(stop)
 
     def _report(self) -> bool:
         """Write the line of the step whose numbers are here by now; True when a rank wants to stop.
@@ -133,7 +137,7 @@ class _Run:
                 taken,
                 loss_sum,
                 waited,
-                norm if self.options.clip else None,
+                norm,
                 self.task.unit,
                 self.flops,
                 self.world,
@@ -156,60 +160,84 @@ class _Run:
             "The checkpoints before it are sound. Try a smaller --lr, a --warmup or a lower --clip"
         )
 
-    def _validate(self, taken: Taken) -> None:
-        """Evaluate into the step's line; keep the best model."""
-        taken.valid_loss = self._evaluate(self.task.valid)
-        loss = taken.valid_loss
-        if loss is not None and (self.best is None or loss < self.best[0]):
+    def _validate(self, taken: Taken | None, stop: StopFlag) -> bool:
+        """Evaluate into the step's line, keep the best model; False when asked to stop."""
+        try:
+            loss = self._evaluate(self.task.valid, stop)
+        except Stopped:
+            return False
+        if taken is not None:
+            taken.valid_loss = loss
+        if loss is not None and math.isfinite(loss) and (self.best is None or loss < self.best[0]):
             self.best = (loss, self.place.step)
             self._save("model-best.pt")
+        return True
 
-    def _evaluate(self, split: Split) -> float | None:
-        return evaluate(self.stepper.loss, split, self.model, self.world, self.options.micro_batch)
+    def _evaluate(self, split: Split, stop: StopFlag) -> float | None:
+        micro_batch = self.options.micro_batch
+        return evaluate(self.stepper.loss, split, self.model, self.world, micro_batch, stop)
 
     def _checkpoint(self) -> None:
         """Save; a full disk costs this checkpoint, not the training."""
-        saved = checkpoint.Saved(self.place, self.options.identity, self.best)
+        # The loss was finite before the update; the weights have to be so after it.
+        norms = torch._foreach_norm(list[torch.Tensor](self.stepper.parameters))
+        if not bool(torch.stack(norms).isfinite().all()):
+            raise RunFailed(
+                f"step {self.place.step}: the update left weights that are no longer finite; all "
+                "ranks stopped. The checkpoints before it are sound. Try a smaller --lr"
+            )
+        self.metrics.sync()
+        self.stepper.trace.sync()
+        saved = Saved(self.place, self.options.identity, self.best, self.unvalidated)
         try:
             checkpoint.save(
                 self.directory / "checkpoints", self.model, self.optimizer, saved, self.options.keep
             )
         except (OSError, CheckpointException) as error:
+            if not self.directory.is_dir():
+                raise RunFailed(f"the run directory {self.directory} was removed") from None
             self.metrics.say(
                 f"checkpoint at step {self.place.step} could not be written "
-                f"({checkpoint.cannot_be_written(error)}); training goes on"
+                f"({checkpoint.reason(error)}); training goes on"
             )
 
-    def _save(self, name: str) -> None:
+    def _save(self, name: str) -> bool:
         try:
             save0(self.model, self.directory / name)
         except OSError as error:
-            self.metrics.say(
-                f"{name} could not be written ({error}); the run goes on. Once there is room, "
-                "--resume writes model-final.pt from the last checkpoint"
-            )
+            self.metrics.say(f"{name} could not be written ({error})")
+            return False
+        return True
 
     def _restore(self) -> None:
         root = self.directory / "checkpoints"
         saved = checkpoint.restore(root, self.model, self.optimizer, self.options.identity)
         if saved is not None:
             self.place, self.best = saved.place, saved.best
+            self.unvalidated = saved.unvalidated
         if self.world.is_root:
             found = f"no whole checkpoint in {root}: " if saved is None else "resuming "
-            print(f"{found}at step {self.place.step} of {self.last}", flush=True)
+            done = ", which are done: evaluating again" if self.place.step >= self.last else ""
+            print(f"{found}at step {self.place.step} of {self.last}{done}", flush=True)
 
-    def _finish(self) -> Outcome:
+    def _finish(self, stop: StopFlag) -> Outcome:
         self._report()
-        outcome = Outcome(
-            self.place, True, self._evaluate(self.task.valid), self._evaluate(self.task.test)
-        )
-        self._save("model-final.pt")
+        try:
+            valid, test = (self._evaluate(s, stop) for s in (self.task.valid, self.task.test))
+        except Stopped:
+            self.metrics.say("stopped in the last evaluation; --resume does it again")
+            return Outcome(self.place, finished=False)
         record: dict[str, Any] = {
             "step": self.place.step,
-            "valid_loss": outcome.valid_loss,
-            "test_loss": outcome.test_loss,
+            "valid_loss": valid,
+            "test_loss": test,
         }
         if self.best:
             record["best_valid_loss"], record["best_step"] = self.best
         self.metrics.final(record)
-        return outcome
+        if not self._save("model-final.pt"):
+            raise RunFailed(
+                f"{self.directory} has no model-final.pt; make room, and if checkpoints/ holds a "
+                "whole checkpoint, --resume writes it from there"
+            )
+        return Outcome(self.place, True, valid, test)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import re
 import resource
 import sys
 import time
@@ -15,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..base.files import cut_json_lines
+from ..base.files import cut_json_lines, done_by
 from ..runtime.world import World
 from .step import Taken
 
@@ -42,7 +44,7 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    known = [gpu for gpu in PEAK_FLOPS if gpu in name]
+    known = [gpu for gpu in PEAK_FLOPS if re.search(rf"(?<![A-Z0-9]){gpu}(?![0-9])", name)]
     return PEAK_FLOPS[max(known, key=len)] if known else None
 
 
@@ -57,7 +59,7 @@ def step_record(
     taken: Taken,
     loss_sum: float,
     waited: float,
-    norm: float | None,
+    norm: float,
     unit: str,
     flops_per_unit: float,
     world: World,
@@ -67,7 +69,8 @@ def step_record(
     `data_wait` is the mean over ranks of the share of the step spent waiting for data,
     `peak_memory` is rank 0's in bytes, `mfu` is null where the GPU is not known.
     """
-    rate = taken.count / taken.seconds
+    seconds = taken.clock.seconds
+    rate = taken.count / seconds
     peak = peak_flops(world.device)
     record = {
         "step": taken.step.number,
@@ -75,7 +78,7 @@ def step_record(
         "loss": loss_sum / max(1, taken.count),
         "lr": taken.lr,
         f"{unit}_per_s": round(rate, 1),
-        "data_wait": round(waited / world.world_size / taken.seconds, 4),
+        "data_wait": round(waited / world.world_size / seconds, 4),
         "peak_memory": peak_memory(world.device),
         "mfu": rate * flops_per_unit / (peak * world.world_size) if peak else None,
         "grad_norm": norm,
@@ -92,7 +95,7 @@ class Metrics:
     def __init__(self, directory: Path, unit: str, last_step: int, resumed_at: int) -> None:
         path = directory / "metrics.jsonl"
         # What a killed life did beyond its last checkpoint is done again, so its lines go.
-        cut_json_lines(path, lambda r: not r.get("final") and r.get("step", 0) <= resumed_at)
+        cut_json_lines(path, lambda record: done_by(record, resumed_at))
         self._file = path.open("ab", buffering=0)
         self._lost = 0
         self._unit = unit
@@ -129,18 +132,22 @@ class Metrics:
             self._bar.update(self._task, completed=record["step"], description=text)
             self._bar.refresh()
         else:
-            print(f"step {record['step']}/{self._last_step} · {text}", file=sys.stderr, flush=True)
+            _print(f"step {record['step']}/{self._last_step} · {text}")
 
     def say(self, text: str) -> None:
         """A line of its own above the bar."""
         if self._bar:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            _print(text)
 
     def final(self, record: dict[str, Any]) -> None:
         """The last line of a run that came to its end."""
         self._write({"final": True, **record})
+
+    def sync(self) -> None:
+        """Put the lines on disk before a checkpoint says that their steps are done."""
+        os.fsync(self._file)
 
     def close(self) -> None:
         if self._bar:
@@ -163,6 +170,12 @@ class Metrics:
             self.say("metrics.jsonl cannot be written (disk full?); training goes on without")
 
 
+def _print(text: str) -> None:
+    # A reader that is gone (`| head`) loses lines, not the run.
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 class Silence:
     """What the other ranks have in place of `Metrics`."""
 
@@ -171,5 +184,7 @@ class Silence:
     def say(self, text: str) -> None: ...
 
     def final(self, record: dict[str, Any]) -> None: ...
+
+    def sync(self) -> None: ...
 
     def close(self) -> None: ...

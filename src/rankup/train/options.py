@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..base.errors import UserError
+from ..base.files import user_path
 from ..base.flags import flag
 
 
@@ -43,6 +44,11 @@ class TrainOptions:
                 f"--steps {self.steps} and --epochs {self.epochs} both say how long to train; "
                 "give one"
             )
+        if self.trace_samples is not None:
+            path = user_path(self.trace_samples, "--trace-samples")
+            if path.is_dir() or not path.parent.is_dir():
+                what = "is a folder" if path.is_dir() else "lies in no folder that exists"
+                raise UserError(f"--trace-samples {path} {what}; name a file to write")
         if self.micro_batch > self.global_batch:
             raise UserError(
                 f"--micro-batch {self.micro_batch} is larger than --global-batch "

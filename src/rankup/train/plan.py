@@ -9,19 +9,10 @@ import torch
 
 from ..runtime.order import Order
 from ..runtime.shard import part
+from .place import Place
 
 # A slice of the order costs about a millisecond whatever its length, so it is drawn in blocks.
 _BLOCK = 1 << 14
-
-
-@dataclass(frozen=True)
-class Place:
-    """How far a run has come: `step` optimizer steps, the last of them in `epoch`, of which
-    `consumed` samples are done."""
-
-    step: int = 0
-    epoch: int = 0
-    consumed: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..runtime.keys import derive
+from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
 from ..runtime.world import World
 from .evaluate import to_device
-from .late import Late
+from .late import Clock, Late
 from .options import TrainOptions
 from .plan import Step
 from .schedule import learning_rate
@@ -31,10 +31,10 @@ class Taken:
     Attributes:
         count: valid targets of the global batch.
         late: summed loss, ranks whose loss is not finite, ranks asked to stop, seconds that all
-            ranks waited for data, gradient norm (0 without clipping).
+            ranks waited for data, gradient norm.
         finite: whether the loss was finite on this rank.
         dealt: the micro-batches this rank computed.
-        seconds: from its start until the step before it was read.
+        clock: how long the step took.
         valid_loss: where a validation followed.
     """
 
@@ -44,7 +44,7 @@ class Taken:
     late: Late
     finite: torch.Tensor
     dealt: range
-    seconds: float = 0.0
+    clock: Clock
     valid_loss: float | None = None
 
 
@@ -76,6 +76,7 @@ class Stepper:
 
     def take(self, step: Step, stop: StopFlag) -> Taken:
         """Forward, backward and update; gradients are exchanged once."""
+        clock = Clock(self.world.device)
         options, world = self.options, self.world
         lr = learning_rate(step.number, self.last, options.lr, options.warmup, options.schedule)
         for group in self.optimizer.param_groups:
@@ -97,27 +98,27 @@ class Stepper:
             batch = to_device(self.task.train.batch(samples), world.device)
             waited += time.perf_counter() - fetching
             # Dropout belongs to the micro-batch, whichever rank computes it.
-            torch.manual_seed(derive(options.seed, "micro-batch", step.number, index))
+            reseed(derive(options.seed, "micro-batch", step.number, index), world.device)
             last = index == indices[-1]
             with self._exchange_at(last):
                 loss = self.loss(self.replica, batch)
                 if weight:
                     loss_sum += loss.detach()
                     self.trace.drew(samples)
-                self.statistics.collect(counts=bool(weight))
+                    self.statistics.collect()
                 if last:  # the one small reduction runs beside the backward
                     packed, work = self._reduce(loss_sum, waited, stop)
                 (loss * (scale * weight)).backward()
-        norm = torch.zeros((), device=world.device)
-        if options.clip:
-            norm = nn.utils.clip_grad_norm_(self.parameters, options.clip)
+            self.statistics.rewind()
+        norm = self._clip()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if work is not None:
             work.wait()  # it was under way before the gradients, so it is here with them
         self.statistics.end_step(packed[4:], len(step.micro_batches))
+        clock.stop()
         late = Late(torch.cat([packed[:4], norm.double().reshape(1)]))
-        return Taken(step, lr, count, late, torch.isfinite(loss_sum), dealt)
+        return Taken(step, lr, count, late, torch.isfinite(loss_sum), dealt, clock)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The task's summed loss, in the precision that was asked for."""
@@ -137,8 +138,14 @@ class Stepper:
         batch = to_device(self.task.train.batch(samples), self.world.device)
         self.statistics.begin_step()
         (self.loss(self.replica, batch) * 0.0).backward()
-        self.statistics.collect(counts=False)
+        self.statistics.rewind()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _clip(self) -> torch.Tensor:
+        """Global norm of the gradient before clipping; a check on it where none is asked for."""
+        if self.options.clip:
+            return nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
+        return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
 
     def _exchange_at(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         """DDP exchanges gradients in the backward of the last micro-batch alone."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class StopFlag:
@@ -18,7 +18,7 @@ class StopFlag:
 
     @contextmanager
     def listening(self) -> Iterator[StopFlag]:
-        """Take Ctrl-C, SIGTERM and SIGUSR1 as a wish to stop for the time of the block."""
+        """Take Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 as a wish to stop for the time of the block."""
         if threading.current_thread() is not threading.main_thread():
             yield self  # Python delivers signals to the main thread alone
             return

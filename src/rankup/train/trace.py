@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TextIO
 
 import torch
 
-from ..base.files import cut_json_lines
+from ..base.files import cut_json_lines, done_by
 from ..runtime.collectives import all_gather_object
 from ..runtime.world import World
 from .plan import Step
@@ -27,10 +28,8 @@ class Trace:
         self._file: TextIO | None = None
         if path is not None and world.is_root:
             if resumed_at:
-                cut_json_lines(Path(path), lambda record: record["step"] <= resumed_at)
-            self._file = Path(path).open(  # noqa: SIM115 - open as long as the run
-                "a" if resumed_at else "w", encoding="utf-8"
-            )
+                cut_json_lines(Path(path).expanduser(), lambda record: done_by(record, resumed_at))
+            self._file = Path(path).expanduser().open("a" if resumed_at else "w", encoding="utf-8")
 
     def drew(self, samples: torch.Tensor) -> None:
         """Note samples as they are read for training."""
@@ -48,3 +47,8 @@ class Trace:
                 self._file.write(json.dumps({**place, "samples": samples}) + "\n")
         if self._file:
             self._file.flush()
+
+    def sync(self) -> None:
+        """Put the lines on disk before a checkpoint says that their steps are done."""
+        if self._file:
+            os.fsync(self._file)

@@ -1,0 +1,151 @@
+"""The recipe `language-model`: each token once, none sees the future, and it learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankup.base.errors import UserError
+from rankup.parallel.initial import initialize
+from rankup.recipes.language_model import _IGNORED, LanguageModel, Windows
+from rankup.recipes.models.transformer import Shape, Transformer
+from rankup.recipes.options import LanguageModelOptions
+from tests.conftest import TextFiles
+from tests.pool import RankPool
+from tests.train.runs import losses, train_text
+
+SHAPE = Shape(vocab_size=37, seq_len=12, layers=2, dim=16, heads=4, dropout=0.3)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 200), st.integers(1, 40))
+def test_every_token_is_a_target_once_and_follows_its_own_past(length: int, seq_len: int) -> None:
+    text = np.arange(1000, 1000 + length, dtype=np.uint16)
+    windows = Windows(text, seq_len)
+    tokens, targets = windows.batch(torch.arange(len(windows)))
+    assert tokens.shape == targets.shape == (len(windows), seq_len)
+    valid = targets != _IGNORED
+    assert targets[valid].tolist() == text[1:].tolist()
+    assert torch.equal(tokens[valid] + 1, targets[valid])
+    # What is missing is missing at the end of the last window alone.
+    assert valid[:-1].all()
+    assert valid[-1].tolist() == sorted(valid[-1].tolist(), reverse=True)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 200), st.integers(1, 40), st.data())
+def test_targets_are_counted_without_reading_them(
+    length: int, seq_len: int, data: st.DataObject
+) -> None:
+    windows = Windows(np.zeros(length, dtype=np.uint16), seq_len)
+    samples = torch.tensor(
+        data.draw(st.lists(st.integers(0, len(windows) - 1), unique=True)), dtype=torch.int64
+    )
+    targets = windows.batch(samples)[1]
+    assert windows.count(samples) == int((targets != _IGNORED).sum())
+    assert windows.count(torch.arange(len(windows))) == length - 1
+
+
+def _model(seed: int = 0) -> Transformer:
+    model = Transformer(SHAPE)
+    initialize(model, seed)
+    return model
+
+
+@pytest.mark.parametrize("changed", [0, 1, 5, 11])
+def test_a_later_token_changes_no_earlier_logit(changed: int) -> None:
+    model = _model().eval()
+    tokens = torch.randint(37, (3, 12), generator=torch.Generator().manual_seed(1))
+    other = tokens.clone()
+    other[:, changed] = (other[:, changed] + 1) % 37
+    with torch.no_grad():
+        before, after = model(tokens), model(other)
+    assert torch.equal(before[:, :changed], after[:, :changed])
+    differs = (before[:, changed:] != after[:, changed:]).any(-1)
+    assert differs.all(), "every later position looks back at it"
+
+
+def test_dropout_is_off_in_evaluation() -> None:
+    model = _model()
+    tokens = torch.arange(12).unsqueeze(0)
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
+
+
+def test_short_texts_run_through_the_same_model() -> None:
+    model = _model().eval()
+    tokens = torch.arange(12).unsqueeze(0)
+    assert torch.allclose(model(tokens[:, :5]), model(tokens)[:, :5], atol=1e-6)
+
+
+def test_initial_values_depend_on_seed_and_name_alone() -> None:
+    torch.manual_seed(1)
+    one = _model().state_dict()
+    torch.manual_seed(2)
+    torch.randn(100)
+    two = _model().state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    other = _model(seed=1).state_dict()
+    weights = [name for name in one if one[name].dim() == 2]
+    assert not any(torch.equal(one[name], other[name]) for name in weights)
+    assert len({round(float(one[name].sum()), 6) for name in weights}) == len(weights)
+
+
+def test_initial_deviations_are_those_of_the_model_file() -> None:
+    large = Shape(vocab_size=500, seq_len=64, layers=2, dim=64, heads=4, dropout=0.0)
+    model = Transformer(large)
+    initialize(model, 0)
+    for name, parameter in model.state_dict().items():
+        if name.endswith(("tokens.weight", "positions.weight", "head.weight")):
+            assert float(parameter.std()) == pytest.approx(0.02, rel=0.1)
+        elif name.endswith(("query.weight", "key.weight", "value.weight", "up.weight")):
+            assert float(parameter.std()) == pytest.approx(64**-0.5, rel=0.1)
+        elif name.endswith(("output.weight", "down.weight")):
+            assert float(parameter.std()) < 0.7 * 64**-0.5
+        elif parameter.dim() == 1:
+            assert set(parameter.tolist()) <= {0.0, 1.0}
+
+
+def _options(text: TextFiles) -> LanguageModelOptions:
+    return LanguageModelOptions(
+        16, 8, 30, train=str(text.train), valid=str(text.valid), test=str(text.test),
+        seq_len=16, layers=1, dim=32, heads=2, lr=1e-2,
+    )  # fmt: skip
+
+
+def test_it_learns_in_thirty_steps(ranks: RankPool, tmp_path: Path, small_text: TextFiles) -> None:
+    options = _options(small_text)
+    options.prepare(tmp_path)
+    ranks.run(2, train_text, tmp_path / "run", options, tmp_path / "tokens")
+    found = losses(tmp_path / "run")
+    assert np.mean(found[-5:]) < 0.93 * found[0]
+
+
+def test_flops_are_those_of_the_matrices_and_of_attention(
+    tmp_path: Path, small_text: TextFiles
+) -> None:
+    options = _options(small_text)
+    options.prepare(tmp_path)
+    task = LanguageModel(options, tmp_path / "tokens")
+    vocabulary = task.shape.vocab_size
+    weights = 4 * 32 * 32 + 2 * 32 * 128 + 32 * vocabulary
+    assert task.flops_per_unit(task.build_model()) == 6 * weights + 12 * 1 * 32 * 16
+
+
+@pytest.mark.parametrize("part", ["train", "valid", "test"])
+def test_a_sequence_longer_than_the_text_is_refused(
+    tmp_path: Path, small_text: TextFiles, part: str
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("just five words of text")
+    options = replace(_options(small_text), seq_len=5, **{part: str(short)})
+    with pytest.raises(UserError, match=f"--seq-len 5 is longer than the {part} text"):
+        options.prepare(tmp_path)
+    replace(options, seq_len=4).prepare(tmp_path)

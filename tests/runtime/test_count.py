@@ -1,0 +1,108 @@
+"""`rankup.count`: a mean over tokens is the mean over the tokens of all ranks."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rankup.runtime.deal import LEDGER, count
+from rankup.runtime.model import wrap
+from rankup.runtime.shard import part
+from rankup.runtime.world import World
+from tests.pool import RankPool
+
+IGNORED = -100
+
+
+def _batch(valid: tuple[int, ...], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of 6 tokens, of which row i has `valid[i]` targets; the others are padding."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(len(valid), 6, 4, generator=generator)
+    targets = torch.randint(0, 5, (len(valid), 6), generator=generator)
+    for row, number in enumerate(valid):
+        targets[row, number:] = IGNORED
+    return inputs, targets
+
+
+def _loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def _gradients(world: World, valid: tuple[int, ...], width: int) -> None:
+    LEDGER.samples = LEDGER.units = None
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 5))
+    bare, wrapped = copy.deepcopy(model), wrap(model)
+    for seed in range(3):
+        inputs, targets = _batch(valid, seed)
+        mine = part(len(valid), world.rank, world.world_size)
+        LEDGER.samples = (len(mine), len(valid))
+        rows = slice(mine.start, mine.stop) if mine else slice(0, 1)
+        bare.zero_grad()
+        wrapped.zero_grad()
+        _loss(bare, inputs, targets).backward()
+        count(int((targets[rows] != IGNORED).sum()))
+        _loss(wrapped, inputs[rows], targets[rows]).backward()
+        assert LEDGER.units is None, "used up by the backward"
+        for one, other in zip(wrapped.parameters(), bare.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "valid"),
+    [
+        (1, (6, 2)),
+        (2, (6, 1, 3)),
+        (2, (0, 0, 4, 6)),  # rank 0 has rows but not one target: its mean is NaN
+        (2, (5,)),  # a rank without rows
+        (3, (6, 1, 2, 6, 3)),
+        (3, (4, 1)),
+    ],
+)
+def test_mean_over_tokens(ranks: RankPool, world_size: int, valid: tuple[int, ...]) -> None:
+    ranks.run(world_size, _gradients, valid, 7)
+
+
+def test_mean_over_tokens_in_several_buckets(ranks: RankPool) -> None:
+    ranks.run(2, _gradients, (6, 1, 3), 150_000)
+
+
+def _adds_up(world: World) -> torch.Tensor:
+    LEDGER.samples = LEDGER.units = None
+    wrapped = wrap(nn.Linear(1, 1, bias=False))
+    for units in (1, 2) if world.rank else (1,):
+        count(units)
+    (wrapped(torch.ones(1, 1)) * (10.0 if world.rank else 2.0)).sum().backward()
+    gradient = wrapped.weight.grad
+    assert gradient is not None
+    return gradient
+
+
+def test_calls_before_one_backward_add_up(ranks: RankPool) -> None:
+    for gradient in ranks.run(2, _adds_up):
+        assert float(gradient) == pytest.approx((1 * 2.0 + 3 * 10.0) / 4)
+
+
+def _nothing(world: World) -> list[torch.Tensor]:
+    LEDGER.samples = LEDGER.units = None
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    wrapped = wrap(model)
+    count(0)
+    (wrapped(torch.ones(2, 4)) * torch.nan).sum().backward()
+    return [p.grad for p in wrapped.parameters()] + [model[1].running_mean]
+
+
+def test_no_units_anywhere_move_nothing(ranks: RankPool) -> None:
+    for gradients in ranks.run(2, _nothing):
+        assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("units", [-1, float("nan"), float("inf")])
+def test_impossible_units(units: float) -> None:
+    with pytest.raises(ValueError, match="count needs a finite number"):
+        count(units)
+    assert LEDGER.units is None

@@ -1,0 +1,152 @@
+"""`quiet`: off rank 0 no print, no bar, no log line, no writer; rank 0 as ever."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rankup.runtime.quiet import quiet
+from rankup.runtime.world import World
+from tests.pool import RankPool
+
+
+@contextmanager
+def _left_as_found() -> Iterator[None]:
+    """`quiet` is for the rest of a process's life; those of the pool live on."""
+    loud, modules, path = builtins.print, dict(sys.modules), list(sys.path)
+    try:
+        yield
+    finally:
+        builtins.print = loud
+        logging.disable(logging.NOTSET)
+        sys.path[:] = path
+        for name in set(sys.modules) - set(modules):
+            if name.partition(".")[0] in ("tqdm", "tensorboardX"):
+                del sys.modules[name]
+
+
+def _said(world: World) -> dict[str, str]:
+    with _left_as_found():
+        output, errors, log = io.StringIO(), io.StringIO(), io.StringIO()
+        logger = logging.getLogger("some.library")
+        logger.handlers, logger.propagate = [logging.StreamHandler(log)], False
+        logger.setLevel(logging.DEBUG)
+        quiet()
+        quiet()  # twice is harmless
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            print("loss", 1.0)
+            print("to a file", file=sys.stderr)
+            sys.stderr.write("written\n")
+        logger.info("info")
+        logger.warning("warning")
+        logger.error("error")
+        return {
+            "output": output.getvalue(),
+            "errors": errors.getvalue(),
+            "log": log.getvalue(),
+            "wandb": os.environ.get("WANDB_MODE", ""),
+            "tqdm": os.environ.get("TQDM_DISABLE", ""),
+        }
+
+
+def test_print_and_logging(ranks: RankPool) -> None:
+    first, *others = ranks.run(3, _said)
+    errors = "to a file\nwritten\n"
+    assert first == {
+        "output": "loss 1.0\n",
+        "errors": errors,
+        "log": "info\nwarning\nerror\n",
+        "wandb": "",
+        "tqdm": "",
+    }
+    quiet_one = {"output": "", "errors": errors, "log": "error\n"}
+    assert others == [{**quiet_one, "wandb": "disabled", "tqdm": "1"}] * 2
+
+
+# What scripts do with these two packages, which need not be installed here.
+_TQDM = """
+class tqdm:
+    def __init__(self, iterable=None, disable=False, **options):
+        self.iterable, self.disable = iterable, disable
+    def __iter__(self):
+        for item in self.iterable:
+            if not self.disable:
+                print("bar", file=SINK)
+            yield item
+SINK = None
+def trange(n, **options):
+    return tqdm(range(n), **options)
+"""
+_WRITER = """
+LINES = []
+class SummaryWriter:
+    def __init__(self, log_dir=None):
+        LINES.append("made")
+    def add_scalar(self, *values):
+        LINES.append("scalar")
+    def close(self):
+        LINES.append("closed")
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        self.close()
+"""
+
+
+def _packages(folder: Path) -> None:
+    for name, source in (("tqdm", _TQDM), ("tensorboardX", _WRITER)):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(source)
+    (folder / "tqdm" / "auto.py").write_text("from . import tqdm, trange\n")
+
+
+def _use(bar: Any, range_bar: Any, writer: Any) -> None:
+    assert list(bar([1, 2])) == [1, 2]
+    assert list(range_bar(2)) == [0, 1]
+    with writer("runs") as log:
+        log.add_scalar("loss", 1.0, 1)
+
+
+def _bars(world: World, folder: Path, before: bool) -> tuple[str, list[str]]:
+    """What a script draws and logs that imported its names `before` the call of `quiet`, or after.
+
+    Rank 0 calls it too.
+    """
+    with _left_as_found():
+        sys.path.insert(0, str(folder))
+        import tensorboardX  # type: ignore[import-not-found]
+        import tqdm  # type: ignore[import-untyped]
+
+        sink = tqdm.SINK = io.StringIO()
+        names = (tqdm.tqdm, tqdm.trange, tensorboardX.SummaryWriter)
+        quiet()
+        if not before:
+            from tensorboardX import SummaryWriter
+            from tqdm.auto import tqdm as bar
+            from tqdm.auto import trange
+
+            names = (bar, trange, SummaryWriter)
+        _use(*names)
+        return sink.getvalue(), list(tensorboardX.LINES)
+
+
+LOUD = ("bar\n" * 4, ["made", "scalar", "closed"])
+
+
+def test_bars_and_writers_imported_afterwards(ranks: RankPool, tmp_path: Path) -> None:
+    _packages(tmp_path)
+    assert ranks.run(2, _bars, tmp_path, False) == [LOUD, ("", [])]
+
+
+def test_bars_and_writers_imported_before(ranks: RankPool, tmp_path: Path) -> None:
+    """`from tqdm import tqdm` stands at the top of a script, `quiet()` after `setup()`."""
+    _packages(tmp_path)
+    assert ranks.run(2, _bars, tmp_path, True) == [LOUD, ("", [])]

@@ -1,0 +1,182 @@
+"""`save0`: one writer, the old file or the new one, nothing that needs an unsafe load."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rankup.runtime.model import wrap
+from rankup.runtime.save import save0
+from rankup.runtime.world import World
+from tests.pool import RankPool
+
+
+class Opaque:
+    """What `weights_only=True` does not bring back."""
+
+
+def _load(path: Path) -> Any:
+    return torch.load(path, weights_only=True)
+
+
+def test_what_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    value = {"step": 3, "note": "ä", "optimizer": optimizer.state_dict(), "nested": {"m": model}}
+    save0(value, path)
+    found = _load(path)
+    assert (found["step"], found["note"]) == (3, "ä")
+    assert torch.equal(found["nested"]["m"]["weight"], model.weight)
+    assert found["optimizer"]["param_groups"] == optimizer.state_dict()["param_groups"]
+    assert os.listdir(tmp_path) == ["state.pt"]
+    save0(torch.arange(3), str(path))
+    assert _load(path).tolist() == [0, 1, 2]
+
+
+def _make(kind: str) -> nn.Module:
+    bare = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    wrapping: dict[str, Callable[[nn.Module], Any]] = {
+        "bare": lambda model: model,
+        "wrap": wrap,
+        "ddp": DistributedDataParallel,
+        "compiled": torch.compile,
+        "compiled ddp": lambda model: torch.compile(DistributedDataParallel(model)),
+        "ddp compiled": lambda model: DistributedDataParallel(torch.compile(model)),
+        "wrap compiled": lambda model: wrap(torch.compile(model)),
+    }
+    return wrapping[kind](bare)
+
+
+KINDS = ("bare", "wrap", "ddp", "compiled", "compiled ddp", "ddp compiled", "wrap compiled")
+
+
+def _unwraps(world: World, folder: Path, kind: str) -> None:
+    bare = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model = _make(kind)
+    save0(model, folder / "model.pt")
+    save0({"epoch": 1, "deep": {"model": model}}, folder / "nested.pt")
+    save0({"model": model.state_dict()}, folder / "state.pt")
+    save0(model.state_dict(), folder / "plain.pt")
+    for name, keys in (
+        ("model.pt", ()),
+        ("nested.pt", ("deep", "model")),
+        ("state.pt", ("model",)),
+        ("plain.pt", ()),
+    ):
+        state = _load(folder / name)
+        for key in keys:
+            state = state[key]
+        bare.load_state_dict(state, strict=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_are_saved_as_the_users_own(ranks: RankPool, tmp_path: Path, kind: str) -> None:
+    ranks.run(1, _unwraps, tmp_path, kind)
+
+
+def test_a_child_called_module_keeps_its_name(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"module": nn.Linear(1, 1)})
+    save0(model, tmp_path / "model.pt")
+    model.load_state_dict(_load(tmp_path / "model.pt"), strict=True)
+
+
+def _each_writes(world: World, folder: Path) -> None:
+    save0({"rank": world.rank}, folder / "all.pt")
+    save0({"rank": world.rank}, folder / f"rank-{world.rank}.pt")
+    save0(Opaque() if world.rank else 0, folder / "rank-0.pt")  # not even looked at elsewhere
+
+
+def test_rank_0_alone_writes(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(3, _each_writes, tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["all.pt", "rank-0.pt"]
+    assert _load(tmp_path / "all.pt") == {"rank": 0}
+
+
+@pytest.mark.parametrize(
+    "value", [Opaque(), {"args": Opaque()}, {"deep": {"list": [1, Opaque()]}}, {"f": Opaque}]
+)
+def test_unsafe_objects_are_named_and_refused(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "state.pt"
+    save0("old", path)
+    with pytest.raises(TypeError, match=r"state\.pt.*Opaque"):
+        save0(value, path)
+    assert _load(path) == "old"
+    assert os.listdir(tmp_path) == ["state.pt"]
+
+
+def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.pt"
+    save0("old", path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save0("new", path)
+    with pytest.raises(FileNotFoundError):
+        save0("new", tmp_path / "nowhere" / "state.pt")
+    with pytest.raises(Exception, match="lambda"):
+        save0({"f": lambda: 0}, path)
+    assert _load(path) == "old"
+    assert os.listdir(tmp_path) == ["state.pt"]
+
+
+def _overwrite_for_ever(path: Path) -> None:
+    torch.set_num_threads(1)  # a forked process has none of OpenMP's threads
+    number = 0
+    while True:
+        number += 1
+        save0({"number": number, "data": torch.full((100_000,), number)}, path)
+
+
+def _whole(path: Path) -> int:
+    state = _load(path)
+    assert (state["data"] == state["number"]).all()
+    assert len(state["data"]) == 100_000
+    return int(state["number"])
+
+
+def _kill_while_writing(path: Path, kills: int) -> None:
+    draw = random.Random(0)
+    save0({"number": 0, "data": torch.zeros(100_000, dtype=torch.int64)}, path)
+    written = 0
+    for _ in range(kills):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _overwrite_for_ever(path)
+            finally:
+                os._exit(1)
+        end = time.monotonic() + draw.uniform(0.005, 0.06)
+        try:
+            while time.monotonic() < end:  # a reader beside the writer sees no half either
+                _whole(path)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+        written += _whole(path)
+    assert written > kills, "it was killed while it wrote, not before"
+
+
+def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    """Invariant 4."""
+    _kill_while_writing(tmp_path / "state.pt", kills=15)
+
+
+@pytest.mark.slow
+def test_many_kills_leave_the_old_or_the_new(tmp_path: Path) -> None:
+    _kill_while_writing(tmp_path / "state.pt", kills=300)

@@ -1,0 +1,102 @@
+"""What `shard` returns: for training or evaluation, like the loader, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+
+from rankup.runtime.deal import LEDGER
+from rankup.runtime.model import wrap
+from rankup.runtime.shard import ShardedLoader, shard
+from rankup.runtime.world import World
+from tests.pool import RankPool
+
+from .test_shard import Numbers, _forget, _loader
+
+# --- training or evaluation
+
+
+def _guess(world: World) -> list[int]:
+    """Batches that this rank gets out of 7 samples by 3, the last of which is one sample."""
+    _forget()
+    model = nn.Linear(1, 1)
+    lengths = []
+
+    def batches(loader: DataLoader[int]) -> None:
+        lengths.append(len(list(shard(loader))))
+
+    batches(_loader("shuffled", 5))
+    batches(_loader("sequential", 5))
+    wrapped = wrap(model)
+    batches(_loader("sequential", 5))  # a training set in the order it has
+    with torch.no_grad():
+        batches(_loader("sequential", 5))
+    wrapped.eval()
+    batches(_loader("sequential", 5))
+    batches(_loader("shuffled", 5))
+    return lengths
+
+
+def test_what_a_loader_is_for(ranks: RankPool) -> None:
+    """Only in training does an idle rank get a stand-in; the last batch here is one sample."""
+    assert ranks.run(2, _guess) == [[2, 1, 2, 1, 1, 2], [2, 2, 2, 2, 2, 2]]
+
+
+def _idle(world: World) -> tuple[list[int], tuple[int, int] | None]:
+    _forget()
+    loader = shard(_loader("sequential", 1), train=True)
+    [(batch, dealt)] = [(batch.tolist(), LEDGER.samples) for batch in loader]
+    return batch, dealt
+
+
+def test_an_idle_rank_gets_a_stand_in_of_weight_zero(ranks: RankPool) -> None:
+    assert ranks.run(3, _idle) == [([0], (0, 1)), ([0], (0, 1)), ([0], (1, 1))]
+
+
+# --- what it looks like, and what it refuses
+
+
+def test_it_behaves_as_the_loader(ranks: RankPool) -> None:
+    ranks.run(2, _behaves)
+
+
+def _behaves(world: World) -> None:
+    bare = _loader("shuffled", 14)
+    loader = shard(bare)
+    assert isinstance(loader, ShardedLoader)
+    assert shard(loader) is loader
+    assert len(loader) == len(bare) == 4
+    assert loader.dataset is bare.dataset
+    assert loader.batch_size == 4
+    with pytest.raises(AttributeError):
+        _ = loader.nothing_of_this_name
+    for _ in range(2):  # leaving early does no harm
+        next(iter(loader))
+    assert len([*loader]) == 4
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_what_has_no_positions_is_refused() -> None:
+    with pytest.raises(TypeError, match="map-style dataset with a batch size"):
+        shard(DataLoader(Stream(), batch_size=2))
+    with pytest.raises(TypeError, match="map-style dataset with a batch size"):
+        shard(DataLoader(Numbers(3), batch_size=None))
+
+
+def _read_alone(world: World) -> list[list[int]]:
+    """Evaluation needs no partner: here rank 0 alone goes through a loader in order."""
+    _forget()
+    loader = shard(DataLoader(Numbers(9), sampler=SequentialSampler(Numbers(9)), batch_size=4))
+    return [batch.tolist() for batch in loader] if world.rank == 0 else []
+
+
+def test_sequential_reading_has_no_collective(ranks: RankPool) -> None:
+    assert ranks.run(2, _read_alone, timeout=20) == [[[0, 1], [4, 5]], []]

@@ -1,0 +1,89 @@
+"""The options of a run: what is wrong with them is said before torch is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.base.flags import help_text, parse
+from rankup.recipes.options import LanguageModelOptions
+from rankup.train.options import TrainOptions
+
+FLAGS = [
+    *("train", "valid", "test", "vocab", "seq-len", "layers", "dim", "heads", "dropout"),
+    *("global-batch", "micro-batch", "steps", "epochs", "optimizer", "lr", "warmup", "seed"),
+    *("precision", "compile", "clip", "checkpoint-every", "trace-samples"),
+]
+WORDS = [
+    *("--global-batch", "12", "--micro-batch", "3", "--steps", "7"),
+    *("--optimizer", "sgd", "--lr", "0.1", "--compile"),
+]
+
+
+def test_flags_of_the_issue_are_there() -> None:
+    text = help_text(LanguageModelOptions, "x")
+    for name in FLAGS:
+        assert f"--{name} " in text or f"--{name}," in text, name
+
+
+def test_words_become_options() -> None:
+    options = parse(
+        LanguageModelOptions,
+        WORDS,
+        "x",
+    )
+    assert (options.global_batch, options.micro_batch, options.steps) == (12, 3, 7)
+    assert (options.optimizer, options.lr, options.compile) == ("sgd", 0.1, True)
+    assert options.train is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--globl-batch 4", "--global-batch"),
+        ("--micro-batch 16 --global-batch 8", "--micro-batch 16 is larger than --global-batch 8"),
+        ("--steps 3 --epochs 1", "give one"),
+        ("--steps 0", "the least is 1"),
+        ("--global-batch -2", "the least is 1"),
+        ("--lr nan", "finite"),
+        ("--lr fast", "'fast' is not a number"),
+        ("--steps 2.5", "'2.5' is not a whole number"),
+        ("--optimizer adam", "adamw"),
+        ("--precision fp16", "bf16"),
+        ("--keep 1", "the least is 2"),
+        ("--dim 10 --heads 4", "heads that fit"),
+        ("--dropout 1", "--dropout"),
+        ("--vocab letter", "byte"),
+    ],
+)
+def test_bad_input_is_named(words: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(LanguageModelOptions, words.split(), "rankup run language-model")
+    assert said in str(caught.value)
+
+
+def test_what_makes_it_the_same_run() -> None:
+    assert set(TrainOptions().identity) >= {"seed", "global_batch", "micro_batch"}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "idle"), [(1, 0), (3, 0), (4, 1), (8, 5)], ids=lambda value: str(value)
+)
+def test_idle_ranks_are_those_without_a_micro_batch(world_size: int, idle: int) -> None:
+    assert TrainOptions(global_batch=10, micro_batch=4).idle_ranks(world_size) == idle
+
+
+def test_every_option_has_a_line_of_help() -> None:
+    assert [f.name for f in fields(LanguageModelOptions) if not f.metadata.get("help")] == []
+
+
+def test_options_are_parsed_without_torch() -> None:
+    code = (
+        "import sys; from rankup.recipes import find; find('language-model').parse([]);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -1,0 +1,315 @@
+"""Resuming: bit for bit at the same number of ranks, the same run at another."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankup.recipes.options import LanguageModelOptions
+from rankup.train.options import TrainOptions
+from tests.conftest import TextFiles
+from tests.pool import RankPool
+
+from .runs import (
+    Report,
+    assert_bit_for_bit,
+    assert_same_run,
+    checkpoints,
+    losses,
+    records,
+    sample_at,
+    train_images,
+    train_text,
+)
+
+N = 110  # five steps of 24, the last one short, to an epoch; 12 steps end in the third
+SGD = TrainOptions(24, 4, 12, optimizer="sgd", lr=0.1, momentum=0.0, seed=3, checkpoint_every=5)
+OPTIMIZERS = {
+    "sgd": SGD,
+    "momentum": replace(SGD, momentum=0.9),
+    "adamw": replace(SGD, optimizer="adamw", lr=0.01, warmup=3),
+}
+
+
+def _run(
+    ranks: RankPool,
+    world_size: int,
+    directory: Path,
+    options: TrainOptions,
+    resume: bool = False,
+    **shape: Any,
+) -> Report:
+    shape = {"n": N, **shape}
+    report: Report = ranks.run(world_size, train_images, directory, options, shape, resume)[0]
+    return report
+
+
+def _interrupted(
+    ranks: RankPool, world_size: int, directory: Path, options: TrainOptions, step: int = 2
+) -> None:
+    """A run that was asked to stop in `step`, and stopped in the one after it, or in that same one
+    where a validation follows it."""
+    events = {sample_at(options, N, step, position=20): "stop"}
+    report = _run(ranks, world_size, directory, options, events=events)
+    assert report.outcome is not None
+    assert not report.outcome.finished
+    stopped = step if options.valid_every == 1 else step + 1
+    assert report.outcome.place.step == stopped
+    assert f"stopped at step {stopped} of 12" in report.output
+    assert not (directory / "model-final.pt").exists()
+    assert len(losses(directory)) == stopped
+
+
+def _resumed(
+    ranks: RankPool, world_size: int, directory: Path, options: TrainOptions, at: int = 3
+) -> Report:
+    report = _run(ranks, world_size, directory, options, resume=True)
+    assert report.error == ""
+    assert report.outcome is not None
+    assert report.outcome.finished
+    assert f"at step {at} of 12" in report.output
+    return report
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_bit_for_bit_at_the_same_world_size(
+    ranks: RankPool, tmp_path: Path, world_size: int, optimizer: str
+) -> None:
+    options = OPTIMIZERS[optimizer]
+    _run(ranks, world_size, tmp_path / "whole", options)
+    _interrupted(ranks, world_size, tmp_path / "resumed", options)
+    _resumed(ranks, world_size, tmp_path / "resumed", options)
+    assert_bit_for_bit(tmp_path / "resumed", tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_bit_for_bit_from_every_step_of_an_epoch(
+    ranks: RankPool, tmp_path: Path, world_size: int, optimizer: str, step: int
+) -> None:
+    options = replace(OPTIMIZERS[optimizer], micro_batch=7)
+    _run(ranks, world_size, tmp_path / "whole", options)
+    _interrupted(ranks, world_size, tmp_path / "resumed", options, step)
+    _resumed(ranks, world_size, tmp_path / "resumed", options, step + 1)
+    assert_bit_for_bit(tmp_path / "resumed", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (3, 2)])
+def test_the_same_run_at_another_world_size(
+    ranks: RankPool, tmp_path: Path, before: int, after: int
+) -> None:
+    options = OPTIMIZERS["momentum"]
+    _run(ranks, before, tmp_path / "whole", options)
+    _interrupted(ranks, before, tmp_path / "resumed", options)
+    _resumed(ranks, after, tmp_path / "resumed", options)
+    assert_same_run(tmp_path / "resumed", tmp_path / "whole")
+
+
+def test_two_interruptions(ranks: RankPool, tmp_path: Path) -> None:
+    options = OPTIMIZERS["momentum"]
+    _run(ranks, 2, tmp_path / "whole", options)
+    _interrupted(ranks, 2, tmp_path / "resumed", options, step=1)
+    events = {sample_at(options, N, 4): "stop"}
+    again = _run(ranks, 2, tmp_path / "resumed", options, resume=True, events=events)
+    assert again.outcome is not None
+    assert again.outcome.place.step == 5
+    _resumed(ranks, 2, tmp_path / "resumed", options, at=5)
+    assert_bit_for_bit(tmp_path / "resumed", tmp_path / "whole")
+
+
+def test_the_language_model_bit_for_bit(
+    ranks: RankPool, tmp_path: Path, small_text: TextFiles
+) -> None:
+    options = LanguageModelOptions(
+        24, 4, 8, train=str(small_text.train), seq_len=16, layers=1, dim=16, heads=2,
+        checkpoint_every=3,
+    )  # fmt: skip
+    options.prepare(tmp_path)
+    for name in ("whole", "resumed"):
+        ranks.run(2, train_text, tmp_path / name, options, tmp_path / "tokens")
+    # As if it had been killed in its seventh step.
+    _forget(tmp_path / "resumed", "step-00000008")
+    report = ranks.run(2, train_text, tmp_path / "resumed", options, tmp_path / "tokens", True)[0]
+    assert "at step 6 of 8" in report.output
+    assert_bit_for_bit(tmp_path / "resumed", tmp_path / "whole")
+
+
+def _forget(directory: Path, name: str) -> None:
+    (directory / "checkpoints" / name / "COMPLETE").unlink()
+
+
+# --- which checkpoint
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+TEARS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "marker missing": (lambda d: (d / "COMPLETE").unlink(), "interrupted"),
+    "marker torn": (lambda d: _truncate(d / "COMPLETE"), "marker is damaged"),
+    "marker empty": (lambda d: os.truncate(d / "COMPLETE", 0), "marker is damaged"),
+    "marker of another kind": (lambda d: (d / "COMPLETE").write_text("[]"), "marker is damaged"),
+    "marker without a place": (
+        lambda d: (d / "COMPLETE").write_text(json.dumps({"files": {}})),
+        "marker is damaged",
+    ),
+    "tensors truncated": (lambda d: _truncate(d / "__1_0.distcp"), "bytes instead of"),
+    "tensors missing": (lambda d: (d / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
+    "one bit of a tensor": (lambda d: _flip_a_bit(d / "__0_0.distcp"), "has changed"),
+    "metadata missing": (lambda d: (d / ".metadata").unlink(), ".metadata is missing"),
+    "metadata truncated": (lambda d: _truncate(d / ".metadata"), "bytes instead of"),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks to its end, with checkpoints at steps 10 and 12. Copy before use."""
+    directory = tmp_path_factory.mktemp("finished")
+    _run(ranks, 2, directory, SGD)
+    assert checkpoints(directory) == ["step-00000010", "step-00000012"]
+    return directory
+
+
+@pytest.fixture
+def own(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run."""
+    shutil.copytree(finished, tmp_path / "own")
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize("tear", TEARS)
+def test_a_torn_checkpoint_is_passed_over_and_named(
+    ranks: RankPool, finished: Path, own: Path, tear: str
+) -> None:
+    damage, reason = TEARS[tear]
+    damage(own / "checkpoints" / "step-00000012")
+    report = _resumed(ranks, 2, own, SGD, at=10)
+    assert "checkpoint step-00000012 is torn" in report.output
+    assert reason in report.output
+    assert_bit_for_bit(own, finished)
+    assert checkpoints(own) == ["step-00000010", "step-00000012"]
+
+
+def test_without_a_whole_checkpoint_it_starts_anew_and_says_so(
+    ranks: RankPool, finished: Path, own: Path
+) -> None:
+    for name in checkpoints(own):
+        _forget(own, name)
+    report = _resumed(ranks, 2, own, SGD, at=0)
+    assert "no whole checkpoint" in report.output
+    assert_bit_for_bit(own, finished)
+
+
+def test_when_all_that_was_whole_is_damaged_nothing_is_started_over(
+    ranks: RankPool, own: Path
+) -> None:
+    before = records(own)
+    for name in checkpoints(own):
+        _flip_a_bit(own / "checkpoints" / name / "__0_0.distcp")
+    report = _run(ranks, 2, own, SGD, resume=True)
+    assert "every checkpoint" in report.error
+    assert records(own) == before
+
+
+def test_a_finished_run_can_be_resumed(ranks: RankPool, finished: Path, own: Path) -> None:
+    _resumed(ranks, 2, own, SGD, at=12)
+    assert_bit_for_bit(own, finished)
+
+
+def test_the_newest_are_kept(ranks: RankPool, tmp_path: Path) -> None:
+    _run(ranks, 2, tmp_path / "two", replace(SGD, checkpoint_every=2))
+    assert checkpoints(tmp_path / "two") == ["step-00000010", "step-00000012"]
+    _run(ranks, 1, tmp_path / "three", replace(SGD, checkpoint_every=2, keep=3))
+    assert checkpoints(tmp_path / "three") == [f"step-000000{n:02d}" for n in (8, 10, 12)]
+
+
+def test_an_abandoned_future_goes(ranks: RankPool, own: Path) -> None:
+    """After a fall-back the run saves under lower numbers than what it has passed over."""
+    _forget(own, "step-00000012")
+    events = {sample_at(SGD, N, 1): "stop"}  # sample of step 1, drawn again in step 11 or 12
+    report = _run(ranks, 2, own, replace(SGD, checkpoint_every=1), resume=True, events=events)
+    assert report.error == ""
+    assert checkpoints(own) == ["step-00000011", "step-00000012"]
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(ranks: RankPool, own: Path) -> None:
+    with (own / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 13, "lo')
+    _forget(own, "step-00000012")
+    before = _losses_of_a_torn_file(own)
+    _resumed(ranks, 2, own, SGD, at=10)
+    assert losses(own) == before
+    assert [record.get("final") for record in records(own)] == [None] * 12 + [True]
+
+
+def _losses_of_a_torn_file(directory: Path) -> list[float]:
+    """Of a file whose last line may be torn."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines()[:12]
+    return [json.loads(line)["loss"] for line in lines]
+
+
+# --- another run
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_another_model_is_refused_by_the_names_that_differ(
+    ranks: RankPool, own: Path, world_size: int
+) -> None:
+    error = _run(ranks, world_size, own, SGD, resume=True, width=9).error
+    assert error.startswith("UserError: ")
+    assert "first.weight: [6, 3, 3, 3] in the checkpoint, [9, 3, 3, 3] in this model" in error
+
+
+def test_another_optimizer_is_refused(ranks: RankPool, own: Path) -> None:
+    error = _run(ranks, 2, own, OPTIMIZERS["adamw"], resume=True).error
+    assert error.startswith("UserError: ")
+    assert "optimizer" in error
+    assert "exp_avg" in error
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 4}, "--seed .*3 .*4"),
+        ({"global_batch": 12}, "--global-batch .*24 .*12"),
+        ({"micro_batch": 8}, "--micro-batch .*4 .*8"),
+    ],
+)
+def test_another_run_is_refused_by_the_option_that_differs(
+    ranks: RankPool, own: Path, changes: dict[str, int], named: str
+) -> None:
+    error = _run(ranks, 2, own, replace(SGD, **changes), resume=True).error
+    assert re.match(f"UserError: .*{named}", error)
+
+
+def test_the_best_loss_is_remembered(ranks: RankPool, tmp_path: Path) -> None:
+    """A resumed life that finds nothing better leaves the best model of the first one."""
+    options = replace(SGD, lr=0.5, valid_every=1, checkpoint_every=5)
+    _run(ranks, 1, tmp_path / "whole", options)
+    _interrupted(ranks, 1, tmp_path / "resumed", options, step=3)
+    _resumed(ranks, 1, tmp_path / "resumed", options, at=3)
+    assert_bit_for_bit(tmp_path / "resumed", tmp_path / "whole")
+    steps = [record for record in records(tmp_path / "resumed") if not record.get("final")]
+    final = records(tmp_path / "resumed")[-1]
+    best = min(steps, key=lambda record: record.get("valid_loss", math.inf))
+    assert final["best_valid_loss"] == best["valid_loss"]
+    assert final["best_step"] == best["step"]
