@@ -14,7 +14,7 @@ from .die_with_parent import die_with_parent
 
 def main() -> int:
     """Run torchrun with this process's arguments; the exit code of the rank that failed first."""
-    die_with_parent(signal.SIGTERM)
+    die_with_parent()
     log = Path(os.environ["RANKUP_RUN_DIR"]) / "log"
     failure.forget(log)
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -47,7 +47,3 @@ def _log_to(path: Path) -> None:
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-
-
-if __name__ == "__main__":
-    sys.exit(main())

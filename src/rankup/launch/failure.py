@@ -122,7 +122,8 @@ def report(failure: Failure) -> str:
 def _said(code: int) -> str:
     if code >= 0:
         return f"its process exited with code {code} and said nothing"
-    name = signal.Signals(-code).name
+    known = {number.value: number.name for number in signal.Signals}
+    name = known.get(-code, f"signal {-code}")
     hint = "; out of memory is the usual reason" if name == "SIGKILL" else ""
     return f"its process was killed by {name}{hint}"
 

@@ -13,7 +13,12 @@ from types import FrameType
 
 from ..site.gpus import usable_cores
 from ..site.rundir import Job
+from .die_with_parent import PARENT
 
+_START = (
+    "import sys; sys.path = [p for p in sys.path if p]; "
+    "from rankup.launch.{} import main; sys.exit(main())"
+)
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -32,28 +37,33 @@ def start(
         # torchrun would set 1, which leaves most cores idle.
         "OMP_NUM_THREADS": _threads(nproc),
         "RANKUP_RUN_DIR": str(directory),
+        PARENT: str(os.getpid()),
         "RANKUP_RESUME": "1" if resume else "0",
         **(extra or {}),
     }
+    # What the ranks are to do stands in job.json: torchrun would take a script's `--nproc` for its
+    # own. Both programs start without the current folder on their path, as a script would.
     command = [
-        *(sys.executable, "-m", "rankup.launch.agent"),
+        *(sys.executable, "-c", _START.format("agent")),
         *("--standalone", "--nproc-per-node", str(nproc)),
-        *("-m", "rankup.launch.worker", job.kind, job.target, *job.args),
+        *("--no-python", sys.executable, "-u", "-c", _START.format("worker")),
     ]
-    # A session of its own keeps the terminal's Ctrl-C from reaching ranks and torchrun unordered.
-    process = subprocess.Popen(command, env=environment, cwd=job.cwd, start_new_session=True)
-    signals = _Signals(process)
+    signals = _Signals()
     before = {
         number: signal.signal(number, signals.handle)
         for number in _FORWARDED
         if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
     }
+    process = None
     try:
+        # A session of its own keeps the terminal's Ctrl-C from reaching the ranks unordered.
+        process = subprocess.Popen(command, env=environment, cwd=job.cwd, start_new_session=True)
+        signals.watch(process.pid)
         code = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if process.poll() is None:
+        if process is not None and process.poll() is None:
             _kill_tree(process.pid)
     if signals.first is not None and code <= 0:
         return 128 + signals.first
@@ -73,18 +83,23 @@ def _threads(nproc: int) -> str:
 class _Signals:
     """What to do when this process is asked to stop."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(self) -> None:
+        self._agent: int | None = None
         self.first: int | None = None
 
-    def handle(self, number: int, frame: FrameType | None) -> None:
+    def watch(self, agent: int) -> None:
+        """The process there is to stop, which may have been asked for before it was there."""
+        self._agent = agent
         if self.first is not None:
-            _kill_tree(self._process.pid)
+            _kill_tree(agent)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        again, self.first = self.first is not None, self.first or number
+        if self._agent is None:
             return
-        self.first = number
-        ranks = _ranks(self._process.pid)
-        if not ranks:  # nothing has started yet that could save
-            _kill_tree(self._process.pid)
+        ranks = _ranks(self._agent)
+        if again or not ranks:  # without ranks there is nothing that could save
+            _kill_tree(self._agent)
             return
         print("\nasking the ranks to stop (once more ends them now)", file=sys.stderr, flush=True)
         for pid in ranks:

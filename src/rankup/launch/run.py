@@ -91,21 +91,23 @@ def _new(request: Request) -> tuple[Path, Job]:
         git=_git(),
     )
     name = target if kind == "recipe" else Path(target).stem
-    existed = request.out is not None and Path(request.out).is_dir()
     if request.out is None:
         directory = config.load(Path.cwd()).runs / name / job.id
     else:
         directory = user_path(request.out, "--out")
-    directory = rundir.create(directory.resolve())
+    directory = directory.resolve()
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    rundir.create(directory)
     try:
         if options is not None:
             options.prepare(directory)
         rundir.write(directory, job)
     except BaseException:
-        # Half a run directory helps nobody; a folder the user made stays, empty as it was.
-        shutil.rmtree(directory, ignore_errors=True)
-        if existed:
-            directory.mkdir(exist_ok=True)
+        # Half a run directory helps nobody: what was made goes, what was there stays.
+        for path in directory.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for folder in made:
+            folder.rmdir()
         raise
     return directory, job
 
@@ -226,5 +228,8 @@ def _git() -> dict[str, Any]:
 
 def _shown(directory: Path, job: Job) -> str:
     """The shortest name that finds the run from here."""
-    default = config.load(Path.cwd()).runs.resolve()
-    return job.id if default in directory.parents else str(directory)
+    try:
+        known = config.load(Path.cwd()).runs.resolve() in directory.parents
+    except UserError:  # rankup.toml was broken meanwhile: no reason to lose the job's exit code
+        known = False
+    return job.id if known else str(directory)

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import os
 import runpy
-import signal
 import sys
 from pathlib import Path
 
+from ..site import rundir
 from . import failure
 from .die_with_parent import die_with_parent
 
 
 def main() -> None:
-    die_with_parent(signal.SIGTERM)
-    kind, target, *args = sys.argv[1:]
+    """Do what the run directory's `job.json` says."""
+    die_with_parent()
     rank = int(os.environ["RANK"])
     directory = Path(os.environ["RANKUP_RUN_DIR"])
+    job = rundir.read(directory)
     try:
-        if kind == "recipe":
-            _recipe(target, args, directory)
+        if job.kind == "recipe":
+            _recipe(job.target, job.args, directory)
         else:
-            _script(target, args)
+            _script(job.target, job.args)
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             raise
-        end = failure.of_exception(error, rank, target if kind == "script" else "")
+        end = failure.of_exception(error, rank, job.target if job.kind == "script" else "")
         failure.write(directory / "log", end)
         from ..runtime.world import leave
 
@@ -41,9 +42,5 @@ def _recipe(name: str, args: list[str], directory: Path) -> None:
 def _script(path: str, args: list[str]) -> None:
     """As `python path args…` would, in this process."""
     sys.argv = [path, *args]
-    sys.path[0] = str(Path(path).parent)
+    sys.path.insert(0, str(Path(path).parent))
     runpy.run_path(path, run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 
@@ -13,9 +14,9 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
     """
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
-        names = [name.strip() for name in listed.split(",") if name.strip()]
         # CUDA ignores what follows the first invalid entry; -1 is the usual way to say none.
-        return names.index("-1") if "-1" in names else len(names)
+        names = [name.strip() for name in listed.split(",")]
+        return len(list(itertools.takewhile(_is_gpu, names)))
     import pynvml
 
     try:
@@ -26,6 +27,10 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
         return int(pynvml.nvmlDeviceGetCount())
     finally:
         pynvml.nvmlShutdown()
+
+
+def _is_gpu(name: str) -> bool:
+    return name.isdigit() or name.startswith(("GPU-", "MIG-"))
 
 
 def usable_cores() -> int:

@@ -1,0 +1,73 @@
+"""`rankup demo`: one rank and two, side by side."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rankup.base.errors import UserError
+from rankup.launch.demo import Side, difference, read, table
+from tests.conftest import RunRankup
+
+ONE = Side(1, [4.0, 2.0, 1.0], 1.5, 30.0, 12_345.6)
+TWO = Side(2, [4.0, 2.00002, 1.0], 1.5, 16.0, 23_000.0)
+
+
+def _metrics(folder: Path, steps: int, final: bool) -> Path:
+    records = [
+        {"step": i + 1, "loss": 4.0 / (i + 1), "tokens_per_s": 100.0 * (i + 1), "time": 10.0 + i}
+        for i in range(steps)
+    ]
+    last = [{"final": True, "valid_loss": 1.5, "test_loss": 1.6}] if final else []
+    lines = [json.dumps(record) + "\n" for record in [*records, *last]]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    return folder
+
+
+def test_read(tmp_path: Path) -> None:
+    side = read(_metrics(tmp_path, 4, True), 2)
+    assert side == Side(2, [4.0, 2.0, 4.0 / 3, 1.0], 1.5, 3.0, 300.0)
+
+
+@pytest.mark.parametrize(("steps", "final"), [(4, False), (1, True), (0, True)])
+def test_an_unfinished_run_is_refused(tmp_path: Path, steps: int, final: bool) -> None:
+    with pytest.raises(UserError, match="not a finished run"):
+        read(_metrics(tmp_path, steps, final), 1)
+
+
+def test_difference() -> None:
+    assert difference(ONE, ONE) == 0
+    assert difference(ONE, TWO) == pytest.approx(1e-5)
+    with pytest.raises(ValueError, match="zip"):
+        difference(ONE, Side(2, [4.0], 1.5, 16.0, 1.0))
+
+
+def test_table() -> None:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table(ONE, TWO))
+    text = console.export_text()
+    assert "one thread per rank" in text
+    one, two = (re.sub(r"[│┃\s]+", " ", line).split() for line in text.splitlines()[-3:-1])
+    assert one == ["1", "1", "4.00000", "1.00000", "1.50000", "12,346", "30.0", "s", "1.00"]
+    assert two == ["2", "1", "4.00000", "1.00000", "1.50000", "23,000", "16.0", "s", "1.88"]
+
+
+@pytest.mark.slow
+def test_the_demo(run_rankup: RunRankup, tmp_path: Path) -> None:
+    started = time.monotonic()
+    done = run_rankup(["demo"], timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - started < 240
+    rows = [re.sub(r"[│┃\s]+", " ", line).split() for line in done.stdout.splitlines()]
+    rows = [row for row in rows if row[:2] in (["1", "1"], ["2", "1"])]
+    assert [row[0] for row in rows] == ["1", "2"]
+    assert rows[0][2:5] == rows[1][2:5]
+    match = re.search(r"difference of the two loss curves: (\S+)", done.stdout)
+    assert match is not None
+    assert float(match[1]) < 1e-5
+    assert len(list((tmp_path / "runs" / "demo").iterdir())) == 2

@@ -1,0 +1,138 @@
+"""kill -9 of a rank, a resume at another world size: each sample once (invariant 2), same run."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import RunRankup, TextFiles
+
+from .live import TINY, live, losses, records
+
+ENV = {"OMP_NUM_THREADS": "1"}
+BATCH, EPOCHS = 24, 1
+SAMPLES = 1440  # of 8 bytes, cut from the text
+
+
+def _args(text: TextFiles, folder: Path, nproc: int) -> list[str]:
+    short = folder.parent / "short.txt"
+    short.write_bytes(text.train.read_bytes()[: SAMPLES * 8 + 1])
+    words: list[object] = ["run", "--nproc", nproc, "--out", folder, "language-model"]
+    words += ["--train", short, "--valid", text.valid, "--test", text.test, *TINY]
+    words += ["--global-batch", BATCH, "--micro-batch", 4, "--epochs", EPOCHS]
+    words += ["--optimizer", "sgd", "--lr", 0.1, "--momentum", 0, "--dropout", 0.1]
+    words += ["--checkpoint-every", 8, "--valid-every", 1000]
+    words += ["--trace-samples", folder.parent / f"{folder.name}.trace"]
+    return list(map(str, words))
+
+
+def _trace(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _each_once(path: Path) -> None:
+    lines = _trace(path)
+    for epoch in range(EPOCHS):
+        drawn = [i for line in lines if line["epoch"] == epoch for i in line["samples"]]  # type: ignore[attr-defined]
+        assert sorted(drawn) == list(range(SAMPLES))
+    steps = -(-SAMPLES // BATCH) * EPOCHS
+    assert sorted({line["step"] for line in lines}) == list(range(1, steps + 1))  # type: ignore[type-var]
+    pairs = [(line["step"], line["rank"]) for line in lines]
+    assert len(set(pairs)) == len(pairs)
+
+
+def _killed(args: list[str], out: Path, at: int, rank: int, nproc: int) -> int:
+    """Start, kill -9 `rank` when `at` steps are done; the last step that was written down."""
+    with live(args, out.parent, ENV) as run:
+        ranks: list[psutil.Process] = run.ranks(nproc)
+        run.until(lambda: len(records(out)) >= at)
+        ranks[rank].kill()
+        assert run.wait(30) == 137, run.err
+        run.nobody_left()
+        lines = run.err.rstrip().splitlines()
+    assert lines[-1] == f"go on with: rankup run --resume {out}"
+    assert f"rank {rank} on " in lines[-2]
+    assert "killed by SIGKILL" in lines[-2]
+    return int(records(out)[-1]["step"])
+
+
+def _resumed_elsewhere(out: Path, name: str) -> Path:
+    """A copy of a killed run, so that it can be resumed in several ways."""
+    copy = out.with_name(name)
+    shutil.copytree(out, copy)
+    shutil.copy(out.with_suffix(".trace"), copy.with_suffix(".trace"))
+    return copy
+
+
+def _resume(run_rankup: RunRankup, out: Path, nproc: int) -> None:
+    more = ["language-model", "--trace-samples", out.with_suffix(".trace")]
+    done = run_rankup(["run", "--resume", out, "--nproc", str(nproc), *more], env=ENV)
+    assert done.returncode == 0, done.stderr
+    _each_once(out.with_suffix(".trace"))
+    final = records(out)[-1]
+    assert final["final"] is True
+    lives = json.loads((out / "job.json").read_text())["lives"]
+    assert lives[-1]["nproc"] == nproc
+    assert len(lives) == 2
+
+
+def _check(
+    run_rankup: RunRankup, text: TextFiles, folder: Path, first: int, others: list[int], draw: int
+) -> None:
+    whole, out = folder / "whole", folder / "out"
+    done = run_rankup(_args(text, whole, first), env=ENV)
+    assert done.returncode == 0, done.stderr
+    _each_once(whole.with_suffix(".trace"))
+    expected = losses(whole)
+    dice = random.Random(draw)
+    at, rank = dice.randint(9, 40), dice.randrange(first)
+    last = _killed(_args(text, out, first), out, at, rank, first)
+    assert last < max(expected)
+    for nproc in others:
+        copy = _resumed_elsewhere(out, f"on-{nproc}")
+        _resume(run_rankup, copy, nproc)
+        found = losses(copy)
+        if nproc == first:
+            assert found == expected, "bit for bit"
+        else:
+            assert found == pytest.approx(expected, rel=1e-5)
+            after = {step: loss for step, loss in found.items() if step > last}
+            assert after, "it went on"
+
+
+def test_kill_and_resume(run_rankup: RunRankup, small_text: TextFiles, tmp_path: Path) -> None:
+    _check(run_rankup, small_text, tmp_path, 2, [3], draw=random.randrange(1000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", range(2))
+@pytest.mark.parametrize(("first", "others"), [(1, [1, 2]), (2, [2, 4]), (3, [3, 1]), (4, [1, 4])])
+def test_kills_at_all_world_sizes(
+    run_rankup: RunRankup,
+    small_text: TextFiles,
+    tmp_path: Path,
+    first: int,
+    others: list[int],
+    draw: int,
+) -> None:
+    _check(run_rankup, small_text, tmp_path, first, others, draw=10 * first + draw)
+
+
+@pytest.mark.slow
+def test_a_kill_before_the_first_checkpoint(
+    run_rankup: RunRankup, small_text: TextFiles, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    args = _args(small_text, out, 2)
+    args[args.index("--checkpoint-every") + 1] = "1000"
+    with live(args, tmp_path, ENV) as run:
+        ranks = run.ranks(2)
+        run.until(lambda: len(records(out)) >= 3)
+        ranks[0].kill()
+        assert run.wait(30) == 137
+    _resume(run_rankup, out, 1)

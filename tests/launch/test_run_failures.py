@@ -1,0 +1,217 @@
+"""One rank's failure ends the run in bounded time; the last lines say who and why (invariant 6).
+
+Nothing of a run outlives it, however it ends.
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from .live import Live, live, script
+
+NODE = platform.node()
+# Start-up of the ranks included, on a machine that has other things to do.
+SECONDS = 25.0
+LAUNCHER = (
+    "ChildFailedError",
+    "torchrun",
+    "torch/distributed/run.py",
+    "elastic",
+    "runpy",
+    "worker",
+)
+
+RAISES = """
+import torch, rankup
+
+world = rankup.setup()
+
+def inner():
+    raise ValueError("the cause: ä")
+
+def step():
+    if world.rank == 1:
+        inner()
+    torch.distributed.all_reduce(torch.ones(1))
+
+rankup.barrier()
+step()
+"""
+
+
+def _fails(tmp_path: Path, text: str, nproc: int = 2, within: float = SECONDS) -> tuple[int, str]:
+    """Exit code and stderr of a script that has to fail, without its first line."""
+    path = script(tmp_path, text)
+    with live(["run", "--nproc", str(nproc), path], tmp_path) as run:
+        code = run.wait(within)
+        run.nobody_left()
+        first, _, rest = run.err.partition("\n")
+        assert first.startswith("run 2"), run.err
+        return code, rest
+
+
+def test_an_exception_on_one_rank(tmp_path: Path) -> None:
+    code, err = _fails(tmp_path, RAISES)
+    assert code == 1
+    lines = err.rstrip().splitlines()
+    assert lines[-1] == f"rank 1 on {NODE} failed: ValueError: the cause: ä"
+    assert err.count("Traceback (most recent call last):") == 1, "its own, and no one else's"
+    start = lines.index("Traceback (most recent call last):")
+    assert lines[start + 1] == f'  File "{tmp_path}/script.py", line 15, in <module>'
+    assert f'  File "{tmp_path}/script.py", line 7, in inner' in lines
+    assert not [word for word in LAUNCHER if word in err.replace(str(tmp_path), "")], err
+
+
+DIES = """
+import os, signal, sys, time, rankup
+world = rankup.setup()
+rankup.barrier()
+if world.rank == {rank}:
+    {how}
+rankup.barrier()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "cause"),
+    [
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            137,
+            "its process was killed by SIGKILL; out of memory is the usual reason",
+        ),
+        ("os.abort()", 134, "its process was killed by SIGABRT"),
+        ("os._exit(9)", 9, "its process exited with code 9 and said nothing"),
+        ("sys.exit(7)", 7, "exited with code 7"),
+        ("sys.exit('no data')", 1, "exited with code 1: no data"),
+    ],
+)
+def test_a_rank_that_ends_by_itself(tmp_path: Path, how: str, code: int, cause: str) -> None:
+    found, err = _fails(tmp_path, DIES.format(rank=1, how=how))
+    assert err.rstrip().splitlines()[-1] == f"rank 1 on {NODE} failed: {cause}"
+    assert found == code
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_which_rank_it_was(tmp_path: Path, rank: int) -> None:
+    for how in ("os.kill(os.getpid(), signal.SIGSEGV)", "raise OSError('disk')"):
+        _, err = _fails(tmp_path, DIES.format(rank=rank, how=how), nproc=3)
+        assert err.rstrip().splitlines()[-1].startswith(f"rank {rank} on {NODE} failed: ")
+
+
+def test_a_failure_before_setup(tmp_path: Path) -> None:
+    text = "import os\nif os.environ['RANK'] == '1':\n    import no_such_module\n"
+    code, err = _fails(tmp_path, text + "import rankup\nrankup.setup()\n")
+    assert code == 1
+    assert "line 3, in <module>" in err
+    last = f"rank 1 on {NODE} failed: ModuleNotFoundError: No module named 'no_such_module'"
+    assert err.rstrip().splitlines()[-1] == last
+
+
+def test_a_script_that_is_not_python(tmp_path: Path) -> None:
+    code, err = _fails(tmp_path, "x = (\nprint(", nproc=1)
+    assert code == 1
+    assert f'File "{tmp_path}/script.py", line ' in err
+    assert err.rstrip().splitlines()[-1].startswith(f"rank 0 on {NODE} failed: SyntaxError: ")
+    assert not [word for word in LAUNCHER if word in err.replace(str(tmp_path), "")], err
+
+
+WORKERS = """
+import os, signal, time, rankup
+from torch.utils.data import DataLoader
+
+world = rankup.setup()
+for number, batch in enumerate(DataLoader(range(10_000), batch_size=1, num_workers=2)):
+    rankup.barrier()
+    if world.rank == 1 and number == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_loader_processes_end_with_their_rank(tmp_path: Path) -> None:
+    code, err = _fails(tmp_path, WORKERS)
+    assert code == 137
+    assert f"rank 1 on {NODE} failed: its process was killed by SIGKILL" in err
+
+
+IGNORES = """
+import signal, time, rankup
+world = rankup.setup()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+rankup.barrier()
+if world.rank == 1:
+    raise ValueError("the cause")
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_will_not_go(tmp_path: Path) -> None:
+    code, err = _fails(tmp_path, IGNORES, within=60)
+    assert code == 1
+    assert err.rstrip().splitlines()[-1] == f"rank 1 on {NODE} failed: ValueError: the cause"
+
+
+SLEEPS = """
+import os, sys, time, rankup
+rankup.setup()
+open(os.path.join(os.environ["ANSWERS"], os.environ["RANK"]), "w").close()
+time.sleep(600)
+"""
+
+
+def _sleeping(tmp_path: Path) -> tuple[list[str | Path], dict[str, str], Path]:
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    path = script(tmp_path, SLEEPS)
+    return ["run", "--nproc", "2", path], {"ANSWERS": str(answers)}, answers
+
+
+def _both(run: Live, answers: Path) -> None:
+    run.until(lambda: len(list(answers.iterdir())) == 2)
+
+
+@pytest.mark.parametrize("who", ["command", "agent"])
+def test_kill_of_what_started_the_ranks(tmp_path: Path, who: str) -> None:
+    args, env, answers = _sleeping(tmp_path)
+    with live(args, tmp_path, env) as run:
+        _both(run, answers)
+        (run.agent() if who == "agent" else run.process).send_signal(signal.SIGKILL)
+        started = time.monotonic()
+        code = run.wait(10)
+        run.nobody_left(within=10)
+        assert time.monotonic() - started < 15
+        assert code == (137 if who == "agent" else -9)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_script_that_is_asked_to_stop(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    args, env, answers = _sleeping(tmp_path)
+    with live(args, tmp_path, env) as run:
+        _both(run, answers)
+        run.process.send_signal(number)
+        assert run.wait(SECONDS) == code, run.err
+        run.nobody_left()
+        assert "Traceback" not in run.err
+
+
+def test_asked_to_stop_before_the_ranks_are_there(tmp_path: Path) -> None:
+    args, env, _ = _sleeping(tmp_path)
+    with live(args, tmp_path, env) as run:
+        run.until(lambda: run.err.startswith("run 2"))
+        run.until(lambda: len(run.family()) > 1)
+        run.process.send_signal(signal.SIGINT)
+        code = run.wait(SECONDS)
+        run.nobody_left()
+        assert "Traceback" not in run.err
+        assert code == 130

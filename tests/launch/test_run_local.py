@@ -1,0 +1,227 @@
+"""`rankup run SCRIPT`: a script finds what it would find under plain python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rankup
+from tests.conftest import RunRankup
+
+from .live import live, script
+
+PROBE = """
+import json, os, sys
+from pathlib import Path
+import beside
+rank = os.environ.get("RANK", "plain")
+Path(os.environ["ANSWERS"], rank).write_text(json.dumps({
+    "args": sys.argv[1:],
+    "argv0": os.path.realpath(sys.argv[0]),
+    "file": os.path.realpath(__file__),
+    "name": __name__,
+    "path0": sys.path[0],
+    "cwd": os.getcwd(),
+    "beside": beside.VALUE,
+    "main": sys.modules["__main__"].__dict__ is globals(),
+    "torch": "torch" in sys.modules,
+    "world": [os.environ.get(k) for k in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")],
+    "threads": os.environ.get("OMP_NUM_THREADS"),
+    "run": os.environ.get("RANKUP_RUN_DIR"),
+}))
+sys.stdout.write(f"said by {rank}\\n")  # at once, or the ranks talk at the same time
+"""
+ARGS = (
+    *("plain", "two words", "", "quo'te\"s", "$HOME `id`; rm *", "übergröße 漢字", "a\\b", "x\ny"),
+    *("--nproc", "7", "--help", "--out=x", "--", "-h", "--", "-x=1", "--rdzv-backend", "c10d"),
+)
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Path:
+    """The path of a script that writes down what it finds, with a module beside it."""
+    script(tmp_path, "VALUE = 1", "deep/beside.py")
+    return script(tmp_path, PROBE, "deep/probe.py")
+
+
+def _answers(folder: Path) -> dict[str, Any]:
+    return {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
+
+
+def test_a_script_finds_what_plain_python_gives_it(
+    run_rankup: RunRankup, probe: Path, tmp_path: Path
+) -> None:
+    answers, cwd = tmp_path / "answers", tmp_path / "elsewhere"
+    answers.mkdir()
+    cwd.mkdir()
+    env = {"ANSWERS": str(answers)}
+    environment = {**os.environ, **env}
+    environment.pop("OMP_NUM_THREADS", None)
+    relative = os.path.relpath(probe, cwd)
+    subprocess.run([sys.executable, relative, *ARGS], cwd=cwd, env=environment, check=True)
+    done = run_rankup(["run", "--nproc", "2", relative, *ARGS], cwd=cwd, env=env)
+    assert done.returncode == 0, done.stderr
+    found = _answers(answers)
+    plain = found.pop("plain")
+    assert set(found) == {"0", "1"}
+    [run] = (cwd / "runs" / "probe").iterdir()
+    for rank, answer in found.items():
+        assert answer.pop("world") == ["2", rank, "2"]
+        assert answer.pop("run") == str(run)
+        if "OMP_NUM_THREADS" not in os.environ:
+            assert answer["threads"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+        expected = {key: plain[key] for key in plain if key not in ("world", "run", "threads")}
+        answer.pop("threads")
+        assert answer == expected
+    assert sorted(done.stdout.splitlines()) == ["said by 0", "said by 1"]
+    *warnings, last = done.stderr.splitlines()
+    assert last == f"run {run.name} in {run}"
+    assert [line.split()[1] for line in warnings] == ["--nproc", "--out"], "easily misplaced"
+    _check_job(run, probe, cwd)
+
+
+def _check_job(run: Path, probe: Path, cwd: Path) -> None:
+    job = json.loads((run / "job.json").read_text())
+    [life] = job.pop("lives")
+    assert life["nproc"] == 2
+    assert life["node"] == os.uname().nodename
+    assert time.strptime(life["started"], "%Y-%m-%dT%H:%M:%S%z")
+    versions = {
+        "rankup": rankup.__version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+    }
+    assert job == {
+        "id": run.name,
+        "kind": "script",
+        "target": str(probe),
+        "args": list(ARGS),
+        "cwd": str(cwd),
+        "versions": versions,
+        "git": {},
+    }
+    assert (run / "log").is_dir()
+
+
+def test_threads_that_are_set_stay(run_rankup: RunRankup, probe: Path, tmp_path: Path) -> None:
+    (tmp_path / "answers").mkdir()
+    env = {"ANSWERS": str(tmp_path / "answers"), "OMP_NUM_THREADS": "5"}
+    done = run_rankup(["run", probe], env=env)
+    assert done.returncode == 0, done.stderr
+    answer = _answers(tmp_path / "answers")["0"]
+    assert answer["threads"] == "5"
+    assert answer["world"][0] == "1", "one rank is the default on CPU"
+
+
+def test_files_in_the_current_folder_do_no_harm(probe: Path, tmp_path: Path) -> None:
+    """`python deep/probe.py` never sees a `random.py` in the current folder, nor does `rankup`."""
+    (tmp_path / "answers").mkdir()
+    for name in ("random", "queue", "tempfile", "torch"):
+        script(tmp_path, "raise ImportError('not this one')", f"{name}.py")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("rankup"), "run", probe],
+        cwd=tmp_path,
+        env={**os.environ, "ANSWERS": str(tmp_path / "answers")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+COMMIT = """
+import subprocess
+for words in (["init", "-q"], ["add", "one.py"], ["commit", "-qm", "first"]):
+    name = ["-c", "user.name=x", "-c", "user.email=x@y"]
+    subprocess.run(["git", *name, *words], check=True)
+"""
+
+
+def test_the_commit_is_noted(run_rankup: RunRankup, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    one = script(folder, "pass", "one.py")
+    subprocess.run([sys.executable, "-c", COMMIT], cwd=folder, check=True)
+    for out, changed in (("a", False), ("b", True)):
+        done = run_rankup(["run", "--out", tmp_path / out, one], cwd=folder)
+        assert done.returncode == 0, done.stderr
+        git = json.loads((tmp_path / out / "job.json").read_text())["git"]
+        assert len(git["commit"]) == 40
+        assert git["changed"] is changed
+        one.write_text("pass  # changed")
+
+
+WORKERS = """
+import sys, torch, rankup
+from torch.utils.data import DataLoader, Dataset
+
+class Squares(Dataset):
+    def __len__(self):
+        return 13
+    def __getitem__(self, index):
+        return index * index
+
+if __name__ == "__main__":
+    world = rankup.setup()
+    context = sys.argv[1]
+    loader = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context=context)
+    total = sum(int(batch.sum()) for batch in rankup.shard(loader))
+    sys.stdout.write(f"total {int(rankup.all_reduce(total))}\\n")
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_loader_processes(run_rankup: RunRankup, tmp_path: Path, context: str) -> None:
+    path = script(tmp_path, WORKERS)
+    done = run_rankup(["run", "--nproc", "2", path, context])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"total {sum(i * i for i in range(13))}\n" * 2
+
+
+SLEEP = "import os, time; open(os.environ['ANSWERS'], 'w').close(); time.sleep(100)"
+
+
+def test_a_run_is_not_started_twice(run_rankup: RunRankup, tmp_path: Path) -> None:
+    out, there = tmp_path / "out", tmp_path / "there"
+    path = script(tmp_path, SLEEP)
+    with live(["run", "--out", out, path], tmp_path, {"ANSWERS": str(there)}) as first:
+        first.until(there.exists)
+        again = run_rankup(["run", "--resume", out], timeout=20)
+        assert again.returncode == 2
+        assert "is going on already (process" in again.stderr
+        same = run_rankup(["run", "--out", out, path], timeout=20)
+        assert same.returncode == 2
+        assert "is a run already" in same.stderr
+        assert len(json.loads((out / "job.json").read_text())["lives"]) == 1
+
+
+WITHOUT_STARTING = """
+import sys
+from rankup.launch import local
+local.start = lambda *args: print("started") or 0
+from rankup.cli import app
+app(sys.argv[1:], standalone_mode=False)
+print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("target", ["script.py", "language-model"])
+def test_the_parent_process_imports_no_torch(tmp_path: Path, target: str) -> None:
+    script(tmp_path, "pass")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_STARTING, "run", "--nproc", "2", target],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["started", "False"], done.stderr

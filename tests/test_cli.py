@@ -1,0 +1,227 @@
+"""The command line: quick answers, and bad input named without a traceback or a trace on disk."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankup
+from rankup.base.errors import UserError
+from rankup.launch import local
+from rankup.launch import run as launch_run
+from rankup.launch.run import Request
+from rankup.site import gpus, rundir
+from tests.conftest import RunRankup, TextFiles
+
+LM = "language-model"
+COMMAND = str(Path(sys.executable).with_name("rankup"))
+
+
+def _seconds(*words: str) -> float:
+    start = time.perf_counter()
+    subprocess.run([COMMAND, *words], check=True, capture_output=True, timeout=20)
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",)])
+def test_quick(words: tuple[str, ...]) -> None:
+    """Invariant 8: login verbs are quick."""
+    # On a machine that is busy with something else some of these come late; try a while.
+    deadline = time.monotonic() + 20
+    best = min(_seconds(*words) for _ in range(3))
+    while best > 0.3 and time.monotonic() < deadline:
+        best = min(best, _seconds(*words))
+    assert best <= 0.3
+
+
+def test_version(run_rankup: RunRankup) -> None:
+    done = run_rankup(["--version"])
+    assert (done.returncode, done.stdout) == (0, f"rankup {rankup.__version__}\n")
+
+
+def test_help(run_rankup: RunRankup) -> None:
+    for words in (["--help"], ["-h"], ["run", "-h"], ["run", LM, "--help"], ["run", LM, "-h"]):
+        done = run_rankup(words)
+        assert done.returncode == 0
+        assert done.stderr == ""
+    assert "--seq-len" in done.stdout
+    assert "--global-batch" in done.stdout
+
+
+def test_recipes(run_rankup: RunRankup) -> None:
+    done = run_rankup(["recipes"])
+    assert done.returncode == 0
+    assert done.stdout.startswith("language-model ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rum"], "rum"),
+        (["run", "--nprocs", "2", LM], "--nproc"),
+        (["run", "--nproc", "0", LM], "--nproc"),
+        (["run", "--nproc", "two", LM], "--nproc"),
+    ],
+)
+def test_usage(run_rankup: RunRankup, tmp_path: Path, words: list[str], said: str) -> None:
+    done = run_rankup(words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+# Words after `rankup run`, with the paths of the fixture `_texts` put in; and what has to be said.
+BAD: dict[str, tuple[str, str]] = {
+    "nothing": ("", "nothing to run: name a recipe or a script"),
+    "unknown flag": (f"{LM} --global-bach 8", "did you mean --global-batch"),
+    "unknown recipe": ("language-modle", "did you mean language-model?"),
+    "missing script": ("missing.py", "missing.py does not exist"),
+    "folder": (".", ". is a folder"),
+    "no python": ("{train}", "is not a Python script (.py) and not a recipe"),
+    "missing text": (f"{LM} --train {{folder}}/no.txt", "no.txt"),
+    "empty text": (f"{LM} --train {{empty}}", "empty.txt"),
+    "valid alone": (f"{LM} --valid {{valid}}", "--train"),
+    "not text": (f"{LM} --train {{binary}}", "binary"),
+    "micro batch": (f"{LM} --micro-batch 9 --global-batch 8", "--micro-batch 8 or less"),
+    "seq len": (f"{LM} --train {{train}} --valid {{short}} --seq-len 64", "valid text"),
+    "heads": (f"{LM} --dim 10 --heads 4", "heads that fit: 1, 2, 5"),
+    "dropout": (f"{LM} --dropout 1", "--dropout 1.0 would drop everything"),
+    "steps and epochs": (f"{LM} --steps 3 --epochs 2", "both say how long to train"),
+    "no steps": (f"{LM} --steps 0", "--steps: 0 is too small"),
+    "unknown run": ("--resume 20250101-000000-abcd", "no run '20250101-000000-abcd'"),
+    "no last run": ("--resume last", "no run 'last'"),
+    "resume and out": ("--resume last --out x", "leave --out away"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input(run_rankup: RunRankup, small_text: TextFiles, tmp_path: Path, what: str) -> None:
+    cwd = tmp_path / "here"
+    cwd.mkdir()
+    extra = {"empty": b"", "binary": b"\xff\xfe\x00" * 50, "short": b"a few words only"}
+    for name, data in extra.items():
+        (tmp_path / f"{name}.txt").write_bytes(data)
+    paths = {name: tmp_path / f"{name}.txt" for name in ("train", "valid", *extra)}
+    words, said = BAD[what]
+    done = run_rankup(["run", *words.format(folder=tmp_path, **paths).split()], cwd=cwd)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert done.stderr.startswith("rankup: ")
+    assert "Traceback" not in done.stderr
+    assert os.listdir(cwd) == [], "nothing is left behind"
+
+
+def test_a_folder_of_the_user_stays(run_rankup: RunRankup, tmp_path: Path) -> None:
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    out.mkdir()
+    done = run_rankup(["run", "--out", out, LM, "--train", tmp_path / "no.txt"])
+    assert done.returncode == 2
+    assert os.listdir(out) == []
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("years of work")
+    done = run_rankup(["run", "--out", mine, LM])
+    assert done.returncode == 2
+    assert "is not empty" in done.stderr
+    assert os.listdir(mine) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [('run = "x"', "did you mean runs?"), ("runs = 3", "must be a string"), ("=", "not TOML")],
+)
+def test_bad_configuration(run_rankup: RunRankup, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "rankup.toml").write_text(text)
+    (tmp_path / "a.py").write_text("pass")
+    done = run_rankup(["run", "a.py"])
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"rankup: {tmp_path}/rankup.toml: ")
+    assert said in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["a.py", "rankup.toml"]
+
+
+# --- in this process, with the ranks left out
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...]]:
+    """What `rankup run` would have started, from an empty folder and without GPUs."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(local, "start", lambda *args: calls.append(args) or 0)
+    monkeypatch.setattr(gpus, "visible_gpus", lambda environment: 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("pass")
+    (tmp_path / "b.py").write_text("pass")
+    return calls
+
+
+def test_more_ranks_than_gpus(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpus, "visible_gpus", lambda environment: 2)
+    with pytest.raises(UserError, match=r"--nproc 3 asks for more ranks than the 2 GPU\(s\)"):
+        launch_run.run(Request("a.py", nproc=3))
+    assert not (tmp_path / "runs").exists()
+    assert launch_run.run(Request("a.py")) == 0
+    assert started[0][2] == 2, "one per GPU by default"
+
+
+def test_no_torch(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find: Callable[..., Any] = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "torch" else find(name, *a)
+    )
+    with pytest.raises(UserError, match=r"has no torch; load your site's PyTorch module, or"):
+        launch_run.run(Request("a.py"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_idle_ranks_are_a_warning(
+    started: list[tuple[Any, ...]], small_text: TextFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = ("--train", str(small_text.train), "--global-batch", "8", "--micro-batch", "3")
+    assert launch_run.run(Request(LM, train, nproc=3)) == 0
+    assert "warning:" not in capsys.readouterr().err
+    assert launch_run.run(Request(LM, train, nproc=5)) == 0
+    assert "feeds 3 of 5 ranks; 2 will idle" in capsys.readouterr().err
+    assert [call[2] for call in started] == [3, 5]
+
+
+def test_resume_of_another_target(started: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    launch_run.run(Request("a.py", ("x",)))
+    with pytest.raises(UserError, match=r"is a run of .*a\.py, not of .*b\.py; leave TARGET away"):
+        launch_run.run(Request("b.py", resume="last"))
+    launch_run.run(Request("a.py", ("y",), resume="last"))
+    launch_run.run(Request(None, resume="last", nproc=3))
+    assert [call[0].args for call in started] == [["x"], ["x", "y"], ["x", "y"]]
+    assert [call[3] for call in started] == [False, True, True]
+    [run] = (tmp_path / "runs" / "a").iterdir()
+    assert [life["nproc"] for life in rundir.read(run).lives] == [1, 1, 3]
+
+
+def test_the_exit_code_is_the_jobs_whatever_happens_later(
+    started: list[tuple[Any, ...]],
+    small_text: TextFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """While the run goes on the user breaks `rankup.toml`, which the last line looks at."""
+
+    def start(job: Any, directory: Path, *rest: Any) -> int:
+        (directory / "checkpoints").mkdir()
+        (tmp_path / "rankup.toml").write_text("=")
+        return 137
+
+    monkeypatch.setattr(local, "start", start)
+    request = Request(LM, ("--train", str(small_text.train)), out=tmp_path / "out")
+    assert launch_run.run(request) == 137
