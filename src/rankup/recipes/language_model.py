@@ -39,7 +39,7 @@ class Windows:
 
     def count(self, samples: torch.Tensor) -> int:
         missing = len(self) * self.seq_len - self.targets
-        return len(samples) * self.seq_len - missing * int((samples == len(self) - 1).sum())
+        return len(samples) * self.seq_len - missing * samples.tolist().count(len(self) - 1)
 
     def batch(self, samples: torch.Tensor) -> Batch:
         starts = samples.numpy() * self.seq_len

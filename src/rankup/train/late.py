@@ -14,12 +14,14 @@ class Late:
     step has queued behind it; the copy is queued at once instead, and waited for alone.
     """
 
-    def __init__(self, values: torch.Tensor) -> None:
+    def __init__(self, *values: torch.Tensor) -> None:
+        self._values = values
         self._ready: torch.cuda.Event | None = None
-        self._host = values
-        if values.device.type == "cuda":
-            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._host.copy_(values, non_blocking=True)
+        if values[0].device.type == "cuda":
+            flat = torch.cat([value.double().reshape(-1) for value in values])
+            host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+            host.copy_(flat, non_blocking=True)
+            self._values = (host,)
             self._ready = torch.cuda.Event()
             self._ready.record()
 
@@ -27,7 +29,7 @@ class Late:
         """The numbers, in order."""
         if self._ready is not None:
             self._ready.synchronize()
-        return self._host.tolist()
+        return [number for value in self._values for number in value.reshape(-1).tolist()]
 
 
 class Clock:

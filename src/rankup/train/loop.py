@@ -148,7 +148,8 @@ class _Run:
     def _stop_at_nonfinite(self, taken: Taken) -> None:
         """Say whose loss it was. Every rank comes here at the same step."""
         which = f"{taken.dealt.start}..{taken.dealt.stop - 1}"
-        everyone = all_gather_object((bool(taken.finite), self.world.node, which))
+        finite = all(bool(torch.isfinite(loss)) for loss in taken.losses)
+        everyone = all_gather_object((finite, self.world.node, which))
         guilty = [
             f"rank {rank} on {node} (micro-batches {dealt})"
             for rank, (finite, node, dealt) in enumerate(everyone)

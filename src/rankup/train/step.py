@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ class Taken:
         count: valid targets of the global batch.
         late: summed loss, ranks whose loss is not finite, ranks asked to stop, seconds that all
             ranks waited for data, gradient norm.
-        finite: whether the loss was finite on this rank.
+        losses: summed loss of each micro-batch this rank computed.
         dealt: the micro-batches this rank computed.
         clock: how long the step took.
         valid_loss: where a validation followed.
@@ -42,7 +43,7 @@ class Taken:
     lr: float
     count: int
     late: Late
-    finite: torch.Tensor
+    losses: list[torch.Tensor]
     dealt: range
     clock: Clock
     valid_loss: float | None = None
@@ -88,7 +89,7 @@ class Stepper:
         dealt = step.dealt(world.rank, world.world_size)
         # A rank without work goes through one micro-batch with weight zero, to join the exchange.
         indices, weight = (dealt, 1.0) if dealt else (range(1), 0.0)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
+        losses: list[torch.Tensor] = []
         waited = 0.0
         self.statistics.begin_step()
         for index in indices:
@@ -103,11 +104,11 @@ class Stepper:
             with self._exchange_at(last):
                 loss = self.loss(self.replica, batch)
                 if weight:
-                    loss_sum += loss.detach()
+                    losses.append(loss.detach())
                     self.trace.drew(samples)
                     self.statistics.collect()
                 if last:  # the one small reduction runs beside the backward
-                    packed, work = self._reduce(loss_sum, waited, stop)
+                    packed, work = self._reduce(losses, waited, stop)
                 (loss * (scale * weight)).backward()
             self.statistics.rewind()
         norm = self._clip()
@@ -117,8 +118,7 @@ class Stepper:
             work.wait()  # it was under way before the gradients, so it is here with them
         self.statistics.end_step(packed[4:], len(step.micro_batches))
         clock.stop()
-        late = Late(torch.cat([packed[:4], norm.double().reshape(1)]))
-        return Taken(step, lr, count, late, torch.isfinite(loss_sum), dealt, clock)
+        return Taken(step, lr, count, Late(packed[:4], norm), losses, dealt, clock)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The task's summed loss, in the precision that was asked for."""
@@ -154,18 +154,23 @@ class Stepper:
         return self.replica.no_sync()  # type: ignore[operator]
 
     def _reduce(
-        self, loss_sum: torch.Tensor, waited: float, stop: StopFlag
+        self, losses: list[torch.Tensor], waited: float, stop: StopFlag
     ) -> tuple[torch.Tensor, dist.Work | None]:
         """Start the sum over ranks of loss, flags, waiting time and running statistics."""
         device = self.world.device
-        host = torch.tensor([float(stop.raised), waited], dtype=torch.float64)
-        packed = torch.cat(
-            [
-                torch.stack([loss_sum, (~torch.isfinite(loss_sum)).double()]),
-                host.to(device, non_blocking=True),
-                self.statistics.total(device),
-            ]
-        )
+        if device.type == "cpu":  # plain numbers: a handful of tiny tensors would cost more
+            loss = sum(part.item() for part in losses)
+            numbers = [loss, not math.isfinite(loss), stop.raised, waited]
+            packed = torch.tensor(numbers, dtype=torch.float64)
+        else:
+            total = torch.zeros((), dtype=torch.float64, device=device)
+            for part in losses:
+                total += part
+            host = torch.tensor([float(stop.raised), waited], dtype=torch.float64)
+            flags = torch.stack([total, (~torch.isfinite(total)).double()])
+            packed = torch.cat([flags, host.to(device, non_blocking=True)])
+        if self.statistics.size:
+            packed = torch.cat([packed, self.statistics.total(device)])
         if self.world.world_size == 1:
             return packed, None
         return packed, dist.all_reduce(packed, async_op=True)
