@@ -159,7 +159,7 @@ def test_a_file_that_is_missing_empty_or_a_directory_is_named(
     for kind, said in {
         "missing": "does not exist",
         "empty": "empty",
-        "folder": "is a directory",
+        "folder": "is no regular file",
     }.items():
         root = tmp_path / kind
         root.mkdir()
