@@ -68,7 +68,7 @@ def arguments(description: str) -> Effort:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="3 short rounds: about a minute")
     quick = parser.parse_args().quick
-    return Effort(True, 3, 0.4) if quick else Effort(False, 21, 0.6)
+    return Effort(True, 3, 0.4) if quick else Effort(False, 9, 0.6)
 
 
 class Team:

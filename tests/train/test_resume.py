@@ -55,18 +55,20 @@ def _run(
 
 def _interrupted(
     ranks: RankPool, world_size: int, directory: Path, options: TrainOptions, step: int = 2
-) -> None:
-    """A run that was asked to stop in `step`, and stopped in the one after it, or in that same one
-    where a validation follows it."""
+) -> int:
+    """A run that was asked to stop in `step`, and where it stopped: in the one after it, or in that
+    same one where a validation follows it."""
     events = {sample_at(options, N, step, position=20): "stop"}
     report = _run(ranks, world_size, directory, options, events=events)
     assert report.outcome is not None
     assert not report.outcome.finished
-    stopped = step if options.valid_every == 1 else step + 1
+    validations = options.valid_every or 3  # five in a run of 12 steps
+    stopped = step if step % validations == 0 else step + 1
     assert report.outcome.place.step == stopped
     assert f"stopped at step {stopped} of 12" in report.output
     assert not (directory / "model-final.pt").exists()
     assert len(losses(directory)) == stopped
+    return stopped
 
 
 def _resumed(
@@ -101,8 +103,8 @@ def test_bit_for_bit_from_every_step_of_an_epoch(
 ) -> None:
     options = replace(OPTIMIZERS[optimizer], micro_batch=7)
     _run(ranks, world_size, tmp_path / "whole", options)
-    _interrupted(ranks, world_size, tmp_path / "resumed", options, step)
-    _resumed(ranks, world_size, tmp_path / "resumed", options, step + 1)
+    stopped = _interrupted(ranks, world_size, tmp_path / "resumed", options, step)
+    _resumed(ranks, world_size, tmp_path / "resumed", options, stopped)
     assert_bit_for_bit(tmp_path / "resumed", tmp_path / "whole")
 
 

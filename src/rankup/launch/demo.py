@@ -18,8 +18,8 @@ from .run import Request, run
 # Four micro-batches to a batch; half a minute of one core, of which the second rank saves half.
 _ARGS = (
     *("--vocab", "byte", "--seq-len", "128", "--layers", "4", "--dim", "256", "--heads", "4"),
-    *("--global-batch", "16", "--micro-batch", "4", "--steps", "80", "--lr", "1e-3"),
-    *("--warmup", "8", "--valid-every", "20", "--checkpoint-every", "40"),
+    *("--global-batch", "16", "--micro-batch", "4", "--steps", "64", "--lr", "1e-3"),
+    *("--warmup", "8", "--valid-every", "16", "--checkpoint-every", "32"),
 )
 # One thread per rank on both sides, so that two ranks have twice the cores of one.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
