@@ -57,14 +57,15 @@ def _interrupted(
     ranks: RankPool, world_size: int, directory: Path, options: TrainOptions, step: int = 2
 ) -> int:
     """A run that was asked to stop in `step`, and where it stopped: in the one after it, or in that
-    same one where a validation follows it."""
+    same one where a validation follows it that a rank can leave."""
     events = {sample_at(options, N, step, position=20): "stop"}
     report = _run(ranks, world_size, directory, options, events=events)
     assert report.outcome is not None
     assert not report.outcome.finished
+    stopped = report.outcome.place.step
     validations = options.valid_every or 3  # five in a run of 12 steps
-    stopped = step if step % validations == 0 else step + 1
-    assert report.outcome.place.step == stopped
+    # A rank that has nothing to validate does not leave the validation.
+    assert stopped == step + 1 or (stopped == step and step % validations == 0)
     assert f"stopped at step {stopped} of 12" in report.output
     assert not (directory / "model-final.pt").exists()
     assert len(losses(directory)) == stopped
