@@ -22,10 +22,20 @@ import psutil
 import pytest
 
 from .pool import RankPool
+from .slurm.fixtures import slurm as slurm
+from .slurm.fixtures import slurm_session as slurm_session
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # Every process started from here inherits it, also one whose parent has died.
 _MARK = "RANKUP_TEST_SESSION"
+
+
+def pytest_configure() -> None:
+    """Tests see no Slurm but the one they start: on a login node they would submit jobs."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "RANKUP_RUN", "RANKUP_END")):
+            del os.environ[name]
+    os.environ["SLURM_CONF"] = os.devnull
 
 
 @dataclass(frozen=True)
