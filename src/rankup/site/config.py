@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..base.errors import UserError, nearest
 from ..base.files import user_path
+from . import profile, rules, schema
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,9 +26,42 @@ class Config:
 
     Attributes:
         runs: the folder that run directories are made in, relative to the file.
+        runs_set: whether the file says so; else it is `./runs`.
+        profile: the site, instead of the detected one.
+        site: what is laid over the site's profile (`[site]`, see `profile.override`).
+        job: defaults of options of `rankup run` (`[job]`); `environment`, and `container` where
+            it is no URI, are absolute paths, relative ones being relative to the file.
+        file: where this was read; None without a file.
     """
 
     runs: Path = Path("runs")
+    runs_set: bool = False
+    profile: str | None = None
+    site: Mapping[str, Any] = field(default_factory=dict)
+    job: Mapping[str, Any] = field(default_factory=dict)
+    file: Path | None = None
+
+
+JOB = rules.Table(
+    {
+        "account": rules.WORD,
+        "partition": rules.WORD,
+        "qos": rules.WORD,
+        "reservation": rules.WORD,
+        "time": rules.TEXT,
+        "nodes": rules.whole(1),
+        "nproc": rules.whole(1),
+        "retries": rules.whole(0),
+        "mail": rules.WORD,
+        "container": rules.TEXT,
+        "environment": rules.TEXT,
+        "env": rules.list_of(rules.STRING, "a list of strings"),
+        "sbatch": rules.OPTIONS,
+    }
+)
+FILE = rules.Table(
+    {"runs": rules.STRING, "profile": rules.TEXT, "site": schema.PROFILE, "job": JOB}
+)
 
 
 def load(start: Path) -> Config:
@@ -46,11 +82,26 @@ def _read(path: Path) -> Config:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not TOML: {error}") from None
-    known = [field.name for field in fields(Config)]
-    for key, value in values.items():
-        if key not in known:
-            raise UserError(f"{path}: unknown key {key!r}; {nearest(key, known)}")
-        if not isinstance(value, str):
-            raise UserError(f"{path}: {key} must be a string, found {value!r}")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    rules.check(values, FILE, str(path))
+    chosen = values.get("profile")
+    if chosen is not None and chosen not in profile.names():
+        raise UserError(f"{path}: no profile {chosen!r}; {nearest(chosen, profile.names())}")
     runs = user_path(values.get("runs", str(Config.runs)), f"{path}: runs")
-    return Config(runs=path.parent / runs)
+    return Config(
+        runs=path.parent / runs,
+        runs_set="runs" in values,
+        profile=chosen,
+        site=values.get("site", {}),
+        job=_job(values.get("job", {}), path),
+        file=path,
+    )
+
+
+def _job(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    job = dict(values)
+    for key in ("container", "environment"):
+        if key in job and not (key == "container" and "://" in job[key]):
+            job[key] = str(path.parent / user_path(job[key], f"{path}: job.{key}"))
+    return job

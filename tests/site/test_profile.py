@@ -1,0 +1,255 @@
+"""Profiles: what each site's file says, and what follows from it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.site import places, profile, rules
+from rankup.site.profile import Billing, Partition
+
+JSC_X86 = {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0"}
+JUPITER = {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_FAMILY": "AF_INET", "GLOO_USE_IPV6": "0"}
+SLINGSHOT = {"NCCL_SOCKET_IFNAME": "hsn0,hsn1,hsn2,hsn3"}
+UNBOUND = ("--gpu-bind=none",)
+
+# name: suffix, environment, srun, list_gpus, architecture, devices
+LAUNCH = {
+    "jureca-dc": ("i", JSC_X86, (), True, "x86_64", "cuda"),
+    "juwels-booster": ("i", JSC_X86, (), True, "x86_64", "cuda"),
+    "jusuf": ("i", JSC_X86, (), True, "x86_64", "cuda"),
+    "jupiter": ("", JUPITER, UNBOUND, False, "aarch64", "cuda"),
+    "jedi": ("", JUPITER, UNBOUND, False, "aarch64", "cuda"),
+    "perlmutter": ("", {}, UNBOUND, False, "x86_64", "cuda"),
+    "lumi-g": ("", SLINGSHOT, (), False, "x86_64", "rocm"),
+    "generic": ("", {}, (), False, "", "cuda"),
+    "local": ("", {}, (), False, "", "cuda"),
+}
+# name: default partition, its GPUs, cores, memory, minutes, units per node-hour
+NODES = {
+    "jureca-dc": ("dc-gpu", 4, 128, 512, 1440, "core-h", 128),
+    "juwels-booster": ("booster", 4, 48, 512, 1440, "core-h", 48),
+    "jusuf": ("gpus", 1, 128, 256, 1440, "core-h", 128),
+    "jupiter": ("booster", 4, 288, 878, 1440, "core-h", 288),
+    "jedi": ("all", 4, 288, 878, 1440, "core-h", 288),
+    "perlmutter": (None, 4, 64, 256, None, "node-h", 1),
+    "lumi-g": ("standard-g", 8, 56, 512, 2880, "GPU-h", 4),
+}
+JSC = {"jureca-dc", "juwels-booster", "jusuf", "jupiter", "jedi"}
+
+
+def test_every_profile_is_expected_here() -> None:
+    assert profile.names() == sorted(LAUNCH)
+
+
+@pytest.mark.parametrize("name", sorted(LAUNCH))
+def test_how_jobs_start(name: str) -> None:
+    found = profile.load(name)
+    assert found.name == name
+    assert (
+        found.host_suffix,
+        found.environment,
+        found.srun,
+        found.list_gpus,
+        found.architecture,
+        found.devices,
+    ) == LAUNCH[name]
+
+
+@pytest.mark.parametrize("name", ["jupiter", "jedi"])
+def test_jupiters_exceptions(name: str) -> None:
+    found = profile.load(name)
+    assert "GLOO_SOCKET_IFNAME" not in found.environment, "it resolves to IPv6 there"
+    words = " ".join((*found.sbatch, *found.srun))
+    assert "--exclusive" not in words
+    assert "--gpus-per-task" not in words, "NCCL could not see the other GPUs"
+
+
+@pytest.mark.parametrize("name", sorted(NODES))
+def test_what_the_nodes_are_and_cost(name: str) -> None:
+    found = profile.load(name)
+    nodes = found.shape(None)
+    assert nodes is not None
+    assert (
+        found.partition,
+        nodes.gpus,
+        nodes.cores,
+        nodes.memory_gb,
+        nodes.max_minutes,
+        found.billing.unit,
+        found.node_hour(nodes),
+    ) == NODES[name]
+    assert found.account_required
+
+
+@pytest.mark.parametrize("name", ["generic", "local"])
+def test_where_only_slurm_knows(name: str) -> None:
+    found = profile.load(name)
+    assert found.shape(None) is None
+    assert found.shape("gpu") is None
+    assert (found.partitions, found.partition, found.exclusive) == ({}, None, None)
+    assert not found.account_required
+    assert not found.mounts
+    assert not found.not_mounted
+
+
+def test_a_partition_that_the_profile_does_not_list() -> None:
+    assert profile.load("jureca-dc").shape("dc-gh") is None, "it may be of any kind"
+    perlmutter = profile.load("perlmutter")
+    assert not perlmutter.partitions, "chosen by constraint and qos"
+    assert perlmutter.shape("gpu_ss11") == perlmutter.node is not None
+
+
+def test_partitions_differ_from_their_site() -> None:
+    jureca = profile.load("jureca-dc")
+    assert not jureca.internet
+    assert jureca.partitions["dc-gpu-devel"].internet
+    assert jureca.partitions["dc-gpu-devel"].max_minutes == 120
+    assert jureca.partitions["dc-gpu"].internet is False
+    h100 = jureca.shape("dc-hwai")
+    assert h100 is not None
+    assert jureca.node_hour(h100) == h100.cores == 64, "not the 128 of the other nodes"
+    lumi = profile.load("lumi-g").partitions
+    assert [(lumi[one].max_minutes, lumi[one].max_nodes) for one in sorted(lumi)] == [
+        (180, 32),
+        (4320, 4),
+        (2880, 1024),
+    ]
+    jupiter = profile.load("jupiter").partitions
+    assert jupiter["largebooster"].max_nodes == 5884
+    assert profile.load("juwels-booster").partitions["develbooster"].max_minutes == 120
+
+
+@pytest.mark.parametrize(
+    ("unit", "per_node", "per_gpu", "expected"),
+    [
+        ("core-h", None, 1.0, 48),
+        ("node-h", None, 1.0, 1),
+        ("GPU-h", None, 1.0, 8),
+        ("GPU-h", None, 0.5, 4),
+        ("core-h", 96, 1.0, 96),
+    ],
+)
+def test_what_a_node_costs(unit: Any, per_node: Any, per_gpu: float, expected: float) -> None:
+    values = {"unit": unit, "per_gpu_hour": per_gpu}
+    if per_node:
+        values["per_node_hour"] = per_node
+    found = profile.parse({"title": "x", "billing": values}, "x", "x.toml")
+    assert found.billing == Billing(unit, per_node, per_gpu)
+    assert found.node_hour(Partition("p", None, 8, 48, None, None, None)) == expected
+    assert found.node_hour(Partition("p", None, 8, 48, None, None, None, 7)) == 7
+
+
+@pytest.mark.parametrize("name", profile.names())
+def test_unsure_facts_are_in_the_file(name: str) -> None:
+    found = profile.load(name)
+    there = {key for key, _ in rules.dotted(found.values)}
+    assert found.unsure <= there, "a fact that is gone cannot be unsure"
+
+
+def test_the_page_names_every_unsure_fact_and_every_key() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "profiles.md").read_text()
+    for name in profile.names():
+        line = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert set(re.findall(r"`([^`]+)`", line)) == {name, *profile.load(name).unsure}, name
+    known = {key for name in profile.names() for key in profile.load(name).values}
+    assert [key for key in sorted(known) if f"`{key}`" not in page] == []
+
+
+def test_an_unknown_profile() -> None:
+    with pytest.raises(UserError, match="no profile 'jureca'; did you mean jureca-dc"):
+        profile.load("jureca")
+    with pytest.raises(
+        UserError, match=r"no profile '\.\./profiles/local'; known are: generic, jedi"
+    ):
+        profile.load("../profiles/local")
+
+
+@pytest.mark.parametrize("name", sorted(JSC))
+def test_folders_at_jsc(name: str) -> None:
+    found = profile.load(name)
+    mine = {"SCRATCH": "/s/mine", "SCRATCH_abc": "/s/abc", "PROJECT_abc": "/p1/abc", "DATA": "/d"}
+    assert places.scratch(found, mine, "abc") == Path("/s/abc")
+    assert places.scratch(found, mine, "other") == Path("/s/mine")
+    assert places.scratch(found, mine) == Path("/s/mine")
+    assert places.scratch(found, {}, "abc") is None
+    assert places.folder(found.project, mine, "abc") == Path("/p1/abc")
+    assert places.folder(found.data, mine, "abc") == Path("/d")
+    assert found.jutil
+    assert found.purge_days == 90
+
+
+def test_folders_elsewhere() -> None:
+    lumi, perlmutter = profile.load("lumi-g"), profile.load("perlmutter")
+    assert places.scratch(lumi, {}, "project_465") == Path("/scratch/project_465")
+    assert places.scratch(lumi, {}) is None
+    assert places.scratch(perlmutter, {"PSCRATCH": "/pscratch/sd/x"}) == Path("/pscratch/sd/x")
+    cfs = {"CFS": "/global/cfs/cdirs"}
+    assert places.folder(perlmutter.project, cfs, "m1") == Path("/global/cfs/cdirs/m1")
+    assert places.scratch(profile.load("generic"), {"SCRATCH": "/lustre/me"}) == Path("/lustre/me")
+    assert places.scratch(profile.load("local"), {"SCRATCH": "/lustre/me"}) is None
+
+
+@pytest.mark.parametrize(
+    "project", ["../../etc", "a/b", "$HOME", "{project}", "", " ", "a\n", ".."]
+)
+def test_a_hostile_project_fills_no_template(project: str) -> None:
+    assert places.scratch(profile.load("lumi-g"), {"HOME": "/home/x"}, project) is None
+
+
+def test_a_folder_is_absolute() -> None:
+    assert places.folder(("$A", "$B"), {"A": "here", "B": "/there"}, None) == Path("/there")
+    assert places.folder(("$A/x",), {"A": ""}, None) is None, "not /x"
+
+
+def test_what_compute_nodes_mount(tmp_path: Path) -> None:
+    jupiter, jureca = profile.load("jupiter"), profile.load("jureca-dc")
+    assert places.mounted(jupiter, Path("/e/scratch/abc/run")) is True
+    assert places.mounted(jupiter, Path("/p/project1/abc")) is False
+    assert places.mounted(jupiter, Path("/e/../p/project1")) is False
+    assert places.mounted(jupiter, Path("/home/me")) is False, "only /e is"
+    assert places.mounted(jureca, Path("/p/project1/abc")) is True
+    assert places.mounted(jureca, Path("/tmp/x")) is False
+    assert places.mounted(jureca, Path("/home/me")) is None, "its list is not sure to be complete"
+    assert places.mounted(profile.load("generic"), Path("/tmp/x")) is None
+    sub = profile.override(jureca, {"not_mounted": ["/p/arch"]})
+    assert places.mounted(sub, Path("/p/arch/x")) is False, "the longer prefix counts"
+    assert places.mounted(sub, Path("/p/archive")) is True, "whole names count"
+    # A link from a mounted folder to one that is not.
+    seen, unseen = tmp_path / "e", tmp_path / "p"
+    seen.mkdir()
+    unseen.mkdir()
+    (seen / "link").symlink_to(unseen)
+    here = {"mounts": [str(seen)], "not_mounted": [str(unseen)]}
+    both = profile.override(profile.load("local"), here)
+    assert places.mounted(both, seen / "x") is True
+    assert places.mounted(both, seen / "link" / "x") is False
+
+
+def test_profiles_are_read_quickly() -> None:
+    """Login verbs answer in 0.3 s; all profiles together may take a small part of that."""
+    took = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for name in profile.names():
+            profile.load(name)
+        took.append(time.perf_counter() - start)
+    assert min(took) < 0.1, took
+
+
+def test_profiles_need_the_standard_library_only() -> None:
+    program = (
+        "import sys; from rankup.site import detect; detect.detect({}, 'x')\n"
+        "print([m for m in ('torch', 'numpy', 'typer', 'rich', 'pynvml') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
