@@ -1,0 +1,296 @@
+"""What became of a job, from whoever still knows it: squeue, scontrol, sacct, our own records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from . import parse, reasons
+from .client import Client, SlurmError
+from .hostlist import compress
+from .parse import Accounted, Queued
+from .times import moment
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job, or one task of an array ("16_2"), at this moment.
+
+    Attributes:
+        state: Slurm's word, or UNKNOWN.
+        reason: Slurm's reason, or empty.
+        words: why it waits, what it does, or how it ended.
+        exit_code: 128 + number of the signal where one ended it; None before the end, and where
+            the job has never run.
+        started, ended, expected_start: unix seconds.
+        restarts: how often it was requeued.
+        source: who said so: "squeue", "scontrol", "sacct", "own record", or "none".
+        live: it has not ended; also where nobody answers and nothing says that it has.
+    """
+
+    job_id: str
+    state: str
+    reason: str
+    words: str
+    exit_code: int | None
+    nodes: tuple[str, ...]
+    started: float | None
+    ended: float | None
+    expected_start: float | None
+    restarts: int
+    source: str
+    live: bool
+
+
+def states(client: Client, job_id: str, own: Sequence[Mapping[str, object]] = ()) -> list[JobState]:
+    """The states of a job: one, or one per task of an array.
+
+    Args:
+        own: lines of the run's `log/lives.jsonl`: {"job", "task", "restart", "start", "nodes"} at
+            the start of a life, {"job", "task", "restart", "end", "code"} at its end. Only what
+            Slurm does not know is taken from them.
+    """
+    found, reached = _from_controller(client, job_id)
+    # Accounting only knows more where nobody does, or where tasks of an array are forgotten.
+    if not found or any("_" in name for name in found):
+        with suppress(SlurmError):
+            for state in _from_sacct(client, job_id):
+                # It lags: what a controller that answers does not know does not live.
+                if not (state.live and reached):
+                    found.setdefault(state.job_id, state)
+    for state in _from_own(job_id, own, reached):
+        found.setdefault(state.job_id, state)
+    if not found:
+        return [_unknown(job_id, reached)]
+    return sorted(found.values(), key=_order)
+
+
+def _from_controller(client: Client, job_id: str) -> tuple[dict[str, JobState], bool]:
+    """What the controller knows by squeue and scontrol, and whether it answered."""
+    if not client.reachable():
+        return {}, False
+    try:
+        found = {state.job_id: state for state in _from_squeue(client, job_id)}
+    except SlurmError:
+        return {}, False
+    try:
+        for state in _from_scontrol(client, job_id):
+            known = found.setdefault(state.job_id, state)
+            if known.source == "squeue" and state.live:  # which has no count of restarts
+                found[state.job_id] = replace(known, restarts=state.restarts)
+    except SlurmError:
+        return found, bool(found)
+    return found, True
+
+
+def _from_squeue(client: Client, job_id: str) -> Iterator[JobState]:
+    for row in client.queue([job_id]).get(job_id, []):
+        yield _queued(row)
+
+
+def _queued(row: Queued) -> JobState:
+    live = reasons.is_live(row.state)
+    pending = row.state == "PENDING"
+    return JobState(
+        job_id=row.job_id,
+        state=row.state,
+        reason=row.reason,
+        words=reasons.living(row.state, row.reason, _short(row.nodes))
+        if live
+        else reasons.ended(row.state, 0, 0, row.reason),
+        exit_code=None,
+        nodes=row.nodes,
+        started=None if pending else row.start,
+        ended=None,
+        expected_start=row.start if pending else None,
+        restarts=0,
+        source="squeue",
+        live=live,
+    )
+
+
+def _from_scontrol(client: Client, job_id: str) -> Iterator[JobState]:
+    for record in client.show(job_id):
+        # An array's tasks share a record until they start.
+        array, tasks = record.get("ArrayJobId"), record.get("ArrayTaskId")
+        if array and tasks:
+            for task in parse.array_tasks(tasks):
+                name = f"{array}_{task}"
+                if job_id in (name, array, record.get("JobId")):
+                    yield _shown(name, record)
+        else:
+            yield _shown(record.get("JobId", job_id), record)
+
+
+def _shown(name: str, record: Mapping[str, str]) -> JobState:
+    state = record.get("JobState", "UNKNOWN").split(",")[0]
+    reason = _none(record.get("Reason", ""))
+    nodes = parse.node_names(record.get("NodeList", ""))
+    code, number = parse.exit_code(record.get("ExitCode", ""))
+    live, pending = reasons.is_live(state), state == "PENDING"
+    short = _short(nodes)
+    start = moment(record.get("StartTime", ""))
+    restarts = record.get("Restarts", "")
+    return JobState(
+        job_id=name,
+        state=state,
+        reason=reason,
+        words=reasons.living(state, reason, short)
+        if live
+        else reasons.ended(state, code, number, reason, short),
+        exit_code=None if live or not nodes else _exit_code(state, code, number),
+        nodes=nodes,
+        # A job that was cancelled while it waited has its end as its start.
+        started=start if nodes and not pending else None,
+        ended=None if live else moment(record.get("EndTime", "")),
+        expected_start=start if pending else None,
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+        source="scontrol",
+        live=live,
+    )
+
+
+def _from_sacct(client: Client, job_id: str) -> Iterator[JobState]:
+    lives: dict[str, list[Accounted]] = {}
+    for record in client.account_records(job_id):
+        lives.setdefault(record.job_id, []).append(record)
+    for name, unordered in lives.items():
+        records = sorted(
+            unordered, key=lambda life: (life.end is None, life.start or life.end or 0)
+        )
+        base, bracket, tasks = name.partition("_[")
+        if not bracket:
+            yield _accounted(name, records)
+            continue
+        for task in parse.array_tasks(tasks.rstrip("]")):
+            yield _accounted(f"{base}_{task}", records)
+
+
+def _accounted(name: str, lives: Sequence[Accounted]) -> JobState:
+    last = lives[-1]
+    live, pending = reasons.is_live(last.state), last.state == "PENDING"
+    short, reason = _short(last.nodes), _none(last.reason)
+    return JobState(
+        job_id=name,
+        state=last.state,
+        reason=reason,
+        words=reasons.living(last.state, reason, short)
+        if live
+        else reasons.ended(last.state, last.exit_code, last.signal, reason, short),
+        exit_code=None
+        if live or not last.nodes
+        else _exit_code(last.state, last.exit_code, last.signal),
+        nodes=last.nodes,
+        started=last.start if last.nodes else None,
+        ended=None if live else last.end,
+        expected_start=last.start if pending else None,
+        restarts=len(lives) - 1,
+        source="sacct",
+        live=live,
+    )
+
+
+def _from_own(
+    job_id: str, own: Sequence[Mapping[str, object]], reached: bool
+) -> Iterator[JobState]:
+    lives: dict[str, dict[int, dict[str, object]]] = {}
+    for line in own:
+        if "job" not in line:
+            continue
+        task = line.get("task")
+        name = str(line["job"]) + (f"_{task}" if task is not None else "")
+        if job_id in (name, str(line["job"])):
+            restart = int(_seconds(line.get("restart")) or 0)
+            lives.setdefault(name, {}).setdefault(restart, {}).update(line)
+    for name, records in lives.items():
+        restart = max(records)
+        yield _owned(name, restart, records[restart], reached)
+
+
+def _owned(name: str, restart: int, life: Mapping[str, object], reached: bool) -> JobState:
+    """The state by our own record; `reached`: Slurm answered, and does not know the job."""
+    nodes = parse.node_names(str(life.get("nodes") or ""))
+    on = f" on {_short(nodes)}" if nodes else ""
+    code = _seconds(life.get("code"))
+    over = life.get("end") is not None
+    if over and code is not None:
+        state = "FAILED" if code else "COMPLETED"
+        words = reasons.ended(state, int(code), 0, "", _short(nodes))
+    elif over:
+        state, words = "UNKNOWN", "It ended; how was not written down."
+    elif reached:
+        state = "UNKNOWN"
+        words = f"It ended without a word{on} (killed, or its node died)."
+    else:
+        state = "UNKNOWN"
+        words = (
+            f"It began{on} and has not written its end. Slurm does not answer; it may still run."
+        )
+    return JobState(
+        job_id=name,
+        state=state,
+        reason="",
+        words=words,
+        exit_code=int(code) if over and code is not None else None,
+        nodes=nodes,
+        started=_seconds(life.get("start")),
+        ended=_seconds(life.get("end")),
+        expected_start=None,
+        restarts=restart,
+        source="own record",
+        live=not (over or reached),
+    )
+
+
+def _unknown(job_id: str, reached: bool) -> JobState:
+    words = (
+        "Slurm does not know it any more, and it has written nothing: it was cancelled or killed "
+        "before its first line, or is another cluster's."
+        if reached
+        else "Slurm does not answer, and the job has written nothing yet."
+    )
+    return JobState(
+        job_id=job_id,
+        state="UNKNOWN",
+        reason="",
+        words=words,
+        exit_code=None,
+        nodes=(),
+        started=None,
+        ended=None,
+        expected_start=None,
+        restarts=0,
+        source="none",
+        live=not reached,
+    )
+
+
+def _exit_code(state: str, code: int, number: int) -> int | None:
+    if number == reasons.NEVER_BEGAN or number > 64:  # no signals; 125 is out of memory
+        return None
+    if number:
+        return 128 + number
+    return code if code or state == "COMPLETED" else None
+
+
+def _short(nodes: Sequence[str]) -> str:
+    try:
+        return compress(nodes)
+    except ValueError:
+        return ",".join(nodes)
+
+
+def _none(reason: str) -> str:
+    return "" if reason in ("None", "(null)", "Unknown") else reason
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+def _order(state: JobState) -> tuple[str, int, str]:
+    base, _, task = state.job_id.partition("_")
+    return base, int(task) if task.isdecimal() else -1, task

@@ -1,0 +1,214 @@
+"""What a job may ask for, checked before it is submitted: sbatch accepts what never starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..base.errors import UserError, nearest
+from ..site.profile import Partition as Shape
+from ..site.profile import Profile
+from .partitions import Partition
+from .times import time_text
+
+DEFAULT_MINUTES = 60
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a job asks for, in numbers.
+
+    Attributes:
+        ranks: per node; None for one per GPU.
+    """
+
+    partition: str | None
+    nodes: int
+    ranks: int | None
+    minutes: int | None
+    account: str | None
+    qos: str | None
+    allow_idle_gpus: bool = False
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What it gets.
+
+    Attributes:
+        gpus, cpus: of each node, as asked of Slurm; `cpus` None leaves it to Slurm.
+        exclusive: whole nodes are billed.
+        node: what a node of the partition has.
+    """
+
+    partition: str
+    nodes: int
+    ranks: int
+    gpus: int
+    cpus: int | None
+    minutes: int
+    exclusive: bool
+    node: Shape
+
+
+def choose_partition(
+    asked: str | None, profile: Profile, partitions: Mapping[str, Partition]
+) -> Partition:
+    """The partition asked for, else the profile's, else Slurm's default.
+
+    Raises:
+        UserError: there is no such partition, or none is the default.
+    """
+    if asked is not None:
+        for name in asked.split(","):
+            if name not in partitions:
+                raise UserError(
+                    f"--partition {name}: this cluster has none of that name; "
+                    f"{nearest(name, partitions)}"
+                )
+        return partitions[asked.split(",")[0]]
+    if profile.partition is not None and profile.partition in partitions:
+        return partitions[profile.partition]
+    for partition in partitions.values():
+        if partition.default:
+            return partition
+    raise UserError(
+        "this cluster has no default partition; give --partition, one of: "
+        f"{', '.join(sorted(partitions))}"
+    )
+
+
+def grant(
+    wish: Wish, profile: Profile, partition: Partition, accounts: frozenset[str] | None
+) -> Grant:
+    """What the job gets of `partition`, whose live figures win over the profile's.
+
+    Raises:
+        UserError: Slurm would refuse the job, let it wait for ever, or bill GPUs that it does not
+            use; all reasons at once.
+    """
+    node = _node(profile, partition)
+    exclusive = partition.exclusive or bool(profile.exclusive)
+    ranks = wish.ranks or max(1, node.gpus)
+    problems = [*_limits(wish, partition), *_account(wish, profile, partition, accounts)]
+    if 0 < node.gpus < ranks:
+        problems.append(
+            f"--nproc {ranks} asks for more ranks than the {node.gpus} GPU(s) of a node in "
+            f"{partition.name}; give --nproc {node.gpus} or less, and more --nodes"
+        )
+    if exclusive and ranks < node.gpus and not wish.allow_idle_gpus:
+        problems.append(
+            f"--nproc {ranks} leaves {node.gpus - ranks} of the {node.gpus} GPUs of each node "
+            f"unused, and you pay for {node.gpus}: a node of {partition.name} is billed whole. "
+            f"Leave --nproc away, or give --allow-idle-gpus"
+        )
+    if problems:
+        raise UserError("\n  - ".join(["this job cannot run as asked:", *problems]))
+    shared = None if not node.gpus else max(1, node.cores * ranks // node.gpus)
+    return Grant(
+        partition=partition.name,
+        nodes=wish.nodes,
+        ranks=ranks,
+        gpus=node.gpus if exclusive else min(ranks, node.gpus),
+        cpus=(node.cores if exclusive else shared or ranks) or None,
+        minutes=wish.minutes or default_minutes(partition),
+        exclusive=exclusive,
+        node=node,
+    )
+
+
+def default_minutes(partition: Partition) -> int:
+    """The time limit of a job that asks for none: the partition's own, else an hour at most."""
+    return partition.default_minutes or min(DEFAULT_MINUTES, partition.max_minutes or 10**9)
+
+
+def cost(granted: Grant, profile: Profile) -> str:
+    """What the job can cost at most, in the site's unit."""
+    hours = granted.minutes / 60
+    unit, node = profile.billing.unit, granted.node
+    per_node = profile.node_hour(node)
+    if not granted.exclusive and node.gpus:
+        per_node *= granted.gpus / node.gpus
+    elif not granted.exclusive and unit == "core-h":
+        per_node = granted.cpus or 1
+    total = granted.nodes * hours * per_node
+    if unit == "GPU-h" and not node.gpus:
+        unit, total = "core-h", granted.nodes * hours * (granted.cpus or node.cores)
+    times = f"{granted.nodes} node{'s' if granted.nodes > 1 else ''} x {hours:.4g} h"
+    return f"at most {total:,.4g} {unit} ({times} at {profile.title})"
+
+
+def differences(profile: Profile, partitions: Mapping[str, Partition]) -> list[str]:
+    """Where a profile's facts are not what the live machine says."""
+    found = []
+    for name, said in profile.partitions.items():
+        live = partitions.get(name)
+        if live is None:
+            found.append(f"partition {name} is in the profile and not on this machine")
+            continue
+        facts = {
+            "max_minutes": (said.max_minutes, live.max_minutes),
+            "max_nodes": (said.max_nodes, live.max_nodes),
+            "gpus": (said.gpus, live.gpus),
+        }
+        found += [
+            f"partition {name}: {fact} is {ours} in the profile, {theirs} says Slurm"
+            for fact, (ours, theirs) in facts.items()
+            if ours is not None and theirs is not None and ours != theirs
+        ]
+    return found
+
+
+def _node(profile: Profile, partition: Partition) -> Shape:
+    """A node's GPUs and cores: Slurm's figures; the profile's where Slurm says nothing.
+
+    Slurm counts hardware threads, the profile what `--cpus-per-task` should get.
+    """
+    said = profile.shape(partition.name)
+    cores = said.cores if said and (not partition.cores or said.cores < partition.cores) else None
+    return Shape(
+        name=partition.name,
+        max_minutes=partition.max_minutes,
+        gpus=partition.gpus or (said.gpus if said else 0),
+        cores=cores or partition.cores,
+        memory_gb=partition.memory_mb // 1024,
+        max_nodes=partition.max_nodes,
+        internet=said.internet if said else profile.internet,
+        per_node_hour=said.per_node_hour if said else None,
+    )
+
+
+def _limits(wish: Wish, partition: Partition) -> Iterator[str]:
+    name, most = partition.name, partition.max_minutes
+    if wish.minutes and most is not None and wish.minutes > most:
+        yield (
+            f"--time {time_text(wish.minutes)} is over the limit of {name}, which is "
+            f"{time_text(most)}; a run that takes longer goes on by itself in a next life"
+        )
+    nodes = min(filter(None, (partition.max_nodes, partition.total_nodes)), default=None)
+    if nodes is not None and wish.nodes > nodes:
+        yield f"--nodes {wish.nodes} is more than {name} gives a job, which is {nodes}"
+    if wish.nodes < partition.min_nodes:
+        yield f"--nodes {wish.nodes} is less than {name} takes, which is {partition.min_nodes}"
+    if not partition.up:
+        yield f"partition {name} does not take jobs now; `sinfo` shows which do"
+    if partition.allow_qos is not None and wish.qos and wish.qos not in partition.allow_qos:
+        yield f"--qos {wish.qos} is not allowed in {name}; {nearest(wish.qos, partition.allow_qos)}"
+
+
+def _account(
+    wish: Wish, profile: Profile, partition: Partition, accounts: frozenset[str] | None
+) -> Iterator[str]:
+    account, name = wish.account, partition.name
+    if account is None:
+        if profile.account_required:
+            known = f", one of: {', '.join(sorted(accounts))}" if accounts else ""
+            yield f"{profile.title} bills an account: give --account{known}"
+        return
+    if accounts is not None and account not in accounts:
+        yield f"--account {account} is not one of yours; {nearest(account, accounts)}"
+    elif partition.allow_accounts is not None and account not in partition.allow_accounts:
+        hint = nearest(account, partition.allow_accounts)
+        yield f"--account {account} may not use {name}; {hint}"
+    elif account in partition.deny_accounts:
+        yield f"--account {account} may not use {name}"

@@ -1,0 +1,115 @@
+"""What can be asked of a Slurm job: options of `rankup run`, `[job]` of `rankup.toml`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from ..base.errors import UserError
+
+# Tokens of well-known services by how they begin.
+_TOKEN = re.compile(
+    r"(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|sk-[A-Za-z0-9_-]{20,}|AKIA[A-Z0-9]{16})"
+)
+_SECRET = re.compile(r"TOKEN|API_?KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """Options of a job; None (or empty) where nothing was said.
+
+    Attributes:
+        time, deadline: durations as the user writes them; `deadline` counts from the start.
+        container: an Apptainer image.
+        environment: a file to source in the job.
+        sbatch: further `#SBATCH` options, `--exclude=n1`.
+        env: `NAME=VALUE`, or `NAME` for the value it has now.
+        retries: times that Slurm may start the job again after the failure of a node.
+    """
+
+    nodes: int | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    array: str | None = None
+    dependency: str | None = None
+    mail: str | None = None
+    name: str | None = None
+    container: str | None = None
+    environment: str | None = None
+    sbatch: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    retries: int | None = None
+    deadline: str | None = None
+    allow_idle_gpus: bool = False
+
+    def over(self, defaults: Mapping[str, Any]) -> JobOptions:
+        """These options, and where nothing was said those of `defaults`."""
+        names = {field.name for field in fields(self)}
+        taken: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in defaults.items()
+            if name in names and not _said(getattr(self, name))
+        }
+        return replace(self, **taken)
+
+    def said(self) -> dict[str, Any]:
+        """What was said, by name; of `env` only the names, since values may be secrets."""
+        values = {name: value for name, value in asdict(self).items() if _said(value)}
+        if self.env:
+            values["env"] = [entry.partition("=")[0] for entry in self.env]
+        return values
+
+
+def _said(value: object) -> bool:
+    return bool(value) or value is not False and value == 0  # 0 retries were asked for
+
+
+def variables(entries: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, str]:
+    """`--env` entries as a mapping.
+
+    Raises:
+        UserError: no name of a variable, or a name alone that is not set now.
+    """
+    found = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UserError(f"--env {name!r} is not the name of a variable; write NAME=VALUE")
+        if not equals:
+            if name not in environment:
+                raise UserError(f"--env {name}: {name} is not set here; write {name}=VALUE")
+            value = environment[name]
+        if "\0" in value:
+            raise UserError(f"--env {name}: a value cannot hold a null byte")
+        found[name] = value
+    return found
+
+
+def refuse_secrets(words: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    """Refuse tokens among words that would stand in the job script and in `ps`.
+
+    Raises:
+        UserError: a word holds a known service's token, or the value of a variable such as
+            `HF_TOKEN`; the message does not repeat it.
+    """
+    secrets = {
+        value: name
+        for name, value in environment.items()
+        if len(value) >= 8 and _SECRET.search(name) and not os.path.exists(value)
+    }
+    for word in words:
+        names = [name for value, name in secrets.items() if value in word]
+        if names or _TOKEN.search(word):
+            what = f"the value of ${names[0]}" if names else "a token"
+            raise UserError(
+                f"one of the arguments holds {what}; it would stand in the job script and in "
+                f"everybody's `ps`. Let the script read a variable, and hand that over with "
+                f"--env {names[0] if names else 'NAME'} (kept in a file only you can read)"
+            )

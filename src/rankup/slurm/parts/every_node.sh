@@ -1,0 +1,10 @@
+on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of this script, per node
+    local option=$1
+    shift
+    # What it uses goes along as text; $SLURM_NODEID and the like are then read on the node itself.
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --relative=0 --cpu-bind=none \
+        --wait=60 "$option" "${srun_options[@]}" bash -c "$(
+            declare -p nodes ranks gpus needs programs rank master_addr master_port
+            declare -f preflight meet launch
+        ); \"\$@\"" bash "$@"
+}

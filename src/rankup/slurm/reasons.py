@@ -1,0 +1,277 @@
+"""Why a job waits and how it ended, in plain words. Unknown reasons stay as Slurm gives them."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+# ExitCode 0:53 of a batch job: slurmstepd could not begin it. No signal of that number was sent.
+NEVER_BEGAN = 53
+
+_WAIT = "Nothing to do but wait; fewer nodes or a shorter --time may start sooner."
+_LIMITS = "`scontrol show partition` shows the limits. Cancel it and submit it again within them."
+_HOLD = "`scontrol release JOBID` lets it go."
+
+_PENDING: dict[str, str] = {
+    "none": "The scheduler has not looked at it yet. Nothing to do.",
+    "priority": f"Other jobs come first. {_WAIT}",
+    "resources": f"It is next in line and waits until enough nodes are free. {_WAIT}",
+    "dependency": "It waits for another job to end, as --dependency asks.",
+    "dependencyneversatisfied": (
+        "The job that it depends on ended in another way than --dependency asks, so this one "
+        "never starts. Cancel it and submit it without the dependency."
+    ),
+    "begintime": (
+        "Its start time has not come: that of --begin, or the pause of some two minutes after "
+        "a requeue. Nothing to do."
+    ),
+    "partitiontimelimit": (
+        f"Its --time is over the partition's limit, so it never starts. {_LIMITS}"
+    ),
+    "partitionnodelimit": (
+        "It asks for more or fewer nodes than the partition allows or has, so it never "
+        f"starts. {_LIMITS}"
+    ),
+    "partitionconfig": (
+        "Its time or number of nodes is outside the partition's limits, or its nodes are not "
+        f"to be had there, so it never starts. {_LIMITS}"
+    ),
+    "partitiondown": (
+        "The partition is down: it takes jobs and starts none. Wait, or choose another --partition."
+    ),
+    "partitioninactive": (
+        "The partition is switched off: it neither takes nor starts jobs. Choose another "
+        "--partition."
+    ),
+    "reservation": "It waits for its reservation to begin. `scontrol show reservation` shows when.",
+    "reservationdeleted": "Its reservation is gone. Submit it again without --reservation.",
+    "jobhelduser": f"It was held by its owner. {_HOLD}",
+    "jobheldadmin": "An administrator holds it. Ask the site's support why.",
+    "jobholdmaxrequeue": (
+        "It failed to start too often and is held. Read its log and ask the site's support; "
+        f"{_HOLD}"
+    ),
+    "launch failed requeued held": (
+        "It could not be started on its nodes, was put back and is held. Most often a node is "
+        f"broken; {_HOLD}"
+    ),
+    "job requeued in held state": f"It was put back into the queue and is held. {_HOLD}",
+    "invalidaccount": (
+        "Its account does not exist or is not valid here. Submit it again with another --account."
+    ),
+    "accountnotallowed": (
+        "Its account may not use this partition. Submit it again with another --account or "
+        "--partition."
+    ),
+    "invalidqos": (
+        "Its quality of service does not exist or is not open to the account. Submit it again "
+        "with another --qos."
+    ),
+    "qosnotallowed": (
+        "Its quality of service may not be used in this partition or by this account. Submit "
+        "it again with another --qos or --partition."
+    ),
+    "accountingpolicy": (
+        "A limit of the account or the quality of service is reached. Wait, or ask the site's "
+        "support."
+    ),
+    "associationjoblimit": (
+        "The account has as many jobs running as it may. It starts when one ends."
+    ),
+    "associationresourcelimit": (
+        "The account uses as much as it may at once. It starts when jobs of the account end."
+    ),
+    "associationtimelimit": (
+        "The account's compute time is used up, or --time is over what it may ask for. Ask "
+        "for less, or the site for more."
+    ),
+    "licenses": (
+        "It waits for a licence (on some sites: a file system) that is used up or switched "
+        "off at present."
+    ),
+    "jobarraytasklimit": (
+        "As many tasks of its array run at once as --array allows (the number after %). It "
+        "starts when one ends."
+    ),
+    "badconstraints": (
+        "No node has all that it asks for together, so it never starts. Change --constraint, "
+        "GPUs, cores or memory."
+    ),
+    "nodedown": "A node it needs is down. Without --nodelist others may do.",
+    "frontenddown": "No front end node is up to start it. Wait, or ask the site's support.",
+    "prolog": "Its nodes are being prepared. It starts in a moment.",
+    "cleaning": "Its former life is still being cleaned up. It goes on in a moment.",
+    "systemfailure": (
+        "Slurm, a node or the file system failed. Submit it again; if it happens twice, tell "
+        "the site's support."
+    ),
+    "deadline": "It cannot end before its --deadline any more.",
+    "nodes required for job are down, drained or reserved for jobs in higher priority partitions": (
+        "Nodes that it needs are down, being repaired, or kept for jobs that come first. "
+        "Wait; without --nodelist others may do."
+    ),
+    "burstbufferresources": "It waits for space in the burst buffer.",
+    "burstbufferstagein": "Its data are being copied to the burst buffer.",
+    "federationjoblock": "Clusters of the federation agree on who runs it. Nothing to do.",
+    "maxmempercpu": (
+        "It asks for more memory per core than the site allows. Ask for more cores or less memory."
+    ),
+    "reqnodenotavail": (
+        "Nodes that it needs are down, being repaired or reserved. Wait, or leave out --nodelist."
+    ),
+}
+
+_RESOURCES = (
+    (r"submitjobs", "jobs in the queue"),
+    (r"jobs", "running jobs"),
+    (r"nodes?", "nodes"),
+    (r"cpus?", "cores"),
+    (r"gres", "GPUs"),
+    (r"mem(ory)?", "memory"),
+    (r"billing", "billing units"),
+    (r"bb", "burst buffer space"),
+    (r"wall", "wall time"),
+    (r"energy", "energy"),
+    (r"license", "licences"),
+)
+
+
+def pending(reason: str) -> str:
+    """What Slurm's reason for a pending job means, and what its owner can do."""
+    text = _spaced(reason)
+    key = text.lower()
+    if key in _PENDING:
+        return _PENDING[key]
+    if "reserved for maintenance" in key or key.startswith("reqnodenotavail, may be reserved"):
+        return (
+            "Its nodes are reserved, as a rule for maintenance, before it could end. It starts "
+            "afterwards; a shorter --time may fit in before."
+        )
+    if match := re.fullmatch(r"reqnodenotavail, *unavailablenodes:(.*)", text, re.IGNORECASE):
+        nodes = f": {match[1]}" if match[1] else ""
+        return f"Nodes that it needs are down or being repaired{nodes}. Wait, or leave them out."
+    if key.startswith("reqnodenotavail"):
+        return _PENDING["reqnodenotavail"]
+    if "account" in key and "use this partition" in key:
+        return f"Its account may not use this partition ({text}). Submit it again with another one."
+    return _limit(text) or f"Slurm's reason: {text or 'none given'}."
+
+
+def _limit(reason: str) -> str | None:
+    """The families AssocGrp…, AssocMax…, QOSGrp…, QOSMax…, Max…PerAccount, QOSMin…."""
+    match = re.match(r"(Assoc|QOS|Max)(Grp|Max|Min|Usage)?(\w*)", reason)
+    if match is None or (match[1] == "Max" and "PerAccount" not in reason):
+        return None
+    rest = match[3].lower()
+    whose = "the account" if match[1] == "Assoc" else "its quality of service (QOS)"
+    what = next((words for name, words in _RESOURCES if re.match(name, rest)), "")
+    if match[2] == "Usage" or (match[2] == "Grp" and "min" in rest and "run" not in rest):
+        return (
+            f"The compute time of {whose} is used up ({reason}). It starts when new budget comes; "
+            "ask the site, or submit it with another --account."
+        )
+    if match[2] == "Min":
+        return f"It asks for less than {whose} requires ({reason}). Ask for more, or change --qos."
+    thing = what or "resources"
+    if match[2] == "Grp":
+        return (
+            f"All jobs of {whose} together have reached its limit on {thing} ({reason}). "
+            "It starts when some of them end."
+        )
+    if rest.endswith(("peruser", "peraccount", "limit")) and "perjob" not in rest:
+        return (
+            f"It would bring you or your account over the limit of {whose} on {thing} ({reason}). "
+            "It starts when other jobs end; if it alone is over the limit, ask for less."
+        )
+    return f"It asks for more {thing} than {whose} allows a job ({reason}). Ask for less."
+
+
+def ended(state: str, code: int, number: int, reason: str, nodes: str = "") -> str:
+    """How a job ended. `code` and `number` are the two halves of Slurm's ExitCode."""
+    text = _spaced(reason)
+    where = f" on {nodes}" if nodes else ""
+    if number == NEVER_BEGAN:
+        return (
+            "It died before its first line: the working directory or the log's folder is not there "
+            f"or not mounted on the compute nodes{where}."
+        )
+    if state == "COMPLETED":
+        return "It ended as it should."
+    if state == "CANCELLED":
+        if nodes or text in ("", "None"):  # with nodes, the reason is left over from the queue
+            return f"It was cancelled{f' while it ran{where}' if nodes else ''}."
+        return f"It was cancelled before it ran (Slurm's reason until then: {text})."
+    if state == "NODE_FAIL" or text == "NodeDown":
+        return f"A node died{where}; that is the site's matter. Submit it again, or use --resume."
+    if state == "TIMEOUT":
+        return "It ran into its time limit. Give more --time, or save and requeue before it."
+    if state == "OUT_OF_MEMORY" or text == "OutOfMemory":
+        return f"It ran out of main memory{where}. Use fewer data workers or more --mem."
+    if state in _ENDED:
+        return _ENDED[state]
+    known = {"BadConstraints": _PENDING["badconstraints"]}.get(text)
+    return known or f"It failed: {how(code, number)}{_cause(text)}."
+
+
+_ENDED = {
+    "PREEMPTED": "A job that comes first took its nodes. Submit it again, or use --resume.",
+    "DEADLINE": "It could not end before its --deadline.",
+    "BOOT_FAIL": "Its nodes did not start up; that is the site's matter. Submit it again.",
+    "LAUNCH_FAILED": "It could not be started on its nodes. Submit it again; if it happens twice, "
+    "tell the site's support.",
+    "RECONFIG_FAIL": "Its nodes could not be set up; that is the site's matter. Submit it again.",
+    "REVOKED": "Another cluster of the federation has started it.",
+}
+
+_LIVE = {
+    "RUNNING": "It runs",
+    "CONFIGURING": "Its nodes are being started up",
+    "COMPLETING": "It is ending",
+    "STAGE_OUT": "Its data are being copied back",
+    "SUSPENDED": "It is suspended; the site lets it go on",
+    "STOPPED": "It is stopped; `scancel --signal=CONT JOBID` lets it go on",
+    "RESIZING": "It is changing its size",
+    "SIGNALING": "It is being signalled",
+    "REQUEUED": "It is being put back into the queue",
+    "REQUEUE_FED": "It is being put back into the queue",
+    "REQUEUE_HOLD": "It was put back and is held; `scontrol release JOBID` lets it go",
+    "SPECIAL_EXIT": "It asked to be held; `scontrol release JOBID` lets it go",
+    "RESV_DEL_HOLD": "Its reservation is gone and it is held",
+    "EXPEDITING": "It is put first after a failure and starts soon",
+}
+
+
+def is_live(state: str) -> bool:
+    """Whether a job in this state has not ended."""
+    return state == "PENDING" or state in _LIVE
+
+
+def living(state: str, reason: str, nodes: str = "") -> str:
+    """What a job that has not ended is doing."""
+    if state == "PENDING":
+        return pending(reason)
+    text = _LIVE.get(state, f"Slurm's state: {state}")
+    return f"{text}{f' on {nodes}' if nodes else ''}."
+
+
+def how(code: int, number: int) -> str:
+    """Exit code and signal, the latter by its name: "exit code 3", "killed by SIGKILL"."""
+    if not number and 128 < code < 128 + 65:
+        number = code - 128  # as a shell reports it
+    if not number:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"killed by signal {number}"
+
+
+def _cause(text: str) -> str:
+    if text in ("", "None", "NonZeroExitCode", "RaisedSignal", "JobLaunchFailure"):
+        return ""
+    return f"; {'it ran into its time limit' if text == 'TimeLimit' else f'reason: {text}'}"
+
+
+def _spaced(reason: str) -> str:
+    """`scontrol` writes underscores where squeue writes spaces."""
+    return " ".join(reason.replace("_", " ").strip().strip("()").split())

@@ -1,0 +1,333 @@
+"""The client: what it asks, how it reads the answers, and what it says when Slurm refuses."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankup.base.errors import UserError
+from rankup.slurm import parse
+from rankup.slurm.client import Client, SlurmError
+
+from .fake import FakeSlurm, recorded
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeSlurm:
+    return FakeSlurm(tmp_path)
+
+
+@pytest.fixture
+def client(fake: FakeSlurm) -> Client:
+    return Client(timeout=20, environment=fake.environment)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "job.sh"
+    path.write_text("#!/bin/bash\n")
+    return path
+
+
+def test_a_job_is_submitted_and_its_id_returned(
+    fake: FakeSlurm, client: Client, script: Path
+) -> None:
+    fake.answers("sbatch --parsable", out="Project balance: 12\n4711;juwels\n")
+    assert client.submit(script, "--hold") == "4711"
+    assert fake.calls("sbatch") == [["--parsable", "--hold", str(script)]]
+
+
+def test_what_is_no_job_id_is_an_error(fake: FakeSlurm, client: Client, script: Path) -> None:
+    fake.answers("sbatch", out="welcome\n")
+    with pytest.raises(SlurmError, match=r"'welcome', not the id of a job.*squeue --me"):
+        client.submit(script)
+
+
+def test_a_refusal_says_which_command_what_it_said_and_what_to_do(
+    fake: FakeSlurm, client: Client, script: Path
+) -> None:
+    said = "Batch job submission failed: Requested node configuration is not available"
+    fake.answers("sbatch", err=f"sbatch: error: {said}\n", code=1)
+    with pytest.raises(UserError) as caught:
+        client.submit(script)
+    message = str(caught.value)
+    assert message.startswith("sbatch: Batch job submission failed: Requested node configuration")
+    assert "No node of the partition has what the job asks for" in message
+    assert isinstance(caught.value, SlurmError)
+    assert not caught.value.unreachable
+
+
+def test_variables_that_change_outputs_do_not_reach_the_commands(
+    fake: FakeSlurm, script: Path
+) -> None:
+    changed = {"SBATCH_PARTITION": "x", "SQUEUE_FORMAT": "%i", "SINFO_FORMAT": "%P"}
+    changed |= {"SACCT_FORMAT": "JobID", "LC_ALL": "de_DE.UTF-8", "SLURM_CONF": "/c"}
+    client = Client(environment={**fake.environment, **changed})
+    fake.answers("squeue")
+    fake.answers("sbatch", out="1\n")
+    client.queue(["1"])
+    client.submit(script)
+    (asked,) = fake.environments("squeue")
+    (submitted,) = fake.environments("sbatch")
+    for environment in (asked, submitted):
+        assert not {"SBATCH_PARTITION", "SQUEUE_FORMAT", "SINFO_FORMAT", "SACCT_FORMAT"} & set(
+            environment
+        )
+        assert environment["SLURM_CONF"] == "/c"
+    assert asked["LC_ALL"] == "C"
+    assert asked["SLURM_TIME_FORMAT"] == "standard"
+    # The environment of sbatch is that of the job: it stays the user's.
+    assert submitted["LC_ALL"] == "de_DE.UTF-8"
+
+
+def test_a_command_that_hangs_is_ended(fake: FakeSlurm) -> None:
+    fake.answers("squeue", seconds=60)
+    begin = time.monotonic()
+    with pytest.raises(SlurmError, match=r"squeue: no answer in 1 s") as caught:
+        Client(timeout=1, environment=fake.environment).queue(["1"])
+    assert time.monotonic() - begin < 15
+    assert caught.value.unreachable
+
+
+def test_a_submission_without_an_answer_may_have_worked(fake: FakeSlurm, script: Path) -> None:
+    fake.answers("sbatch", seconds=60)
+    with pytest.raises(SlurmError, match="may be there all the same"):
+        Client(timeout=1, environment=fake.environment).submit(script)
+
+
+def test_a_missing_command_is_named(tmp_path: Path) -> None:
+    client = Client(environment={"PATH": str(tmp_path)})
+    assert not client.answers()
+    with pytest.raises(SlurmError, match="scontrol: there is no such command on PATH"):
+        client.cluster_name()
+
+
+def test_slurm_answers_where_a_controller_is_up(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("scontrol ping", out=recorded("22.05.8/ping.txt"))
+    assert client.answers()
+    down = "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n"
+    fake.answers("scontrol ping", out=down, code=1)
+    assert client.answers()
+    fake.answers("scontrol ping", out="Slurmctld(primary) at a is DOWN\n", code=1)
+    assert not client.answers()
+
+
+def test_a_silent_controller_counts_as_none_after_two_seconds(
+    fake: FakeSlurm, client: Client
+) -> None:
+    fake.answers("scontrol ping", out=recorded("22.05.8/ping.txt"), seconds=60)
+    begin = time.monotonic()
+    assert not client.answers()
+    assert time.monotonic() - begin < 15
+
+
+def test_the_configuration_is_read(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("scontrol show config", out=recorded("22.05.8/config.txt"))
+    assert client.cluster_name() == "hc"
+    assert client.requeue_allowed()
+    fake.answers("scontrol show config", out="JobRequeue = 0\n")
+    assert not client.requeue_allowed()
+    assert client.cluster_name() is None
+
+
+def test_accounts_are_those_of_this_cluster(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("scontrol show config", out="ClusterName = juwels\n")
+    fake.answers("sacctmgr show assoc user=ada cluster=juwels", out="proj1\nproj2\nproj1\n")
+    assert client.accounts("ada") == frozenset(("proj1", "proj2"))
+
+
+def test_accounts_are_unknown_without_slurmdbd(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("scontrol show config", out=recorded("22.05.8/config.txt"))
+    said = "You are not running a supported accounting_storage plugin\n"
+    fake.answers("sacctmgr", err=said, code=1)
+    assert client.accounts("ada") is None
+    fake.answers("sacctmgr", out="\n")
+    assert client.accounts("ada") is None
+
+
+def test_no_ids_ask_nothing(fake: FakeSlurm, client: Client) -> None:
+    assert client.queue([]) == {}
+    client.cancel([])
+    assert fake.calls("squeue") == fake.calls("scancel") == []
+
+
+def test_the_queue_is_grouped_by_the_ids_asked_for(fake: FakeSlurm, client: Client) -> None:
+    rows = recorded("22.05.8/array-squeue.txt") + "7|RUNNING|N/A|n[1-2]|None\n"
+    fake.answers("squeue -j 40,40_1,7,99", out=rows)
+    found = client.queue(["40", "40_1", "7", "99"])
+    assert set(found) == {"40", "40_1", "7"}
+    assert [row.job_id for row in found["40"]] == ["40_1", "40_2", "40_3", "40_0"]
+    assert [row.reason for row in found["40_1"]] == ["JobArrayTaskLimit"]
+    assert found["7"][0].nodes == ("n1", "n2")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "slurm_load_jobs error: Invalid job id specified",
+        "squeue: error: Invalid job id: abc",
+    ],
+)
+def test_unknown_jobs_are_absent_from_the_queue(fake: FakeSlurm, client: Client, said: str) -> None:
+    fake.answers("squeue", err=said, code=1)
+    assert client.queue(["4711"]) == {}
+
+
+def test_another_failure_of_squeue_is_an_error(fake: FakeSlurm, client: Client) -> None:
+    fake.unreachable()
+    with pytest.raises(SlurmError, match="does not answer") as caught:
+        client.queue(["4711"])
+    assert caught.value.unreachable
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "slurm_load_jobs error: Invalid job id specified",
+        "Job 28_7 not found",
+    ],
+)
+def test_a_forgotten_job_shows_nothing(fake: FakeSlurm, client: Client, said: str) -> None:
+    fake.answers("scontrol show job", err=said, code=1)
+    assert client.show("4711") == []
+
+
+def test_names_and_comments_that_look_like_fields_change_none(
+    fake: FakeSlurm, client: Client
+) -> None:
+    fake.answers("scontrol show job", out=recorded("22.05.8/exit-3.txt"))
+    (record,) = client.show("29")
+    assert record["JobName"] == "a b=c d"
+    assert record["Comment"] == "JobId=77 x=y JobState=FAKE"
+    assert (record["JobId"], record["JobState"], record["ExitCode"]) == ("29", "FAILED", "3:0")
+    assert record["WorkDir"] == "/home/ada"
+
+
+def test_newer_versions_fields_and_paths_with_spaces_are_read(
+    fake: FakeSlurm, client: Client
+) -> None:
+    fake.answers("scontrol show job", out=recorded("24.05/running.txt"))
+    (record,) = client.show("9001")
+    assert record["JobState"] == "RUNNING"
+    assert record["Command"] == "/p/project/my scripts/job.sh --lr=1"
+    assert record["WorkDir"] == "/p/project/my runs"
+    assert record["StdOut"] == "/p/project/my runs/log/job.out"
+    assert record["Comment"] == "ours = good"
+    assert record["AllocTRES"].endswith("gres/gpu=8")
+    assert (record["TresPerNode"], record["TresPerTask"]) == ("gres/gpu:4", "cpu=48")
+
+
+def test_a_hostile_job_name_does_not_take_the_place_of_the_state(
+    fake: FakeSlurm, client: Client
+) -> None:
+    name = "x JobState=COMPLETED ExitCode=0:0 NodeList=n9"
+    text = recorded("22.05.8/killed.txt").replace("JobName=self.sh", f"JobName={name}")
+    fake.answers("scontrol show job", out=text)
+    (record,) = client.show("31")
+    assert (record["JobName"], record["JobState"]) == (name, "FAILED")
+    assert record["NodeList"] == "n1"
+
+
+@given(st.text(max_size=300))
+def test_any_answer_is_read_without_an_error(text: str) -> None:
+    assert isinstance(parse.job_records(f"JobId=1 JobName={text}"), list)
+    assert isinstance(parse.queue_rows(f"1|RUNNING|{text}"), list)
+    assert isinstance(parse.account_rows(f"1|{text}"), list)
+    assert isinstance(parse.config_values(text), dict)
+
+
+@given(
+    st.text(alphabet=" =abJobStateId:()0/\"'", max_size=40),
+    st.text(alphabet=" =abJobStateId:()0/\"'", max_size=40),
+)
+def test_any_name_and_comment_leave_the_fields_alone(name: str, comment: str) -> None:
+    text = recorded("22.05.8/exit-3.txt")
+    text = text.replace("JobName=a b=c d ", f"JobName={name} ")
+    text = text.replace("Comment=JobId=77 x=y JobState=FAKE ", f"Comment={comment} ")
+    (record,) = parse.job_records(text)
+    assert record["JobName"] == name
+    assert (record["JobState"], record["ExitCode"]) == ("FAILED", "3:0")
+    assert record["StdOut"] == "/home/ada/slurm-29.out"
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [
+        ("4", ["4"]),
+        ("0-2%2", ["0", "1", "2"]),
+        ("1,3,5-9:2", ["1", "3", "5", "7", "9"]),
+        ("0-999999999", ["0-999999999"]),
+        ("1,...", ["1,..."]),
+    ],
+)
+def test_array_tasks_are_counted_out_within_bounds(text: str, tasks: list[str]) -> None:
+    assert parse.array_tasks(text) == tasks
+
+
+def test_accounting_that_is_disabled_has_no_records(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("sacct", err="Slurm accounting storage is disabled\n", code=1)
+    assert client.account_records("1") == []
+    fake.answers("sacct", err="sacct: error: Problem talking to the database\n", code=1)
+    with pytest.raises(SlurmError, match="Problem talking to the database"):
+        client.account_records("1")
+
+
+def test_accounting_lists_the_lives_of_a_job(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("sacct --duplicates -j 9001", out=recorded("24.05/sacct.txt"))
+    lives = client.account_records("9001")
+    assert [life.state for life in lives] == ["REQUEUED", "NODE_FAIL", "OUT_OF_MEMORY"]
+    assert lives[1].nodes == ("jwb0001", "jwb0002")
+    assert (lives[1].exit_code, lives[2].signal) == (1, 125)
+    fake.answers(
+        "sacct", out="5|CANCELLED by 1000|0:15|Unknown|2026-11-20T10:00:00|None assigned|x\n"
+    )
+    (cancelled,) = client.account_records("5")
+    assert (cancelled.state, cancelled.nodes, cancelled.start) == ("CANCELLED", (), None)
+
+
+def test_a_job_that_has_ended_is_cancelled_without_an_error(
+    fake: FakeSlurm, client: Client
+) -> None:
+    said = "scancel: error: Kill job error on job id 7: Job/step already completing or completed"
+    fake.answers("scancel", err=said, code=1)
+    client.cancel(["7", "8_2"])
+    assert fake.calls("scancel") == [["7", "8_2"]]
+    fake.answers("scancel", err="scancel: error: Access/permission denied", code=1)
+    with pytest.raises(SlurmError, match="another user's"):
+        client.cancel(["7"])
+
+
+def test_signals_and_requeues_are_asked_for_by_name(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("scancel")
+    fake.answers("scontrol requeue")
+    client.signal("7", "USR1")
+    client.signal("7", "USR1", full=True)
+    client.requeue("7")
+    assert fake.calls("scancel") == [["--signal=USR1", "7"], ["--signal=USR1", "--full", "7"]]
+    assert fake.calls("scontrol") == [["requeue", "7"]]
+
+
+def test_the_trial_submission_tells_the_refusal(
+    fake: FakeSlurm, client: Client, script: Path
+) -> None:
+    fake.answers("sbatch --test-only", err="sbatch: Job 2 to start at 2026-11-25T04:56:46 …\n")
+    assert client.test_only(script) is None
+    fake.answers(
+        "sbatch --test-only", err="allocation failure: Invalid qos specification\n", code=1
+    )
+    refusal = client.test_only(script, "--qos=x")
+    assert refusal is not None
+    assert "Change or leave out --qos" in refusal
+    fake.unreachable()
+    with pytest.raises(SlurmError, match="does not answer"):
+        client.test_only(script)
+
+
+def test_a_command_reads_what_it_is_given(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"]}
+    assert Client(environment=environment).run("cat", input="ä\n") == "ä\n"

@@ -1,0 +1,201 @@
+"""What became of a job, from whoever still knows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankup.slurm.client import Client
+from rankup.slurm.job import states
+from rankup.slurm.times import moment
+
+from .fake import FakeSlurm, recorded
+
+START = {"job": "123", "task": None, "restart": 0, "start": 1700000000, "nodes": "n[1-2]"}
+END = {"job": "123", "task": None, "restart": 0, "end": 1700000100, "code": 1}
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeSlurm:
+    """A Slurm that answers, knows no job and keeps no accounts."""
+    slurm = FakeSlurm(tmp_path)
+    slurm.answers("squeue", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    slurm.answers("scontrol show job", err="Invalid job id specified\n", code=1)
+    slurm.answers("sacct", err="Slurm accounting storage is disabled\n", code=1)
+    return slurm
+
+
+@pytest.fixture
+def client(fake: FakeSlurm) -> Client:
+    return Client(timeout=20, environment=fake.environment)
+
+
+@pytest.mark.parametrize(
+    ("file", "state", "code", "nodes", "words"),
+    [
+        ("exit-3", "FAILED", 3, ("n1",), "exit code 3"),
+        ("no-workdir", "FAILED", None, ("n1",), "died before its first line"),
+        ("killed", "FAILED", 137, ("n1",), "killed by SIGKILL"),
+        ("completed", "COMPLETED", 0, ("n1",), "ended as it should"),
+        ("timeout", "TIMEOUT", 143, ("n1",), "time limit"),
+        ("node-fail", "NODE_FAIL", 143, ("n3",), "A node died on n3"),
+        ("cancelled", "CANCELLED", 143, ("n2",), "cancelled while it ran on n2"),
+    ],
+)
+def test_an_ended_job_is_told_by_scontrol(
+    fake: FakeSlurm,
+    client: Client,
+    file: str,
+    state: str,
+    code: int | None,
+    nodes: tuple[str, ...],
+    words: str,
+) -> None:
+    fake.answers("scontrol show job", out=recorded(f"22.05.8/{file}.txt"))
+    (found,) = states(client, "31")
+    assert (found.state, found.exit_code, found.source, found.live) == (
+        state,
+        code,
+        "scontrol",
+        False,
+    )
+    assert found.nodes == nodes
+    assert words in found.words
+    assert found.started is not None
+    assert found.ended is not None
+    assert found.ended >= found.started
+    assert found.expected_start is None
+
+
+def test_a_pending_job_says_why_and_when_it_may_start(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("squeue", out="9|PENDING|2026-11-21T20:52:53||Resources\n")
+    (found,) = states(client, "9")
+    assert (found.state, found.source, found.live) == ("PENDING", "squeue", True)
+    assert "next in line" in found.words
+    assert found.expected_start == moment("2026-11-21T20:52:53")
+    assert (found.started, found.exit_code, found.nodes) == (None, None, ())
+
+
+def test_a_running_job_has_its_nodes_and_its_count_of_restarts(
+    fake: FakeSlurm, client: Client
+) -> None:
+    fake.answers("squeue", out="9001|RUNNING|2026-11-20T20:36:56|jwb[0007-0008]|None\n")
+    fake.answers("scontrol show job", out=recorded("24.05/running.txt"))
+    (found,) = states(client, "9001")
+    assert (found.source, found.restarts, found.exit_code) == ("squeue", 2, None)
+    assert found.words == "It runs on jwb[0007-0008]."
+    assert found.started == moment("2026-11-20T20:36:56")
+    assert found.ended is None
+
+
+def test_an_array_is_one_state_per_task(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("squeue", out=recorded("22.05.8/array-squeue.txt"))
+    fake.answers("scontrol show job", out=recorded("22.05.8/array.txt"))
+    found = states(client, "40")
+    assert [state.job_id for state in found] == ["40_0", "40_1", "40_2", "40_3"]
+    assert [state.state for state in found] == ["RUNNING", "PENDING", "PENDING", "PENDING"]
+
+
+def test_tasks_that_share_a_record_are_told_apart(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("scontrol show job", out=recorded("22.05.8/array.txt"))
+    assert [state.job_id for state in states(client, "40")] == ["40_0", "40_1", "40_2", "40_3"]
+    assert [state.job_id for state in states(client, "40_2")] == ["40_2"]
+
+
+def test_forgotten_tasks_of_an_array_come_from_accounts_and_own_records(
+    fake: FakeSlurm, client: Client
+) -> None:
+    fake.answers("squeue", out="40_3|RUNNING|N/A|n1|None\n")
+    rows = "40_0|COMPLETED|0:0|2026-11-20T10:00:00|2026-11-20T10:01:00|n1|None\n"
+    fake.answers("sacct", out=rows)
+    own = [
+        {"job": "40", "task": "1", "restart": 0, "start": 1700000000, "nodes": "n2"},
+        {"job": "40", "task": "1", "restart": 0, "end": 1700000100, "code": 0},
+        {"job": "40", "task": "3", "restart": 0, "start": 1700000000, "nodes": "n1"},
+    ]
+    found = {state.job_id: state.source for state in states(client, "40", own)}
+    assert found == {"40_0": "sacct", "40_1": "own record", "40_3": "squeue"}
+
+
+def test_accounting_tells_the_last_life(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("sacct", out=recorded("24.05/sacct.txt"))
+    (found,) = states(client, "9001", [{**START, "job": "9001"}])
+    assert (found.state, found.restarts, found.source) == ("OUT_OF_MEMORY", 2, "sacct")
+    assert found.nodes == ("jwb0007", "jwb0008")
+    assert found.exit_code is None
+    assert "main memory" in found.words
+
+
+def test_accounts_that_lag_behind_do_not_make_a_job_live(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("sacct", out="123|RUNNING|0:0|2026-11-20T10:00:00|Unknown|n1|None\n")
+    (found,) = states(client, "123", [START, END])
+    assert (found.state, found.live, found.source) == ("FAILED", False, "own record")
+
+
+def test_what_slurm_knows_comes_before_our_own_records(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("squeue", out="123|PENDING|N/A||BeginTime\n")
+    (found,) = states(client, "123", [START, END])
+    assert (found.state, found.source) == ("PENDING", "squeue")
+
+
+def test_a_forgotten_job_ended_as_it_wrote(fake: FakeSlurm, client: Client) -> None:
+    (found,) = states(client, "123", [START, END])
+    assert (found.state, found.exit_code, found.source) == ("FAILED", 1, "own record")
+    assert (found.started, found.ended, found.nodes) == (1700000000, 1700000100, ("n1", "n2"))
+    assert not found.live
+
+
+def test_the_last_life_that_was_written_counts(fake: FakeSlurm, client: Client) -> None:
+    second = [{**START, "restart": 1}, {**END, "restart": 1, "code": 0}]
+    (found,) = states(client, "123", [START, END, *second, {"job": "124", "restart": 5}])
+    assert (found.state, found.restarts) == ("COMPLETED", 1)
+
+
+def test_a_start_without_an_end_ended_without_a_word(fake: FakeSlurm, client: Client) -> None:
+    (found,) = states(client, "123", [START])
+    assert (found.state, found.live, found.exit_code) == ("UNKNOWN", False, None)
+    assert found.words == "It ended without a word on n[1-2] (killed, or its node died)."
+
+
+def test_without_a_controller_a_job_that_has_not_ended_may_run(
+    fake: FakeSlurm, client: Client
+) -> None:
+    fake.unreachable()
+    (found,) = states(client, "123", [START])
+    assert (found.state, found.live, found.source) == ("UNKNOWN", True, "own record")
+    assert "may still run" in found.words
+    (ended,) = states(client, "123", [START, END])
+    assert (ended.state, ended.live) == ("FAILED", False)
+    (nothing,) = states(client, "123")
+    assert (nothing.source, nothing.live) == ("none", True)
+    assert "does not answer" in nothing.words
+
+
+def test_without_slurms_commands_own_records_are_told(tmp_path: Path) -> None:
+    client = Client(environment={"PATH": str(tmp_path)})
+    (found,) = states(client, "123", [START, END])
+    assert (found.state, found.source) == ("FAILED", "own record")
+
+
+def test_a_job_that_nobody_knows_is_unknown(fake: FakeSlurm, client: Client) -> None:
+    (found,) = states(client, "123")
+    assert (found.state, found.source, found.live) == ("UNKNOWN", "none", False)
+    assert "does not know it any more" in found.words
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {},
+        {"job": 123},
+        {"job": "123", "restart": "x", "start": "y", "nodes": 7},
+        {"job": "123", "task": None, "restart": None, "end": True, "code": None},
+        {"job": "123", "nodes": "n[1-99999999999]", "start": 1.5},
+    ],
+)
+def test_a_torn_or_odd_record_is_no_error(
+    fake: FakeSlurm, client: Client, line: dict[str, object]
+) -> None:
+    (found,) = states(client, "123", [line])
+    assert found.state == "UNKNOWN"

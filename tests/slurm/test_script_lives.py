@@ -1,0 +1,245 @@
+"""The lives of a job, by its real script and fake Slurm commands: exit codes, marker, next life."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankup.site import rundir
+from rankup.slurm.script import JobScript, render
+
+from .jobscripts import ONE, Bash
+
+ARRAY = {"SLURM_ARRAY_JOB_ID": "4240", "SLURM_ARRAY_TASK_ID": "2"}
+
+
+@pytest.fixture
+def bash(tmp_path: Path) -> Bash:
+    return Bash(tmp_path)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobScript:
+    (tmp_path / "run").mkdir()
+    return replace(ONE, run_dir=str(tmp_path / "run"), work_dir=str(tmp_path))
+
+
+def _lives(job: JobScript) -> list[dict[str, Any]]:
+    """All lines, each of which must be JSON; the times are left away once they are numbers."""
+    lines = (Path(job.run_dir) / "log" / "lives.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert found == rundir.records(Path(job.run_dir))
+    for record in found:
+        for name in ("start", "end"):
+            if name in record:
+                assert record[name] > 1_700_000_000
+                record[name] = True
+        if "start" in record:  # of what it will print, in a log that earlier lives have begun
+            assert record.pop("offset") >= 0
+    return found
+
+
+START = {"start": True, "nodes": "n[1-3]", "id": "4242"}
+
+
+def _of(restart: int = 0, **values: object) -> dict[str, object]:
+    return {"job": "4242", "task": None, "restart": restart, **values}
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 137])
+def test_the_exit_code_is_that_of_the_ranks(bash: Bash, job: JobScript, code: int) -> None:
+    ran = bash.run(job, FAKE_CODE=str(code))
+    assert ran.code == code
+    assert _lives(job) == [_of(**START), _of(end=True, code=code)]
+    assert ("the cause" in ran.output) == (code != 0)
+    assert not (bash.notes / "sbatch").exists()
+
+
+def test_ranks_ended_by_srun_after_a_failure_are_a_failure_and_no_signal(
+    bash: Bash, job: JobScript
+) -> None:
+    assert bash.run(job, FAKE_CODE="143", FAKE_RANKS="fail").code == 1
+
+
+def test_failures_of_an_earlier_life_are_forgotten(bash: Bash, job: JobScript) -> None:
+    old = Path(job.run_dir) / "log" / "failure-rank0.json"
+    old.parent.mkdir()
+    old.write_text("{}")
+    assert bash.run(job).code == 0
+    assert not old.exists()
+
+
+def test_with_the_marker_the_job_is_requeued_and_the_next_life_takes_it_away(
+    bash: Bash, job: JobScript
+) -> None:
+    marker = Path(job.run_dir) / "requeue"
+    ran = bash.run(job, FAKE_RANKS="stop")
+    assert ran.code == 0
+    assert marker.exists()
+    assert "requeue 4242" in (bash.notes / "scontrol").read_text()
+    assert not (bash.notes / "sbatch").exists()
+    assert "going on in a next life" in ran.output
+    (Path(job.run_dir) / "checkpoints").mkdir()
+    ran = bash.run(job, SLURM_RESTART_COUNT="1")  # retries=0: not a node's failure
+    assert ran.code == 0
+    assert not marker.exists()
+    assert ran.environment[0]["RANKUP_RESUME"] == "1"
+    assert not _noted(bash), "one requeue for one marker"
+    assert _lives(job) == [
+        _of(**START),
+        _of(end=True, code=0, stopped=True),
+        _of(1, **START),
+        _of(1, end=True, code=0),
+    ]
+
+
+def _noted(bash: Bash) -> bool:
+    return (bash.notes / "scontrol").exists()
+
+
+def test_the_marker_counts_although_the_ranks_end_with_an_error(bash: Bash, job: JobScript) -> None:
+    ran = bash.run(job, FAKE_RANKS="stop", FAKE_CODE="1")
+    assert ran.code == 0
+    assert "requeue 4242" in (bash.notes / "scontrol").read_text()
+
+
+def test_where_requeue_is_refused_another_job_follows(bash: Bash, job: JobScript) -> None:
+    ran = bash.run(job, FAKE_RANKS="stop", FAKE_REQUEUE="1")
+    assert ran.code == 0
+    script = str(bash.notes.parent / "job.sh")
+    assert bash.words("sbatch") == ["--parsable", "--dependency=afterany:4242", script]
+    assert "this site does not requeue; job 4243 follows" in ran.output
+    assert _lives(job)[-1] == {"job": "4243", "task": None, "follows": "4242"}
+    assert rundir.slurm_jobs(Path(job.run_dir), _empty()) == ["4242", "4243"]
+
+
+def test_an_array_task_is_followed_by_that_task_alone(bash: Bash, job: JobScript) -> None:
+    job = replace(job, options={"array": "0-3"})
+    bash.run(job, FAKE_RANKS="stop", FAKE_REQUEUE="1", **ARRAY)
+    words = bash.words("sbatch")[:-1]
+    assert words == ["--parsable", "--dependency=afterany:4240_2", "--array=2"]
+    found = rundir.records(Path(job.run_dir))
+    assert found[-1] == {"job": "4243", "task": 2, "follows": "4242"}
+    assert {(record["job"], record["task"]) for record in found[:-1]} == {("4240", 2)}
+
+
+def test_where_neither_is_allowed_it_says_how_to_go_on(bash: Bash, job: JobScript) -> None:
+    ran = bash.run(job, FAKE_RANKS="stop", FAKE_REQUEUE="1", FAKE_NO_SBATCH="1")
+    assert ran.code == 1
+    assert f"go on with: rankup run --resume {job.run_dir}" in ran.output
+    assert _lives(job)[-1] == _of(end=True, code=1)
+
+
+def test_a_restart_without_the_marker_stops_with_the_reason(bash: Bash, job: JobScript) -> None:
+    ran = bash.run(job, SLURM_RESTART_COUNT="1")
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert "after a failure of a node, and --retries allows 0" in ran.output
+    assert f"rankup run --resume {job.run_dir}" in ran.output
+    assert _lives(job)[-1] == _of(1, end=True, code=1)
+
+
+def test_retries_bound_the_restarts_after_failures_alone(bash: Bash, job: JobScript) -> None:
+    job = replace(job, retries=2)
+    assert bash.run(job).code == 0
+    assert bash.run(job, SLURM_RESTART_COUNT="1").torchrun
+    assert bash.run(job, SLURM_RESTART_COUNT="2", FAKE_RANKS="stop").torchrun
+    assert bash.run(job, SLURM_RESTART_COUNT="3").torchrun, "our own requeue is no failure"
+    ran = bash.run(job, SLURM_RESTART_COUNT="4")
+    assert (ran.code, ran.torchrun) == (1, ())
+
+
+def test_resume_is_what_was_asked_for_or_what_is_there(bash: Bash, job: JobScript) -> None:
+    assert bash.run(job).environment[0]["RANKUP_RESUME"] == "0"
+    asked = replace(job, resume=True)
+    assert bash.run(asked).environment[0]["RANKUP_RESUME"] == "1"
+
+
+def test_a_run_that_another_process_holds_is_not_started(bash: Bash, job: JobScript) -> None:
+    bash.program("flock", 'exec /usr/bin/env PATH=/usr/bin:/bin flock -w 1 "${@: -1}"')
+    lock = Path(job.run_dir) / "log" / "lock"
+    lock.parent.mkdir()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ran = bash.run(job)
+        assert (ran.code, ran.torchrun) == (1, ())
+        assert f"another job or process works in {job.run_dir}" in ran.output
+    assert bash.run(job).code == 0
+    assert lock.read_text() == "job 4242"
+
+
+def test_the_lock_is_held_while_the_ranks_run(bash: Bash, job: JobScript) -> None:
+    bash.program("torchrun", 'flock -n "$RANKUP_RUN_DIR/log/lock" true && exit 7; exit 0')
+    assert bash.run(job).code == 0
+
+
+def test_a_sleeping_shell_does_not_keep_the_next_life_out(bash: Bash, job: JobScript) -> None:
+    bash.program("sleep", 'flock -n "$RANKUP_RUN_DIR/log/lock" true && touch "$FAKES/free"')
+    assert bash.run(job, FAKE_RANKS="stop").code == 0
+    assert (bash.notes / "free").exists()
+
+
+def test_in_an_allocation_it_writes_no_lives_and_asks_for_no_next_one(
+    bash: Bash, job: JobScript
+) -> None:
+    ran = bash.run(job, FAKE_RANKS="stop", RANKUP_INTERACTIVE=str(os.getpid()))
+    assert ran.code == 0
+    assert not (Path(job.run_dir) / "log" / "lives.jsonl").exists()
+    assert not (bash.notes / "sbatch").exists()
+    assert not _noted(bash)
+
+
+# --- until when
+
+
+def _end(ran_environment: dict[str, str] | Any) -> int:
+    return int(ran_environment["RANKUP_END_TIME"])
+
+
+def test_the_end_is_what_slurm_says(bash: Bash, job: JobScript) -> None:
+    ran = bash.run(job, SLURM_JOB_END_TIME="1900000000")
+    assert _end(ran.environment[0]) == 1900000000
+    assert not (bash.notes / "squeue").exists()
+    ran = bash.run(job, FAKE_END="2030-01-02T03:04:05", TZ="UTC")
+    assert _end(ran.environment[0]) == 1893553445
+
+
+def test_a_deadline_brings_the_end_forward_and_never_puts_it_off(
+    bash: Bash, job: JobScript
+) -> None:
+    job = replace(job, stop_after=100)
+    late = bash.run(job, SLURM_JOB_END_TIME="1900000000")
+    assert _end(late.environment[0]) < 1900000000
+    start = rundir.records(Path(job.run_dir))[0]["start"]
+    assert 98 <= _end(late.environment[0]) - start <= 160
+    early = bash.run(job, SLURM_JOB_END_TIME="1000")
+    assert _end(early.environment[0]) == 1000
+    alone = bash.run(job, FAKE_END="NONE")
+    assert _end(alone.environment[0]) > start
+
+
+@pytest.mark.parametrize("said", ["NONE", "", "Unknown"])
+def test_no_job_without_a_deadline(bash: Bash, job: JobScript, said: str) -> None:
+    ran = bash.run(job, FAKE_END=said)
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert "does not say when job 4242 ends; give it a limit with --time" in ran.output
+
+
+def test_a_run_directory_with_blanks_and_quotes_is_requeued_as_any(
+    bash: Bash, tmp_path: Path
+) -> None:
+    folder = tmp_path / "it's a \"run\""
+    folder.mkdir()
+    job = replace(ONE, run_dir=str(folder), work_dir=str(folder))
+    assert bash.run(render(job), FAKE_RANKS="stop").code == 0
+    assert (folder / "requeue").exists()
+    assert len(_lives(job)) == 2
+
+
+def _empty() -> rundir.Job:
+    return rundir.Job("id", "script", "/a.py", [], "/", {}, {})

@@ -1,0 +1,273 @@
+"""Job scripts run from end to end by bash: what torchrun is told, whatever the values are."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankup.slurm.script import JobScript
+
+from .jobscripts import ONE, Bash, of_profile
+
+HOSTILE = (
+    "; rm -rf $HOME",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "it's \"quoted\" twice\"",
+    "a\\b\\",
+    "100%j %%",
+    "größe-漢字 \u202e",
+    "a\tb",
+    "--nodes=9",
+    "-",
+    "*?[a-z]{1,2}",
+    "~ !! & | > /dev/null #",
+)
+# Arguments and variables hold what a file name or a Slurm directive cannot.
+HOSTILE_WORDS = (*HOSTILE, "", "a\nb\n", "\n", "\x1b[31m", "\r", "$'\\n'")
+
+
+@pytest.fixture
+def bash(tmp_path: Path) -> Bash:
+    return Bash(tmp_path)
+
+
+def _here(tmp_path: Path, job: JobScript, run: str = "run", work: str = "work") -> JobScript:
+    """The job in folders that are there."""
+    run_dir, work_dir = tmp_path / "runs" / run, tmp_path / "projects" / work
+    run_dir.mkdir(parents=True)
+    work_dir.mkdir(parents=True)
+    return replace(
+        job, run_dir=str(run_dir), work_dir=str(work_dir), needs=(str(work_dir),), activate=None
+    )
+
+
+# --- what torchrun is told
+
+
+def test_two_nodes_meet_at_the_first_one(bash: Bash, tmp_path: Path) -> None:
+    ran = bash.run(_here(tmp_path, replace(ONE, nodes=2)), FAKE_NODEADDR="127.0.0.11")
+    assert ran.code == 0, ran.output
+    common = ["--nnodes=2", "--nproc-per-node=2", "--max-restarts=0", "--rdzv-backend=c10d"]
+    common += ["--rdzv-endpoint=127.0.0.11:14242", "--rdzv-id=4242-0"]
+    rank = ["--no-python", "--", "rankup-rank", *ONE.words]
+    assert [list(words) for words in ran.torchrun] == [
+        [*common, "--rdzv-conf=is_host=1", "--local-addr=127.0.0.11", *rank],
+        [*common, "--rdzv-conf=is_host=0", *rank],
+    ]
+
+
+def test_one_node_stands_alone(bash: Bash, tmp_path: Path) -> None:
+    ran = bash.run(_here(tmp_path, ONE))
+    assert ran.code == 0, ran.output
+    words = ["--standalone", "--nproc-per-node=2", "--max-restarts=0", "--no-python", "--"]
+    assert [list(node) for node in ran.torchrun] == [[*words, "rankup-rank", *ONE.words]]
+    assert not (bash.notes / "getent").exists()
+
+
+@pytest.mark.parametrize("name", ["jureca-dc", "juwels-booster", "jusuf"])
+def test_a_profile_with_a_suffix_meets_at_the_name_in_infiniband(
+    bash: Bash, tmp_path: Path, name: str
+) -> None:
+    bash.program("timeout", "exit 1")  # nobody sits at the port of an address that is not there
+    hosts = "n1i=10.0.0.1\nn1=10.9.9.9"
+    job = _here(tmp_path, of_profile(name))
+    ran = bash.run(job, FAKE_HOSTS=hosts, FAKE_NO_PREFLIGHT="1")
+    assert ran.code == 0, ran.output
+    assert "--local-addr=10.0.0.1" in ran.torchrun[0]
+    assert all("--rdzv-endpoint=10.0.0.1:14242" in words for words in ran.torchrun)
+    for environment in ran.environment:
+        assert environment["NCCL_SOCKET_IFNAME"] == environment["GLOO_SOCKET_IFNAME"] == "ib0"
+        gpus = ",".join(map(str, range(job.gpus)))
+        assert environment["CUDA_VISIBLE_DEVICES"] == gpus
+
+
+def test_jupiter_is_different(bash: Bash, tmp_path: Path) -> None:
+    bash.program("timeout", "exit 1")
+    hosts = "n1i=10.0.0.1\nn1=10.9.9.9"  # where the name with "i" means something else
+    job = _here(tmp_path, of_profile("jupiter"))
+    ran = bash.run(job, FAKE_HOSTS=hosts, FAKE_NO_PREFLIGHT="1")
+    assert ran.code == 0, ran.output
+    assert "--local-addr=10.9.9.9" in ran.torchrun[0]
+    for environment in ran.environment:
+        assert environment["NCCL_SOCKET_IFNAME"] == "ib0"
+        assert environment["NCCL_SOCKET_FAMILY"] == "AF_INET"
+        assert environment["GLOO_USE_IPV6"] == "0"
+        assert not {"GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"} & set(environment)
+    assert "--gpu-bind=none" in bash.words("srun.0")
+    assert "--gpu-bind=none" in bash.words("srun.1")
+
+
+def test_elsewhere_no_interface_is_named(bash: Bash, tmp_path: Path) -> None:
+    ran = bash.run(_here(tmp_path, of_profile("generic")))
+    assert ran.code == 0, ran.output
+    for environment in ran.environment:
+        assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} & set(environment)
+
+
+def test_port_and_id_are_of_this_job_and_this_life(bash: Bash, tmp_path: Path) -> None:
+    job = _here(tmp_path, replace(ONE, nodes=2, retries=9))
+    ran = bash.run(job, SLURM_JOB_ID="123456", SLURM_RESTART_COUNT="3")
+    assert ran.code == 0, ran.output
+    assert "--rdzv-endpoint=127.0.0.11:13456" in ran.torchrun[1]  # 10000 + 123456 % 20000
+    assert all("--rdzv-id=123456-3" in words for words in ran.torchrun)
+
+
+def test_the_ranks_are_counted_and_started_once_per_node(bash: Bash, tmp_path: Path) -> None:
+    bash.run(_here(tmp_path, replace(ONE, nodes=3, ranks=4, gpus=4, srun_options=("--overlap",))))
+    for note, kill in (("srun.0", "0"), ("srun.1", "1")):
+        words = bash.words(note)
+        options = words[: words.index("bash")]
+        assert options == [
+            *("--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--relative=0"),
+            *("--cpu-bind=none", "--wait=60", f"--kill-on-bad-exit={kill}", "--overlap"),
+        ]
+
+
+def test_environment_of_the_ranks(bash: Bash, tmp_path: Path) -> None:
+    job = _here(tmp_path, replace(ONE, nodes=2, cpus=9))
+    ran = bash.run(job, SLURM_CPUS_PER_TASK="9", OMP_NUM_THREADS="1")
+    for found in ran.environment:
+        assert (found["SRUN_CPUS_PER_TASK"], found["OMP_NUM_THREADS"]) == ("9", "4")
+        assert (found["HF_HUB_OFFLINE"], found["WANDB_MODE"]) == ("1", "offline")
+        assert found["RANKUP_RUN_DIR"] == job.run_dir
+        assert found["RANKUP_RESUME"] == "0"
+        assert int(found["RANKUP_END_TIME"]) > 1_800_000_000
+        assert found["PWD"] == job.work_dir
+    own = bash.run(replace(job, offline=False, threads=False), OMP_NUM_THREADS="1")
+    assert own.environment[0]["OMP_NUM_THREADS"] == "1"
+    assert "HF_HUB_OFFLINE" not in own.environment[0]
+
+
+def test_without_rankup_a_script_is_started_by_python(bash: Bash, tmp_path: Path) -> None:
+    bash.remove("rankup-rank")
+    bash.remove("rankup")
+    ran = bash.run(_here(tmp_path, ONE), FAKE_CODE="3")
+    assert ran.ranks == ("python", *ONE.words)
+    assert ran.code == 3
+
+
+def test_a_recipe_needs_rankup_and_the_preflight_says_so(bash: Bash, tmp_path: Path) -> None:
+    job = _here(tmp_path, replace(ONE, nodes=2, recipe=True, words=("language-model",)))
+    assert bash.run(job).ranks == ("rankup-rank", "language-model")
+    bash.remove("rankup-rank")
+    ran = bash.run(job)
+    assert (ran.code, ran.torchrun) == (1, ())
+    for node in ("n1", "n2"):
+        assert f"preflight: node {node}: rankup-rank is not on PATH" in ran.output
+
+
+def test_a_container_starts_torchrun_within(bash: Bash, tmp_path: Path) -> None:
+    words = ("apptainer", "exec", "--nv", "/images/my torch.sif")
+    ran = bash.run(_here(tmp_path, replace(ONE, container=words)))
+    assert ran.code == 0, ran.output
+    inside = ["torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=0", "--no-python"]
+    assert bash.words("apptainer") == [*words[1:], *inside, "--", "python", *ONE.words]
+
+
+def test_an_array_task_has_a_run_directory_of_its_own(bash: Bash, tmp_path: Path) -> None:
+    job = _here(tmp_path, replace(ONE, options={"array": "0-3"}))
+    ran = bash.run(job, SLURM_ARRAY_JOB_ID="4240", SLURM_ARRAY_TASK_ID="2")
+    assert ran.environment[0]["RANKUP_RUN_DIR"] == f"{job.run_dir}/array/2"
+    assert (Path(job.run_dir) / "array" / "2" / "log" / "lives.jsonl").is_file()
+
+
+# --- the preflight
+
+
+def test_a_node_that_cannot_read_what_it_needs_is_named(bash: Bash, tmp_path: Path) -> None:
+    job = replace(_here(tmp_path, replace(ONE, nodes=2)), needs=("/no/such place",))
+    ran = bash.run(job)
+    assert (ran.code, ran.torchrun) == (1, ())
+    for node in ("n1", "n2"):
+        assert f"preflight: node {node}: cannot read /no/such place" in ran.output
+    assert "the preflight failed on the nodes named above" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"SLURM_GPUS_ON_NODE": "1"}, "Slurm granted 1 GPU(s), the job needs 2"),
+        ({"FAKE_GPUS": "1"}, "nvidia-smi sees 1 GPU(s), the job needs 2"),
+        ({"FAKE_GPUS": "0"}, "nvidia-smi sees 0 GPU(s), the job needs 2"),
+    ],
+)
+def test_missing_gpus_are_found_before_torch_is(
+    bash: Bash, tmp_path: Path, settings: dict[str, str], words: str
+) -> None:
+    ran = bash.run(_here(tmp_path, ONE), **settings)
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert words in ran.output
+
+
+def test_the_work_dir_is_not_mounted(bash: Bash, tmp_path: Path) -> None:
+    ran = bash.run(replace(_here(tmp_path, ONE), work_dir="/no/such"))
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert "cannot enter /no/such; is it mounted there?" in ran.output
+
+
+# --- hostile values
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_hostile_arguments_and_variables_arrive_word_for_word(
+    bash: Bash, tmp_path: Path, nodes: int
+) -> None:
+    values = {f"VALUE_{number}": value for number, value in enumerate(HOSTILE_WORDS)}
+    words = ("/home/me/train.py", *HOSTILE_WORDS)
+    job = _here(tmp_path, replace(ONE, nodes=nodes, words=words, variables=values))
+    ran = bash.run(job)
+    assert ran.code == 0, ran.output
+    assert ran.ranks == ("rankup-rank", *words)
+    for environment in ran.environment:
+        assert {name: environment[name] for name in values} == values
+    assert not list(tmp_path.rglob("pwned"))
+
+
+@pytest.mark.parametrize("value", [value for value in HOSTILE if "/" not in value])
+def test_hostile_names_of_folders_and_of_the_job_do_no_harm(
+    bash: Bash, tmp_path: Path, value: str
+) -> None:
+    printable = value.isprintable() and "\\" not in value
+    job = _here(tmp_path, replace(ONE, nodes=2), run=value if printable else "run", work=value)
+    folder = Path(job.work_dir)
+    (folder / "activate.sh").write_text('export ACTIVATED="yes, $PWD"\n')
+    (Path(job.run_dir) / "env").write_text(f"FROM_ENV={shlex.quote(value)}\n")
+    job = replace(
+        job,
+        name=value if printable else "name",
+        words=(str(folder / "train.py"),),
+        activate=str(folder / "activate.sh"),
+        made_by=("rankup", "run", value),
+        private=True,
+    )
+    ran = bash.run(job)
+    assert ran.code == 0, ran.output
+    assert ran.ranks == ("rankup-rank", str(folder / "train.py"))
+    for environment in ran.environment:
+        assert environment["RANKUP_RUN_DIR"] == job.run_dir
+        assert environment["ACTIVATED"] == f"yes, {job.work_dir}"
+        assert environment["FROM_ENV"] == value
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_a_folder_for_path_goes_in_front(bash: Bash, tmp_path: Path) -> None:
+    ran = bash.run(replace(_here(tmp_path, ONE), path="/opt/it's $HOME/bin"))
+    assert ran.environment[0]["PATH"].startswith("/opt/it's $HOME/bin:")
+
+
+def test_an_environment_that_fails_stops_the_job(bash: Bash, tmp_path: Path) -> None:
+    activate = tmp_path / "activate.sh"
+    activate.write_text("echo no such module >&2\nfalse\n")
+    ran = bash.run(replace(_here(tmp_path, ONE), activate=str(activate)))
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert f"activating the environment failed: {activate}" in ran.output
+
+
+def test_an_env_file_that_is_gone_stops_the_job(bash: Bash, tmp_path: Path) -> None:
+    ran = bash.run(replace(_here(tmp_path, ONE), private=True))
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert "no file" in ran.output
