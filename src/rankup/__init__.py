@@ -31,6 +31,8 @@ _HOME = {
     "wrap": "runtime.model",
     "count": "runtime.deal",
     "quiet": "runtime.quiet",
+    "Deadline": "runtime.deadline",
+    "on_login_node": "site.login",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

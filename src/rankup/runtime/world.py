@@ -46,8 +46,8 @@ class World(NamedTuple):
 
     @property
     def node(self) -> str:
-        """Name of the node this rank runs on."""
-        return socket.gethostname()
+        """Name of the node this rank runs on, Slurm's where there is one."""
+        return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 class _Place(NamedTuple):

@@ -10,12 +10,16 @@ from torch import nn
 
 from ..runtime.world import World
 from .plan import micro_batches
-from .stop import StopFlag
+from .stop import Stop
 from .task import Batch, Split
 
 
 class Stopped(Exception):  # noqa: N818 - no error: somebody wished it
-    """An evaluation was left because a rank was asked to stop."""
+    """An evaluation was left because a rank was asked to stop; holds the sum of the wishes."""
+
+    def __init__(self, wishes: float) -> None:
+        super().__init__(wishes)
+        self.wishes = wishes
 
 
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
@@ -28,7 +32,7 @@ def evaluate(
     model: nn.Module,
     world: World,
     micro_batch: int,
-    stop: StopFlag | None = None,
+    stop: Stop | None = None,
 ) -> float | None:
     """Mean `loss` per valid target of `split`; None for an empty one.
 
@@ -43,8 +47,8 @@ def evaluate(
     model.eval()
     total = torch.zeros(3, dtype=torch.float64, device=world.device)
     for positions in micro_batches(len(split), micro_batch)[world.rank :: world.world_size]:
-        if stop is not None and stop.raised:
-            total[2] = 1
+        if stop is not None and stop.wish:
+            total[2] = stop.wish
             break
         samples = torch.arange(positions.start, positions.stop)
         batch = to_device(split.batch(samples), world.device)
@@ -56,7 +60,7 @@ def evaluate(
         dist.all_reduce(total)
     loss_sum, count, stopped = total.tolist()
     if stopped:
-        raise Stopped
+        raise Stopped(stopped)
     return loss_sum / count if count else None
 
 

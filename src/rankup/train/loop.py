@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from ..base.errors import RunFailed
 from ..parallel.build import build
 from ..runtime.collectives import all_gather_object
+from ..runtime.deadline import END, ask_for_next_life
 from ..runtime.save import save0
 from ..runtime.world import World, after_first_step
 from . import checkpoint
@@ -23,7 +24,7 @@ from .options import TrainOptions
 from .place import Place
 from .plan import Plan
 from .step import Stepper, Taken
-from .stop import StopFlag
+from .stop import Stop
 from .task import Split, Task
 from .trace import Trace
 
@@ -60,7 +61,7 @@ def train(
     """
     run = _Run(task, options, world, directory, resume)
     try:
-        with StopFlag().listening() as stop:
+        with Stop().listening() as stop:
             return run.loop(stop)
     finally:
         run.metrics.close()
@@ -92,44 +93,59 @@ class _Run:
         self.flops = task.flops_per_unit(self.model)
         self.unread: Taken | None = None
 
-    def loop(self, stop: StopFlag) -> Outcome:
+    def loop(self, stop: Stop) -> Outcome:
         """All steps that are left; validation, checkpoints and a wish to stop between them."""
         often = max(1, -(-self.last // _TIMES))
         every_valid = self.options.valid_every or often
         every_checkpoint = self.options.checkpoint_every or often
+        wishes = 0.0  # over all ranks, so the same on each
         if self.unvalidated:
-            self.unvalidated = not self._validate(None, stop)
+            wishes = self._validate(None, stop)
         first = self.place.step + 1
         for step in self.plan.steps(self.place, self.last):
             if step.number == first > 1 and self.world.world_size > 1:
                 self.stepper.settle_buckets(step)
             taken = self.stepper.take(step, stop)
-            stopping = self._report()
+            wishes += self._report()
             self.unread, self.place = taken, step.after
             self.stepper.trace.write(step)
             if step.number == first + 1:
                 after_first_step()  # the first step's numbers are here: every rank has done it
             if step.number % every_valid == 0 or step.number == self.last:
-                self.unvalidated = not self._validate(taken, stop)
-                stopping = stopping or self.unvalidated
-            if step.number % every_checkpoint == 0 or step.number == self.last or stopping:
+                wishes += self._validate(taken, stop)
+            if step.number % every_checkpoint == 0 or step.number == self.last or wishes:
                 # A step is known to be sound before it is kept.
-                stopping = self._report() or stopping
-                self._checkpoint()
-            if stopping and step.number < self.last:
-                self.metrics.say(f"stopped at step {step.number} of {self.last}")
-                return Outcome(self.place, finished=False)
-        return self._finish(stop)
+                wishes += self._report()
+                with stop.saving():
+                    saved = self._checkpoint()
+                if wishes and step.number < self.last:
+                    return self._stopped(wishes, saved)
+            stop.tick()
+        return self._finish(stop, first)
 
-    def _report(self) -> bool:
-        """Write the line of the step whose numbers are here by now; True when a rank wants to stop.
+    def _stopped(self, wishes: float, saved: bool) -> Outcome:
+        """End this life; where nobody ended the run, the job goes on in a next one."""
+        where = f"step {self.place.step} of {self.last}"
+        if wishes < END:
+            if not saved:
+                raise RunFailed(
+                    f"the time limit came at {where} and no checkpoint could be written; make "
+                    "room, and --resume goes on from the newest whole one"
+                )
+            if self.world.is_root:
+                ask_for_next_life()
+        self.metrics.say(f"stopped at {where}" + (", before the deadline" if wishes < END else ""))
+        return Outcome(self.place, finished=False)
+
+    def _report(self) -> float:
+        """Write the line of the step whose numbers are here by now; the ranks' wishes to stop.
 
         All ranks read the same sums, so what they decide here they decide together.
         """
         taken, self.unread = self.unread, None
         if taken is None:
-            return False
-        loss_sum, nonfinite, stopping, waited, norm = taken.late.read()
+            return 0.0
+        loss_sum, nonfinite, wishes, waited, norm = taken.late.read()
         if nonfinite or not math.isfinite(norm):
             self._stop_at_nonfinite(taken)
         self.metrics.step(
@@ -143,7 +159,7 @@ class _Run:
                 self.world,
             )
         )
-        return bool(stopping)
+        return wishes
 
     def _stop_at_nonfinite(self, taken: Taken) -> None:
         """Say whose loss it was. Every rank comes here at the same step."""
@@ -161,25 +177,27 @@ class _Run:
             "The checkpoints before it are sound. Try a smaller --lr, a --warmup or a lower --clip"
         )
 
-    def _validate(self, taken: Taken | None, stop: StopFlag) -> bool:
-        """Evaluate into the step's line, keep the best model; False when asked to stop."""
+    def _validate(self, taken: Taken | None, stop: Stop) -> float:
+        """Evaluate into the step's line, keep the best model; the wishes when asked to stop."""
         try:
             loss = self._evaluate(self.task.valid, stop)
-        except Stopped:
-            return False
+        except Stopped as stopped:
+            self.unvalidated = True
+            return stopped.wishes
+        self.unvalidated = False
         if taken is not None:
             taken.valid_loss = loss
         if loss is not None and math.isfinite(loss) and (self.best is None or loss < self.best[0]):
             self.best = (loss, self.place.step)
             self._save("model-best.pt")
-        return True
+        return 0.0
 
-    def _evaluate(self, split: Split, stop: StopFlag) -> float | None:
+    def _evaluate(self, split: Split, stop: Stop) -> float | None:
         micro_batch = self.options.micro_batch
         return evaluate(self.stepper.loss, split, self.model, self.world, micro_batch, stop)
 
-    def _checkpoint(self) -> None:
-        """Save; a full disk costs this checkpoint, not the training."""
+    def _checkpoint(self) -> bool:
+        """Save; a full disk costs this checkpoint, not the training. Whether it was written."""
         # The loss was finite before the update; the weights have to be so after it.
         norms = torch._foreach_norm(list[torch.Tensor](self.stepper.parameters))
         if not bool(torch.stack(norms).isfinite().all()):
@@ -201,6 +219,8 @@ class _Run:
                 f"checkpoint at step {self.place.step} could not be written "
                 f"({checkpoint.reason(error)}); training goes on"
             )
+            return False
+        return True
 
     def _save(self, name: str) -> bool:
         try:
@@ -221,12 +241,19 @@ class _Run:
             done = ", which are done: evaluating again" if self.place.step >= self.last else ""
             print(f"{found}at step {self.place.step} of {self.last}{done}", flush=True)
 
-    def _finish(self, stop: StopFlag) -> Outcome:
+    def _finish(self, stop: Stop, first: int) -> Outcome:
         self._report()
         try:
             valid, test = (self._evaluate(s, stop) for s in (self.task.valid, self.task.test))
-        except Stopped:
-            self.metrics.say("stopped in the last evaluation; --resume does it again")
+        except Stopped as stopped:
+            if stopped.wishes < END:
+                if self.place.step < first:  # the next life would come no further
+                    raise RunFailed(
+                        "the time limit is too short for the last evaluation; --resume with more"
+                    ) from None
+                if self.world.is_root:
+                    ask_for_next_life()
+            self.metrics.say("stopped in the last evaluation; the next life does it again")
             return Outcome(self.place, finished=False)
         record: dict[str, Any] = {
             "step": self.place.step,

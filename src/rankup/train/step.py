@@ -20,7 +20,7 @@ from .late import Clock, Late
 from .options import TrainOptions
 from .plan import Step
 from .schedule import learning_rate
-from .stop import StopFlag
+from .stop import Stop
 from .task import Batch, Task
 from .trace import Trace
 
@@ -31,7 +31,7 @@ class Taken:
 
     Attributes:
         count: valid targets of the global batch.
-        late: summed loss, ranks whose loss is not finite, ranks asked to stop, seconds that all
+        late: summed loss, ranks whose loss is not finite, wishes to stop, seconds that all
             ranks waited for data, gradient norm.
         losses: summed loss of each micro-batch this rank computed.
         dealt: the micro-batches this rank computed.
@@ -75,7 +75,7 @@ class Stepper:
         self.trace = trace
         self.last = last
 
-    def take(self, step: Step, stop: StopFlag) -> Taken:
+    def take(self, step: Step, stop: Stop) -> Taken:
         """Forward, backward and update; gradients are exchanged once."""
         clock = Clock(self.world.device)
         options, world = self.options, self.world
@@ -154,19 +154,19 @@ class Stepper:
         return self.replica.no_sync()  # type: ignore[operator]
 
     def _reduce(
-        self, losses: list[torch.Tensor], waited: float, stop: StopFlag
+        self, losses: list[torch.Tensor], waited: float, stop: Stop
     ) -> tuple[torch.Tensor, dist.Work | None]:
         """Start the sum over ranks of loss, flags, waiting time and running statistics."""
         device = self.world.device
         if device.type == "cpu":  # plain numbers: a handful of tiny tensors would cost more
             loss = sum(part.item() for part in losses)
-            numbers = [loss, not math.isfinite(loss), stop.raised, waited]
+            numbers = [loss, not math.isfinite(loss), stop.wish, waited]
             packed = torch.tensor(numbers, dtype=torch.float64)
         else:
             total = torch.zeros((), dtype=torch.float64, device=device)
             for part in losses:
                 total += part
-            host = torch.tensor([float(stop.raised), waited], dtype=torch.float64)
+            host = torch.tensor([stop.wish, waited], dtype=torch.float64)
             flags = torch.stack([total, (~torch.isfinite(total)).double()])
             packed = torch.cat([flags, host.to(device, non_blocking=True)])
         if self.statistics.size:
