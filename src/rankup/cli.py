@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+SLURM: dict[str, Any] = {"rich_help_panel": "Slurm job"}
 
 
 def main() -> None:
@@ -56,17 +58,72 @@ def run(
     ] = None,
     nproc: Annotated[
         int | None,
-        typer.Option(min=1, help="Ranks on this node; by default one per GPU, on CPU one."),
+        typer.Option(min=1, help="Ranks per node; by default one per GPU, on CPU one."),
     ] = None,
     out: Annotated[str | None, typer.Option(help="The run directory itself.")] = None,
     resume: Annotated[
-        str | None, typer.Option(help="Go on with a run: its id, `last`, or its directory.")
+        str | None,
+        typer.Option(help="Go on with a run: its id, a Slurm job's, `last`, or its directory."),
     ] = None,
+    local: Annotated[bool, typer.Option("--local", help="Here, also where Slurm is.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the job script and do nothing.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for the job, showing its log.")
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes; one by default.", **SLURM)
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time limit: 2h, 1d12h, 02:00:00.", **SLURM)
+    ] = None,
+    partition: Annotated[str | None, typer.Option(**SLURM)] = None,
+    account: Annotated[str | None, typer.Option(**SLURM)] = None,
+    qos: Annotated[str | None, typer.Option(**SLURM)] = None,
+    reservation: Annotated[str | None, typer.Option(**SLURM)] = None,
+    array: Annotated[str | None, typer.Option(help="One run per task: 0-9%2.", **SLURM)] = None,
+    dependency: Annotated[str | None, typer.Option(help="afterok:JOB and so on.", **SLURM)] = None,
+    mail: Annotated[
+        str | None, typer.Option(help="Address to write to at the end.", **SLURM)
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The job's name.", **SLURM)] = None,
+    container: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Run in this Apptainer image.", **SLURM)
+    ] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Source this in the job; by default this Python's.", **SLURM
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VALUE]", help="A variable, kept in a file only you read.", **SLURM
+        ),
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="A further #SBATCH option: --exclude=n1.", **SLURM),
+    ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option(min=0, help="Restarts after a node's failure; none by default.", **SLURM),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Save and go on in a next life after this, before the limit.",
+            **SLURM,
+        ),
+    ] = None,
+    allow_idle_gpus: Annotated[
+        bool, typer.Option("--allow-idle-gpus", help="Pay for GPUs that no rank uses.", **SLURM)
+    ] = False,
 ) -> None:
-    """Run a recipe or a script on the GPUs or cores of this machine."""
-    from .launch.run import Request
-    from .launch.run import run as start
-
+    """Run a recipe or a script: as a Slurm job, in an allocation, or on this machine."""
     words = tuple(args or ())
     if target is not None and set(words) & {"--help", "-h"}:
         from . import recipes
@@ -74,7 +131,76 @@ def run(
         if target in recipes.RECIPES:
             print(recipes.find(target).help())
             return
-    raise typer.Exit(start(Request(target, words, nproc, out, resume)))
+    from .launch.request import Request
+    from .launch.run import run as start
+    from .slurm.options import JobOptions
+
+    options = JobOptions(
+        nodes,
+        time,
+        partition,
+        account,
+        qos,
+        reservation,
+        array,
+        dependency,
+        mail,
+        name,
+        container,
+        environment,
+        tuple(sbatch or ()),
+        tuple(env or ()),
+        retries,
+        deadline,
+        allow_idle_gpus,
+    )
+    request = Request(target, words, nproc, out, resume, local, dry_run, follow, options)
+    raise typer.Exit(start(request))
+
+
+@app.command()
+def status(
+    run: Annotated[
+        str | None, typer.Argument(help="A run's id, Slurm job id, directory, or `last`.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show how the newest runs are, or everything about one."""
+    from .launch.show_status import show
+
+    raise typer.Exit(show(run, as_json=as_json))
+
+
+@app.command()
+def logs(
+    run: Annotated[
+        str, typer.Argument(help="A run's id, Slurm job id, directory, or `last`.")
+    ] = "last",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to show.")] = 40,
+    raw: Annotated[bool, typer.Option("--raw", help="Show all lines, also harmless ones.")] = False,
+    cause: Annotated[
+        bool, typer.Option("--cause", help="Only why the run failed: rank, node, exception.")
+    ] = False,
+    task: Annotated[str | None, typer.Option(help="Number of an array's task.")] = None,
+) -> None:
+    """Show the end of a run's log, and why it failed."""
+    from .launch.logs import show
+
+    code = show(run, following=follow, lines=lines, raw=raw, only_cause=cause, task=task)
+    raise typer.Exit(code)
+
+
+@app.command()
+def cancel(
+    run: Annotated[str, typer.Argument(help="A run's id, Slurm job id, directory, or `last`.")],
+) -> None:
+    """End a run: its Slurm jobs with all that would follow, or its processes on this machine."""
+    from .launch.cancel import show
+
+    raise typer.Exit(show(run))
 
 
 @app.command()

@@ -105,6 +105,25 @@ def test_exceptions(error: BaseException, message: str, code: int, traced: bool)
     assert found.consequence is False
 
 
+def test_a_node_goes_by_slurms_name_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "x")
+    found = of_exception(ValueError("no"), 3)
+    assert (found.node, found.world_size, found.local_world_size) == ("n7", 8, 0)
+
+
+def test_where_all_waited_in_vain_the_silent_rank_is_named(tmp_path: Path) -> None:
+    waited = "RuntimeError: Timed out waiting 10000ms for recv operation to complete"
+    one = replace(CAUSE, rank=0, message=waited, world_size=2)
+    found = _found(tmp_path, [one], {0: 1, 1: -signal.SIGTERM})
+    assert report(found) == (
+        f"rankup: rank 1 did not answer for 10 s; rank 0 on node7 waited for it: {waited}"
+    )
+    killed = _found(tmp_path, [one], {0: 1, 1: -signal.SIGKILL})
+    assert (killed.rank, killed.exit_code) == (1, 137)
+
+
 @pytest.mark.parametrize("text", [PEER, "NCCL Error 6: remote", "Broken pipe"])
 def test_broken_connections_are_known(text: str) -> None:
     assert of_exception(RuntimeError(text), 0).consequence is True

@@ -107,6 +107,7 @@ def _check_job(run: Path, probe: Path, cwd: Path) -> None:
         "cwd": str(cwd),
         "versions": versions,
         "git": {},
+        "launch": {},
     }
     assert (run / "log").is_dir()
 

@@ -37,8 +37,10 @@ def user_path(text: str, option: str) -> Path:
     return path
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
+def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
     """Replace `path` by `data`: readers see the old content or the new, never a part.
+
+    A `private` file is readable by its owner alone (mode 0600), from its first byte on.
 
     Raises:
         OSError: the file could not be written (disk full, no permission); `path` is unchanged.
@@ -47,7 +49,9 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         data = data.encode()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        mode = 0o600 if private else 0o666
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -58,9 +62,9 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     fsync_directory(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     """`write_atomic` of a JSON document."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", private=private)
 
 
 def fsync_directory(path: Path) -> None:

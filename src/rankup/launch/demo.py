@@ -13,7 +13,8 @@ from rich.table import Table
 
 from ..base.errors import UserError
 from ..site import config, rundir
-from .run import Request, run
+from .request import Request
+from .run import run
 
 # Four micro-batches to a batch; half a minute of one core, of which the second rank saves half.
 _ARGS = (
@@ -43,7 +44,7 @@ def demo() -> int:
     for ranks in (1, 2):
         directory = runs / f"{name}-{ranks}"
         print(f"\n{ranks} rank{'s' if ranks > 1 else ''}, one thread each", file=sys.stderr)
-        request = Request("language-model", _ARGS, ranks, str(directory))
+        request = Request("language-model", _ARGS, ranks, str(directory), local=True)
         code = run(request, _ENVIRONMENT)
         if code:
             return code

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -26,7 +27,15 @@ _BROKEN_BY_PEER = (
     "remote process exited",
     "recvValue failed",
     "sendBytes failed",
+    "recvVector failed",
 )
+
+# A collective that waited in vain: the rank that did not come is the cause.
+_TIMED_OUT = re.compile(
+    r"Timed out waiting \d+ ?ms|wait timeout after|collective operation timeout|DistStoreError"
+    r"|clients joined|Application timeout caused pair closure|Socket Timeout"
+)
+_WAITED = re.compile(r"(\d+)\s?(ms|milliseconds|seconds|s)\b")
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class Failure:
         exit_code: that the run should end with.
         consequence: True when it only followed from another rank's end.
         said_all: the message speaks for all ranks and needs no rank before it.
+        world_size, local_world_size: ranks of the job and of this node; 0 where not known.
     """
 
     rank: int
@@ -50,6 +60,8 @@ class Failure:
     exit_code: int
     consequence: bool = False
     said_all: bool = False
+    world_size: int = 0
+    local_world_size: int = 0
 
 
 def of_exception(error: BaseException, rank: int, script: str = "") -> Failure:
@@ -68,9 +80,34 @@ def of_exception(error: BaseException, rank: int, script: str = "") -> Failure:
             message += f": {error.code}"
     else:
         trace = _traceback(error, script)
-    peer = any(sign in str(error) for sign in _BROKEN_BY_PEER)
     said_all = isinstance(error, UserError | RunFailed)
-    return Failure(rank, socket.gethostname(), time.time(), message, trace, code, peer, said_all)
+    return Failure(
+        rank=rank,
+        node=node_name(),
+        time=time.time(),
+        message=message,
+        traceback=trace,
+        exit_code=code,
+        consequence=broken_by_peer(str(error)),
+        said_all=said_all,
+        world_size=_number("WORLD_SIZE"),
+        local_world_size=_number("LOCAL_WORLD_SIZE"),
+    )
+
+
+def node_name() -> str:
+    """This node as Slurm calls it (nodes of a cluster may share a host), else the host's name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def broken_by_peer(message: str) -> bool:
+    """Whether an exception only says that another process had ended."""
+    return any(sign in message for sign in _BROKEN_BY_PEER)
+
+
+def timed_out(message: str) -> bool:
+    """Whether an exception says that a collective waited in vain for another rank."""
+    return bool(_TIMED_OUT.search(message))
 
 
 def write(log: Path, failure: Failure) -> None:
@@ -92,23 +129,82 @@ def first_cause(log: Path, exit_codes: Mapping[int, int]) -> Failure:
         exit_codes: of the ranks that did not end well, as the launcher saw them; negative for a
             signal.
     """
-    written = []
-    for path in log.glob("failure-rank*.json"):
-        # Where the disk was full, say, the exit code is still known.
-        with contextlib.suppress(ValueError, TypeError):
-            written.append(Failure(**json.loads(path.read_text())))
-    causes = [failure for failure in written if not failure.consequence]
+    written = read_all(log)
+    causes = [f for f in written if not f.consequence and not timed_out(f.message)]
     if causes:
         return min(causes, key=lambda failure: failure.time)
     # The agent itself sends SIGTERM to the survivors, so another signal comes first.
     silent = {r: c for r, c in exit_codes.items() if r not in {f.rank for f in written}}
     killed = {r: c for r, c in silent.items() if c not in (-signal.SIGTERM, 0)}
+    if not killed and (missing := no_answer(written)):
+        return missing
     if not killed and written:
         first = min(written, key=lambda failure: failure.time)
         message = f"{first.message} (another rank had ended before, without an error)"
         return replace(first, message=message)
     rank, code = min((killed or silent).items())
-    return Failure(rank, socket.gethostname(), time.time(), _said(code), "", _shell_code(code))
+    return Failure(rank, node_name(), time.time(), said(code), "", _shell_code(code))
+
+
+def read_all(log: Path) -> list[Failure]:
+    """What the ranks have written down, by rank; damaged notes are passed over."""
+    written = []
+    for path in log.glob("failure-rank*.json"):
+        # Where the disk was full, say, the exit code is still known.
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            found = Failure(**json.loads(path.read_text()))
+            found.message.splitlines()
+            numbers = (found.rank, found.time, found.world_size, found.local_world_size)
+            if all(isinstance(number, int | float) for number in numbers):
+                written.append(found)
+    return sorted(written, key=lambda failure: failure.rank)
+
+
+def no_answer(written: Sequence[Failure], nodes: Sequence[str] = ()) -> Failure | None:
+    """Where all that ranks say is that they waited in vain: the first to say so, with the ranks
+    that said nothing in front. None where there is another cause, or all ranks spoke.
+
+    Args:
+        nodes: names of the job's nodes, to tell where a silent rank was.
+    """
+    waited = [f for f in written if timed_out(f.message) and not f.said_all]
+    if not waited or len(waited) < sum(not f.consequence for f in written):
+        return None
+    first = min(waited, key=lambda failure: failure.time)
+    spoke = {failure.rank for failure in written}
+    missing = [rank for rank in range(min(first.world_size, 1 << 20)) if rank not in spoke]
+    if not missing:
+        return None
+    names = [f"rank {rank}{_on(node_of(rank, written, nodes))}" for rank in missing[:8]]
+    if len(missing) > 8:
+        names.append(f"{len(missing) - 8} more")
+    match = _WAITED.search(first.message)
+    waiting = ""
+    if match:
+        seconds = int(match[1]) / (1000 if match[2].startswith("m") else 1)
+        waiting = f" for {seconds:g} s"
+    said_so = f"rank {first.rank} on {first.node}"
+    if len(missing) == 1:
+        who = f"{names[0]} did not answer{waiting}; {said_so} waited for it"
+    else:
+        listed = ", ".join(names[:-1]) + f" and {names[-1]}"
+        who = (
+            f"{listed} said nothing; at least one of them did not answer{waiting}, and "
+            f"{said_so} waited for it"
+        )
+    return replace(first, message=f"{who}: {first.message}", said_all=True)
+
+
+def node_of(rank: int, written: Sequence[Failure], nodes: Sequence[str] = ()) -> str:
+    """The node a rank was on, from what others of its node wrote; empty where not known."""
+    known = {f.rank // f.local_world_size: f.node for f in written if f.local_world_size > 0}
+    per_node = next((f.local_world_size for f in written if f.local_world_size > 0), 0)
+    if not per_node:
+        return ""
+    if (group := rank // per_node) in known:
+        return known[group]
+    left = [node for node in nodes if node not in known.values()]
+    return left[0] if len(left) == 1 else ""
 
 
 def report(failure: Failure) -> str:
@@ -119,13 +215,23 @@ def report(failure: Failure) -> str:
     return f"{head}rank {failure.rank} on {failure.node} failed: {failure.message}"
 
 
-def _said(code: int) -> str:
+def said(code: int) -> str:
+    """What the exit code of a process that wrote nothing says; negative for a signal."""
     if code >= 0:
         return f"its process exited with code {code} and said nothing"
     known = {number.value: number.name for number in signal.Signals}
     name = known.get(-code, f"signal {-code}")
     hint = "; out of memory is the usual reason" if name == "SIGKILL" else ""
     return f"its process was killed by {name}{hint}"
+
+
+def _on(node: str) -> str:
+    return f" on {node}" if node else ""
+
+
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _shell_code(code: int) -> int:

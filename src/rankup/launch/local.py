@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -41,12 +42,13 @@ def start(
         "RANKUP_RESUME": "1" if resume else "0",
         **(extra or {}),
     }
-    # What the ranks are to do stands in job.json: torchrun would take a script's `--nproc` for its
-    # own. Both programs start without the current folder on their path, as a script would.
+    # Both programs start without the current folder on their path, as a script would. Behind `--`
+    # torchrun takes no word for its own.
     command = [
         *(sys.executable, "-c", _START.format("agent")),
         *("--standalone", "--nproc-per-node", str(nproc)),
-        *("--no-python", sys.executable, "-u", "-c", _START.format("worker")),
+        *("--no-python", "--", sys.executable, "-u", "-c", _START.format("worker")),
+        *(job.target, *job.args),
     ]
     signals = _Signals()
     before = {
@@ -68,6 +70,13 @@ def start(
     if signals.first is not None and code <= 0:
         return 128 + signals.first
     return 128 - code if code < 0 else code
+
+
+def shown(job: Job, nproc: int) -> str:
+    """The command that does the same without rankup."""
+    rank = "rankup-rank" if job.kind == "recipe" else "python"
+    words = ["torchrun", "--standalone", f"--nproc-per-node={nproc}", "--no-python", "--", rank]
+    return shlex.join([*words, job.target, *job.args])
 
 
 def _threads(nproc: int) -> str:

@@ -1,6 +1,8 @@
 """The run directory: everything about one run, made before anything starts.
 
-<runs>/<name>/<id>/   job.json · log/ · metrics.jsonl · checkpoints/ · model-final.pt
+<runs>/<name>/<id>/   job.json · job.sh · log/ · metrics.jsonl · checkpoints/ · model-final.pt
+
+`job.json` and `job.sh` may hold what the user gave as arguments, so only the user reads them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import secrets
 import string
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from ..base.errors import UserError
 from ..base.files import user_path, write_json
 
 JOB = "job.json"
+LIVES = Path("log") / "lives.jsonl"
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,9 @@ class Job:
         args: the words after TARGET.
         versions: of rankup, Python and torch.
         git: commit of the working directory and whether it was changed since; empty outside one.
-        lives: each start of the run: when, where, on how many ranks.
+        lives: each start of the run that was asked for: when, where, on how many ranks, as which
+            Slurm job (`job`). What a job did by itself afterwards stands in `log/lives.jsonl`.
+        launch: options of `rankup run` that a resume takes over, by name.
     """
 
     id: str
@@ -44,6 +49,7 @@ class Job:
     versions: dict[str, str]
     git: dict[str, Any]
     lives: list[dict[str, Any]] = field(default_factory=list)
+    launch: dict[str, Any] = field(default_factory=dict)
 
 
 def new_id() -> str:
@@ -74,7 +80,7 @@ def create(path: Path) -> Path:
 
 def write(path: Path, job: Job) -> None:
     """Write `job.json`, old or new."""
-    write_json(path / JOB, asdict(job))
+    write_json(path / JOB, asdict(job), private=True)
 
 
 def read(path: Path) -> Job:
@@ -96,23 +102,62 @@ def read(path: Path) -> Job:
         raise UserError(f"{path / JOB} is damaged: {error}") from None
 
 
+def records(path: Path) -> list[dict[str, Any]]:
+    """What the job scripts wrote into `log/lives.jsonl`, array tasks' included, in order.
+
+    {"job": id, "task": number or null, "restart": n, "start": seconds, "nodes": host list}
+    {"job": id, "task": number or null, "restart": n, "end": seconds, "code": exit code}
+    {"job": id, "task": number or null, "follows": id}: a job that goes on where another stopped
+
+    A line may be torn: its writer was killed.
+    """
+    found = []
+    tasks = (path / "array").glob(f"*/{LIVES}") if (path / "array").is_dir() else ()
+    for file in (path / LIVES, *sorted(tasks)):
+        if not file.is_file():
+            continue
+        for line in file.read_text(errors="replace").splitlines():
+            with suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict) and isinstance(record.get("job"), str):
+                    found.append(record)
+    return found
+
+
+def slurm_jobs(path: Path, job: Job) -> list[str]:
+    """Ids of the Slurm jobs that are lives of this run, in order."""
+    asked = [life["job"] for life in job.lives if isinstance(life.get("job"), str)]
+    return list(dict.fromkeys([*asked, *(record["job"] for record in records(path))]))
+
+
+def all_runs(runs: Path) -> list[Path]:
+    """The run directories below `runs`, oldest first."""
+    return sorted((path.parent for path in runs.glob(f"*/*/{JOB}")), key=lambda path: path.name)
+
+
 def find(runs: Path, run: str) -> Path:
-    """The run directory meant by an id, `last`, or a path.
+    """The run directory meant by an id, a Slurm job id, `last`, or a path.
 
     Raises:
         UserError: there is no such run; the newest ones are named.
     """
-    if (user_path(run, "--resume") / JOB).is_file():
+    if (user_path(run, "RUN") / JOB).is_file():
         return Path(run).resolve()
-    known = sorted((path.parent for path in runs.glob(f"*/*/{JOB}")), key=lambda path: path.name)
+    known = all_runs(runs)
     if run == "last" and known:
         return known[-1].resolve()
     for path in known:
         if path.name == run:
             return path.resolve()
+    if run.partition("_")[0].isdigit():
+        for path in reversed(known):
+            with suppress(UserError):  # one broken run does not hide the others
+                if run.partition("_")[0] in slurm_jobs(path, read(path)):
+                    return path.resolve()
     newest = ", ".join(path.name for path in known[:-4:-1]) or "none yet"
     raise UserError(
-        f"no run {run!r}: neither a run directory nor an id in {runs} (newest: {newest})"
+        f"no run {run!r}: neither a run directory, nor the id of a run or of its Slurm job in "
+        f"{runs} (newest: {newest})"
     )
 
 

@@ -1,0 +1,198 @@
+"""Seconds from the command to a script's first step: `rankup run` against bare torchrun.
+
+Claim `launch.extra`: ours - peer on this machine, 2 ranks. The script is one file that both start:
+it joins a gloo group and takes one step of DDP. Where a Slurm can be started (root, slurm-wlm,
+munge), the same under Slurm, from the batch script's first line: our job script against six lines
+by hand that srun torchrun on two nodes; and how long the quick commands take.
+
+Warm: torch and rankup have been imported once before. The two take turns in a random order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import common
+
+sys.path.insert(0, str(common.ROOT))
+BIN = Path(sys.executable).parent
+
+SCRIPT = """
+import os, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+model(torch.ones(8, 64)).sum().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+if dist.get_rank() == 0:
+    with open(os.environ["FIRST_STEP"], "w") as file:
+        file.write(repr(time.time()))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+BY_HAND = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --gres=gpu:2 --cpus-per-task=8 --time=10 --output=/dev/null
+export FIRST_STEP={step} PATH={path}:$PATH OMP_NUM_THREADS=1
+date +%s.%N >{begun}
+first=$(scontrol show hostnames | head -n 1)
+head=$(scontrol show node -o "$first" | grep -oP ' NodeAddr=\\K\\S+')
+srun --cpu-bind=none bash -c 'exec torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d \
+  --rdzv-endpoint='"$head"':29411 --rdzv-conf=is_host=$((SLURM_NODEID == 0)) \
+  $([ "$SLURM_NODEID" = 0 ] && echo --local-addr='"$head"') {script}'
+"""
+
+
+def main() -> None:
+    effort = common.arguments(__doc__ or "")
+    rounds = 3 if effort.quick else 9
+    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    with tempfile.TemporaryDirectory(prefix="rankup-bench-") as folder:
+        claims = bench(Path(folder), rounds)
+    for line in claims:
+        print(json.dumps(line))
+
+
+def bench(folder: Path, rounds: int) -> list[dict[str, object]]:
+    """Measure all; the claims."""
+    script = folder / "first_step.py"
+    script.write_text(SCRIPT)
+    torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", script]
+    rankup = [BIN / "rankup", "run", "--local", "--nproc", "2", script]
+    ours, peer = turns(
+        rounds, lambda: _first_step(rankup, folder), lambda: _first_step(torchrun, folder)
+    )
+    rows = [_row("here, 2 ranks", ours, peer)]
+    quick = [["--version"], ["--help"], ["run", "--help"], ["status"]]
+    times = [(" ".join(words), [_seconds(words, folder) for _ in range(rounds)]) for words in quick]
+    under_slurm(folder, script, max(3, rounds // 2), rows, times)
+    common.table(["seconds to the first step", "rankup", "bare torchrun", "difference"], rows)
+    common.table(
+        ["seconds of", "median", "quartiles"],
+        [[name, f"{common.median(all_):.3f}", common.spread(all_)] for name, all_ in times],
+    )
+    return [
+        {
+            "claim": "launch.extra",
+            "ours": round(common.median(ours), 3),
+            "peer": round(common.median(peer), 3),
+            "unit": "s",
+            "better": "lower",
+            "note": f"ours - peer <= 0.3 s; median of {rounds} turns, 2 gloo ranks on one machine",
+        }
+    ]
+
+
+def turns(
+    rounds: int, ours: Callable[[], float], peer: Callable[[], float]
+) -> tuple[list[float], list[float]]:
+    """Both, once each per round in a random order, after a round that does not count."""
+    found: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds + 1):
+        order = [(found[0], ours), (found[1], peer)]
+        random.shuffle(order)
+        for times, measure in order:
+            seconds = measure()
+            if number:
+                times.append(seconds)
+    return found
+
+
+def under_slurm(
+    folder: Path,
+    script: Path,
+    rounds: int,
+    rows: list[list[str]],
+    times: list[tuple[str, list[float]]],
+) -> None:
+    """The same on a real Slurm of this host, started for it."""
+    from tests.slurm import cluster as real
+
+    if why := real.why_not():
+        print(f"without Slurm: {why}\n")
+        return
+    cluster = real.Cluster()
+    try:
+        environment = {**os.environ, **cluster.environment, "OMP_NUM_THREADS": "1"}
+        words = ["run", "--nodes", "2", "--time", "10m", "--env", "OMP_NUM_THREADS=1"]
+        ours, peer = turns(
+            rounds,
+            lambda: _submitted([*words, "--env", "FIRST_STEP", str(script)], folder, environment),
+            lambda: _by_hand(folder, script, environment),
+        )
+        rows.append(_row("as a Slurm job, 2 nodes x 2 ranks", ours, peer))
+        for name in (["run", "--dry-run", "--nodes", "2", str(script)], ["status"]):
+            seconds = [_seconds(name, folder, environment) for _ in range(rounds)]
+            times.append((f"{name[0]} {name[1] if len(name) > 1 else ''} (Slurm)", seconds))
+    finally:
+        cluster.close()
+
+
+def _row(name: str, ours: list[float], peer: list[float]) -> list[str]:
+    difference = common.median(ours) - common.median(peer)
+    return [name, f"{common.median(ours):.2f}", f"{common.median(peer):.2f}", f"{difference:+.2f}"]
+
+
+def _first_step(command: list[str | Path], folder: Path) -> float:
+    step = folder / "step"
+    environment = {**os.environ, "FIRST_STEP": str(step), "OMP_NUM_THREADS": "1"}
+    began = time.time()
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    return float(step.read_text()) - began
+
+
+def _submitted(words: list[str], folder: Path, environment: Mapping[str, str]) -> float:
+    step = folder / "step"
+    step.unlink(missing_ok=True)
+    _rankup(words, folder, {**environment, "FIRST_STEP": str(step)})
+    (newest,) = list((folder / "runs" / script_name(words)).glob("*/log"))[-1:]
+    _wait_for(step)
+    first = json.loads(max(newest.glob("../../*/log/lives.jsonl")).read_text().splitlines()[0])
+    return float(step.read_text()) - float(first["start"])
+
+
+def script_name(words: list[str]) -> str:
+    return Path(words[-1]).stem
+
+
+def _by_hand(folder: Path, script: Path, environment: Mapping[str, str]) -> float:
+    step, begun, job = folder / "step", folder / "begun", folder / "by-hand.sh"
+    step.unlink(missing_ok=True)
+    job.write_text(BY_HAND.format(step=step, begun=begun, path=BIN, script=script))
+    subprocess.run(["sbatch", job], cwd=folder, env=environment, check=True, capture_output=True)
+    _wait_for(step)
+    return float(step.read_text()) - float(begun.read_text())
+
+
+def _wait_for(step: Path) -> None:
+    end = time.monotonic() + 120
+    while not (step.exists() and step.stat().st_size):
+        if time.monotonic() > end:
+            raise SystemExit("bench: no first step within 120 s")
+        time.sleep(0.05)
+    time.sleep(2)  # the job ends, so that it does not run beside the next
+
+
+def _seconds(words: list[str], folder: Path, environment: Mapping[str, str] | None = None) -> float:
+    began = time.perf_counter()
+    _rankup(words, folder, environment)
+    return time.perf_counter() - began
+
+
+def _rankup(words: list[str], folder: Path, environment: Mapping[str, str] | None) -> None:
+    subprocess.run(
+        [BIN / "rankup", *words], cwd=folder, env=environment, check=True, capture_output=True
+    )
+
+
+if __name__ == "__main__":
+    main()

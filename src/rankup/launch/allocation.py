@@ -1,0 +1,164 @@
+"""A run inside an allocation (`salloc`, or the user's own job): the job script, run at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from ..base.errors import UserError
+from ..site import detect, rundir
+from ..site.config import Config
+from ..site.profile import Partition as Shape
+from ..site.profile import Profile
+from ..site.rundir import Job
+from ..slurm import script
+from ..slurm.client import Client
+from ..slurm.limits import Grant
+from ..slurm.options import JobOptions, variables
+from .submit import Plan, job_script, write_script
+
+# Options that only a submission has a use for; the allocation was granted with its own.
+_OF_A_SUBMISSION = frozenset(
+    ("time", "partition", "account", "qos", "reservation", "array", "dependency", "mail", "retries")
+)
+
+
+def plan(client: Client, config: Config, options: JobOptions, nproc: int | None) -> Plan:
+    """What the allocation that this process is in can give.
+
+    Raises:
+        UserError: more nodes or ranks are asked for than it has.
+    """
+    number = os.environ["SLURM_JOB_ID"]
+    profile, _ = detect.choose(
+        config, os.environ, os.uname().nodename, cluster_name=client.cluster_name
+    )
+    shown = client.show(number)
+    if not shown:
+        raise UserError(
+            f"SLURM_JOB_ID={number} is set, but Slurm knows no such job (any more); leave that "
+            "shell, or unset SLURM_JOB_ID"
+        )
+    fields = shown[0]
+    there = int(fields.get("NumNodes", "1").partition("-")[0] or 1)
+    nodes = options.nodes or there
+    if nodes > there:
+        raise UserError(f"--nodes {nodes}: allocation {number} has {there}; ask salloc for more")
+    granted = _grant(fields, profile, there, nodes, nproc)
+    left_out = [name for name in options.said() if name in _OF_A_SUBMISSION]
+    notes = [f"note: inside allocation {number}; it decides on {', '.join(left_out)}"]
+    return Plan(
+        profile,
+        granted,
+        replace(options, array=None, dependency=None),
+        variables(options.env, os.environ),
+        cost="",
+        notes=tuple(notes if left_out else ()),
+    )
+
+
+def start(client: Client, plan: Plan, job: Job, directory: Path, resume: bool) -> int:
+    """Run the job script here and wait for it; its exit code.
+
+    The first Ctrl-C (or SIGTERM) asks the ranks to save and stop, the second ends them.
+    """
+    asked = job_script(plan, job, directory, resume)
+    overlap = ("--overlap",) if os.environ.get("SLURM_STEP_ID") else ()
+    text = script.render(replace(asked, srun_options=(*asked.srun_options, *overlap)))
+    path = write_script(plan, directory, text)
+    life = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "nodes": plan.granted.nodes,
+        "nproc": plan.granted.ranks,
+        "allocation": os.environ["SLURM_JOB_ID"],
+    }
+    rundir.write(directory, replace(job, lives=[*job.lives, life]))
+    print(f"run {job.id} in {directory}", file=sys.stderr)
+    environment = {**_allocated(client, plan), "RANKUP_INTERACTIVE": str(os.getpid())}
+    code = _wait(["bash", str(path)], environment)
+    ended = {"code": code, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    rundir.write(directory, replace(job, lives=[*job.lives, life | ended]))
+    if (directory / "requeue").exists() or code:
+        print(f"go on with: rankup run --resume {directory}", file=sys.stderr)
+    return code
+
+
+def _allocated(client: Client, plan: Plan) -> dict[str, str]:
+    """The environment of this shell, with what the job script reads about the allocation.
+
+    A shell may have its number alone (`salloc --no-shell`); inside a step, as an attached shell is
+    one, SLURM_JOB_NODELIST names the step's nodes, and srun then gives no others.
+    """
+    shown = client.show(os.environ["SLURM_JOB_ID"])
+    nodes = shown[0].get("NodeList") if shown else None
+    return {
+        "SLURM_JOB_CPUS_PER_NODE": str(plan.granted.cpus or 1),
+        **os.environ,
+        **({"SLURM_JOB_NODELIST": nodes} if nodes else {}),
+    }
+
+
+def _grant(
+    fields: Mapping[str, str], profile: Profile, there: int, nodes: int, nproc: int | None
+) -> Grant:
+    resources = fields.get("AllocTRES") or fields.get("TRES", "")
+    match = re.search(r"gres/gpu=(\d+)", resources)
+    gpus = int(match[1]) // there if match else 0
+    cpus = int(fields.get("NumCPUs", "0")) // there
+    ranks = nproc or max(1, gpus)
+    if 0 < gpus < ranks:
+        raise UserError(
+            f"--nproc {ranks} asks for more ranks than the {gpus} GPU(s) per node of allocation "
+            f"{fields.get('JobId', '')}; give --nproc {gpus} or less"
+        )
+    node = Shape(fields.get("Partition", ""), None, gpus, cpus, None, None, profile.internet)
+    return Grant(node.name, nodes, ranks, gpus, cpus or None, 0, False, node)
+
+
+def _wait(command: list[str], environment: Mapping[str, str]) -> int:
+    signals: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        if process is not None:
+            _tell(process.pid, signal.SIGUSR1 if len(signals) == 1 else signal.SIGTERM)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        # A session of its own keeps the terminal's Ctrl-C from reaching srun as well.
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if process is not None and process.poll() is None:
+            _tell(process.pid, signal.SIGTERM)
+    if signals and code <= 0:
+        return 128 + signals[0]
+    return 128 - code if code < 0 else code
+
+
+def _tell(shell: int, number: signal.Signals) -> None:
+    """Send a signal to the srun of the job script, which hands it to the ranks of all nodes."""
+    import psutil
+
+    if number == signal.SIGUSR1:
+        print("\nasking the ranks to stop (once more ends them now)", file=sys.stderr, flush=True)
+    try:
+        children = psutil.Process(shell).children(recursive=True)
+        steps = [child for child in children if child.name() == "srun"]
+        for step in steps:
+            step.send_signal(number)
+        if not steps and number != signal.SIGUSR1:
+            os.kill(shell, number)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        pass

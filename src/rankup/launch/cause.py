@@ -1,0 +1,198 @@
+"""The last words of a failed run: which rank, on which node, and what happened there.
+
+No Slurm command is started here: the job script asks for this at its end, inside the job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..site import rundir
+from . import failure, logfile, torchlog
+from .logfile import clean
+
+# What the job script says by the way, rather than at its end.
+_BY_THE_WAY = re.compile(
+    r"^rankup: (stopped with a checkpoint|this site does not requeue; job"
+    r"|\S+ does not resolve; trying|warning)"
+)
+# Slurm's own lines: (pattern, what it means).
+_SLURM: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), words)
+    for pattern, words in (
+        (
+            r"oom-kill|oom_kill|out of memory handler|exceeded .*memory limit",
+            "the node's main memory ran out; fewer data workers or more --mem",
+        ),
+        (
+            r"CANCELLED AT .* DUE TO TIME LIMIT",
+            "the job ran into its time limit; give more --time, or go on with --resume",
+        ),
+        (
+            r"CANCELLED AT .* DUE TO NODE FAILURE|Node failure on",
+            "a node died; go on with --resume",
+        ),
+        (r"CANCELLED AT .* DUE TO PREEMPTION", "a job that comes first took the nodes"),
+        (r"CANCELLED AT .* DUE TO JOB REQUEUE", "the job was put back into the queue"),
+        (r"^slurmstepd.*\*\*\* JOB .* CANCELLED AT", "the job was cancelled"),
+        (r"^srun: error: .*(Unable to create step|Job step creation)", "srun could not start"),
+        (r"^srun: error: .*(Node failure|node failure)", "a node died; go on with --resume"),
+    )
+)
+_TASK = re.compile(r"^srun: error: (\S+): tasks? [\d,\-\[\]]+: .+")
+_PREFLIGHT = re.compile(r"^preflight: ")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What made a run fail.
+
+    Attributes:
+        text: for people; the last line says the most.
+        source: `rank`, `torchrun`, `preflight`, `script`, `slurm` or `traceback`.
+    """
+
+    text: str
+    source: str
+
+
+def of_run(path: Path, task: str | None = None, job_id: str | None = None) -> Cause | None:
+    """The cause that stands in a run's newest life, as far as its files tell.
+
+    Args:
+        task: of an array, whose own run directory is `array/<task>`.
+        job_id: of the newest life; where that has written no log, what an earlier one has left
+            is not its cause.
+    """
+    if job_id and not logfile.log_of(path, job_id.partition("_")[0], task).is_file():
+        return None
+    folder = path if task is None else path / "array" / task
+    records = [r for r in rundir.records(path) if task is None or str(r.get("task")) == task]
+    file, start = newest_log(path, records, task)
+    lines = logfile.read_lines(file, start) if file else []
+    if not file:  # a local run: its output went to the terminal
+        lines = logfile.read_lines(folder / "log" / "torchrun.log")
+    return find(folder / "log", lines, _nodes(records))
+
+
+def told(path: Path, task: str | None = None) -> bool:
+    """Whether a rank of the newest life has written down what happened to it."""
+    folder = path if task is None else path / "array" / task
+    written = failure.read_all(folder / "log")
+    return any(not f.consequence and not failure.timed_out(f.message) for f in written)
+
+
+def newest_log(
+    path: Path, records: Sequence[Mapping[str, Any]], task: str | None = None
+) -> tuple[Path | None, int]:
+    """The log of the newest job that has one, and where its newest life begins in it."""
+    jobs = list(dict.fromkeys(str(record["job"]) for record in records))
+    asked: list[str] = []
+    try:
+        asked = rundir.slurm_jobs(path, rundir.read(path))
+    except Exception:  # a damaged job.json: the records are enough
+        asked = jobs
+    for job in reversed(list(dict.fromkeys([*asked, *jobs]))):
+        file = logfile.log_of(path, job, task)
+        if not file.is_file() and task is None:
+            tasks = sorted((path / "log").glob(f"{job}_*.out"), key=lambda f: f.stat().st_mtime)
+            file = tasks[-1] if tasks else file
+        if file.is_file():
+            mine = [record for record in records if record["job"] == job]
+            restarts = [r["restart"] for r in mine if isinstance(r.get("restart"), int)]
+            return file, logfile.life_start(file, mine, max(restarts, default=0))
+    return None, 0
+
+
+def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | None:
+    """The cause by the ranks' notes in `log`, else by the lines of the newest life."""
+    written = failure.read_all(log)
+    own = [f for f in written if not f.consequence and not failure.timed_out(f.message)]
+    if own:
+        first = min(own, key=lambda f: f.time)
+        return Cause(failure.report(first), "rank")
+    lines = [line.rstrip("\r") for line in lines]
+    preflight = list(dict.fromkeys(line for line in lines if _PREFLIGHT.match(line)))
+    if preflight:
+        return Cause("\n".join(preflight[:20]), "preflight")
+    roots = torchlog.root_causes(lines)
+    slurm = _slurm(lines)
+    if roots and roots[0].weight == 0:
+        return _of_root(roots[0], written, nodes, slurm)
+    if slurm:
+        return slurm
+    script = [line for line in lines if line.startswith("rankup: ") and not _BY_THE_WAY.match(line)]
+    if script and not written:
+        return Cause(script[-1], "script")
+    if silent := failure.no_answer(written, nodes):
+        return Cause(failure.report(silent), "rank")
+    if roots and roots[0].weight < 3 and not written:
+        return _of_root(roots[0], written, nodes, None, torchlog.plain_tracebacks(lines))
+    if written:
+        first = min(written, key=lambda f: (f.consequence, f.time))
+        after = " (another rank had ended before, without a word)" if first.consequence else ""
+        return Cause(failure.report(first) + after, "rank")
+    if roots:
+        return _of_root(roots[0], written, nodes, None)
+    if killed := torchlog.killed_locally(lines):
+        return Cause(f"local rank {killed[1]} failed: {failure.said(killed[0])}", "torchrun")
+    return _leftovers(lines)
+
+
+def _of_root(
+    root: torchlog.Root,
+    written: Sequence[failure.Failure],
+    nodes: Sequence[str],
+    slurm: Cause | None,
+    plain: Sequence[str] = (),
+) -> Cause:
+    node = failure.node_of(root.rank, written, nodes) or root.host
+    trace = root.traceback
+    message = root.message
+    if not trace and root.exit_code > 0 and plain:
+        # Nobody marked it with a rank; the first one printed is the first to fail.
+        trace = plain[0]
+        message = trace.splitlines()[-1]
+    text = f"{trace}\n\n" if trace else ""
+    text += f"rank {root.rank} on {node} failed: {message}"
+    if slurm:
+        text += f"\n{slurm.text}"
+    return Cause(text, "torchrun")
+
+
+def _slurm(lines: Sequence[str]) -> Cause | None:
+    for pattern, words in _SLURM:
+        for line in lines:
+            # A step is cancelled when another has failed; only the job's own end is a cause.
+            if line.startswith(("slurmstepd", "srun: ")) and pattern.search(line):
+                return Cause(f"{line.strip()}\nSlurm: {words}", "slurm")
+    return None
+
+
+def _leftovers(lines: Sequence[str]) -> Cause | None:
+    plain = torchlog.plain_tracebacks(lines)
+    if plain:
+        return Cause(plain[0], "traceback")
+    tasks = [line for line in lines if _TASK.match(line)]
+    return Cause(tasks[0], "slurm") if tasks else None
+
+
+def _nodes(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    from ..slurm.hostlist import expand
+
+    for record in reversed(records):
+        if isinstance(hosts := record.get("nodes"), str):
+            try:
+                return expand(hosts)
+            except ValueError:
+                return []
+    return []
+
+
+def shown(cause: Cause) -> str:
+    """The text, safe for a terminal."""
+    return "\n".join(clean(line) for line in cause.text.split("\n"))

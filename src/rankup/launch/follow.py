@@ -1,0 +1,226 @@
+"""A log that grows, and the view of it that ends with the job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..site import rundir
+from ..slurm import reasons
+from ..slurm.client import Client
+from . import cause, lives
+from .lives import Life
+from .logfile import clean, log_of, say, tail_lines
+from .noise import Fold, fold
+
+_POLL = 0.3  # seconds between looks at the file
+_ASK = 10.0  # seconds between questions to Slurm, unless something has happened
+_ASK_SOON = 1.0
+_PROGRESS = 5.0  # seconds between states of a progress bar
+_CHUNK = 1024 * 1024
+# While Slurm requeues a job it may show it as failed for a moment.
+_SURE = 1.5
+_SURE_OF_A_STOPPED = 20.0  # which is to come back, as another job where the site does not requeue
+_JUST_SUBMITTED = reasons.pending("None")
+INTERRUPTED = 130
+
+
+class Tail:
+    """What is appended to a file, line by line; it may not be there yet, or be cut meanwhile."""
+
+    def __init__(self, file: Path, offset: int = 0) -> None:
+        self.file = file
+        self._offset = offset
+        self._partial = b""
+        self._progress = 0.0
+
+    def read(self) -> list[str]:
+        """The lines that are whole since last time; of a progress bar now and then its state."""
+        try:
+            size = self.file.stat().st_size
+            lines = []
+            if size < self._offset:
+                self._offset, self._partial = 0, b""
+                lines.append("… the log was cut; it goes on from its beginning …")
+            with self.file.open("rb") as stream:
+                stream.seek(self._offset)
+                data = stream.read(_CHUNK)
+        except OSError:
+            return []
+        self._offset += len(data)
+        *whole, self._partial = (self._partial + data).split(b"\n")
+        lines += [line.decode("utf-8", "replace") for line in whole]
+        if b"\r" in self._partial and time.monotonic() - self._progress > _PROGRESS:
+            self._progress = time.monotonic()
+            lines.append(self._partial.decode("utf-8", "replace"))
+            self._partial = b""
+        if len(self._partial) > _CHUNK:
+            lines.append(self.rest())
+        return lines
+
+    def rest(self) -> str:
+        """A last line without an end."""
+        text, self._partial = self._partial.decode("utf-8", "replace"), b""
+        return text
+
+
+@dataclass
+class _View:
+    """What is being followed, and what has been said about it."""
+
+    path: Path
+    client: Client
+    task: str | None
+    raw: bool
+    say: Callable[[str], None]
+    life: Life | None = None
+    tail: Tail | None = None
+    said: str = ""
+    last: str = ""
+    _fold: Fold | None = None
+
+    def ask(self, lines: int) -> None:
+        """Where the run is now: another job may have taken over, the reason may have changed."""
+        found = lives.of_run(self.path, lives.read_job(self.path), self.client)
+        self.life = lives.last_job(found, self.task) or lives.newest(found)
+        if self.life is None:
+            return
+        if self.task is None:
+            self.task = self.life.task
+        news = self.life.words not in (self.said, _JUST_SUBMITTED)
+        if self.life.state == "PENDING" and news:
+            self.flush()
+            self.say(f"job {self.life.job} waits: {self.life.words}")
+        self.said = self.life.words
+        file = self._file(self.life)
+        if self.tail is not None and self.tail.file == file:
+            return
+        if self.tail is not None:
+            self.show(self.tail.read())
+            self.flush()
+            self.say(f"job {self.life.job} goes on")
+            self.tail = Tail(file)
+            return
+        size = file.stat().st_size if file.is_file() else 0
+        shown = [clean(line) for line in tail_lines(file)] if size else []
+        for line in (shown if self.raw else fold(shown, self._told))[-lines:] if lines else []:
+            self.say(line)
+        self.tail = Tail(file, size)
+
+    def _told(self) -> bool:
+        return cause.told(self.path, self.task)
+
+    def _file(self, life: Life) -> Path:
+        if life.job is None:
+            return self.path / "log" / "torchrun.log"
+        return log_of(self.path, life.job.partition("_")[0], life.task)
+
+    def show(self, lines: Sequence[str]) -> None:
+        self._fold = self._fold or Fold(self._told)
+        for line in map(clean, lines):
+            for out in [line] if self.raw else self._fold.feed(line):
+                self.say(out)
+                self.last = out
+
+    def flush(self) -> None:
+        if self._fold is not None:
+            for line in self._fold.flush():
+                self.say(line)
+
+
+def follow(
+    path: Path,
+    task: str | None = None,
+    *,
+    lines: int = 40,
+    raw: bool = False,
+    client: Client | None = None,
+) -> int:
+    """Show a run's log as it grows, over its requeues and chained jobs, until the run has ended.
+
+    Ctrl-C ends the view and leaves the run alone.
+
+    Args:
+        task: of an array; by default the newest that runs.
+        lines: of what is there already.
+        raw: fold nothing.
+
+    Returns:
+        The job's exit code; 1 where it failed without one; 130 for a view that was ended.
+    """
+    view = _View(path, client or Client(timeout=lives.TIMEOUT), task, raw, say)
+    try:
+        return _until_the_end(view, lines)
+    except KeyboardInterrupt:
+        say(f"the view has ended, the run goes on; again: rankup logs -f {path}")
+        return INTERRUPTED
+
+
+def _until_the_end(view: _View, lines: int) -> int:
+    asked = noticed = 0.0
+    ended_at: float | None = None
+    written = idle = 0
+    while True:
+        size = _size(view.path / rundir.LIVES)
+        now = time.monotonic()
+        if size != written:  # a life has begun or ended; Slurm knows a little later
+            written, noticed = size, now
+        soon = now - noticed < _ASK or ended_at is not None or _waits(view.life)
+        pause = _ASK_SOON if soon else _ASK
+        if view.life is None or now - asked >= pause:
+            view.ask(lines)
+            asked = time.monotonic()
+        ended = view.life is None or not view.life.live
+        ended_at = (ended_at or time.monotonic()) if ended else None
+        new = view.tail.read() if view.tail else []
+        view.show(new)
+        idle = 0 if new else idle + 1
+        if ended_at is not None and not new:
+            sure = _SURE_OF_A_STOPPED if _stopped(view) else _SURE
+            if time.monotonic() - ended_at >= sure:  # the last lines may come a moment later, too
+                break
+        if idle == 3:  # what was held back does not wait for a line that may never come
+            view.flush()
+        if not new:
+            time.sleep(_POLL)
+    if view.tail and (rest := view.tail.rest()):
+        view.show([rest])
+    view.flush()
+    return _end(view)
+
+
+def _end(view: _View) -> int:
+    life = view.life
+    if life is None:
+        say("this run has not been started")
+        return 1
+    if life.state == "COMPLETED":
+        return 0
+    name = f"job {life.job}" if life.job else "the run"
+    found = cause.of_run(view.path, view.task, life.job)
+    # The job script has asked for the cause itself, so that it stands in the log.
+    if found and cause.shown(found).splitlines()[-1] != view.last:
+        say(cause.shown(found))
+    say(f"{name}: {life.state}. {life.words}")
+    return life.exit_code or 1
+
+
+def _stopped(view: _View) -> bool:
+    """Whether the last that the job said is that it stops with a checkpoint and goes on."""
+    if view.life is None or view.life.job is None:
+        return False
+    records = [r for r in rundir.records(view.path) if "start" in r or "end" in r]
+    return bool(records and records[-1].get("stopped"))
+
+
+def _waits(life: Life | None) -> bool:
+    return life is not None and life.state == "PENDING"
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,133 @@
+"""The log of a Slurm job as lines that may be shown: which part belongs to the newest life."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Of a log of gigabytes: its beginning (the preflight) and its end.
+HEAD_BYTES = 64 * 1024
+TAIL_BYTES = 2 * 1024 * 1024
+LINE_LENGTH = 4000
+
+# Colours are the log's own affair; everything else could move the cursor, or worse.
+_COLOUR = re.compile(r"\x1b\[[0-9;:]{0,40}m")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# What the last lines of a life say when the next one of the same job appends to the same file.
+_LIFE_OVER = re.compile(
+    r"^rankup: stopped with a checkpoint before the time limit; going on"
+    r"|^slurmstepd[^ ]*: error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ DUE TO "
+    r"(JOB REQUEUE|NODE FAILURE|PREEMPTION)",
+    re.MULTILINE,
+)
+
+
+def clean(line: str) -> str:
+    """A line that is safe to show: colours and tabs stay, other control characters are written out.
+
+    Of a progress bar, drawn over and over behind carriage returns, the last state is left.
+    """
+    if "\r" in line:
+        line = next((part for part in reversed(line.split("\r")) if part.strip()), "")
+    if len(line) > LINE_LENGTH:
+        line = f"{line[:LINE_LENGTH]}… ({len(line) - LINE_LENGTH} more characters)"
+    if not _CONTROL.search(line):
+        return line
+    pieces = _COLOUR.split(line)
+    colours = _COLOUR.findall(line)
+    shown = [_CONTROL.sub(_written_out, piece) for piece in pieces]
+    text = "".join(piece + colour for piece, colour in zip(shown, [*colours, ""], strict=True))
+    return f"{text}\x1b[0m" if colours else text
+
+
+def say(line: str) -> None:
+    """Print a line at once; what the terminal's encoding lacks is written out."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+def log_of(path: Path, job_id: str, task: str | None = None) -> Path:
+    """Where Slurm writes what a job (or one task of an array) prints."""
+    return path / "log" / (f"{job_id}.out" if task is None else f"{job_id}_{task}.out")
+
+
+def life_start(file: Path, records: Sequence[Mapping[str, Any]], restart: int) -> int:
+    """Where in the file the newest life begins, in bytes.
+
+    The job script says so (`offset` of its start); else the end of the life before shows in the
+    text. A life that has not printed anything yet leaves the one before to be read.
+    """
+    if restart <= 0:
+        return 0
+    size = _size(file)
+    for record in reversed(records):
+        offset = record.get("offset")
+        if record.get("restart") == restart and isinstance(offset, int) and 0 <= offset < size:
+            return offset
+    base = max(0, size - TAIL_BYTES)
+    data = _bytes(file, base, TAIL_BYTES)
+    ends = [match.end() for match in _LIFE_OVER.finditer(data.decode("latin-1"))]
+    for end in reversed(ends):
+        line_end = data.find(b"\n", end)
+        if line_end >= 0 and data[line_end:].strip():
+            return base + line_end + 1
+    return 0
+
+
+def read_lines(file: Path, start: int = 0, limit: int = TAIL_BYTES) -> list[str]:
+    """The lines from byte `start` on; of very many the first few and the last; none without file.
+
+    They are as they stand in the file: not `clean`.
+    """
+    size = _size(file)
+    if size - start <= limit + HEAD_BYTES:
+        return _lines(_bytes(file, start, limit + HEAD_BYTES))
+    head = _lines(_bytes(file, start, HEAD_BYTES))[:-1]
+    tail = _lines(_bytes(file, size - limit, limit))[1:]
+    return [*head, f"… {size - start - limit - HEAD_BYTES} bytes left out …", *tail]
+
+
+def tail_lines(file: Path, start: int = 0) -> list[str]:
+    """The last lines from byte `start` on, at most `TAIL_BYTES` of them."""
+    return [line.decode("utf-8", "replace") for line in tail_bytes(file, start)]
+
+
+def tail_bytes(file: Path, start: int = 0) -> list[bytes]:
+    """`tail_lines` as they stand in the file, whatever they hold."""
+    begin = max(start, _size(file) - TAIL_BYTES)
+    lines = _split(_bytes(file, begin, TAIL_BYTES))
+    return lines[1:] if begin > start else lines
+
+
+def _lines(data: bytes) -> list[str]:
+    return [line.decode("utf-8", "replace") for line in _split(data)]
+
+
+def _split(data: bytes) -> list[bytes]:
+    # Not splitlines: a carriage return redraws a line, and does not end it.
+    lines = data.split(b"\n")
+    return lines[:-1] if not lines[-1] else lines
+
+
+def _bytes(file: Path, start: int, limit: int) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            stream.seek(start)
+            return stream.read(limit)
+    except OSError:
+        return b""
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _written_out(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -1,0 +1,178 @@
+"""`rankup logs`: the end of a run's log with the noise folded, and the cause of a failure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base.errors import UserError
+from ..site import rundir
+from . import cause
+from .logfile import clean, say, tail_bytes, tail_lines
+from .noise import fold
+
+# The cause is asked for at the end of a job, where it has to be quick: what only a look from
+# outside needs is imported there.
+if TYPE_CHECKING:
+    from .lives import Life
+
+LINES = 40
+
+
+def show(
+    run: str = "last",
+    *,
+    following: bool = False,
+    lines: int = LINES,
+    raw: bool = False,
+    only_cause: bool = False,
+    task: str | None = None,
+) -> int:
+    """Print the log of a run's newest life; the exit code of the command.
+
+    Args:
+        run: id, Slurm job id (also "123_4"), `last`, or directory (also of an array's task).
+        following: go on until the run has ended.
+        lines: how many, after folding.
+        raw: fold nothing; into a pipe the bytes are those of the file.
+        only_cause: the last words of a failed run and nothing else.
+        task: of an array.
+
+    Raises:
+        UserError: there is no such run, or no such task.
+    """
+    path, named = _locate(run)
+    task = task if task is not None else named
+    try:
+        if only_cause:
+            _show_cause(path, task)
+            return 0
+        _refuse_unknown_task(path, task)
+        if following:
+            follow(path, task, lines=lines, raw=raw)
+            return 0
+        _show_tail(path, task, lines, raw)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def follow(path: Path, task: str | None = None, *, lines: int = LINES, raw: bool = False) -> int:
+    """Show a run's log until the run has ended; its exit code (see `follow.follow`)."""
+    from .follow import follow as until_the_end
+
+    return until_the_end(path, task, lines=lines, raw=raw)
+
+
+def _locate(run: str) -> tuple[Path, str | None]:
+    # Inside a job, where this has to be quick, the run is given as a folder.
+    if (Path(run) / rundir.JOB).is_file():
+        return Path(run).resolve(), None
+    from ..site import config
+    from . import lives
+
+    return lives.locate(config.load(Path.cwd()).runs, run)
+
+
+def _refuse_unknown_task(path: Path, task: str | None) -> None:
+    if task is None:
+        return
+    if not task.isdecimal():
+        raise UserError(f"--task {task!r} is no number; give that of a task of the array")
+    known = {file.stem.rpartition("_")[2] for file in (path / "log").glob("*_*.out")}
+    if known and task not in known:
+        some = ", ".join(sorted(known, key=lambda t: int(t) if t.isdecimal() else 0)[:12])
+        raise UserError(f"no log of task {task} of {path.name} yet; there are: {some}")
+
+
+def _show_cause(path: Path, task: str | None) -> None:
+    life = None
+    if not _inside(path):
+        life = _life(path, task)
+        if life is not None and life.state == "COMPLETED":
+            say(f"{path.name} did not fail")
+            return
+        if life is not None and life.live:
+            say(f"{path.name} has not ended. {life.words}")
+            return
+    found = cause.of_run(path, life.task or task if life else task, life.job if life else None)
+    if found:
+        say(cause.shown(found))
+    elif life is not None:
+        say(f"{_named(life)}: {life.state}. {clean(life.words)}")
+    else:
+        say(
+            "no rank, torchrun or Slurm has left a word about the cause in "
+            f"{path / 'log'}; the lines above may tell"
+        )
+
+
+def _show_tail(path: Path, task: str | None, lines: int, raw: bool) -> None:
+    life = _life(path, task)
+    if task is None and life is not None:
+        task = life.task
+    file, start = cause.newest_log(path, rundir.records(path), task)
+    if file is not None and raw and not sys.stdout.isatty():
+        sys.stdout.flush()
+        _copy(file, lines)
+        return
+    if file is None:
+        start, file = 0, path / "log" / "torchrun.log"
+        if life is None or life.job is None:
+            say("note: a local run's output went to its terminal; these are torchrun's remarks")
+    shown = [clean(line) for line in tail_lines(file, 0 if raw else start)]
+    shown = (
+        (shown if raw else fold(shown, lambda: cause.told(path, task)))[-lines:] if lines else []
+    )
+    for line in shown:
+        say(line)
+    if life is None:
+        say("this run has not been started")
+    elif life.live:
+        if life.state == "PENDING":
+            say(f"{_named(life)} waits: {clean(life.words)}")
+    elif life.failed and not raw:
+        _say_why(path, task, life, shown)
+
+
+def _say_why(path: Path, task: str | None, life: Life, shown: list[str]) -> None:
+    found = cause.of_run(path, task, life.job)
+    text = cause.shown(found) if found else f"{_named(life)}: {life.state}. {clean(life.words)}"
+    # The job script has asked for the cause itself, so that it stands in the log.
+    last = text.splitlines()[-1]
+    if not any(last == line for line in shown[-3:]):
+        say("")
+        say(text)
+
+
+def _life(path: Path, task: str | None) -> Life | None:
+    from ..slurm.client import Client
+    from . import lives
+
+    client = Client(timeout=lives.TIMEOUT)
+    try:
+        found = lives.of_run(path, lives.read_job(path), client)
+    except UserError as error:  # the log is there all the same
+        say(f"rankup: {error}")
+        return None
+    return lives.last_job(found, task) or lives.newest(found)
+
+
+def _inside(path: Path) -> bool:
+    """Whether this is called by a job of the run itself."""
+    mine = {os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_ARRAY_JOB_ID")} - {None}
+    known = {record["job"] for record in rundir.records(path)}
+    return bool(mine & known) or ("RANKUP_RUN_DIR" in os.environ and bool(mine))
+
+
+def _copy(file: Path, lines: int) -> None:
+    """The last lines of a file as they are."""
+    for line in tail_bytes(file)[-lines:] if lines else []:
+        sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _named(life: Life) -> str:
+    return f"job {life.job}" if life.job else "the run"

@@ -1,0 +1,165 @@
+"""What was asked for, and the job it describes: a new one, or one to go on with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .. import __version__, recipes
+from ..base.errors import UserError, nearest
+from ..base.files import user_path
+from ..site import rundir
+from ..site.rundir import Job
+from ..slurm.client import SlurmError
+from ..slurm.options import JobOptions
+from ..train.options import refuse_other_run
+from . import code
+
+_OWN = ("--nproc", "--out", "--resume", "--nodes", "--time", "--partition", "--account")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line said.
+
+    Attributes:
+        target: a recipe's name or a script's path; None to take it from the resumed run.
+        args: the words after TARGET; they belong to it.
+        nproc: ranks per node; None for every GPU, or one without GPUs.
+        out: the run directory itself.
+        resume: the run to go on with.
+        local: on this machine, also where there is Slurm.
+        options: of the Slurm job.
+    """
+
+    target: str | None
+    args: tuple[str, ...] = ()
+    nproc: int | None = None
+    out: str | None = None
+    resume: str | None = None
+    local: bool = False
+    dry_run: bool = False
+    follow: bool = False
+    options: JobOptions = field(default_factory=JobOptions)
+
+
+def new(request: Request, runs: Path) -> tuple[Path, Job]:
+    """The run that is asked for and the folder it will live in; nothing is written yet."""
+    if request.target is None:
+        raise UserError("nothing to run: name a recipe or a script, or --resume a run")
+    kind, target = _target(request.target)
+    _notice_own_options(kind, request.args)
+    if kind == "recipe":
+        recipes.find(target).parse(request.args)
+    job = Job(
+        id=rundir.new_id(),
+        kind=kind,
+        target=target,
+        args=list(request.args),
+        cwd=str(Path.cwd()),
+        versions=_versions(),
+        git=code.state(Path.cwd()),
+    )
+    if request.out is None:
+        name = target if kind == "recipe" else Path(target).stem
+        return (runs / name / job.id).resolve(), job
+    return user_path(request.out, "--out").resolve(), job
+
+
+@contextmanager
+def created(directory: Path, job: Job) -> Iterator[None]:
+    """Make the run directory with all that the run needs; it goes again if the block raises."""
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    rundir.create(directory)
+    try:
+        if job.kind == "recipe":
+            recipes.find(job.target).parse(job.args).prepare(directory)
+        code.keep(Path(job.cwd), Path(job.target) if job.kind == "script" else None, directory)
+        rundir.write(directory, job)
+        yield
+    except BaseException as error:
+        if isinstance(error, SlurmError) and error.unreachable:
+            raise  # the job may be in the queue all the same, and would look for this
+        # Half a run directory helps nobody: what was made goes, what was there stays.
+        for path in directory.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for folder in made:
+            folder.rmdir()
+        raise
+
+
+def resumed(request: Request, runs: Path) -> tuple[Path, Job]:
+    """The run to go on with, its arguments overridden by what was asked for now."""
+    assert request.resume is not None
+    if request.out is not None:
+        raise UserError("--resume goes on in the run's own directory; leave --out away")
+    directory = rundir.find(runs, request.resume)
+    job = rundir.read(directory)
+    if not Path(job.cwd).is_dir():
+        raise UserError(f"{job.cwd}, the folder the run was started in, is not there any more")
+    if request.target is None:
+        return directory, job
+    kind, target = _target(request.target)
+    if (kind, target) != (job.kind, job.target):
+        raise UserError(
+            f"--resume {request.resume} is a run of {job.target}, not of {target}; "
+            "leave TARGET away, or start a new run"
+        )
+    args = [*job.args, *request.args]  # a later flag overrides an earlier one
+    if kind == "recipe":
+        recipe = recipes.find(target)
+        refuse_other_run(recipe.parse(job.args).identity, recipe.parse(args).identity)
+    return directory, replace(job, args=args)
+
+
+def require_torch() -> None:
+    """UserError where the Python that would run the ranks has no torch."""
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(
+            f"{sys.executable} has no torch; load your site's PyTorch module, or "
+            "pip install 'rankup[train]'"
+        )
+
+
+def _target(text: str) -> tuple[str, str]:
+    """`recipe` and its name, or `script` and its absolute path."""
+    if text in recipes.RECIPES:
+        return "recipe", text
+    path = user_path(text, "TARGET")
+    if path.is_file():
+        if path.suffix != ".py":
+            raise UserError(f"{text} is not a Python script (.py) and not a recipe")
+        return "script", str(path.resolve())
+    if path.suffix == ".py" or path.is_dir() or "/" in text:
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"{text} {what}; TARGET is a script's path or a recipe's name")
+    raise UserError(
+        f"{text!r} is neither a script here nor a recipe; {nearest(text, recipes.RECIPES)}"
+    )
+
+
+def _notice_own_options(kind: str, args: tuple[str, ...]) -> None:
+    """`rankup run TARGET --nproc 2`: what follows TARGET belongs to it, which is easily missed."""
+    for word in args:
+        name = word.partition("=")[0]
+        if name in _OWN:
+            message = (
+                f"{name} stands after TARGET and so belongs to it; as an option of `rankup run`"
+            )
+            if kind == "recipe":
+                raise UserError(f"{message} it has to stand before: rankup run {name} ... TARGET")
+            print(f"warning: {message} it would have to stand before", file=sys.stderr)
+
+
+def _versions() -> dict[str, str]:
+    found = {"rankup": __version__, "python": platform.python_version()}
+    if importlib.util.find_spec("torch") is not None:
+        found["torch"] = importlib.metadata.version("torch")
+    return found

@@ -1,0 +1,220 @@
+"""What `rankup status` prints: a table, a page about one run, or JSON."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..site import config
+from ..slurm.client import Client
+from ..slurm.hostlist import compress
+from . import lives, status
+from .lives import Life
+from .logfile import clean
+from .status import Report, Summary
+
+_COLOURS = {
+    "RUNNING": "green",
+    "COMPLETED": "dim",
+    "PENDING": "yellow",
+    "FAILED": "red",
+    "DAMAGED": "red",
+    "TIMEOUT": "red",
+    "NODE_FAIL": "red",
+    "OUT_OF_MEMORY": "red",
+}
+_TASKS = 12  # of an array, shown one by one up to so many
+_LIVES = 30
+
+
+def show(run: str | None = None, *, as_json: bool = False) -> int:
+    """Print the newest runs, or all about one.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    here = config.load(Path.cwd())
+    client = Client(timeout=lives.TIMEOUT)
+    if run is None:
+        found, note = status.newest(here.runs, client)
+        if as_json:
+            print(json.dumps([asdict(short) for short in found], indent=2))
+            return 0
+        _table(found, here.runs)
+        if note:
+            print(f"\n{clean(note)}", file=sys.stderr)
+        return 0
+    path, _ = lives.locate(here.runs, run)
+    full = status.report(path, here, client)
+    if as_json:
+        print(json.dumps(_as_json(full), indent=2))
+    else:
+        _page(full)
+    return 0
+
+
+def _table(found: list[Summary], runs: Path) -> None:
+    console = _console()
+    if not found:
+        console.print(Text(f"no runs in {runs} yet; `rankup run` makes one"))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("run", "name", "job / node"):
+        table.add_column(name, no_wrap=name == "run", overflow="fold")
+    table.add_column("state", overflow="fold")
+    table.add_column("since", overflow="fold")
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold", ratio=1)
+    for short in found:
+        table.add_row(
+            _text(short.id),
+            _text(short.name),
+            _text(short.where),
+            _state(short.state),
+            _text(status.elapsed(short)),
+            _text(_step(short)),
+            _text(short.words),
+        )
+    console.print(table)
+
+
+def _page(full: Report) -> None:
+    console = _console()
+    short, job = full.summary, full.job
+    rows = {
+        "run": f"{short.id} · {short.state}",
+        "directory": short.path,
+        "target": shlex.join([job.target, *job.args]),
+        "started in": job.cwd,
+        "step": _metrics(short, full.metrics),
+        "now": short.words,
+        "cause": full.cause,
+        "says": _source(short.source) if any(life.job for life in full.lives) else "",
+        "may start": lives.clock(short.since) if short.state == "PENDING" else "",
+        "monitoring": full.monitoring,
+    }
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        if value:
+            grid.add_row(name, _text(value))
+    console.print(grid)
+    console.print()
+    _lives(console, full)
+    if full.next_steps:
+        console.print()
+        for command in full.next_steps:
+            console.print(Text(f"next: {command}"))
+
+
+def _lives(console: Console, full: Report) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("job", "life", "state", "nodes", "start", "end", "took", "exit", ""):
+        table.add_column(name, overflow="fold", no_wrap=name == "job")
+    tasks = status.newest_of_tasks(full.lives)
+    if len(tasks) > _TASKS:
+        for numbers, life in status.grouped(tasks):
+            table.add_row(_text(f"tasks {numbers}"), *_cells(life, several=True))
+        rest = [life for life in full.lives if life.task is None]
+    else:
+        rest = list(full.lives)
+    if len(rest) > _LIVES:
+        console.print(Text(f"{len(rest) - _LIVES} earlier lives are not shown (--json has all)"))
+    numbers = {id(life): number for number, life in enumerate(full.lives, 1)}
+    for life in rest[-_LIVES:]:
+        number = life.restart + 1 if life.task else numbers[id(life)]
+        table.add_row(_text(life.job or "local"), *_cells(life, number))
+    if table.row_count:
+        console.print(table)
+
+
+def _cells(life: Life, number: int = 0, several: bool = False) -> list[Text]:
+    restart = str(number)
+    if life.follows:
+        restart += f" (after {life.follows})"
+    words = life.words if life.state not in ("RUNNING", "COMPLETED") or life.restart else ""
+    if several:
+        return [*map(_text, ("", life.state, "", "", "", "", "", words))]
+    end = life.ended or (time.time() if life.live and life.started else None)
+    took = lives.ago(end - life.started) if end and life.started else ""
+    begins = life.started or life.expected
+    begin = ("~" if life.started is None and begins else "") + lives.clock(begins)
+    code = "" if life.exit_code is None else str(life.exit_code)
+    state = _state(life.state)
+    cells = (restart, _nodes(life.nodes), begin, lives.clock(life.ended), took, code, words)
+    first, *others = map(_text, cells)
+    return [first, state, *others]
+
+
+def _as_json(full: Report) -> dict[str, Any]:
+    return {
+        **asdict(full.summary),
+        "kind": full.job.kind,
+        "target": full.job.target,
+        "args": full.job.args,
+        "cwd": full.job.cwd,
+        "lives": [asdict(life) for life in full.lives],
+        "metrics": dict(full.metrics),
+        "cause": full.cause or None,
+        "next": list(full.next_steps),
+        "monitoring": full.monitoring or None,
+    }
+
+
+def _metrics(short: Summary, metrics: Mapping[str, Any]) -> str:
+    if short.step is None:
+        return ""
+    said = [_step(short)]
+    said += [
+        f"{name.replace('_', ' ')} {value:.4f}"
+        for name in ("loss", "valid_loss")
+        if isinstance(value := metrics.get(name), int | float)
+    ]
+    when = metrics.get("time")
+    if isinstance(when, int | float):
+        said.append(f"{lives.ago(time.time() - when)} ago")
+    return " · ".join(said)
+
+
+def _step(short: Summary) -> str:
+    if short.step is None:
+        return ""
+    return f"{short.step}/{short.steps}" if short.steps else str(short.step)
+
+
+def _source(source: str) -> str:
+    return {
+        "own record": "the run's own record (Slurm was not asked, or does not know more)",
+        "none": "nobody: neither Slurm nor the run's own record knows it",
+    }.get(source, source)
+
+
+def _nodes(nodes: tuple[str, ...]) -> str:
+    try:
+        return compress(nodes) if nodes else ""
+    except ValueError:
+        return ", ".join(nodes)
+
+
+def _state(state: str) -> Text:
+    return Text(clean(state), style=_COLOURS.get(state, ""))
+
+
+def _text(value: str) -> Text:
+    return Text(" ".join(clean(line) for line in value.split("\n")))
+
+
+def _console() -> Console:
+    # A pipe has no width; lines that are cut or wrapped help no script.
+    return Console() if sys.stdout.isatty() else Console(width=200)

@@ -1,0 +1,290 @@
+"""`rankup status`: how runs are, in a table of the newest, or all about one. Facts, no printing."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import UserError
+from ..site import rundir
+from ..site.config import Config
+from ..site.rundir import Job
+from ..slurm.client import Client, SlurmError
+from ..slurm.parse import Queued
+from . import cause, lives
+from .lives import Life
+
+NEWEST = 20
+_TAIL = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in a line.
+
+    Attributes:
+        where: the Slurm jobs, or the node of a local run.
+        state: of the newest life; of an array, how many tasks are in which.
+        since, until: unix seconds of the newest life; the expected start of a pending one.
+        step, steps: done, and of how many where that is known.
+        words: why it waits or how it ended.
+        source: who says so.
+    """
+
+    id: str
+    name: str
+    path: str
+    where: str
+    state: str
+    since: float | None
+    until: float | None
+    step: int | None
+    steps: int | None
+    words: str
+    source: str
+    live: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """All about one run; `cause` is the last line of why it failed."""
+
+    summary: Summary
+    job: Job
+    lives: tuple[Life, ...]
+    metrics: Mapping[str, Any]
+    cause: str
+    next_steps: tuple[str, ...]
+    monitoring: str
+
+
+def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
+    """The newest runs, newest first, and a note on what could not be asked; empty if nothing.
+
+    squeue is called once for all of them. A damaged run is a row that says so.
+    """
+    known = rundir.all_runs(runs)[-NEWEST:][::-1]
+    jobs = {path: _job(path) for path in known}
+    queued: dict[str, list[Queued]] = {}
+    note, asked = "", client
+    ids = [i for p, job in jobs.items() if isinstance(job, Job) for i in rundir.slurm_jobs(p, job)]
+    if ids:
+        try:
+            queued = lives.queue(client, ids)
+        except SlurmError as error:
+            note = f"Slurm cannot be asked, so this is from the runs' own records. {error}"
+            asked = lives.NO_SLURM
+    found = []
+    for path, job in jobs.items():
+        if isinstance(job, Job):
+            try:
+                found.append(summary(path, job, lives.of_run(path, job, asked, queued)))
+                continue
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+                job = UserError(f"its files are damaged: {error}")
+        found.append(_broken(path, job))
+    return found, note
+
+
+def report(path: Path, config: Config, client: Client) -> Report:
+    """Everything about one run.
+
+    Raises:
+        UserError: its `job.json` is missing or damaged.
+    """
+    job = lives.read_job(path)
+    found = tuple(lives.of_run(path, job, client))
+    last = lives.newest(found)
+    why = cause.of_run(path, last.task, last.job) if last and last.failed else None
+    return Report(
+        summary=summary(path, job, found),
+        job=job,
+        lives=found,
+        metrics=last_metrics(path),
+        cause=why.text.splitlines()[-1] if why else "",
+        next_steps=tuple(_next_steps(path, job, found)),
+        monitoring=_monitoring(found, config),
+    )
+
+
+def summary(path: Path, job: Job, found: Sequence[Life]) -> Summary:
+    """A run in a line, from its lives."""
+    last = lives.newest(found)
+    metrics = last_metrics(path)
+    step = metrics.get("step")
+    jobs = [life.job.partition("_")[0] for life in found if life.job]
+    where = ", ".join(dict.fromkeys(jobs)) or (last.nodes[0] if last and last.nodes else "")
+    short = Summary(
+        id=job.id,
+        name=_name(job),
+        path=str(path),
+        where=where,
+        state=last.state if last else "NEW",
+        since=(last.started or last.expected) if last else None,
+        until=last.ended if last else None,
+        step=step if isinstance(step, int) else None,
+        steps=_steps(job, metrics),
+        words=last.words if last else "It has not been started.",
+        source=last.source if last else "own record",
+        live=bool(last and last.live),
+    )
+    tasks = newest_of_tasks(found)
+    if len(tasks) > 1:
+        short = replace(short, state=_counted(life.state for life in tasks))
+    return short
+
+
+def newest_of_tasks(found: Sequence[Life]) -> list[Life]:
+    """The newest life of each task of an array."""
+    last: dict[str, Life] = {}
+    for life in found:
+        if life.task:
+            before = last.get(life.task)
+            mine = [life] if before is None else [before, life]
+            last[life.task] = lives.newest(mine) or life
+    return sorted(last.values(), key=lambda life: _task_number(life))
+
+
+def grouped(tasks: Sequence[Life]) -> list[tuple[str, Life]]:
+    """Tasks in the same state, for the same reason, as "0-3,7" with one of them."""
+    groups: dict[tuple[str, str], list[Life]] = {}
+    for life in tasks:
+        words = life.words if life.state != "RUNNING" else ""
+        groups.setdefault((life.state, words), []).append(life)
+    return [(ranges(_task_number(life) for life in group), group[0]) for group in groups.values()]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """[0, 1, 2, 7] as "0-2,7"."""
+    spans: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = spans[-1][0], number
+        else:
+            spans.append((number, number))
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def last_metrics(path: Path) -> dict[str, Any]:
+    """The last whole line of `metrics.jsonl` that has a step; empty without one."""
+    try:
+        with (path / "metrics.jsonl").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        with suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                return record
+    return {}
+
+
+def _steps(job: Job, metrics: Mapping[str, Any]) -> int | None:
+    """How many steps a recipe's run has, where that was said."""
+    if metrics.get("final"):
+        return None
+    if job.kind != "recipe":
+        return None
+    from .. import recipes
+
+    with suppress(UserError):
+        options = recipes.find(job.target).parse(job.args)
+        steps = getattr(options, "steps", None)
+        return steps if isinstance(steps, int) else None
+    return None
+
+
+def _name(job: Job) -> str:
+    return job.target if job.kind == "recipe" else Path(job.target).name
+
+
+def _job(path: Path) -> Job | UserError:
+    try:
+        job = lives.read_job(path)
+        rundir.slurm_jobs(path, job)
+        return job
+    except UserError as error:
+        return error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return UserError(f"its files cannot be read: {error}")
+
+
+def _broken(path: Path, error: UserError) -> Summary:
+    return Summary(
+        id=path.name,
+        name=path.parent.name,
+        path=str(path),
+        where="",
+        state="DAMAGED",
+        since=None,
+        until=None,
+        step=None,
+        steps=None,
+        words=str(error),
+        source="own record",
+        live=False,
+    )
+
+
+def _counted(states: Iterable[str]) -> str:
+    counts: dict[str, int] = {}
+    for state in states:
+        counts[state] = counts.get(state, 0) + 1
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _next_steps(path: Path, job: Job, found: Sequence[Life]) -> Iterable[str]:
+    last = lives.newest(found)
+    if last is None:
+        return
+    if last.live:
+        yield f"rankup logs -f {job.id}" if last.state != "PENDING" else f"rankup status {job.id}"
+        yield f"rankup cancel {job.id}"
+        return
+    yield f"rankup logs {job.id}"
+    if last.state != "COMPLETED" or (path / "requeue").exists():
+        yield f"rankup run --resume {job.id}"
+
+
+def _monitoring(found: Sequence[Life], config: Config) -> str:
+    """Where the site itself shows the newest Slurm job; empty where it has no such page."""
+    last = lives.last_job(found)
+    if last is None or last.job is None:
+        return ""
+    from ..site import detect
+
+    profile, _ = detect.choose(config, os.environ, os.uname().nodename)
+    if not profile.monitoring:
+        return ""
+    number = last.job.partition("_")[0]
+    if "{job}" in profile.monitoring:
+        return profile.monitoring.replace("{job}", number)
+    unsure = ", if the page is still there" if "monitoring" in profile.unsure else ""
+    return f"{profile.monitoring} (job {number}{unsure})"
+
+
+def _task_number(life: Life) -> int:
+    text = life.task or ""
+    return int(text) if text.isdecimal() else 0
+
+
+def elapsed(short: Summary) -> str:
+    """How long the newest life has gone on, or took; when a pending one may start."""
+    now = time.time()
+    if short.live and short.state == "PENDING":
+        return f"may start {lives.clock(short.since)}" if short.since else ""
+    if short.since is None:
+        return ""
+    if short.live:
+        return f"for {lives.ago(now - short.since)}"
+    took = f"took {lives.ago(short.until - short.since)}" if short.until else "?"
+    return f"{took}, {lives.ago(now - (short.until or short.since))} ago"

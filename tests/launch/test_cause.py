@@ -1,0 +1,241 @@
+"""The last words of a failed run, from what each kind of failure leaves behind."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankup.launch import cause, failure
+from rankup.launch.failure import Failure
+
+from .handmade import RECORDED, asked, make_run, record
+
+OWN = Failure(3, "n2", 100.0, "ValueError: no", "Traceback\n  …\nValueError: no\n", 1)
+PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+WAITED = "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 10000ms for recv operation"
+SIZES = {"world_size": 4, "local_world_size": 2}
+
+
+def _recorded(name: str) -> list[str]:
+    return (RECORDED / f"{name}.txt").read_text().split("\n")
+
+
+def _written(log: Path, *failures: Failure) -> None:
+    log.mkdir(parents=True, exist_ok=True)
+    for one in failures:
+        failure.write(log, one)
+
+
+def _text(log: Path, lines: list[str], nodes: tuple[str, ...] = ()) -> str:
+    found = cause.find(log, lines, nodes)
+    assert found is not None
+    return found.text
+
+
+def test_a_ranks_own_exception_comes_first(tmp_path: Path) -> None:
+    _written(tmp_path, OWN, replace(OWN, rank=0, time=99.0, message=PEER, consequence=True))
+    assert _text(tmp_path, _recorded("killed")).endswith("rank 3 on n2 failed: ValueError: no")
+
+
+def test_of_several_agents_root_causes_the_one_that_is_no_consequence(tmp_path: Path) -> None:
+    text = _text(tmp_path, _recorded("raised"))
+    assert text.startswith("Traceback (most recent call last):")
+    assert 'raise ValueError("the loss is not finite at step 7")' in text
+    assert "Connection closed" not in text
+    last = "rank 3 on localhost failed: ValueError: the loss is not finite at step 7"
+    assert text.splitlines()[-1] == last
+
+
+def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+    text = _text(tmp_path, _recorded("killed"))
+    assert text.startswith("rank 2 on localhost failed: its process was killed by SIGKILL")
+
+
+def test_a_killed_rank_wins_over_the_broken_connections_of_the_others(tmp_path: Path) -> None:
+    broken = Failure(0, "n1", 100.0, PEER, "", 1, consequence=True, **SIZES)
+    _written(tmp_path, broken, replace(broken, rank=3, node="n2"))
+    assert _text(tmp_path, _recorded("killed")).startswith("rank 2 on n2 failed: its process was")
+
+
+def test_memory_that_ran_out_is_added_to_the_kill(tmp_path: Path) -> None:
+    oom = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of your processes"
+    text = _text(tmp_path, [*_recorded("killed"), oom])
+    assert "rank 2" in text.splitlines()[0]
+    assert "main memory ran out" in text.splitlines()[-1]
+
+
+def test_a_traceback_in_torchs_block_is_kept(tmp_path: Path) -> None:
+    lines = [
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "  time      : 2026-11-20_20:45:54",
+        "  host      : n1",
+        "  rank      : 1 (local_rank: 1)",
+        "  exitcode  : 1 (pid: 7)",
+        "  error_file: /tmp/error.json",
+        "  traceback : Traceback (most recent call last):",
+        '    File "train.py", line 3, in main',
+        "      1 / 0",
+        "  ZeroDivisionError: division by zero",
+        "  ",
+        "=" * 60,
+    ]
+    text = _text(tmp_path, lines)
+    assert '  File "train.py", line 3, in main' in text
+    assert text.endswith("rank 1 on n1 failed: ZeroDivisionError: division by zero")
+
+
+def test_a_script_that_no_rank_prefix_marks_is_shown_with_its_traceback(tmp_path: Path) -> None:
+    own = ["Traceback (most recent call last):", '  File "t.py", line 1', "ImportError: no tricks"]
+    lines = [line for line in _recorded("raised") if not line.startswith("[rank")]
+    text = _text(tmp_path, [*own, *lines])
+    assert "ImportError: no tricks" in text.splitlines()[-1]
+    assert '  File "t.py", line 1' in text
+
+
+def test_the_preflight_names_its_nodes(tmp_path: Path) -> None:
+    fault = "preflight: node n2: cannot read /data; is its file system mounted on compute nodes?"
+    lines = [fault, fault, "rankup: the preflight failed on the nodes named above; torch was not"]
+    assert _text(tmp_path, lines) == fault
+
+
+def test_the_job_scripts_own_reason(tmp_path: Path) -> None:
+    reason = "rankup: no address for n1: neither the resolver nor Slurm's NodeAddr has one"
+    by_the_way = "rankup: n1i does not resolve; trying n1"
+    assert _text(tmp_path, [reason, by_the_way]) == reason
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO TIME"
+            " LIMIT ***",
+            "time limit",
+        ),
+        (
+            "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO NODE"
+            " FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+            "a node died",
+        ),
+        ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T10:00:00 ***", "cancelled"),
+        ("slurmstepd: error: Detected 3 oom-kill event(s) in StepId=1.0.", "memory ran out"),
+    ],
+)
+def test_slurms_own_lines_in_plain_words(tmp_path: Path, line: str, words: str) -> None:
+    text = _text(tmp_path, ["step 1", *_recorded("told"), line])
+    assert text.splitlines()[0] == line
+    assert words in text.splitlines()[1]
+
+
+def test_a_task_that_srun_lost_is_the_last_resort(tmp_path: Path) -> None:
+    line = "srun: error: n2: task 1: Killed"
+    assert _text(tmp_path, [*_recorded("told"), line]) == line
+    plain = ["Traceback (most recent call last):", "  …", "OSError: no"]
+    assert _text(tmp_path, [line, *plain]).endswith("OSError: no")
+
+
+def test_nothing_is_made_up(tmp_path: Path) -> None:
+    assert cause.find(tmp_path, ["step 1", "step 2", *_recorded("told")]) is None
+
+
+def test_the_rank_that_did_not_answer_is_named(tmp_path: Path) -> None:
+    waited = Failure(0, "n1", 100.0, WAITED, "", 1, **SIZES)
+    closed = replace(waited, message=PEER, consequence=True)
+    _written(tmp_path, waited, replace(closed, rank=1), replace(closed, rank=2, node="n2"))
+    text = _text(tmp_path, _recorded("told"))
+    assert "rank 3 on n2 did not answer for 10 s; rank 0 on n1 waited for it" in text
+
+
+def test_of_a_silent_node_the_ranks_are_named(tmp_path: Path) -> None:
+    waited = Failure(0, "n1", 100.0, WAITED, "", 1, **SIZES)
+    _written(tmp_path, waited, replace(waited, rank=1, time=101.0))
+    text = _text(tmp_path, [], ("n1", "n2"))
+    assert "rank 2 on n2 and rank 3 on n2 said nothing" in text
+    assert "did not answer for 10 s" in text
+
+
+def test_a_time_out_of_the_users_own_is_no_missing_rank(tmp_path: Path) -> None:
+    own = Failure(1, "n1", 100.0, "TimeoutError: the server timed out after 5 s", "", 1, **SIZES)
+    _written(tmp_path, own)
+    assert _text(tmp_path, []) == f"rank 1 on n1 failed: {own.message}"
+
+
+def test_damaged_notes_do_not_hide_the_log(tmp_path: Path) -> None:
+    (tmp_path / "failure-rank0.json").write_text("{")
+    (tmp_path / "failure-rank1.json").write_text(json.dumps({**vars(OWN), "message": 7}))
+    (tmp_path / "failure-rank2.json").write_text(json.dumps({**vars(OWN), "time": None}))
+    assert "rank 3 on localhost" in _text(tmp_path, _recorded("raised"))
+
+
+def test_only_the_newest_life_of_a_requeued_job_counts(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    asked(path, "12")
+    for restart in (0, 1):
+        record(path, restart=restart, start=1 + restart, nodes="n1")
+    over = "rankup: stopped with a checkpoint before the time limit; going on in a next life"
+    first = ["rankup: an old reason", over]
+    second = "rankup: activating the environment failed: /env"
+    (path / "log" / "12.out").write_text("\n".join([*first, second]) + "\n")
+    found = cause.of_run(path)
+    assert found is not None
+    assert found.text == second
+
+
+def test_the_offset_that_a_life_wrote_down_is_where_it_begins(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    asked(path, "12")
+    old = "preflight: node n1: an old fault\n"
+    record(path, restart=0, start=1)
+    record(path, restart=1, start=2, offset=len(old))
+    (path / "log" / "12.out").write_text(f"{old}rankup: a new reason\n")
+    found = cause.of_run(path)
+    assert found is not None
+    assert found.text == "rankup: a new reason"
+
+
+def test_what_an_earlier_job_left_is_not_the_cause_of_one_without_a_log(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    asked(path, "12")
+    asked(path, "13")
+    (path / "log" / "12.out").write_text("rankup: the reason of 12\n")
+    _written(path / "log", OWN)
+    assert cause.of_run(path, None, "12") is not None
+    assert cause.of_run(path, None, "13") is None
+
+
+def test_a_task_of_an_array_has_its_own_notes_and_log(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    asked(path, "12")
+    for task in (1, 2):
+        (path / "log" / f"12_{task}.out").write_text(f"rankup: reason of {task}\n")
+        log = path / "array" / str(task) / "log"
+        log.mkdir(parents=True)
+        (log / "lives.jsonl").write_text(json.dumps({"job": "12", "task": task, "start": 1}) + "\n")
+    _written(path / "array" / "1" / "log", OWN)
+    texts = [found.text for task in ("1", "2") if (found := cause.of_run(path, task))]
+    assert texts == [failure.report(OWN), "rankup: reason of 2"]
+
+
+def test_a_hostile_message_cannot_move_the_cursor() -> None:
+    shown = cause.shown(cause.Cause("Traceback\nrank 1: \x1b[2J\x1b]0;mine\x07 \u202eabc", "rank"))
+    assert shown == "Traceback\nrank 1: \\x1b[2J\\x1b]0;mine\\x07 \\u202eabc"
+
+
+def test_a_log_of_many_megabytes_is_read_in_a_moment(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    asked(path, "12")
+    with (path / "log" / "12.out").open("w") as file:
+        file.write("preflight: node n1: the first line counts\n")
+        for number in range(400_000):
+            file.write(f"step {number} · loss 1.2345 · 1,000 samples/s\n")
+    began = time.monotonic()
+    found = cause.of_run(path)
+    took = time.monotonic() - began
+    assert found is not None
+    assert found.source == "preflight"
+    assert took < 1.0

@@ -1,0 +1,346 @@
+"""The view of a log: noise folded, terminals safe, and an end that says why."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rankup.launch import lives, logs
+from rankup.launch.follow import Tail, follow
+from rankup.launch.logfile import clean
+from rankup.launch.noise import Fold, fold
+
+from ..conftest import RunRankup
+from ..slurm.cluster import Cluster
+from .handmade import RECORDED, asked, client, make_run, record, submit
+
+HARMLESS = re.compile(r"harmless: .* \(\d+ lines?\)")
+NOWHERE = {"PATH": os.devnull}
+
+
+def _folded(name: str) -> list[str]:
+    return fold((RECORDED / f"{name}.txt").read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", ["told", "store"])
+def test_what_agents_say_after_another_node_has_ended_is_folded(name: str) -> None:
+    lines = _folded(name)
+    assert len(lines) <= 3
+    assert all(HARMLESS.fullmatch(line) for line in lines)
+
+
+@pytest.mark.parametrize("name", ["raised", "killed"])
+def test_consequences_are_folded_and_the_root_causes_stay(name: str) -> None:
+    lines = _folded(name)
+    text = "\n".join(lines)
+    assert text.count("Root Cause (first observed failure):") == 2
+    assert "Connection closed by peer" not in text
+    assert "harmless: rank 1 lost its connection: another rank had ended (10 lines)" in lines
+    assert "OMP_NUM_THREADS environment variable" not in text
+    assert ("[rank3]: ValueError: the loss is not finite at step 7" in lines) == (name == "raised")
+
+
+def test_no_line_is_lost_in_folding() -> None:
+    for file in RECORDED.glob("*.txt"):
+        lines = file.read_text().splitlines()
+        counts = [int(n) for line in fold(lines) for n in re.findall(r"\((\d+) lines?\)$", line)]
+        kept = [line for line in fold(lines) if not HARMLESS.fullmatch(line)]
+        assert sum(counts) + len(kept) == len(lines)
+        assert set(kept) <= set(lines)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: cluster configuration lacks support for cpu binding",
+        "srun: warning: cluster configuration lacks support for cpu binding",
+        "slurmstepd: error: mpi/pmix_v4: init: (null) [0]: mpi_pmix.c:193: can not load PMIx",
+        "[W1120 20:45 socket.cpp:767] [c10d] The client socket cannot be initialized to connect to"
+        " [n1]:29 (errno: 97 - Address family not supported by protocol).",
+    ],
+)
+def test_harmless_lines_are_known(line: str) -> None:
+    (folded,) = fold([line])
+    assert HARMLESS.fullmatch(folded)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        ["Traceback (most recent call last):", '  File "t.py", line 3', "ValueError: no", "after"],
+        ["[rank1]: Traceback (most recent call last):", "[rank1]:   x", "[rank1]: KeyError: 1"],
+        ["step 1", "", "step 2"],
+        ["srun: error: n2: task 1: Killed"],
+        ["slurmstepd: error: Detected 1 oom-kill event(s)"],
+        ["Traceback (most recent call last):", "  unfinished"],
+    ],
+)
+def test_what_is_not_known_stays_as_it_is(block: list[str]) -> None:
+    assert fold(block) == block
+
+
+def test_tracebacks_of_ranks_that_are_woven_together_are_told_apart() -> None:
+    own = ["[rank0]: Traceback (most recent call last):", "[rank0]:   a", "[rank0]: ValueError: no"]
+    peer = [line.replace("rank0", "rank1") for line in own[:2]]
+    peer.append("[rank1]: RuntimeError: Connection closed by peer [127.0.0.1]:1")
+    woven = [line for pair in zip(own, peer, strict=True) for line in pair]
+    lines = fold(woven)
+    assert sorted(line for line in lines if line in own) == sorted(own)
+    assert len(lines) == 4
+
+
+def test_a_block_is_not_held_back_for_ever() -> None:
+    folder = Fold()
+    assert folder.feed("Traceback (most recent call last):") == []
+    assert folder.flush() == ["Traceback (most recent call last):"]
+    assert folder.flush() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("plain\ttext ü 漢", "plain\ttext ü 漢"),
+        ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m\x1b[0m"),
+        ("\x1b[2J\x1b[H", "\\x1b[2J\\x1b[H"),
+        ("\x1b]52;c;aGk=\x07", "\\x1b]52;c;aGk=\\x07"),
+        ("\x9b2J", "\\x9b2J"),
+        ("10%\r50%\r100%", "100%"),
+        ("100%\r", "100%"),
+        ("a\u202eb", "a\\u202eb"),
+    ],
+)
+def test_control_sequences_but_colours_are_written_out(line: str, shown: str) -> None:
+    assert clean(line) == shown
+
+
+def test_a_line_without_an_end_is_cut() -> None:
+    assert len(clean("x" * 10_000_000)) < 5000
+
+
+def test_a_tail_gives_whole_lines_of_a_file_that_comes_later(tmp_path: Path) -> None:
+    file = tmp_path / "12.out"
+    tail = Tail(file)
+    assert tail.read() == []
+    file.write_text("one\ntw")
+    assert tail.read() == ["one"]
+    with file.open("a") as stream:
+        stream.write("o\nthree")
+    assert tail.read() == ["two"]
+    assert tail.rest() == "three"
+    file.write_text("new\n")
+    assert tail.read()[1:] == ["new"]
+
+
+def test_a_tail_shows_a_progress_bar_now_and_then(tmp_path: Path) -> None:
+    file = tmp_path / "12.out"
+    tail = Tail(file)
+    file.write_text("1%\r2%\r")
+    first = [clean(line) for line in tail.read()]
+    with file.open("a") as stream:
+        stream.write("3%\r")
+    assert (first, tail.read()) == (["2%"], [])
+
+
+def test_the_end_of_a_failed_runs_log_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=1, nodes="n[1-2]")
+    record(path, end=2, code=1)
+    log = (RECORDED / "raised.txt").read_text()
+    (path / "log" / "12.out").write_text("".join(f"step {n}\n" for n in range(100)) + log)
+    assert logs.show(str(path), lines=5) == 0
+    last = "rank 3 on localhost failed: ValueError: the loss is not finite at step 7"
+    assert capsys.readouterr().out.splitlines()[-1] == last
+    assert logs.show(str(path), raw=True, lines=10_000) == 0
+    assert "Connection closed by peer" in capsys.readouterr().out
+    assert logs.show(str(path), only_cause=True) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == last
+
+
+def test_a_cause_that_the_job_script_printed_is_not_said_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=1)
+    record(path, end=2, code=1)
+    (path / "log" / "12.out").write_text("rankup: activating the environment failed: /env\n")
+    logs.show(str(path))
+    assert capsys.readouterr().out.count("activating the environment failed") == 1
+
+
+def test_an_unknown_task_is_refused(run_rankup: RunRankup, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    (path / "log" / "12_3.out").write_text("x\n")
+    done = run_rankup(["logs", path, "--task", "4"], env=NOWHERE)
+    assert done.returncode == 2
+    assert "there are: 3" in done.stderr
+
+
+def test_the_cause_inside_a_job_needs_no_slurm_and_is_quick(
+    run_rankup: RunRankup, tmp_path: Path
+) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=1)
+    (path / "log" / "12.out").write_text((RECORDED / "raised.txt").read_text())
+    inside = {**NOWHERE, "SLURM_JOB_ID": "12", "RANKUP_RUN_DIR": str(path)}
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        done = run_rankup(["logs", "--cause", path], env=inside)
+        took.append(time.monotonic() - began)
+        assert done.stdout.splitlines()[-1].startswith("rank 3 on localhost failed: ValueError")
+        assert done.returncode == 0
+    assert min(took) < 0.6  # 0.3 s on a machine of its own
+
+
+def test_the_cause_of_a_tasks_directory(run_rankup: RunRankup, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    (path / "array" / "2" / "log").mkdir(parents=True)
+    (path / "log" / "12_2.out").write_text("preflight: node n1: no\n")
+    inside = {**NOWHERE, "SLURM_JOB_ID": "14", "RANKUP_RUN_DIR": str(path / "array" / "2")}
+    done = run_rankup(["logs", "--cause", path / "array" / "2"], env=inside)
+    assert done.stdout == "preflight: node n1: no\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    (path / "log" / "12.out").write_text("line\n" * 100_000)
+    command = (
+        f"{sys.executable} -m rankup logs {path} -n 100000 | head -n 1; echo ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "line\n0\n"
+    assert done.stderr == ""
+
+
+def test_following_shows_a_job_from_the_queue_to_its_end(
+    slurm: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(tmp_path / "runs")
+    job_id = submit(slurm, path, "echo hello; sleep 2; echo bye; (exit 3)", "--hold")
+    release = threading.Timer(2.0, slurm.run, ("scontrol", "release", job_id))
+    release.start()
+    code = follow(path, client=client(slurm))
+    release.join()
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 3
+    assert lines[0].startswith(f"job {job_id} waits: It was held by its owner")
+    assert lines.index("hello") < lines.index("bye")
+    assert lines[-1].startswith(f"job {job_id}: FAILED.")
+
+
+def test_following_goes_on_over_a_requeue(
+    slurm: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(tmp_path / "runs")
+    body = (
+        'echo "life $life"; if [ "$life" = 0 ]; then record "\\"end\\": 1, \\"code\\": 0, '
+        '\\"stopped\\": true"; scontrol requeue $SLURM_JOB_ID; sleep 60; fi'
+    )
+    job_id = submit(slurm, path, body)
+    done = threading.Event()
+
+    def release() -> None:
+        while not done.wait(0.3):
+            if slurm.job(int(job_id))["JobState"] == "PENDING":
+                slurm.run("scontrol", "update", f"jobid={job_id}", "StartTime=now")
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    try:
+        assert follow(path, client=client(slurm)) == 0
+    finally:
+        done.set()
+        thread.join()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.index("life 0") < lines.index("life 1")
+    assert not any("FAILED" in line for line in lines)
+
+
+def test_ctrl_c_ends_the_view_and_not_the_job(slurm: Cluster, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    job_id = submit(slurm, path, "echo here; sleep 300")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankup", "logs", "-f", str(path)],
+        env={**os.environ, **slurm.environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert "the run goes on" in out
+    assert process.returncode == 0
+    assert slurm.job(int(job_id))["JobState"] == "RUNNING"
+
+
+def test_a_job_that_died_before_its_first_line(
+    slurm: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(tmp_path / "runs")
+    job_id = submit(slurm, path, "true", "--output", str(tmp_path / "missing" / "x.out"))
+    slurm.wait(int(job_id))
+    assert follow(path, client=client(slurm)) == 1
+    assert "died before its first line" in capsys.readouterr().out
+
+
+def test_a_cancelled_job_is_said_in_plain_words(
+    slurm: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(tmp_path / "runs")
+    job_id = submit(slurm, path, "exec sleep 300")
+    slurm.wait(int(job_id), ("RUNNING",))
+    slurm.command("scancel", job_id)
+    slurm.wait(int(job_id))
+    assert follow(path, client=client(slurm)) != 0
+    out = capsys.readouterr().out
+    assert "Slurm: the job was cancelled" in out
+    assert out.splitlines()[-1].startswith(f"job {job_id}: CANCELLED")
+
+
+def test_a_task_is_found_by_slurms_name_for_it(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    assert lives.locate(tmp_path / "runs", "12_4") == (path, "4")
+
+
+def test_torchruns_summary_is_folded_once_the_ranks_have_told_themselves() -> None:
+    rule = "=" * 60
+    banner = [rule, "train.py FAILED", "Root Cause (first observed failure):", "  rank : 2", rule]
+    ended = "E1120 1 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) "
+    lines = ["step 1", f"{ended}local_rank: 0 (pid: 7)", *banner, "ValueError: boom"]
+    assert fold(lines) == lines, "else it is all there is"
+    assert fold(lines, lambda: True) == [
+        "step 1",
+        "harmless: torchrun's summary; the rank's own exception stands at the end (6 lines)",
+        "ValueError: boom",
+    ]
+
+
+def test_a_double_rule_of_the_users_own_is_no_summary() -> None:
+    lines = ["=" * 60, "my results", "=" * 60, "loss 3"]
+    assert fold(lines, lambda: True) == lines

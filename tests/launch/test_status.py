@@ -1,0 +1,287 @@
+"""How runs are: one question to Slurm for all, none needed, and no broken run hides another."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankup.launch import lives, show_status, status
+from rankup.site import rundir
+from rankup.site.config import Config
+from rankup.slurm.client import Client
+
+from ..conftest import RunRankup
+from ..slurm.cluster import Cluster
+from .handmade import asked, client, make_run, record, submit
+
+NO_SLURM = Client(environment={"PATH": os.devnull})
+
+
+def _summary(path: Path, asked_of: Client = NO_SLURM) -> status.Summary:
+    job = lives.read_job(path)
+    return status.summary(path, job, lives.of_run(path, job, asked_of))
+
+
+def _local(path: Path, **life: object) -> None:
+    job = rundir.read(path)
+    began = {"started": "2026-11-20T12:00:00+0000", "nproc": 2, "node": os.uname().nodename}
+    rundir.write(path, replace(job, lives=[*job.lives, {**began, **life}]))
+
+
+def _fake(folder: Path, name: str, body: str) -> None:
+    folder.mkdir(exist_ok=True)
+    program = folder / name
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+
+
+def test_a_run_that_was_never_started(tmp_path: Path) -> None:
+    short = _summary(make_run(tmp_path))
+    assert (short.state, short.live, short.step) == ("NEW", False, None)
+
+
+def test_a_local_run_ends_as_its_record_says(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    _local(path, code=0, ended="2026-11-20T12:01:00+0000")
+    short = _summary(path)
+    assert (short.state, short.until, short.live) == ("COMPLETED", 1795176060.0, False)
+    _local(path, code=3, ended="2026-11-20T12:02:00+0000")
+    assert _summary(path).words == "It failed: exit code 3."
+
+
+def test_a_local_run_that_says_nothing_has_died(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    _local(path)
+    (path / "log" / "lock").write_text(f"process 4194305 on {os.uname().nodename}")
+    short = _summary(path)
+    assert (short.state, short.live) == ("UNKNOWN", False)
+    assert "without a word" in short.words
+
+
+def test_a_process_that_merely_has_the_number_is_not_the_run(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    lock = path / "log" / "lock"
+    lock.write_text(f"process {os.getppid()} on {os.uname().nodename}")
+    os.utime(lock, (1, 1))
+    assert lives.holder(path) is None
+
+
+def test_steps_are_counted_by_the_last_whole_line(tmp_path: Path) -> None:
+    path = make_run(tmp_path, kind="recipe", target="language-model", args=["--steps", "9"])
+    lines = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 2)]
+    (path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 3, "lo']))
+    short = _summary(path)
+    assert (short.step, short.steps) == (2, 9)
+
+
+def test_lives_are_told_without_slurm(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    asked(path, "12")
+    record(path, start=100, nodes="n[1-2]")
+    record(path, end=200, code=0, stopped=True)
+    record(path, restart=1, start=300, nodes="n3")
+    record(path, restart=1, end=400, code=1)
+    record(path, job="13", follows="12")
+    record(path, job="13", start=500, nodes="n1")
+    record(path, job="13", end=600, code=0)
+    job = lives.read_job(path)
+    found = lives.of_run(path, job, NO_SLURM)
+    assert [(x.job, x.restart, x.state, x.follows) for x in found] == [
+        ("12", 0, "COMPLETED", None),
+        ("12", 1, "FAILED", None),
+        ("13", 0, "COMPLETED", "12"),
+    ]
+    assert "stopped with a checkpoint" in found[0].words
+    assert found[0].nodes == ("n1", "n2")
+    assert {life.source for life in found} == {"own record"}
+    assert _summary(path).state == "COMPLETED"
+
+
+def test_one_squeue_for_all_runs(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    log = f'echo "$0 $*" >>{calls}'
+    rows = "echo '23|RUNNING|2026-11-20T10:00:00|n1|None'"
+    _fake(tmp_path / "bin", "squeue", f"{log}; {rows}")
+    _fake(tmp_path / "bin", "scontrol", f"{log}; echo 'Slurmctld(primary) at x is UP'")
+    _fake(tmp_path / "bin", "sacct", f"{log}; exit 0")
+    for number in range(25):
+        path = make_run(tmp_path / "runs", f"20261120-1200{number:02}-abcd")
+        asked(path, str(number))
+        record(path, job=str(number), start=1000, nodes="n1")
+        if number < 23:
+            record(path, job=str(number), end=2000, code=0)
+    asked_of = Client(environment={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
+    found, note = status.newest(tmp_path / "runs", asked_of)
+    assert note == ""
+    assert len(found) == status.NEWEST
+    assert found[0].id == "20261120-120024-abcd"
+    assert [short.state for short in found[:2]] == ["UNKNOWN", "RUNNING"]
+    assert {short.state for short in found[2:]} == {"COMPLETED"}
+    words = calls.read_text()
+    # One for all; one more for the only run that neither squeue nor its own record accounts for.
+    assert words.count("squeue -h -r") == 2
+    assert words.count("/sacct") == 1
+
+
+def test_without_a_controller_the_runs_own_records_speak(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=200, code=0)
+    (short,), note = status.newest(tmp_path / "runs", NO_SLURM)
+    assert (short.state, short.source) == ("COMPLETED", "own record")
+    assert "own records" in note
+
+
+DAMAGE: Mapping[str, str] = {
+    "job.json": "{",
+    "log/lives.jsonl": '{"job": "12", "start": "soon", "nodes": 7, "restart": "x"}\n{"job"',
+    "metrics.jsonl": '\x00\n[1]\n{"step": "many"}\n',
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_run_hides_no_other(tmp_path: Path, name: str) -> None:
+    good = make_run(tmp_path / "runs", "20261120-120000-good")
+    bad = make_run(tmp_path / "runs", "20261120-120001-evil")
+    asked(bad, "12")
+    (bad / name).write_text(DAMAGE[name])
+    found, _ = status.newest(tmp_path / "runs", NO_SLURM)
+    assert [short.id for short in found] == [bad.name, good.name]
+    assert (found[0].state == "DAMAGED") == (name == "job.json")
+
+
+def test_a_life_of_a_wrong_form_is_passed_over(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    fields = json.loads((path / "job.json").read_text())
+    fields["lives"] = ["no", 3, {"job": 12}, {"started": [], "code": "x"}]
+    (path / "job.json").write_text(json.dumps(fields))
+    assert _summary(path).state == "UNKNOWN"
+
+
+def test_the_table_in_a_terminal_of_its_own(run_rankup: RunRankup, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs", target="/x/\x1b[2J[red]evil.py")
+    _local(path, code=3, ended="2026-11-20T12:02:00+0000")
+    nowhere = {"PATH": os.devnull}
+    done = run_rankup(["status"], env=nowhere)
+    assert done.returncode == 0, done.stderr
+    line = done.stdout.splitlines()[1]
+    assert line.startswith(path.name)
+    assert "\\x1b[2J[red]evil.py" in line
+    assert "exit code 3" in line
+    (row,) = json.loads(run_rankup(["status", "--json"], env=nowhere).stdout)
+    assert (row["state"], row["id"]) == ("FAILED", path.name)
+    page = run_rankup(["status", "last"], env=nowhere).stdout
+    assert f"rankup run --resume {path.name}" in page
+    full = json.loads(run_rankup(["status", "last", "--json"], env=nowhere).stdout)
+    assert full["lives"][0]["exit_code"] == 3
+    unknown = run_rankup(["status", "nothing"], env=nowhere)
+    assert unknown.returncode == 2
+    assert "no run 'nothing'" in unknown.stderr
+
+
+def test_tasks_are_grouped_when_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run(tmp_path)
+    asked(path, "12")
+    for task in range(20):
+        log = path / "array" / str(task) / "log"
+        log.mkdir(parents=True)
+        (log / "lives.jsonl").write_text(
+            json.dumps({"job": "12", "task": task, "start": 100, "nodes": "n1"})
+            + "\n"
+            + json.dumps({"job": "12", "task": task, "end": 200, "code": int(task == 7)})
+        )
+    full = status.report(path, Config(), NO_SLURM)
+    assert full.summary.state == "19 COMPLETED, 1 FAILED"
+    show_status._page(full)
+    out = capsys.readouterr().out
+    assert "tasks 0-6,8-19" in out
+    assert "tasks 7" in out
+
+
+@pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([7, 1, 0, 2], "0-2,7")])
+def test_ranges(numbers: list[int], text: str) -> None:
+    assert status.ranges(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0 s"), (90, "90 s"), (300, "5 min"), (12_000, "3 h 20 min"), (190_000, "2 d 4 h")],
+)
+def test_spans_of_time(seconds: float, text: str) -> None:
+    assert lives.ago(seconds) == text
+
+
+def test_a_pending_job_says_why(slurm: Cluster, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    job_id = submit(slurm, path, "true", "--hold")
+    (short,), note = status.newest(tmp_path / "runs", client(slurm))
+    assert note == ""
+    assert (short.state, short.where, short.live) == ("PENDING", job_id, True)
+    assert "scontrol release" in short.words
+
+
+def test_a_running_job_and_its_end(slurm: Cluster, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    job_id = submit(slurm, path, "sleep 3; (exit 4)", "--nodes=2")
+    slurm.wait(int(job_id), ("RUNNING",))
+    full = status.report(path, Config(), client(slurm))
+    (life,) = full.lives
+    assert (life.state, len(life.nodes), life.source) == ("RUNNING", 2, "squeue")
+    assert f"rankup cancel {path.name}" in full.next_steps
+    slurm.wait(int(job_id))
+    full = status.report(path, Config(), client(slurm))
+    (life,) = full.lives
+    assert (life.state, life.exit_code, life.live) == ("FAILED", 4, False)
+    assert f"rankup run --resume {path.name}" in full.next_steps
+
+
+def test_a_requeued_job_has_two_lives(slurm: Cluster, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    body = (
+        'if [ "$life" = 0 ]; then record "\\"end\\": $(date +%s), \\"code\\": 0, '
+        '\\"stopped\\": true"; scontrol requeue $SLURM_JOB_ID; sleep 60; fi'
+    )
+    job_id = int(submit(slurm, path, body))
+    deadline = time.monotonic() + 30
+    while slurm.job(job_id)["Restarts"] == "0" or slurm.job(job_id)["JobState"] != "PENDING":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    waiting = lives.of_run(path, lives.read_job(path), client(slurm))
+    assert [(life.restart, life.state) for life in waiting] == [(0, "COMPLETED"), (1, "PENDING")]
+    slurm.release(job_id)
+    slurm.wait(job_id)
+    found = lives.of_run(path, lives.read_job(path), client(slurm))
+    assert [(life.restart, life.state) for life in found] == [(0, "COMPLETED"), (1, "COMPLETED")]
+
+
+def test_an_array_has_a_line_per_task(slurm: Cluster, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    job_id = submit(slurm, path, "sleep 2", "--array=0-4")
+    deadline = time.monotonic() + 30
+    while len(slurm.command("squeue", "-h", "-t", "running").splitlines()) != 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (short,), _ = status.newest(tmp_path / "runs", client(slurm))
+    assert short.state == "3 RUNNING, 2 PENDING"
+    full = status.report(path, Config(), client(slurm))
+    assert [life.job for life in status.newest_of_tasks(full.lives)] == [
+        f"{job_id}_{task}" for task in range(5)
+    ]
+
+
+def test_a_controller_that_does_not_answer(slurm: Cluster, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    job_id = submit(slurm, path, "true")
+    slurm.wait(int(job_id))
+    fast = replace(client(slurm), timeout=3)
+    with slurm.without_controller():
+        (short,), note = status.newest(tmp_path / "runs", fast)
+    assert "own records" in note
+    assert (short.state, short.source) == ("COMPLETED", "own record")

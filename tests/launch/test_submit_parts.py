@@ -1,0 +1,236 @@
+"""Parts of a submission: where runs go, what is mounted, which Python, and who may read what."""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.launch import submit
+from rankup.launch.submit import Plan
+from rankup.site import profile as profiles
+from rankup.site import rundir
+from rankup.site.config import Config
+from rankup.site.rundir import Job
+from rankup.slurm.limits import Grant
+from rankup.slurm.options import JobOptions
+from rankup.slurm.script import render
+
+SHAPE = profiles.Partition("gpu", 1440, 2, 8, 8, 3, None)
+
+
+def _plan(site: str = "generic", **values: object) -> Plan:
+    grant = Grant("gpu", 2, 2, 2, 8, 60, True, SHAPE)
+    found = Plan(profiles.load(site), grant, JobOptions(), {}, "", ())
+    return replace(found, **values)  # type: ignore[arg-type]
+
+
+def _job(folder: Path, **values: object) -> Job:
+    job = Job("id", "script", str(folder / "train.py"), ["--lr", "1"], str(folder), {}, {})
+    return replace(job, **values)  # type: ignore[arg-type]
+
+
+# --- where runs go
+
+
+def test_runs_go_to_scratch_with_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
+    config = Config(runs=tmp_path / "runs")
+    folder = tmp_path / "scratch" / getpass.getuser() / "rankup-runs"
+    assert submit.runs_folder(config, _plan()) == (folder, folder)
+
+
+def test_runs_stay_where_the_user_wants_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
+    runs = tmp_path / "runs"
+    assert submit.runs_folder(Config(runs=runs, runs_set=True), _plan()) == (runs, None)
+    runs.symlink_to(tmp_path / "gone")  # ours, whose target was purged
+    assert submit.runs_folder(Config(runs=runs), _plan()) == (runs, None)
+    runs.unlink()
+    runs.mkdir()
+    assert submit.runs_folder(Config(runs=runs), _plan()) == (runs, None)
+
+
+def test_without_scratch_runs_are_beside_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SCRATCH", raising=False)
+    config = Config(runs=tmp_path / "runs")
+    assert submit.runs_folder(config, _plan()) == (tmp_path / "runs", None)
+
+
+def test_the_scratch_of_the_account_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRATCH_abc", str(tmp_path / "abc"))
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "other"))
+    plan = _plan("jureca-dc", options=JobOptions(account="abc"))
+    folder, _ = submit.runs_folder(Config(runs=tmp_path / "runs"), plan)
+    assert folder.is_relative_to(tmp_path / "abc")
+
+
+# --- what is mounted
+
+
+def test_what_compute_nodes_do_not_mount_is_refused() -> None:
+    paths = {"the working directory": Path("/e/x"), "the run directory": Path("/p/x")}
+    with pytest.raises(UserError, match="the run directory /p/x is not mounted .* JUPITER"):
+        submit.refuse_unmounted(_plan("jupiter"), paths)
+    submit.refuse_unmounted(_plan("jupiter"), {"the working directory": Path("/e/x")})
+
+
+def test_a_link_to_what_is_not_mounted_is_refused(tmp_path: Path) -> None:
+    plan = _plan(profile=profiles.override(profiles.load("generic"), {"mounts": [str(tmp_path)]}))
+    (tmp_path / "link").symlink_to("/etc")
+    (tmp_path / "here").mkdir()
+    submit.refuse_unmounted(plan, {"the data": tmp_path / "here"})
+    with pytest.raises(UserError, match="the data"):
+        submit.refuse_unmounted(plan, {"the data": tmp_path / "link"})
+
+
+def test_where_nothing_is_known_only_a_folder_of_each_node_is_warned_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    submit.refuse_unmounted(_plan(), {"the run directory": Path("/home/me")})
+    assert capsys.readouterr().err == ""
+    submit.refuse_unmounted(_plan(), {"the run directory": Path("/dev/shm/me")})
+    assert "warning: the run directory /dev/shm/me" in capsys.readouterr().err
+
+
+# --- which Python
+
+
+def test_the_templates_activate_is_taken_before_that_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "venv"
+    (prefix / "bin").mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
+    assert submit._own_environment() == (None, str(prefix / "bin")), "neither is there"
+    (prefix / "bin" / "activate").touch()
+    assert submit._own_environment() == (str(prefix / "bin" / "activate"), None)
+    (tmp_path / "activate.sh").touch()
+    assert submit._own_environment() == (str(tmp_path / "activate.sh"), None)
+    monkeypatch.setattr(sys, "base_prefix", str(prefix))
+    assert submit._own_environment() == (None, str(prefix / "bin")), "no environment at all"
+
+
+def test_an_environment_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    plan = _plan(options=JobOptions(environment=str(tmp_path)))
+    with pytest.raises(UserError, match="is no file; name a script to source"):
+        submit.job_script(plan, _job(tmp_path), tmp_path / "run", resume=False)
+
+
+def test_a_container_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    plan = _plan(options=JobOptions(container=str(tmp_path / "no.sif")))
+    with pytest.raises(UserError, match=r"does not exist; .*apptainer pull"):
+        submit.job_script(plan, _job(tmp_path), tmp_path / "run", resume=False)
+
+
+@pytest.mark.parametrize(("site", "flag"), [("generic", ["--nv"]), ("lumi-g", ["--rocm"])])
+def test_a_container_sees_the_sites_kind_of_gpu(
+    tmp_path: Path, site: str, flag: list[str]
+) -> None:
+    (tmp_path / "a b.sif").touch()
+    plan = _plan(site, options=JobOptions(container=str(tmp_path / "a b.sif")))
+    found = submit.job_script(plan, _job(tmp_path), tmp_path / "run", resume=False)
+    assert found.container == ("apptainer", "exec", *flag, str(tmp_path / "a b.sif"))
+    assert (found.activate, found.path) == (None, None)
+
+
+# --- what is asked for
+
+
+def test_options_become_directives(tmp_path: Path) -> None:
+    options = JobOptions(
+        partition="gpu", account="abc", qos="high", reservation="course", array="0-3",
+        dependency="afterok:1", mail="me@example.org", name="a name", retries=2, deadline="90s",
+        sbatch=("--exclude=n1",),
+    )  # fmt: skip
+    found = submit.job_script(_plan(options=options), _job(tmp_path), tmp_path / "run", True)
+    assert set(found.options) == {
+        "partition", "account", "qos", "reservation", "array", "dependency", "mail-user",
+        "mail-type",
+    }  # fmt: skip
+    assert (found.name, found.retries, found.stop_after) == ("a name", 2, 90)
+    assert (found.lines, found.resume) == (("--exclude=n1",), True)
+    assert found.needs == (str(tmp_path), str(tmp_path / "train.py"))
+
+
+def test_the_name_is_that_of_the_script_or_recipe(tmp_path: Path) -> None:
+    script = submit.job_script(_plan(), _job(tmp_path), tmp_path / "run", False)
+    assert (script.name, script.recipe) == ("train", False)
+    recipe = _job(tmp_path, kind="recipe", target="language-model")
+    found = submit.job_script(_plan(), recipe, tmp_path / "run", False)
+    assert (found.name, found.recipe, found.needs) == ("language-model", True, (str(tmp_path),))
+
+
+# --- who may read what
+
+
+def test_values_of_variables_stand_in_the_private_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "correct horse"
+    for words in (["--env", f"MY_KEY={secret}"], [f"--env=MY_KEY={secret}"]):
+        monkeypatch.setattr(sys, "argv", ["rankup", "run", *words, "train.py"])
+        plan = _plan(variables={"MY_KEY": secret})
+        found = submit.job_script(plan, _job(tmp_path), tmp_path, resume=False)
+        text = render(found)
+        assert secret not in text
+        assert "MY_KEY" in text, "the command that made it, without the value"
+        assert found.private
+
+
+def test_script_and_variables_are_for_their_owner_alone(tmp_path: Path) -> None:
+    values = {"A": "it's $(x)\n`y` \\", "B": "", "C": "2"}
+    script = submit.write_script(_plan(variables=values), tmp_path, "#!/bin/bash\n")
+    assert script == tmp_path / "job.sh"
+    assert {path.name for path in tmp_path.iterdir()} == {"env", "job.sh"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+    assert _sourced(tmp_path / "env") == values
+
+
+def test_variables_of_an_earlier_life_stay_unless_given_anew(tmp_path: Path) -> None:
+    first = {"A": "1\n2=3 'x'", "B": "old"}
+    submit.write_script(_plan(variables=first), tmp_path, "")
+    submit.write_script(_plan(), tmp_path, "")
+    assert _sourced(tmp_path / "env") == first
+    submit.write_script(_plan(variables={"B": "new", "C": "3"}), tmp_path, "")
+    assert _sourced(tmp_path / "env") == {"A": first["A"], "B": "new", "C": "3"}
+    found = submit.job_script(_plan(), _job(tmp_path), tmp_path, resume=True)
+    assert found.private, "a resume without --env still reads the file"
+
+
+def test_a_users_variable_wins_over_the_profiles(tmp_path: Path) -> None:
+    plan = _plan("jusuf", variables={"NCCL_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "3"})
+    found = submit.job_script(plan, _job(tmp_path), tmp_path / "run", False)
+    assert "NCCL_SOCKET_IFNAME" not in found.variables
+    assert found.variables["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert not found.threads
+
+
+def test_the_jobs_own_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    rundir.write(tmp_path, _job(tmp_path))
+    assert stat.S_IMODE((tmp_path / "job.json").stat().st_mode) == 0o600
+
+
+def _sourced(path: Path) -> dict[str, str]:
+    """The variables that a shell finds in the file."""
+    text = f"set -a; source {shlex.quote(str(path))}; env -0"
+    done = subprocess.run(
+        ["bash", "-c", text], env={"PATH": "/usr/bin:/bin"}, capture_output=True, timeout=20
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0")[:-1])
+    return {name: value for name, value in found.items() if name in ("A", "B", "C")}
