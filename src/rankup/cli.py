@@ -109,7 +109,15 @@ def run(
     ] = None,
     retries: Annotated[
         int | None,
-        typer.Option(min=0, help="Restarts after a node's failure; none by default.", **SLURM),
+        typer.Option(
+            min=0, max=1000, help="Restarts after a node's failure; none by default.", **SLURM
+        ),
+    ] = None,
+    lives: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=100000, help="Lives in which it goes on by itself; 100 by default.", **SLURM
+        ),
     ] = None,
     deadline: Annotated[
         str | None,
@@ -151,6 +159,7 @@ def run(
         tuple(sbatch or ()),
         tuple(env or ()),
         retries,
+        lives,
         deadline,
         allow_idle_gpus,
     )

@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import cancel, lives
+from rankup.launch import cancel, lives, lock
+from rankup.site import rundir
 from rankup.slurm.client import Client, SlurmError
 
 from ..conftest import RunRankup
@@ -55,42 +58,85 @@ def test_one_task_is_left_to_scancel(tmp_path: Path, monkeypatch: pytest.MonkeyP
         cancel.show("12_3")
 
 
-@pytest.fixture
-def holder(tmp_path: Path) -> subprocess.Popen[bytes]:
-    """A process that looks like `rankup run` of `tmp_path/train/…` and holds its lock."""
-    path = make_run(tmp_path)
-    code = "import time, sys; sys.argv.append('rankup'); time.sleep(300)"
-    process = subprocess.Popen([sys.executable, "-c", code, "-m", "rankup", "run"])
-    (path / "log" / "lock").write_text(f"process {process.pid} on {os.uname().nodename}")
-    yield process  # type: ignore[misc]
-    process.kill()
-    process.wait(timeout=10)
+HOLDS = """
+import fcntl, os, sys, time
+with open(sys.argv[1], "a+") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {os.uname().nodename}")
+    lock.flush()
+    print("held", flush=True)
+    time.sleep(300)
+"""
 
 
-def test_a_local_run_is_asked_to_stop(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    path = next(tmp_path.glob("train/*"))
-    assert lives.holder(path) == holder.pid
-    assert cancel.cancel(path, NO_SLURM) == [f"process {holder.pid}: stopped"]
-    assert holder.wait(timeout=10) == -signal.SIGTERM
-
-
-def test_a_process_that_is_not_rankup_is_left_alone(tmp_path: Path) -> None:
-    path = make_run(tmp_path)
-    process = subprocess.Popen(["sleep", "300"])
+@contextmanager
+def process(program: Path, path: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """`program` with `words`, once it holds the run's lock, in which it stands as its holder."""
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(HOLDS.replace("sys.argv[1]", repr(str(path / "log" / "lock"))))
+    command = [sys.executable, str(program), *words]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        (path / "log" / "lock").write_text(f"process {process.pid} on {os.uname().nodename}")
-        assert cancel.cancel(path, NO_SLURM) == NOTHING
-        assert process.poll() is None
+        assert running.stdout is not None
+        assert running.stdout.readline() == "held\n"
+        yield running
     finally:
-        process.kill()
-        process.wait(timeout=10)
+        running.kill()
+        running.communicate(timeout=10)
+
+
+def test_a_local_run_is_asked_to_stop(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    with process(tmp_path / "bin" / "rankup", path, "run") as running:
+        assert lock.holder(path) == running.pid
+        assert cancel.cancel(path, NO_SLURM) == [f"process {running.pid}: stopped"]
+        assert running.wait(timeout=10) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("rankup", ["logs", "-f"]), ("train", ["run"]), ("train", ["x", "rankup"])]
+)
+def test_a_process_that_is_not_rankup_run_is_left_alone(
+    tmp_path: Path, name: str, words: list[str]
+) -> None:
+    path = make_run(tmp_path)
+    with process(tmp_path / "bin" / name, path, *words) as running:
+        assert lock.held(path)
+        assert cancel.cancel(path, NO_SLURM) == NOTHING
+        assert running.poll() is None
+
+
+def test_who_stands_in_the_lock_without_holding_it_is_left_alone(tmp_path: Path) -> None:
+    path, other = make_run(tmp_path), make_run(tmp_path, "20261120-120000-efgh")
+    with process(tmp_path / "bin" / "rankup", other, "run", "--follow") as running:
+        (path / "log" / "lock").write_text(f"process {running.pid} on {os.uname().nodename}")
+        assert not lock.held(path)
+        assert cancel.cancel(path, NO_SLURM) == NOTHING
+        assert running.poll() is None
+
+
+def test_a_job_script_whose_rankup_was_killed_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    rundir.write(path, replace(lives.read_job(path), lives=[{"allocation": "77", "nodes": 1}]))
+    with process(tmp_path / "bin" / "job.sh", path):
+        (path / "log" / "lock").write_text(f"process 4194305 on {os.uname().nodename}")
+        (line,) = cancel.cancel(path, NO_SLURM)
+        assert "process 4194305, which started it, has ended" in line
+        assert "scancel --signal=TERM 77" in line
+
+
+def test_a_life_that_starts_later_finds_that_the_run_was_cancelled(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    asked(path, "12")
+    with pytest.raises(SlurmError):
+        cancel.cancel(path, NO_SLURM)
+    assert (path / "log" / "cancelled").read_bytes() == b""
 
 
 def test_a_run_on_another_host_is_named(tmp_path: Path) -> None:
     path = make_run(tmp_path)
     job = lives.read_job(path)
-    from rankup.site import rundir
-
     rundir.write(path, replace(job, lives=[{"started": "x", "node": "login7"}]))
     (path / "log" / "lock").write_text("process 77 on login7")
     (line,) = cancel.cancel(path, NO_SLURM)
@@ -138,6 +184,27 @@ def test_an_array_is_cancelled_as_a_whole(slurm: Cluster, tmp_path: Path) -> Non
     job_id = submit(slurm, path, "sleep 300", "--array=0-4")
     slurm.wait(int(job_id), ("RUNNING", "PENDING"))
     said = cancel.cancel(path, client(slurm))
-    assert len(said) == 5
-    assert all(line.startswith(f"job {job_id}_") and "cancelled" in line for line in said)
+    assert said == [f"job {job_id}_[0-4]: cancelled"]
     assert slurm.command("squeue", "-h") == ""
+
+
+def test_a_job_whose_id_was_never_written_down_is_cancelled(slurm: Cluster, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    job_id = submit(slurm, path, "sleep 300")
+    rundir.write(path, replace(rundir.read(path), lives=[]))
+    (path / "log" / "lives.jsonl").unlink(missing_ok=True)
+    assert cancel.cancel(path, client(slurm)) == [f"job {job_id}: cancelled"]
+    assert slurm.job(int(job_id))["JobState"] == "CANCELLED"
+
+
+def test_a_job_that_merely_has_the_number_is_left_alone(slurm: Cluster, tmp_path: Path) -> None:
+    mine, other = make_run(tmp_path), make_run(tmp_path, "20261120-120000-efgh")
+    job_id = submit(slurm, other, "sleep 300")
+    asked(mine, job_id)  # of another cluster, which shares this file system
+    assert cancel.cancel(mine, client(slurm)) == NOTHING
+    (life,) = lives.of_run(mine, lives.read_job(mine), client(slurm))
+    assert (life.state, life.live) == ("UNKNOWN", False)
+    (row,) = lives.live(other, lives.read_job(other), client(slurm))
+    assert row.job_id == job_id
+    assert lives.jobs(other, lives.read_job(other), client(slurm)) == [job_id]
+    assert slurm.job(int(job_id))["JobState"] in ("PENDING", "CONFIGURING", "RUNNING")

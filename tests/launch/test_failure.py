@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import signal
 import socket
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from rankup.base.errors import RunFailed, UserError
-from rankup.launch.failure import Failure, first_cause, forget, of_exception, report, write
+from rankup.launch.failure import (
+    Failure,
+    broken_by_peer,
+    first_cause,
+    forget,
+    of_exception,
+    read_all,
+    report,
+    write,
+)
 
 NODE = socket.gethostname()
 CAUSE = Failure(2, "node7", 100.0, "ValueError: no", "Traceback\n  …\n", 1)
@@ -141,3 +150,18 @@ def test_frames_before_the_script_are_left_out() -> None:
     assert trace.splitlines()[1] == '  File "/some/script.py", line 1, in <module>'
     assert "in inner" in trace
     assert "test_frames_before" in whole.splitlines()[1]
+
+
+@pytest.mark.parametrize("name", ["rank", "node", "time", "message", "traceback", "world_size"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), [], None, 10**400])
+def test_a_note_of_a_wrong_kind_is_passed_over(tmp_path: Path, name: str, value: object) -> None:
+    write(tmp_path, CAUSE)
+    fields = {**asdict(CAUSE), "rank": 3, "time": 1.0, name: value}
+    (tmp_path / "failure-rank3.json").write_text(json.dumps(fields))
+    (tmp_path / "failure-rank4.json").write_text("[" * 100_000)
+    assert read_all(tmp_path) == [CAUSE]
+
+
+@pytest.mark.parametrize("what", ["recvValueWithTimeout", "recvVector", "recvValue"])
+def test_a_lost_store_is_a_broken_connection(what: str) -> None:
+    assert broken_by_peer(f"{what} failed on SocketImpl(fd=3): got 0 bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,13 +11,18 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from rankup.launch import lives, logs
+from rankup.launch import cause, lives, logfile, logs
+from rankup.launch import follow as following
 from rankup.launch.follow import Tail, follow
 from rankup.launch.logfile import clean
 from rankup.launch.noise import Fold, fold
+from rankup.site import rundir
+from rankup.slurm.client import Client
+from rankup.slurm.parse import Queued
 
 from ..conftest import RunRankup
 from ..slurm.cluster import Cluster
@@ -123,6 +129,184 @@ def test_control_sequences_but_colours_are_written_out(line: str, shown: str) ->
 
 def test_a_line_without_an_end_is_cut() -> None:
     assert len(clean("x" * 10_000_000)) < 5000
+
+
+def test_a_log_of_one_endless_line_shows_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    (path / "log" / "12.out").write_text("x" * 3_000_000 + "the end")
+    logs.show(str(path))
+    assert "xthe end\n" in capsys.readouterr().out
+    bar = "".join(f"{n}%|####|\r" for n in range(1_000_000))
+    (path / "log" / "12.out").write_text(bar + "\ndone\n")
+    assert logfile.read_lines(path / "log" / "12.out")[-1] == "done"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slurmstepd: error: " + "exceeded " * 200_000,
+        "slurmstepd: error: " + "CANCELLED AT " * 150_000,
+        "slurmstepd" * 200_000,
+        "[W " + "socket.cpp:1] " * 140_000,
+        "[W " + "TCPStore.cpp:1] " * 120_000,
+        "1" * 2_000_000,
+    ],
+)
+def test_a_hostile_line_costs_next_to_nothing(
+    tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=1)
+    record(path, restart=1, start=1)
+    record(path, restart=1, end=2, code=1)
+    (path / "log" / "12.out").write_text(f"first\n{line}\n")
+    began = time.monotonic()
+    logs.show(str(path))
+    assert time.monotonic() - began < 2  # it is some 20 ms; seconds to minutes where it matters
+    assert capsys.readouterr().out
+
+
+def test_the_log_of_a_task_begins_where_its_own_records_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    for task, offset in (("1", 0), ("2", 12)):
+        log = path / "array" / task / "log"
+        log.mkdir(parents=True)
+        restart = int(offset > 0)
+        line = {"job": "12", "task": int(task), "restart": restart, "start": 5, "offset": offset}
+        (log / "lives.jsonl").write_text(json.dumps(line) + "\n")
+    (path / "log" / "12_2.out").write_text("0123456789a\nb\n")
+    os.utime(path / "log" / "12_2.out", (1, 1))
+    (path / "log" / "12_1.out").write_text("0123456789a\nb\n")
+    file, start = cause.newest_log(path, rundir.records(path))
+    assert (file, start) == (path / "log" / "12_1.out", 0)
+    assert cause.newest_log(path, rundir.records(path), "2")[1] == 12
+    logs.show(str(path), task="2")
+    assert "0123456789a" not in capsys.readouterr().out
+    logs.show(str(path), task="1")
+    assert "0123456789a" in capsys.readouterr().out
+
+
+def test_what_is_harmless_is_said_once_a_kind_and_takes_no_line_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    bind = "srun: warning: cluster configuration lacks support for cpu binding\n"
+    text = "".join(f"{bind}step {n}\n" for n in range(50))
+    (path / "log" / "12.out").write_text(text)
+    logs.show(str(path), lines=3)
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "harmless: this Slurm does not bind ranks to cores (50 lines)",
+        *("step 47", "step 48", "step 49"),
+    ]
+
+
+def test_what_srun_says_about_the_end_is_folded_once_the_ranks_have_told_themselves() -> None:
+    lines = [
+        "srun: error: n1: task 0: Terminated",
+        "srun: error: n[1-2]: tasks 0,2-3: Exited with exit code 1",
+        "srun: Terminating StepId=12.0",
+        "srun: Force Terminated StepId=12.0",
+        "srun: forcing job termination",
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+        "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-20T21:48:52 ***",
+        "srun: got SIGCONT",
+    ]
+    assert fold(lines) == lines
+    assert fold(lines, lambda: True) == ["harmless: srun ends the ranks that are left (8 lines)"]
+    kept = [
+        "srun: error: n2: task 1: Out Of Memory",
+        "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-20T21:48 DUE TO TIME LIMIT ***",
+    ]
+    assert fold(kept, lambda: True) == kept
+
+
+@pytest.mark.parametrize("what", ["recvValueWithTimeout", "recvValue", "recvVector", "sendBytes"])
+def test_a_lost_store_is_folded_with_its_frames(what: str) -> None:
+    lines = [
+        f"[W1120 20:45 TCPStore.cpp:125] [c10d] {what} failed on SocketImpl(fd=3): got 0 bytes",
+        "Exception raised from recvBytes at /pytorch/Utils.hpp:678 (most recent call first):",
+        "frame #0: c10::Error::Error(...) + 0x98 (0x7f in libc10.so)",
+        "",
+    ]
+    (line,) = fold(lines)
+    assert line.endswith("(4 lines)")
+
+
+def test_a_running_job_that_is_silent_says_where_it_runs(
+    slurm: Cluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    path = make_run(tmp_path / "runs")
+    job_id = submit(slurm, path, "sleep 300")
+    slurm.wait(int(job_id), ("RUNNING",))
+    assert logs.show(str(path)) == 0
+    said = capsys.readouterr().out
+    assert re.fullmatch(rf"job {job_id} runs on n\d since .+; nothing printed yet\n", said)
+
+
+def test_a_folder_of_logs_that_is_gone_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    (path / "log").rmdir()
+    assert logs.show(str(path)) == 0
+    assert f"{path / 'log'} is not there" in capsys.readouterr().out
+
+
+def test_following_ends_with_the_jobs_exit_code(slurm: Cluster, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    submit(slurm, path, "(exit 3)")
+    done = subprocess.run(
+        [sys.executable, "-m", "rankup", "logs", "-f", str(path)],
+        env={**os.environ, **slurm.environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+
+
+def test_a_job_that_waits_long_is_not_asked_for_every_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    clock = [0.0]
+    asks: list[float] = []
+
+    class Counting(Client):
+        def mine(self) -> list[Queued]:
+            asks.append(clock[0])
+            if clock[0] > 600:
+                raise KeyboardInterrupt
+            uid = os.getuid()
+            return [Queued("12", "PENDING", "Priority", (), None, uid, str(path))]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    assert follow(path, client=Counting(environment={"PATH": os.devnull})) == 130
+    assert 8 <= sum(moment <= 12 for moment in asks) <= 13
+    assert sum(moment > 12 for moment in asks) <= 41
 
 
 def test_a_tail_gives_whole_lines_of_a_file_that_comes_later(tmp_path: Path) -> None:
@@ -259,8 +443,9 @@ def test_following_goes_on_over_a_requeue(
     done = threading.Event()
 
     def release() -> None:
-        while not done.wait(0.3):
-            if slurm.job(int(job_id))["JobState"] == "PENDING":
+        # Not at once: a node that still cleans up the life before would refuse the next one.
+        while not done.wait(1.0):
+            if slurm.job(int(job_id))["Reason"] == "BeginTime" and not done.wait(1.0):
                 slurm.run("scontrol", "update", f"jobid={job_id}", "StartTime=now")
 
     thread = threading.Thread(target=release)
@@ -273,6 +458,7 @@ def test_following_goes_on_over_a_requeue(
     lines = capsys.readouterr().out.splitlines()
     assert lines.index("life 0") < lines.index("life 1")
     assert not any("FAILED" in line for line in lines)
+    assert re.fullmatch(rf"job {job_id}: COMPLETED in \d+ s", lines[-1])
 
 
 def test_ctrl_c_ends_the_view_and_not_the_job(slurm: Cluster, tmp_path: Path) -> None:
@@ -294,7 +480,7 @@ def test_ctrl_c_ends_the_view_and_not_the_job(slurm: Cluster, tmp_path: Path) ->
         process.kill()
         process.wait()
     assert "the run goes on" in out
-    assert process.returncode == 0
+    assert process.returncode == 130
     assert slurm.job(int(job_id))["JobState"] == "RUNNING"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -185,6 +186,77 @@ def test_loader_processes(run_rankup: RunRankup, tmp_path: Path, context: str) -
     done = run_rankup(["run", "--nproc", "2", path, context])
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"total {sum(i * i for i in range(13))}\n" * 2
+
+
+STOPS = """
+import os
+from pathlib import Path
+from rankup.runtime.deadline import ask_for_next_life
+if os.environ["RANKUP_RESUME"] == "0":
+    assert ask_for_next_life() == Path(os.environ["RANKUP_RUN_DIR"]) / "requeue"
+"""
+
+
+def test_a_life_that_stopped_before_its_end_says_how_to_go_on(
+    run_rankup: RunRankup, tmp_path: Path
+) -> None:
+    path = script(tmp_path, STOPS)
+    done = run_rankup(["run", path])
+    assert done.returncode == 0, done.stderr
+    [run] = (tmp_path / "runs" / "script").iterdir()
+    assert done.stderr.splitlines()[-1] == f"go on with: rankup run --resume {run.name}"
+    again = run_rankup(["run", "--resume", run.name])
+    assert again.returncode == 0, again.stderr
+    assert "go on with" not in again.stderr
+    lives = json.loads((run / "job.json").read_text())["lives"]
+    assert [(life["code"], life.get("stopped")) for life in lives] == [(0, True), (0, None)]
+    assert not (run / "requeue").exists()
+
+
+def test_options_of_a_slurm_job_are_said_to_mean_nothing_here(
+    run_rankup: RunRankup, tmp_path: Path
+) -> None:
+    path = script(tmp_path, "pass")
+    options = ["--time", "1h", "--lives", "3", "--env", "A=hidden"]
+    for local, why in (([], "there is no Slurm here, so "), (["--local"], "")):
+        done = run_rankup(["run", *local, *options, path])
+        assert done.returncode == 0, done.stderr
+        note = f"note: {why}this runs on this machine alone; without meaning here: "
+        [line] = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+        assert line.startswith(f"{note}--time, --env, --lives. ")
+
+
+def test_an_argument_that_is_no_text_is_refused(run_rankup: RunRankup, tmp_path: Path) -> None:
+    done = run_rankup(["run", script(tmp_path, "pass"), "\udcff"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "an argument is not UTF-8" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("beside_python", [True, False])
+def test_a_rank_of_a_job_script_finds_the_modules_that_plain_python_does(
+    tmp_path: Path, beside_python: bool
+) -> None:
+    """`rankup-rank train.py`, whose own folder, wherever that is, is none to import from."""
+    command = Path(sys.executable).with_name("rankup-rank")
+    if not beside_python:  # as `pip install --user` puts it
+        (tmp_path / "bin").mkdir()
+        command = Path(shutil.copy(command, tmp_path / "bin"))
+    script(tmp_path, "import json, sys; print(json.dumps(sys.path))", "paths.py")
+    environment = {**os.environ, "RANK": "0"}
+    outputs = []
+    for start in ([sys.executable], [str(command)]):
+        done = subprocess.run(
+            [*start, "paths.py"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        outputs.append([os.path.realpath(tmp_path / entry) for entry in json.loads(done.stdout)])
+    assert outputs[0] == outputs[1]
 
 
 SLEEP = "import os, time; open(os.environ['ANSWERS'], 'w').close(); time.sleep(100)"

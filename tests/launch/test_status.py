@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rankup.launch import lives, show_status, status
+from rankup.base.errors import UserError
+from rankup.launch import failure, lives, lock, show_status, status
+from rankup.launch.clock import ago
 from rankup.site import rundir
 from rankup.site.config import Config
 from rankup.slurm.client import Client
@@ -66,10 +70,12 @@ def test_a_local_run_that_says_nothing_has_died(tmp_path: Path) -> None:
 
 def test_a_process_that_merely_has_the_number_is_not_the_run(tmp_path: Path) -> None:
     path = make_run(tmp_path)
-    lock = path / "log" / "lock"
-    lock.write_text(f"process {os.getppid()} on {os.uname().nodename}")
-    os.utime(lock, (1, 1))
-    assert lives.holder(path) is None
+    text = f"process {os.getppid()} on {os.uname().nodename}"
+    (path / "log" / "lock").write_text(text)
+    with (path / "log" / "lock").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert lock.holder(path) is None
+    assert not lock.held(path)
 
 
 def test_steps_are_counted_by_the_last_whole_line(tmp_path: Path) -> None:
@@ -106,7 +112,8 @@ def test_lives_are_told_without_slurm(tmp_path: Path) -> None:
 def test_one_squeue_for_all_runs(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     log = f'echo "$0 $*" >>{calls}'
-    rows = "echo '23|RUNNING|2026-11-20T10:00:00|n1|None'"
+    run = tmp_path / "runs" / "train" / "20261120-120023-abcd"
+    rows = f"echo '23|RUNNING|2026-11-20T10:00:00|n1|None|{os.getuid()}|{run}'"
     _fake(tmp_path / "bin", "squeue", f"{log}; {rows}")
     _fake(tmp_path / "bin", "scontrol", f"{log}; echo 'Slurmctld(primary) at x is UP'")
     _fake(tmp_path / "bin", "sacct", f"{log}; exit 0")
@@ -125,7 +132,8 @@ def test_one_squeue_for_all_runs(tmp_path: Path) -> None:
     assert {short.state for short in found[2:]} == {"COMPLETED"}
     words = calls.read_text()
     # One for all; one more for the only run that neither squeue nor its own record accounts for.
-    assert words.count("squeue -h -r") == 2
+    assert words.count("/squeue -a -h -r") == 1
+    assert words.count("/squeue -h -r") == 1
     assert words.count("/sacct") == 1
 
 
@@ -144,6 +152,15 @@ DAMAGE: Mapping[str, str] = {
     "log/lives.jsonl": '{"job": "12", "start": "soon", "nodes": 7, "restart": "x"}\n{"job"',
     "metrics.jsonl": '\x00\n[1]\n{"step": "many"}\n',
 }
+HUGE = "9" * 400
+MORE_DAMAGE = (
+    ("log/lives.jsonl", '{"job": "12", "start": 1e999}\n{"job": "12", "end": NaN, "code": 1e999}'),
+    ("log/lives.jsonl", f'{{"job": "12", "start": {HUGE}, "restart": {HUGE}, "code": -{HUGE}}}'),
+    ("log/lives.jsonl", "[" * 100_000),
+    ("job.json", "[" * 100_000),
+    ("metrics.jsonl", f'{{"step": 3, "time": 1e999, "loss": NaN, "valid_loss": {HUGE}}}\n'),
+    ("metrics.jsonl", "[" * 50_000 + "\n"),
+)
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -155,6 +172,132 @@ def test_a_damaged_run_hides_no_other(tmp_path: Path, name: str) -> None:
     found, _ = status.newest(tmp_path / "runs", NO_SLURM)
     assert [short.id for short in found] == [bad.name, good.name]
     assert (found[0].state == "DAMAGED") == (name == "job.json")
+
+
+@pytest.mark.parametrize(("name", "text"), MORE_DAMAGE)
+def test_numbers_that_are_none_and_endless_brackets_are_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    good = make_run(tmp_path / "runs", "20261120-120000-good")
+    bad = make_run(tmp_path / "runs", "20261120-120001-evil")
+    asked(bad, "12")
+    (bad / name).write_text(text)
+    found, _ = status.newest(tmp_path / "runs", NO_SLURM)
+    assert [short.id for short in found] == [bad.name, good.name]
+    show_status._table(found, tmp_path)
+    if name != "job.json":
+        show_status._page(status.report(bad, Config(), NO_SLURM))
+    assert bad.name in capsys.readouterr().out
+
+
+def test_whatever_breaks_in_one_run_the_others_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = make_run(tmp_path / "runs", "20261120-120000-good")
+    bad = make_run(tmp_path / "runs", "20261120-120001-evil")
+    real = status.summary
+
+    def breaks(path: Path, *rest: Any) -> status.Summary:
+        if path == bad:
+            raise ZeroDivisionError("of an unknown kind")
+        return real(path, *rest)
+
+    monkeypatch.setattr(status, "summary", breaks)
+    found, _ = status.newest(tmp_path / "runs", NO_SLURM)
+    assert [(short.id, short.state) for short in found] == [
+        (bad.name, "DAMAGED"),
+        (good.name, "NEW"),
+    ]
+    assert "ZeroDivisionError: of an unknown kind" in found[0].words
+
+
+def test_the_table_shows_what_a_rank_wrote_down(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=200, code=1)
+    own = failure.Failure(3, "n2", 150.0, "ValueError: no", "Traceback\nValueError: no\n", 1)
+    failure.write(path / "log", own)
+    (short,), _ = status.newest(tmp_path / "runs", NO_SLURM)
+    assert (short.state, short.words) == ("FAILED", "rank 3 on n2 failed: ValueError: no")
+
+
+def test_a_life_that_stopped_with_a_checkpoint_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=200, code=0, stopped=True)
+    (life,) = lives.of_run(path, lives.read_job(path), NO_SLURM)
+    assert life.words == "It stopped with a checkpoint before the time limit."
+    show_status._page(status.report(path, Config(), NO_SLURM))
+    assert capsys.readouterr().out.count("It stopped with a checkpoint") == 2  # now, and the life
+    other = make_run(tmp_path / "runs", "20261120-120001-abcd")
+    _local(other, code=0, ended="2026-11-20T12:02:00+0000", stopped=True)
+    assert _summary(other).words == "It stopped with a checkpoint before the deadline."
+
+
+def test_a_toml_that_is_wrong_elsewhere_does_not_hide_the_runs(
+    run_rankup: RunRankup, tmp_path: Path
+) -> None:
+    path = make_run(tmp_path / "elsewhere")
+    (tmp_path / "rankup.toml").write_text('runs = "elsewhere"\nrnus = 3\n[job]\ntime = 5\n')
+    for verb in ("status", "logs", "cancel"):
+        done = run_rankup([verb, path.name], env={"PATH": os.devnull})
+        assert done.returncode == 0, done.stderr
+        assert "warning: " in done.stderr
+        assert "rnus" in done.stderr
+
+
+def test_a_run_is_found_by_its_allocation_and_elsewhere_by_its_job(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "elsewhere")
+    _local(path, allocation="77")
+    assert lives.locate(tmp_path / "elsewhere", "77") == (path, None)
+    shown = (
+        f"JobId=88 JobName=x UserId=ada({os.getuid()}) GroupId=x(1) JobState=RUNNING "
+        f"Command=/x WorkDir={path} StdErr=/x"
+    )
+    _fake(tmp_path / "bin", "scontrol", f"echo '{shown}'")
+    asked_of = Client(environment={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
+    assert lives.locate(tmp_path / "runs", "88", asked_of) == (path, None)
+    assert lives.locate(tmp_path / "runs", "88_3", asked_of) == (path, "3")
+    _fake(tmp_path / "bin", "scontrol", f"echo '{shown.replace(str(os.getuid()), '4711')}'")
+    with pytest.raises(UserError, match="go to the folder it was started in"):
+        lives.locate(tmp_path / "runs", "88", asked_of)
+
+
+def test_a_chain_of_jobs_asks_slurm_a_few_times(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    for name, body in (("squeue", ""), ("scontrol", "echo 'x is UP'"), ("sacct", "")):
+        _fake(tmp_path / "bin", name, f'echo "$0 $*" >>{calls}; {body}')
+    path = make_run(tmp_path / "runs")
+    for number in range(20):
+        record(path, job=str(number), start=number * 100, nodes="n1")
+        record(path, job=str(number), end=number * 100 + 90, code=0, stopped=number < 19)
+    asked_of = Client(environment={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
+    found = lives.of_run(path, lives.read_job(path), asked_of)
+    assert [life.state for life in found] == ["COMPLETED"] * 20
+    assert len(calls.read_text().splitlines()) <= 5
+
+
+def test_a_job_cancelled_while_it_waits_keeps_the_life_before(tmp_path: Path) -> None:
+    shown = (
+        "JobId=12 JobName=x UserId=ada({uid}) GroupId=x(1) JobState=CANCELLED Reason=None "
+        "Restarts=1 ExitCode=0:0 StartTime=2026-11-20T10:00:00 EndTime=2026-11-20T10:00:00 "
+        "NodeList= Command=/x WorkDir={path} StdErr=/x"
+    )
+    path = make_run(tmp_path / "runs")
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=200, code=0, stopped=True)
+    _fake(tmp_path / "bin", "squeue", "exit 0")
+    text = shown.format(uid=os.getuid(), path=path)
+    body = f"case $1 in ping) echo 'x is UP';; *) echo '{text}';; esac"
+    _fake(tmp_path / "bin", "scontrol", body)
+    asked_of = Client(environment={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
+    found = lives.of_run(path, lives.read_job(path), asked_of)
+    assert [(life.restart, life.state) for life in found] == [(0, "COMPLETED"), (1, "CANCELLED")]
 
 
 def test_a_life_of_a_wrong_form_is_passed_over(tmp_path: Path) -> None:
@@ -178,7 +321,7 @@ def test_the_table_in_a_terminal_of_its_own(run_rankup: RunRankup, tmp_path: Pat
     (row,) = json.loads(run_rankup(["status", "--json"], env=nowhere).stdout)
     assert (row["state"], row["id"]) == ("FAILED", path.name)
     page = run_rankup(["status", "last"], env=nowhere).stdout
-    assert f"rankup run --resume {path.name}" in page
+    assert "next: rankup run … '/x/\\x1b[2J[red]evil.py' --lr 0.1 (once more" in page
     full = json.loads(run_rankup(["status", "last", "--json"], env=nowhere).stdout)
     assert full["lives"][0]["exit_code"] == 3
     unknown = run_rankup(["status", "nothing"], env=nowhere)
@@ -215,7 +358,7 @@ def test_ranges(numbers: list[int], text: str) -> None:
     [(-5, "0 s"), (90, "90 s"), (300, "5 min"), (12_000, "3 h 20 min"), (190_000, "2 d 4 h")],
 )
 def test_spans_of_time(seconds: float, text: str) -> None:
-    assert lives.ago(seconds) == text
+    assert ago(seconds) == text
 
 
 def test_a_pending_job_says_why(slurm: Cluster, tmp_path: Path) -> None:
@@ -239,7 +382,10 @@ def test_a_running_job_and_its_end(slurm: Cluster, tmp_path: Path) -> None:
     full = status.report(path, Config(), client(slurm))
     (life,) = full.lives
     assert (life.state, life.exit_code, life.live) == ("FAILED", 4, False)
-    assert f"rankup run --resume {path.name}" in full.next_steps
+    assert full.next_steps[-1].startswith("rankup run … /home/user/train.py --lr 0.1")
+    (path / "checkpoints" / "5").mkdir(parents=True)
+    again = status.report(path, Config(), client(slurm)).next_steps
+    assert again[-1] == f"rankup run --resume {path.name}"
 
 
 def test_a_requeued_job_has_two_lives(slurm: Cluster, tmp_path: Path) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rankup.launch.submit import Plan, job_script
 from rankup.site import profile as profiles
 from rankup.site.rundir import Job
+from rankup.slurm.client import Client
 from rankup.slurm.limits import Grant
 from rankup.slurm.options import JobOptions, variables
+from rankup.slurm.parse import Queued
 from rankup.slurm.partitions import Partition
 from rankup.slurm.script import JobScript, render
 
@@ -67,6 +69,16 @@ def of_profile(name: str, nodes: int = 2, options: JobOptions | None = None) -> 
     return replace(found, made_by=made, version="", activate="/p/project/activate.sh", path=None)
 
 
+def in_folders(tmp_path: Path, job: JobScript, run: str = "run", work: str = "work") -> JobScript:
+    """The job in folders that are there."""
+    run_dir, work_dir = tmp_path / "runs" / run, tmp_path / "projects" / work
+    run_dir.mkdir(parents=True)
+    work_dir.mkdir(parents=True)
+    return replace(
+        job, run_dir=str(run_dir), work_dir=str(work_dir), needs=(str(work_dir),), activate=None
+    )
+
+
 def partition(**values: object) -> Partition:
     """A partition of three nodes with two GPUs and eight cores each."""
     usual = Partition(
@@ -90,6 +102,35 @@ def partition(**values: object) -> Partition:
     return replace(usual, **values)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Site(Client):
+    """A cluster with an idle partition, as far as a submission asks it.
+
+    Attributes:
+        job: what becomes of a job: its id, what sbatch raises, or a function of the script's path.
+    """
+
+    job: str | BaseException | Callable[[Path], str] = "4242"
+    live: Mapping[str, Partition] = field(default_factory=lambda: {"booster": partition()})
+
+    def partitions(self) -> dict[str, Partition]:
+        return dict(self.live)
+
+    def accounts(self, user: str) -> frozenset[str] | None:
+        return None
+
+    def cluster_name(self) -> str | None:
+        return None
+
+    def mine(self) -> list[Queued]:
+        return []
+
+    def submit(self, script: Path, *options: str) -> str:
+        if isinstance(self.job, BaseException):
+            raise self.job
+        return self.job if isinstance(self.job, str) else self.job(script)
+
+
 # --- the fakes, in bash: a Python would take longer to start than the script takes
 
 _SRUN = r"""
@@ -103,6 +144,7 @@ done
 if [ -n "${FAKE_NO_PREFLIGHT:-}" ] && [ "$5" = preflight ]; then exit 0; fi
 pids=() code=0
 for ((node = 0; node < nodes; node++)); do
+    if [ "$node" = "${FAKE_SILENT:-}" ]; then continue; fi
     SLURM_NODEID=$node SLURMD_NODENAME=n$((node + 1)) SLURM_STEP_NODELIST="n[1-$nodes]" "$@" &
     pids+=($!)
 done
@@ -134,19 +176,24 @@ fail) touch "$RANKUP_RUN_DIR/log/failure-rank1.json" ;;
 esac
 exit "${FAKE_CODE:-0}"
 """
+_SBATCH = r"""
+printf '%s\0' "$@" >"$FAKES/sbatch"
+echo "${SLURM_RESTART_COUNT-none}" >"$FAKES/restart-of-sbatch"
+[ -z "${FAKE_NO_SBATCH:-}" ] && echo 4243
+"""
 _PROGRAMS = {
     "srun": _SRUN,
     "scontrol": _SCONTROL,
     "getent": _GETENT,
     "torchrun": _TORCHRUN,
     "squeue": 'echo "$*" >>"$FAKES/squeue"; echo "${FAKE_END-2030-01-02T03:04:05}"',
-    "sbatch": 'printf "%s\\0" "$@" >"$FAKES/sbatch"; [ -z "${FAKE_NO_SBATCH:-}" ] && echo "4243"',
+    "sbatch": _SBATCH,
     "rankup-rank": "exit 0",
     "apptainer": 'printf "%s\\0" "$@" >"$FAKES/apptainer"',
     "rankup": 'echo "$*" >>"$FAKES/rankup"; echo "the cause"',
     # Only the wait for Slurm to end the shell is left out.
     "sleep": '[ "$1" = 120 ] || PATH=/usr/bin:/bin exec sleep "$1"',
-    "nvidia-smi": "for ((i = 0; i < ${FAKE_GPUS:-8}; i++)); do echo \"GPU $i: A100\"; done",
+    "nvidia-smi": 'for ((i = 0; i < ${FAKE_GPUS:-8}; i++)); do echo "GPU $i: A100"; done',
 }
 
 
@@ -194,7 +241,7 @@ class Bash:
         """What a fake wrote down of its words."""
         return (self.notes / note).read_bytes().decode(errors="surrogateescape").split("\0")[:-1]
 
-    def run(self, job: JobScript | str, timeout: float = 60, **settings: str) -> Ran:
+    def run(self, job: JobScript | str, **settings: str) -> Ran:
         """Run a script as job 4242 with `settings` in the environment (`FAKE_…`, `SLURM_…`)."""
         self.notes.mkdir(exist_ok=True)
         for note in self.notes.iterdir():
@@ -219,7 +266,7 @@ class Bash:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=timeout,
+            timeout=60,
         )
         nodes = sorted(self.notes.glob("torchrun.*"))
         return Ran(
@@ -227,9 +274,7 @@ class Bash:
             done.stdout.decode(errors="replace"),
             tuple(tuple(self.words(node.name)) for node in nodes),
             tuple(
-                dict(
-                    entry.split("=", 1) for entry in self.words(f"environment{node.suffix}")
-                )
+                dict(entry.split("=", 1) for entry in self.words(f"environment{node.suffix}"))
                 for node in nodes
             ),
         )

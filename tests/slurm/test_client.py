@@ -44,8 +44,9 @@ def test_a_job_is_submitted_and_its_id_returned(
 
 def test_what_is_no_job_id_is_an_error(fake: FakeSlurm, client: Client, script: Path) -> None:
     fake.answers("sbatch", out="welcome\n")
-    with pytest.raises(SlurmError, match=r"'welcome', not the id of a job.*squeue --me"):
+    with pytest.raises(SlurmError, match=r"'welcome', not the id of a job.*squeue --me") as caught:
         client.submit(script)
+    assert caught.value.unreachable, "it may have been submitted"
 
 
 def test_a_refusal_says_which_command_what_it_said_and_what_to_do(
@@ -67,6 +68,7 @@ def test_variables_that_change_outputs_do_not_reach_the_commands(
 ) -> None:
     changed = {"SBATCH_PARTITION": "x", "SQUEUE_FORMAT": "%i", "SINFO_FORMAT": "%P"}
     changed |= {"SACCT_FORMAT": "JobID", "LC_ALL": "de_DE.UTF-8", "SLURM_CONF": "/c"}
+    changed |= {"SLURM_RESTART_COUNT": "2", "SLURM_CPUS_PER_TASK": "9", "SLURM_CLUSTERS": "x"}
     client = Client(environment={**fake.environment, **changed})
     fake.answers("squeue")
     fake.answers("sbatch", out="1\n")
@@ -83,6 +85,9 @@ def test_variables_that_change_outputs_do_not_reach_the_commands(
     assert asked["SLURM_TIME_FORMAT"] == "standard"
     # The environment of sbatch is that of the job: it stays the user's.
     assert submitted["LC_ALL"] == "de_DE.UTF-8"
+    # Of a job whose shell this is, nothing but the place of the configuration.
+    assert [name for name in submitted if name.startswith("SLURM_")] == ["SLURM_CONF"]
+    assert "SLURM_CLUSTERS" not in asked
 
 
 def test_a_command_that_hangs_is_ended(fake: FakeSlurm) -> None:
@@ -102,36 +107,55 @@ def test_a_submission_without_an_answer_may_have_worked(fake: FakeSlurm, script:
 
 def test_a_missing_command_is_named(tmp_path: Path) -> None:
     client = Client(environment={"PATH": str(tmp_path)})
-    assert not client.answers()
+    assert client.presence() == "absent"
     with pytest.raises(SlurmError, match="scontrol: there is no such command on PATH"):
         client.cluster_name()
 
 
 def test_slurm_answers_where_a_controller_is_up(fake: FakeSlurm, client: Client) -> None:
     fake.answers("scontrol ping", out=recorded("22.05.8/ping.txt"))
-    assert client.answers()
+    assert client.presence() == "answers"
     down = "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n"
     fake.answers("scontrol ping", out=down, code=1)
-    assert client.answers()
+    assert client.presence() == "answers"
     fake.answers("scontrol ping", out="Slurmctld(primary) at a is DOWN\n", code=1)
-    assert not client.answers()
+    assert client.presence() == "silent"
+    assert client.presence() != "answers"
 
 
-def test_a_silent_controller_counts_as_none_after_two_seconds(
-    fake: FakeSlurm, client: Client
+@pytest.mark.parametrize(
+    "said",
+    [
+        "scontrol: fatal: Could not establish a configuration source",
+        "scontrol: error: ClusterName needs to be specified",
+        "scontrol: fatal: Unable to process configuration file",
+        "scontrol: error: fetch_config: DNS SRV lookup failed",
+    ],
+)
+def test_slurms_commands_without_a_configuration_are_no_slurm(
+    fake: FakeSlurm, client: Client, said: str
 ) -> None:
+    fake.answers("scontrol ping", err=f"{said}\n", code=1)
+    assert client.presence() == "absent"
+
+
+def test_a_silent_controller_is_asked_twice(fake: FakeSlurm, client: Client) -> None:
     fake.answers("scontrol ping", out=recorded("22.05.8/ping.txt"), seconds=60)
     begin = time.monotonic()
-    assert not client.answers()
-    assert time.monotonic() - begin < 15
+    assert client.presence() == "silent"
+    assert 9 < time.monotonic() - begin < 25
+    assert len(fake.calls("scontrol")) == 2
+
+
+def test_a_busy_controller_gets_a_second_try(fake: FakeSlurm, client: Client) -> None:
+    fake.answers("scontrol ping", out=recorded("22.05.8/ping.txt"), seconds=3)
+    assert client.presence() == "answers"
 
 
 def test_the_configuration_is_read(fake: FakeSlurm, client: Client) -> None:
     fake.answers("scontrol show config", out=recorded("22.05.8/config.txt"))
     assert client.cluster_name() == "hc"
-    assert client.requeue_allowed()
     fake.answers("scontrol show config", out="JobRequeue = 0\n")
-    assert not client.requeue_allowed()
     assert client.cluster_name() is None
 
 
@@ -164,6 +188,32 @@ def test_the_queue_is_grouped_by_the_ids_asked_for(fake: FakeSlurm, client: Clie
     assert [row.job_id for row in found["40"]] == ["40_1", "40_2", "40_3", "40_0"]
     assert [row.reason for row in found["40_1"]] == ["JobArrayTaskLimit"]
     assert found["7"][0].nodes == ("n1", "n2")
+
+
+def test_jobs_of_a_folder_are_this_users_that_work_there(
+    fake: FakeSlurm, client: Client, tmp_path: Path
+) -> None:
+    me, other = os.getuid(), os.getuid() + 1
+    folder = tmp_path / "a|b c"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    rows = [
+        f"7_1|RUNNING|N/A|n1|None|{me}|{folder}",
+        f"7_2|PENDING|N/A||Resources|{me}|{folder}",
+        f"9|PENDING|N/A||(Nodes required|odd)|{me}|{tmp_path / 'link'}",
+        f"10|COMPLETED|N/A|n1|None|{me}|{folder}",
+        f"11|RUNNING|N/A|n1|None|{other}|{folder}",
+        f"12|RUNNING|N/A|n1|None|{me}|{tmp_path}",
+        "13|RUNNING|N/A|n1|None",
+    ]
+    fake.answers(f"squeue -u {me}", out="\n".join(rows) + "\n")
+    assert client.in_folder(folder) == ["7", "9"]
+    assert client.in_folder(tmp_path / "link") == ["7", "9"]
+    assert [row.job_id for row in client.mine()] == ["7_1", "7_2", "9", "12"]
+    assert client.mine()[2].reason == "(Nodes required|odd)"
+    fake.unreachable()
+    with pytest.raises(SlurmError):
+        client.in_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -300,32 +350,6 @@ def test_a_job_that_has_ended_is_cancelled_without_an_error(
     fake.answers("scancel", err="scancel: error: Access/permission denied", code=1)
     with pytest.raises(SlurmError, match="another user's"):
         client.cancel(["7"])
-
-
-def test_signals_and_requeues_are_asked_for_by_name(fake: FakeSlurm, client: Client) -> None:
-    fake.answers("scancel")
-    fake.answers("scontrol requeue")
-    client.signal("7", "USR1")
-    client.signal("7", "USR1", full=True)
-    client.requeue("7")
-    assert fake.calls("scancel") == [["--signal=USR1", "7"], ["--signal=USR1", "--full", "7"]]
-    assert fake.calls("scontrol") == [["requeue", "7"]]
-
-
-def test_the_trial_submission_tells_the_refusal(
-    fake: FakeSlurm, client: Client, script: Path
-) -> None:
-    fake.answers("sbatch --test-only", err="sbatch: Job 2 to start at 2026-11-25T04:56:46 …\n")
-    assert client.test_only(script) is None
-    fake.answers(
-        "sbatch --test-only", err="allocation failure: Invalid qos specification\n", code=1
-    )
-    refusal = client.test_only(script, "--qos=x")
-    assert refusal is not None
-    assert "Change or leave out --qos" in refusal
-    fake.unreachable()
-    with pytest.raises(SlurmError, match="does not answer"):
-        client.test_only(script)
 
 
 def test_a_command_reads_what_it_is_given(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,26 @@ def test_without_slurms_commands_own_records_are_told(tmp_path: Path) -> None:
     assert (found.state, found.source) == ("FAILED", "own record")
 
 
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("wrong", ["uid", "folder"])
+def test_another_job_of_the_same_number_is_not_this_one(
+    fake: FakeSlurm, client: Client, tmp_path: Path, ours: bool, wrong: str
+) -> None:
+    uid = os.getuid() + (not ours and wrong == "uid")
+    folder = "/elsewhere" if not ours and wrong == "folder" else str(tmp_path)
+    fake.answers("squeue", out=f"123|RUNNING|N/A|n1|None|{uid}|{folder}\n")
+    shown = f"JobId=123 JobName=x UserId=ada({uid}) GroupId=x(1) JobState=RUNNING NodeList=n1 "
+    fake.answers("scontrol show job", out=f"{shown}Command=/x WorkDir={folder} StdErr=/x\n")
+    fake.answers("sacct", out="123|RUNNING|0:0|2026-11-20T10:00:00|Unknown|n1|None\n")
+    (found,) = states(client, "123", [START, END], tmp_path)
+    assert (found.state, found.source) == (
+        ("RUNNING", "squeue") if ours else ("FAILED", "own record")
+    )
+    fake.answers("squeue")
+    (found,) = states(client, "123", [START, END], tmp_path)
+    assert found.source == ("scontrol" if ours else "own record")
+
+
 def test_a_job_that_nobody_knows_is_unknown(fake: FakeSlurm, client: Client) -> None:
     (found,) = states(client, "123")
     assert (found.state, found.source, found.live) == ("UNKNOWN", "none", False)
@@ -192,6 +213,7 @@ def test_a_job_that_nobody_knows_is_unknown(fake: FakeSlurm, client: Client) -> 
         {"job": "123", "restart": "x", "start": "y", "nodes": 7},
         {"job": "123", "task": None, "restart": None, "end": True, "code": None},
         {"job": "123", "nodes": "n[1-99999999999]", "start": 1.5},
+        {"job": "123", "restart": float("inf"), "start": float("nan"), "end": 10**400},
     ],
 )
 def test_a_torn_or_odd_record_is_no_error(

@@ -10,13 +10,13 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.site import profile as profiles
 from rankup.site.profile import Profile
-from rankup.slurm.limits import Grant, Wish, choose_partition, cost, differences, grant
+from rankup.slurm.limits import Grant, Wish, choose_partition, clock, cost, differences, grant
 from rankup.slurm.partitions import Partition
 
 from .jobscripts import partition
 
 GENERIC = profiles.load("generic")
-WISH = Wish("booster", 1, None, None, None, None)
+WISH = Wish(nodes=1, ranks=None, minutes=None, account=None, qos=None)
 
 
 def _grant(
@@ -47,7 +47,7 @@ def test_the_partition_asked_for_then_the_profiles_then_slurms_default() -> None
 
 
 def test_an_unknown_partition_is_refused_and_the_nearest_named() -> None:
-    with pytest.raises(UserError, match="--partition boster.*did you mean booster"):
+    with pytest.raises(UserError, match=r"--partition boster.*did you mean booster"):
         choose_partition("boster", GENERIC, {"booster": partition()})
     with pytest.raises(UserError, match="--partition x:"):
         choose_partition("booster,x", GENERIC, {"booster": partition()})
@@ -111,7 +111,7 @@ def test_the_time_limit(
         ({"nodes": 4}, {}, "--nodes 4 is more than booster gives a job, which is 3"),
         ({"nodes": 3}, {"max_nodes": 2}, "--nodes 3 is more than booster gives a job, which is 2"),
         ({"nodes": 1}, {"min_nodes": 2}, "--nodes 1 is less than booster takes, which is 2"),
-        ({}, {"up": False}, "partition booster does not take jobs now"),
+        ({}, {"takes_jobs": False}, "partition booster does not take jobs now"),
         ({"qos": "hihg"}, {"allow_qos": frozenset(("high",))}, "--qos hihg is not allowed in boo"),
         ({"ranks": 3}, {}, "--nproc 3 asks for more ranks than the 2 GPU(s) of a node"),
         ({"ranks": 1}, {}, "leaves 1 of the 2 GPUs of each node unused, and you pay for 2"),
@@ -150,11 +150,26 @@ def test_a_site_that_bills_needs_an_account() -> None:
     jusuf = profiles.load("jusuf")
     with pytest.raises(UserError, match="JUSUF bills an account: give --account, one of: a, b"):
         _grant(profile=jusuf, accounts=frozenset("ab"))
-    with pytest.raises(UserError, match="give --account$"):
+    with pytest.raises(UserError, match=r"give --account; `jutil user projects` lists yours$"):
         _grant(profile=jusuf)
+    with pytest.raises(UserError, match=r"give --account$"):
+        _grant(profile=replace(jusuf, jutil=False))
     with pytest.raises(UserError, match="--account abd is not one of yours; did you mean abc"):
         _grant(replace(WISH, account="abd"), accounts=frozenset(("abc",)))
     assert _grant(replace(WISH, account="abd"), accounts=None).ranks == 2, "not known: no word"
+
+
+@pytest.mark.parametrize("account", ["abc", "ABC", "Abc"])
+def test_an_account_is_the_same_in_small_and_capital_letters(account: str) -> None:
+    wish, mine = replace(WISH, account=account), frozenset(("aBC", "d"))
+    allowed = partition(allow_accounts=frozenset(("ABc",)))
+    assert _grant(wish, allowed, accounts=mine).ranks == 2
+    with pytest.raises(UserError, match=r"--account abc may not use booster$"):
+        _grant(wish, partition(deny_accounts=frozenset(("ABc",))), accounts=mine)
+
+
+def test_a_partition_that_only_starts_jobs_later_takes_them() -> None:
+    assert _grant(live=partition(up=False)).ranks == 2
 
 
 # --- what it costs
@@ -163,11 +178,11 @@ def test_a_site_that_bills_needs_an_account() -> None:
 @pytest.mark.parametrize(
     ("site", "nodes", "expected"),
     [
-        ("jureca-dc", 2, "at most 512 core-h (2 nodes x 2 h at JURECA-DC)"),
-        ("juwels-booster", 1, "at most 96 core-h (1 node x 2 h at JUWELS Booster)"),
-        ("jupiter", 2, "at most 1,152 core-h (2 nodes x 2 h at JUPITER)"),
-        ("perlmutter", 3, "at most 6 node-h (3 nodes x 2 h at Perlmutter)"),
-        ("lumi-g", 1, "at most 8 GPU-h (1 node x 2 h at LUMI-G)"),
+        ("jureca-dc", 2, "at most 512 core-h per life (2 nodes x 2:00 h, JURECA-DC)"),
+        ("juwels-booster", 1, "at most 96 core-h per life (1 node x 2:00 h, JUWELS Booster)"),
+        ("jupiter", 2, "at most 1,152 core-h per life (2 nodes x 2:00 h, JUPITER)"),
+        ("perlmutter", 3, "at most 6 node-h per life (3 nodes x 2:00 h, Perlmutter)"),
+        ("lumi-g", 1, "at most 8 GPU-h per life (1 node x 2:00 h, LUMI-G)"),
     ],
 )
 def test_the_cost_of_whole_nodes_in_the_sites_unit(site: str, nodes: int, expected: str) -> None:
@@ -181,9 +196,26 @@ def test_the_cost_of_whole_nodes_in_the_sites_unit(site: str, nodes: int, expect
 
 def test_the_cost_of_a_part_of_a_node_and_of_one_without_gpus() -> None:
     half = _grant(replace(WISH, ranks=1, minutes=30), partition(exclusive=False))
-    assert cost(half, GENERIC) == "at most 0.5 GPU-h (1 node x 0.5 h at this Slurm cluster)"
+    assert cost(half, GENERIC) == (
+        "at most 0.5 GPU-h per life (1 node x 0:30 h, this Slurm cluster)"
+    )
     cpu = _grant(replace(WISH, ranks=3), partition(gpus=0, exclusive=False))
-    assert cost(cpu, GENERIC) == "at most 3 core-h (1 node x 1 h at this Slurm cluster)"
+    assert cost(cpu, GENERIC) == "at most 3 core-h per life (1 node x 1:00 h, this Slurm cluster)"
+
+
+def test_the_cost_of_an_array_is_that_of_all_its_tasks() -> None:
+    granted = _grant(replace(WISH, nodes=2, minutes=90))
+    assert cost(granted, GENERIC, 1).startswith("at most 6 GPU-h per life (2 nodes x 1:30 h, ")
+    assert cost(granted, GENERIC, 8).startswith(
+        "at most 48 GPU-h per life (8 tasks x 2 nodes x 1:30 h, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("minutes", "expected"), [(1, "0:01"), (59, "0:59"), (60, "1:00"), (1505, "25:05")]
+)
+def test_hours_are_shown_as_a_clock_does(minutes: int, expected: str) -> None:
+    assert clock(minutes) == expected
 
 
 # --- the profile against the machine
@@ -197,5 +229,5 @@ def test_differences_of_profile_and_machine_are_said() -> None:
     }
     assert differences(juwels, live) == [
         "partition develbooster: max_minutes is 120 in the profile, 60 says Slurm",
-        "partition largebooster is in the profile and not on this machine",
+        "partition largebooster: it is in the profile and not on this machine",
     ]

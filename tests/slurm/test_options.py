@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.slurm.options import JobOptions, refuse_secrets, variables
+from rankup.slurm.options import (
+    JobOptions,
+    refuse_own_directives,
+    refuse_secrets,
+    variables,
+)
 
 
 def test_what_was_said_wins_over_defaults_and_nothing_else_is_touched() -> None:
@@ -22,15 +27,36 @@ def test_what_was_said_wins_over_defaults_and_nothing_else_is_touched() -> None:
         "unknown": 1,
     }
     assert said.over(defaults) == JobOptions(
-        nodes=2, time="2h", sbatch=("--exclude=n1",), env=("A=1", "B")
+        nodes=2, time="2h", sbatch=("--mem=0", "--exclude=n1"), env=("A=1", "B")
     )
     assert said.over({}) == said
+
+
+def test_lists_are_put_together_and_what_was_said_comes_last() -> None:
+    said = JobOptions(env=("A=said",), sbatch=("--mem=1",))
+    found = said.over({"env": ["A=file", "B=file"], "sbatch": ("--mem=0", "--exclude=n1")})
+    assert found.sbatch == ("--mem=0", "--exclude=n1", "--mem=1")
+    assert variables(found.env, {}) == {"A": "said", "B": "file"}
+
+
+def test_a_resume_says_nothing_twice() -> None:
+    file = {"sbatch": ["--mem=0", "--exclude=n1"], "time": "2h"}
+    first = JobOptions(sbatch=("--comment=x",)).over(file)
+    again = JobOptions().over(first.said()).over(file)
+    assert again == first
+    more = JobOptions(sbatch=("--mem=0",)).over(again.said()).over(file)
+    assert more.sbatch == ("--exclude=n1", "--comment=x", "--mem=0"), "the last one wins"
 
 
 def test_zero_retries_were_said() -> None:
     none = JobOptions(retries=0)
     assert none.over({"retries": 3, "allow_idle_gpus": True}) == replace(none, allow_idle_gpus=True)
     assert none.said() == {"retries": 0}
+
+
+def test_a_bound_of_lives_is_an_option_as_the_others() -> None:
+    assert JobOptions(lives=3).over({"lives": 9}).said() == {"lives": 3}
+    assert JobOptions().over({"lives": 9}).said() == {"lives": 9}
 
 
 def test_what_was_said_holds_no_values_of_variables() -> None:
@@ -66,6 +92,85 @@ def test_a_null_byte_is_refused() -> None:
         variables(("A=x\0y",), {})
 
 
+def test_a_value_that_is_no_text_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UserError, match=r"^--env A: the value is not UTF-8$"):
+        variables(("A=x\udcff",), {})
+    with pytest.raises(UserError, match="--env A"):
+        variables(("A",), {"A": "x\udcff"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "RANKUP_END_TIME", "RANKUP_RUN_DIR"),
+        *("rankup_base", "rankup_lives", "UID", "EUID", "PPID", "PATH", "IFS"),
+        *("BASH_ENV", "BASHOPTS", "SHELLOPTS"),
+    ],
+)
+def test_what_the_job_script_or_bash_sets_is_refused(name: str) -> None:
+    for entry in (f"{name}=1", name):
+        with pytest.raises(UserError, match=f"--env {name}: the job script or bash sets {name}"):
+            variables((entry,), {name: "1"})
+
+
+@pytest.mark.parametrize(
+    "name", ["MY_PATH", "PYTHONPATH", "PATHS", "GUID", "MY_SLURM_ID", "NO_RANKUP_X", "LD_PRELOAD"]
+)
+def test_names_that_only_look_like_these_pass(name: str) -> None:
+    assert variables((f"{name}=1",), {}) == {name: "1"}
+
+
+# --- what contradicts the job script
+
+
+@pytest.mark.parametrize(
+    ("line", "use"),
+    [
+        ("--nodes=4", "--nodes"),
+        ("-N4", "--nodes"),
+        ("-N 4", "--nodes"),
+        ("--ntasks-per-node=4", "--nproc: torchrun starts the ranks"),
+        ("-n8", "--nproc"),
+        ("--time=1:00", "--time"),
+        ("-t10", "--time"),
+        ("--job-name=x", "--name"),
+        ("--partition=gpu", "--partition"),
+        ("-Aabc", "--account"),
+        ("--qos=high", "--qos"),
+        ("--array=0-3", "--array"),
+        ("--dependency=afterok:1", "--dependency"),
+        ("--output=x", "`rankup logs`"),
+        ("-e", "`rankup logs`"),
+        ("--chdir=/x", "nothing: the script runs where you are"),
+    ],
+)
+def test_options_of_sbatch_that_rankup_sets_are_refused(line: str, use: str) -> None:
+    with pytest.raises(UserError) as raised:
+        refuse_own_directives(("--mem=0", line))
+    assert f"--sbatch {line}: the job script sets this; use {use}" in str(raised.value)
+
+
+@pytest.mark.parametrize("line", ["mem=0", "", "#SBATCH --mem=0", "--", "--=x", "= 3"])
+def test_what_is_no_option_of_sbatch_is_refused(line: str) -> None:
+    with pytest.raises(UserError, match="is no option of sbatch; write --sbatch=--"):
+        refuse_own_directives((line,))
+
+
+def test_other_options_of_sbatch_pass() -> None:
+    refuse_own_directives(
+        (
+            "--mem=0",
+            "--exclude=n1",
+            "--exclusive",
+            "--no-requeue",
+            "--nodelist=n1",
+            "-C a100",
+            "-x n1",
+        )
+    )
+    refuse_own_directives(())
+
+
 # Made up, of the services' forms.
 TOKENS = [
     "hf_" + "aB3" * 11,
@@ -87,7 +192,11 @@ def test_tokens_of_known_services_are_refused_and_not_repeated(token: str, form:
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "DB_PASSWORD", "apikey", "AWS_CREDENTIALS"]
+    "name",
+    [
+        *("HF_TOKEN", "WANDB_API_KEY", "WANDB_KEY", "MY_SECRET", "DB_PASSWORD", "PGPASSWORD"),
+        *("apikey", "AWS_CREDENTIALS", "TOKEN", "MY_PASS", "PASSPHRASE", "githubToken"),
+    ],
 )
 def test_the_value_of_a_variable_with_a_telling_name_is_refused(name: str) -> None:
     environment = {name: "correct horse", "HOME": "/home/me", "OTHER": "train.py"}
@@ -104,6 +213,14 @@ def test_the_value_of_a_variable_with_a_telling_name_is_refused(name: str) -> No
 )
 def test_other_words_pass(word: str) -> None:
     refuse_secrets((word,), {"HF_TOKEN": "correct horse", "EMPTY_TOKEN": "", "A_TOKEN": "t"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TOKENIZER_NAME", "HF_TOKEN_PATH", "KEYBOARD", "SECRETARY", "COMPASS", "PASSED", "TOKENS"],
+)
+def test_a_name_that_only_holds_such_a_word_says_nothing(name: str) -> None:
+    refuse_secrets(("--tokenizer=openai-gpt2",), {name: "openai-gpt2"})
 
 
 def test_the_path_of_a_file_of_credentials_is_no_secret(tmp_path: Path) -> None:

@@ -56,6 +56,22 @@ def test_gpus_are_counted_in_every_form(gres: str, expected: int) -> None:
     assert gpus_of(gres) == expected
 
 
+@pytest.mark.parametrize(
+    ("state", "up", "takes"),
+    [
+        ("UP", True, True),
+        ("DOWN", False, True),
+        ("DRAIN", False, False),
+        ("INACTIVE", False, False),
+    ],
+)
+def test_a_partition_that_is_down_takes_jobs_all_the_same(
+    state: str, up: bool, takes: bool
+) -> None:
+    one = partitions(f"PartitionName=p State={state}", "")["p"]
+    assert (one.up, one.takes_jobs) == (up, takes)
+
+
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_any_text_is_read_without_an_error(shown: str, nodes: str) -> None:
     assert isinstance(partitions(f"PartitionName=p {shown}", f"p|{nodes}"), dict)

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ JOBS: dict[str, JobScript] = {
     ),
     "generic-options": of_profile("generic", options=_ALL),
     "generic-env": of_profile("generic", options=JobOptions(env=("HF_TOKEN=not shown",))),
-    "generic-cpu": replace(ONE, gpus=0, cpus=None, path="/opt/env/bin", requeue=False, minutes=5),
+    "generic-cpu": replace(ONE, gpus=0, cpus=None, path="/opt/env/bin", minutes=4),
     "generic-resume": replace(ONE, resume=True, stop_after=90, offline=False, threads=False),
 }
 NAMES = pytest.mark.parametrize("name", sorted(JOBS))
@@ -89,9 +90,9 @@ def test_the_sections_stand_in_order_and_directives_before_all_commands(name: st
     heads = [line.strip("# -").partition(":")[0] for line in text.splitlines() if "# ----" in line]
     two = JOBS[name].nodes > 1
     assert heads == [
-        "what this job runs",
         "this life of the run",
         "environment",
+        "what this job runs",
         "until when",
         *(["the address all nodes meet at"] if two else []),
         "preflight",
@@ -102,7 +103,7 @@ def test_the_sections_stand_in_order_and_directives_before_all_commands(name: st
     assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
     assert sum(line.startswith("#SBATCH") for line in lines) >= 8
     assert lines[0] == "#!/bin/bash"
-    assert text.endswith('\nfinish "$code"\n')
+    assert text.endswith('\nend_life "$code"\n')
 
 
 def _directives(job: JobScript) -> dict[str, str]:
@@ -124,7 +125,7 @@ def _directives(job: JobScript) -> dict[str, str]:
         "; rm -rf $HOME",
         "$(touch pwned)",
         "`touch pwned`",
-        "it's \"quoted\"",
+        'it\'s "quoted"',
         "a\\b",
         "a#b",
         " blanks ",
@@ -161,9 +162,21 @@ def test_a_backslash_in_the_run_directory_is_refused_as_slurm_would_lose_the_log
         render(replace(ONE, run_dir="/scratch/a\\b"))
 
 
-def test_what_is_not_unicode_is_refused() -> None:
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"words": ("/a.py", "\udcff")},
+        {"work_dir": "/\udcff"},
+        {"variables": {"A": "\udcff"}},
+        {"needs": ("/\udcff",)},
+        {"activate": "/\udcff"},
+        {"path": "/\udcff"},
+        {"container": ("apptainer", "/\udcff")},
+    ],
+)
+def test_what_is_not_unicode_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="UTF-8"):
-        render(replace(ONE, words=("/a.py", "\udcff")))
+        render(replace(ONE, **values))
 
 
 def test_the_log_is_named_absolutely_with_percent_signs_doubled() -> None:
@@ -181,8 +194,20 @@ def test_a_line_break_in_the_command_that_made_it_stays_a_comment() -> None:
 
 
 def test_a_short_job_is_sent_no_signal() -> None:
-    assert _directives(replace(ONE, minutes=60))["signal"] == "USR1@120"
-    assert "signal" not in _directives(replace(ONE, minutes=8))
+    assert _directives(replace(ONE, minutes=5))["signal"] == "USR1@60"
+    assert "signal" not in _directives(replace(ONE, minutes=4))
+
+
+def test_in_an_allocation_there_is_no_limit_to_ask_for() -> None:
+    assert not {"time", "signal"} & set(_directives(replace(ONE, minutes=0)))
+    assert _directives(replace(ONE, minutes=90))["time"] == "01:30:00"
+
+
+def test_it_says_what_else_it_needs_to_run_without_rankup() -> None:
+    head = render(replace(ONE, private=True)).partition("#SBATCH")[0]
+    assert f"# To submit it:   mkdir -p {ONE.run_dir}/log && sbatch THIS_FILE" in head
+    assert f"# `rankup run` writes what --env gave into {ONE.run_dir}/env " in head
+    assert "/env" not in render(ONE).partition("#SBATCH")[0]
 
 
 def test_options_are_said_once() -> None:
@@ -191,6 +216,5 @@ def test_options_are_said_once() -> None:
     assert (found["partition"], found["account"], found["exclusive"]) == ("gpu", "abc", "")
     assert found["exclude"] == "n7"
     assert (found["nodes"], found["ntasks-per-node"], found["gres"]) == ("1", "1", "gpu:2")
-    cpu = _directives(replace(ONE, gpus=0, cpus=None, requeue=False))
-    assert not {"gres", "cpus-per-task", "requeue"} & set(cpu)
-    assert "no-requeue" in cpu
+    assert "requeue" in found
+    assert not {"gres", "cpus-per-task"} & set(_directives(replace(ONE, gpus=0, cpus=None)))

@@ -45,10 +45,10 @@ def _lives(job: JobScript) -> list[dict[str, Any]]:
     return found
 
 
-START = {"start": True, "nodes": "n[1-3]", "id": "4242"}
+START: dict[str, Any] = {"start": True, "nodes": "n[1-3]", "id": "4242"}
 
 
-def _of(restart: int = 0, **values: object) -> dict[str, object]:
+def _of(restart: int = 0, **values: Any) -> dict[str, Any]:
     return {"job": "4242", "task": None, "restart": restart, **values}
 
 
@@ -119,13 +119,19 @@ def test_where_requeue_is_refused_another_job_follows(bash: Bash, job: JobScript
     assert rundir.slurm_jobs(Path(job.run_dir), _empty()) == ["4242", "4243"]
 
 
+def test_a_following_job_does_not_inherit_the_count_of_restarts(bash: Bash, job: JobScript) -> None:
+    job = replace(job, retries=1)
+    bash.run(job, FAKE_RANKS="stop", FAKE_REQUEUE="1", SLURM_RESTART_COUNT="1")
+    assert (bash.notes / "restart-of-sbatch").read_text() == "none\n"
+
+
 def test_an_array_task_is_followed_by_that_task_alone(bash: Bash, job: JobScript) -> None:
     job = replace(job, options={"array": "0-3"})
     bash.run(job, FAKE_RANKS="stop", FAKE_REQUEUE="1", **ARRAY)
     words = bash.words("sbatch")[:-1]
     assert words == ["--parsable", "--dependency=afterany:4240_2", "--array=2"]
     found = rundir.records(Path(job.run_dir))
-    assert found[-1] == {"job": "4243", "task": 2, "follows": "4242"}
+    assert found[-1] == {"job": "4243", "task": 2, "follows": "4240_2"}
     assert {(record["job"], record["task"]) for record in found[:-1]} == {("4240", 2)}
 
 
@@ -139,7 +145,7 @@ def test_where_neither_is_allowed_it_says_how_to_go_on(bash: Bash, job: JobScrip
 def test_a_restart_without_the_marker_stops_with_the_reason(bash: Bash, job: JobScript) -> None:
     ran = bash.run(job, SLURM_RESTART_COUNT="1")
     assert (ran.code, ran.torchrun) == (1, ())
-    assert "after a failure of a node, and --retries allows 0" in ran.output
+    assert "(a node failed, or the job was preempted), and --retries allows 0" in ran.output
     assert f"rankup run --resume {job.run_dir}" in ran.output
     assert _lives(job)[-1] == _of(1, end=True, code=1)
 
@@ -152,6 +158,15 @@ def test_retries_bound_the_restarts_after_failures_alone(bash: Bash, job: JobScr
     assert bash.run(job, SLURM_RESTART_COUNT="3").torchrun, "our own requeue is no failure"
     ran = bash.run(job, SLURM_RESTART_COUNT="4")
     assert (ran.code, ran.torchrun) == (1, ())
+
+
+def test_in_an_allocation_a_restart_is_the_allocations_matter(bash: Bash, job: JobScript) -> None:
+    ran = bash.run(job, SLURM_RESTART_COUNT="3", RANKUP_INTERACTIVE="1")
+    assert ran.code == 0, ran.output
+    assert ran.torchrun
+
+
+# --- one life at a time
 
 
 def test_resume_is_what_was_asked_for_or_what_is_there(bash: Bash, job: JobScript) -> None:
@@ -171,6 +186,14 @@ def test_a_run_that_another_process_holds_is_not_started(bash: Bash, job: JobScr
         assert f"another job or process works in {job.run_dir}" in ran.output
     assert bash.run(job).code == 0
     assert lock.read_text() == "job 4242"
+
+
+@pytest.mark.parametrize(("code", "runs"), [(0, True), (1, False), (64, True), (66, True)])
+def test_only_a_lock_that_is_held_keeps_a_life_out(
+    bash: Bash, job: JobScript, code: int, runs: bool
+) -> None:
+    bash.program("flock", f"exit {code}")  # some file systems have no locks
+    assert bool(bash.run(job).torchrun) is runs
 
 
 def test_the_lock_is_held_while_the_ranks_run(bash: Bash, job: JobScript) -> None:
@@ -226,14 +249,32 @@ def test_a_deadline_brings_the_end_forward_and_never_puts_it_off(
 @pytest.mark.parametrize("said", ["NONE", "", "Unknown"])
 def test_no_job_without_a_deadline(bash: Bash, job: JobScript, said: str) -> None:
     ran = bash.run(job, FAKE_END=said)
-    assert (ran.code, ran.torchrun) == (1, ())
-    assert "does not say when job 4242 ends; give it a limit with --time" in ran.output
+    assert ran.code == 0, ran.output
+    start = rundir.records(Path(job.run_dir))[0]["start"]
+    assert 3598 <= _end(ran.environment[0]) - start <= 3602, "what was asked for: an hour"
+
+
+def test_where_squeue_fails_the_end_is_what_was_asked_for(bash: Bash, job: JobScript) -> None:
+    bash.program("squeue", "echo cannot reach the controller >&2; exit 1")
+    ran = bash.run(replace(job, minutes=10, stop_after=7200))
+    assert ran.code == 0, ran.output
+    start = rundir.records(Path(job.run_dir))[0]["start"]
+    assert 598 <= _end(ran.environment[0]) - start <= 602
+
+
+def test_in_an_allocation_without_an_end_there_is_no_deadline(bash: Bash, job: JobScript) -> None:
+    settings = {"RANKUP_INTERACTIVE": "1", "RANKUP_END_TIME": "1000"}  # of an outer job
+    ran = bash.run(replace(job, minutes=0), FAKE_END="NONE", **settings)
+    assert ran.code == 0, ran.output
+    assert "RANKUP_END_TIME" not in ran.environment[0]
+    ran = bash.run(replace(job, minutes=0), SLURM_JOB_END_TIME="1900000000", **settings)
+    assert _end(ran.environment[0]) == 1900000000
 
 
 def test_a_run_directory_with_blanks_and_quotes_is_requeued_as_any(
     bash: Bash, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "it's a \"run\""
+    folder = tmp_path / 'it\'s a "run"'
     folder.mkdir()
     job = replace(ONE, run_dir=str(folder), work_dir=str(folder))
     assert bash.run(render(job), FAKE_RANKS="stop").code == 0

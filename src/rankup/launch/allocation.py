@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from ..base.errors import UserError
 from ..site import detect, rundir
@@ -29,6 +30,7 @@ from .submit import Plan, job_script, write_script
 _OF_A_SUBMISSION = frozenset(
     ("time", "partition", "account", "qos", "reservation", "array", "dependency", "mail", "retries")
 )
+_PER_TASK = re.compile(r"SLURM_(\w+_PER_(TASK|GPU)|CPU_BIND\w*|GPU_BIND\w*)$")
 
 
 def plan(client: Client, config: Config, options: JobOptions, nproc: int | None) -> Plan:
@@ -48,11 +50,18 @@ def plan(client: Client, config: Config, options: JobOptions, nproc: int | None)
             "shell, or unset SLURM_JOB_ID"
         )
     fields = shown[0]
-    there = int(fields.get("NumNodes", "1").partition("-")[0] or 1)
+    text = fields.get("NumNodes", "1").partition("-")[0]
+    there = int(text) if text.isdigit() else 1
     nodes = options.nodes or there
     if nodes > there:
         raise UserError(f"--nodes {nodes}: allocation {number} has {there}; ask salloc for more")
     granted = _grant(fields, profile, there, nodes, nproc)
+    if granted.ranks < granted.gpus and not options.allow_idle_gpus:
+        raise UserError(
+            f"--nproc {granted.ranks} leaves {granted.gpus - granted.ranks} of the {granted.gpus} "
+            f"GPUs that allocation {number} has per node unused, and you pay for {granted.gpus}; "
+            "leave --nproc away, or give --allow-idle-gpus"
+        )
     left_out = [name for name in options.said() if name in _OF_A_SUBMISSION]
     notes = [f"note: inside allocation {number}; it decides on {', '.join(left_out)}"]
     return Plan(
@@ -80,13 +89,23 @@ def start(client: Client, plan: Plan, job: Job, directory: Path, resume: bool) -
         "nproc": plan.granted.ranks,
         "allocation": os.environ["SLURM_JOB_ID"],
     }
+    (directory / "requeue").unlink(missing_ok=True)
+    (directory / "log" / "cancelled").unlink(missing_ok=True)
     rundir.write(directory, replace(job, lives=[*job.lives, life]))
     print(f"run {job.id} in {directory}", file=sys.stderr)
+    granted = plan.granted
+    print(
+        f"allocation {life['allocation']}: {granted.nodes} x {granted.ranks} ranks, "
+        f"{granted.gpus} GPU(s) and {granted.cpus} CPUs per node",
+        file=sys.stderr,
+    )
     environment = {**_allocated(client, plan), "RANKUP_INTERACTIVE": str(os.getpid())}
     code = _wait(["bash", str(path)], environment)
-    ended = {"code": code, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    ended: dict[str, Any] = {"code": code, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    if (directory / "requeue").exists():
+        ended["stopped"] = True
     rundir.write(directory, replace(job, lives=[*job.lives, life | ended]))
-    if (directory / "requeue").exists() or code:
+    if "stopped" in ended or (code and (directory / "checkpoints").is_dir()):
         print(f"go on with: rankup run --resume {directory}", file=sys.stderr)
     return code
 
@@ -99,9 +118,11 @@ def _allocated(client: Client, plan: Plan) -> dict[str, str]:
     """
     shown = client.show(os.environ["SLURM_JOB_ID"])
     nodes = shown[0].get("NodeList") if shown else None
+    # What salloc was asked for per task or GPU is not meant for our one task per node.
+    kept = {name: value for name, value in os.environ.items() if not _PER_TASK.match(name)}
     return {
-        "SLURM_JOB_CPUS_PER_NODE": str(plan.granted.cpus or 1),
-        **os.environ,
+        **kept,
+        "SLURM_CPUS_PER_TASK": str(plan.granted.cpus or 1),
         **({"SLURM_JOB_NODELIST": nodes} if nodes else {}),
     }
 
@@ -109,10 +130,8 @@ def _allocated(client: Client, plan: Plan) -> dict[str, str]:
 def _grant(
     fields: Mapping[str, str], profile: Profile, there: int, nodes: int, nproc: int | None
 ) -> Grant:
-    resources = fields.get("AllocTRES") or fields.get("TRES", "")
-    match = re.search(r"gres/gpu=(\d+)", resources)
-    gpus = int(match[1]) // there if match else 0
-    cpus = int(fields.get("NumCPUs", "0")) // there
+    gpus = _gpus(fields, there)
+    cpus = int(re.match(r"\d*", fields.get("NumCPUs", ""))[0] or 0) // there  # type: ignore[index]
     ranks = nproc or max(1, gpus)
     if 0 < gpus < ranks:
         raise UserError(
@@ -121,6 +140,22 @@ def _grant(
         )
     node = Shape(fields.get("Partition", ""), None, gpus, cpus, None, None, profile.internet)
     return Grant(node.name, nodes, ranks, gpus, cpus or None, 0, False, node)
+
+
+def _gpus(fields: Mapping[str, str], nodes: int) -> int:
+    """GPUs per node. Slurm counts them among the resources only where it was told to track them."""
+    for key in ("AllocTRES", "TRES"):
+        if match := re.search(r"gres/gpu(?::[^=,]+)?=(\d+)", fields.get(key, "")):
+            return int(match[1]) // nodes
+    for key in ("TresPerNode", "TresPerTask", "TresPerJob"):
+        counts = re.findall(
+            r"(?:gres[:/])?gpu(?:[:=][A-Za-z][^:=,]*)?(?:[:=](\d+))?", fields.get(key, "")
+        )
+        if counts:
+            total = sum(int(count or 1) for count in counts)
+            return total // nodes if key == "TresPerJob" else total
+    text = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(text) if text.isdigit() else 0
 
 
 def _wait(command: list[str], environment: Mapping[str, str]) -> int:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from ..base.errors import UserError
-from ..site import config, rundir
+from ..base.files import write_atomic
+from ..site import config
 from ..site.rundir import Job
-from ..slurm.client import Client, SlurmError
+from ..slurm.client import Client, SlurmError, base_id
 from ..slurm.parse import Queued
-from . import lives
+from . import lives, lock
+from .status import ranges
 
+# A life that finds it at its start stops itself; a submission removes it.
+CANCELLED = Path("log") / "cancelled"
 # Slurm gives the ranks some 30 s (KillWait) before it kills them.
 PATIENCE = 40.0
-_PAUSE = 0.3
+_PAUSE = 1.0
 
 
 def show(run: str) -> int:
@@ -28,13 +32,17 @@ def show(run: str) -> int:
     Raises:
         UserError: there is no such run, or Slurm refused.
     """
-    path, task = lives.locate(config.load(Path.cwd()).runs, run)
+    here, warning = config.for_views(Path.cwd())
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+    client = Client(timeout=lives.TIMEOUT)
+    path, task = lives.locate(here.runs, run, client)
     if task is not None:
         raise UserError(
             f"{run} is one task of an array; `scancel {run}` ends it alone, "
             f"`rankup cancel {path.name}` the whole run"
         )
-    for line in cancel(path, Client(timeout=lives.TIMEOUT)):
+    for line in cancel(path, client):
         print(line, flush=True)
     return 0
 
@@ -48,23 +56,36 @@ def cancel(path: Path, client: Client, patience: float = PATIENCE) -> list[str]:
         UserError: there is no such run, or Slurm refused.
     """
     job = lives.read_job(path)
+    _mark(path)
     said: list[str] = []
-    if pid := lives.holder(path):
+    if pid := lock.holder(path):
         said.append(_stop(path, pid, patience))
     elif where := _elsewhere(path, job):
         said.append(where)
-    if rundir.slurm_jobs(path, job):
-        said += _cancel_jobs(path, client, patience)
+    said += _cancel_jobs(path, job, client, patience)
     return said or ["nothing of this run is going on"]
 
 
-def _cancel_jobs(path: Path, client: Client, patience: float) -> list[str]:
-    job = lives.read_job(path)
+def _mark(path: Path) -> None:
+    """Whatever begins from now on finds it; also what Slurm starts while it does not answer us."""
     try:
-        live = _live(path, job, client)
+        (path / "log").mkdir(exist_ok=True)
+        write_atomic(path / CANCELLED, b"")
+    except OSError as error:
+        print(
+            f"warning: {path / CANCELLED} cannot be written ({error.strerror}), so a life that "
+            "Slurm starts later is not stopped by it",
+            file=sys.stderr,
+        )
+
+
+def _cancel_jobs(path: Path, job: Job, client: Client, patience: float) -> list[str]:
+    try:
+        live = lives.live(path, job, client)
     except SlurmError:
-        if all(not life.live for life in lives.of_run(path, job, lives.NO_SLURM)):
-            return []  # by our own records it is over
+        # By our own records it is over, or was never a job.
+        if all(not life.live for life in lives.of_run(path, job, lives.NO_SLURM) if life.job):
+            return []
         raise
     if not live:
         _forget_requeue(path)
@@ -76,27 +97,27 @@ def _cancel_jobs(path: Path, client: Client, patience: float) -> list[str]:
         _forget_requeue(path)
         new = [row for row in live if touched.get(row.job_id) != _life(row)]
         # Who waits for another job's end comes first, so that it does not start in between.
-        new.sort(key=lambda row: (row.state != "PENDING", -_number(row.job_id)))
-        client.cancel(row.job_id for row in new)
+        new.sort(key=lambda row: (row.state != "PENDING", -int(base_id(row.job_id))))
+        client.cancel(dict.fromkeys(base_id(row.job_id) for row in new))
         touched |= {row.job_id: _life(row) for row in new}
         _forget_requeue(path)
         if time.monotonic() > deadline:
             break
         time.sleep(_PAUSE)
-        live = _live(path, job, client)
-    left = {row.job_id: row.state for row in live}
-    return [
-        f"job {name}: cancelled, and still ending ({left[name]})"
-        if name in left
-        else f"job {name}: cancelled"
-        for name in sorted(touched, key=_number)
-    ]
+        live = lives.live(path, job, client)
+    return list(_told(touched, {row.job_id: row.state for row in live}))
 
 
-def _live(path: Path, job: Job, client: Client) -> list[Queued]:
-    """The jobs that Slurm has; a job that follows another may have been submitted just now."""
-    ids = rundir.slurm_jobs(path, job)
-    return [row for rows in client.queue(ids).values() for row in rows]
+def _told(touched: Iterable[str], left: dict[str, str]) -> Iterable[str]:
+    """A line per job; of an array one for its tasks that have ended, and one for the others."""
+    groups: dict[tuple[int, str], list[str]] = {}
+    for name in touched:
+        groups.setdefault((int(base_id(name)), left.get(name, "")), []).append(name)
+    for (number, state), names in sorted(groups.items()):
+        tasks = [name.partition("_")[2] for name in names]
+        some = f"_[{ranges(map(int, tasks))}]" if all(map(str.isdecimal, tasks)) else ""
+        still = f", and still ending ({state})" if state else ""
+        yield f"job {number}{some}: cancelled{still}"
 
 
 def _life(row: Queued) -> str:
@@ -115,7 +136,7 @@ def _stop(path: Path, pid: int, patience: float) -> str:
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        if lives.holder(path) != pid:
+        if lock.holder(path) != pid:
             return f"process {pid}: stopped"
         time.sleep(_PAUSE)
     return (
@@ -125,19 +146,25 @@ def _stop(path: Path, pid: int, patience: float) -> str:
 
 
 def _elsewhere(path: Path, job: Job) -> str | None:
-    """Words for a run that goes on at another host, as far as its files tell."""
-    last: Sequence[dict[str, object]] = job.lives[-1:]
-    if not last or "job" in last[0] or "code" in last[0]:
+    """Words for a run that goes on where it cannot be stopped from here, as its files tell."""
+    last = job.lives[-1] if job.lives else {}
+    if not last or "job" in last or "code" in last:
         return None
-    with suppress(OSError):
-        match = re.fullmatch(r"process (\d+) on (\S+)", (path / "log" / "lock").read_text().strip())
-        if match and match[2] != os.uname().nodename:
-            return (
-                f"it was started as process {match[1]} on {match[2]}, which cannot be seen from "
-                f"here; if it still runs: ssh {match[2]} kill {match[1]}"
-            )
+    number = str(last.get("allocation", ""))
+    inside = number if number.isdecimal() else None
+    if pid := lock.orphaned(path):
+        how = (
+            f"end its ranks with `scancel --signal=TERM {inside}`, or with the whole allocation: "
+            f"`scancel {inside}`"
+            if inside
+            else f"`fuser -v {path / 'log' / 'lock'}` names its processes"
+        )
+        return f"process {pid}, which started it, has ended, but its job script runs on; {how}"
+    taken = lock.written(path)
+    if taken and taken[1] != os.uname().nodename:
+        pid, host = taken
+        return (
+            f"it was started as process {pid} on {host}, which cannot be seen from here; if it "
+            f"still runs: ssh {host} kill {pid}"
+        )
     return None
-
-
-def _number(job_id: str) -> int:
-    return int(re.split(r"[_+]", job_id)[0] or 0)

@@ -25,19 +25,19 @@ _SLURM: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), words)
     for pattern, words in (
         (
-            r"oom-kill|oom_kill|out of memory handler|exceeded .*memory limit",
+            r"oom-kill|oom_kill|out of memory handler|exceeded .{0,100}memory limit",
             "the node's main memory ran out; fewer data workers or more --mem",
         ),
         (
-            r"CANCELLED AT .* DUE TO TIME LIMIT",
+            r"CANCELLED AT .{1,40} DUE TO TIME LIMIT",
             "the job ran into its time limit; give more --time, or go on with --resume",
         ),
         (
-            r"CANCELLED AT .* DUE TO NODE FAILURE|Node failure on",
+            r"CANCELLED AT .{1,40} DUE TO NODE FAILURE|Node failure on",
             "a node died; go on with --resume",
         ),
-        (r"CANCELLED AT .* DUE TO PREEMPTION", "a job that comes first took the nodes"),
-        (r"CANCELLED AT .* DUE TO JOB REQUEUE", "the job was put back into the queue"),
+        (r"CANCELLED AT .{1,40} DUE TO PREEMPTION", "a job that comes first took the nodes"),
+        (r"CANCELLED AT .{1,40} DUE TO JOB REQUEUE", "the job was put back into the queue"),
         (r"^slurmstepd.*\*\*\* JOB .* CANCELLED AT", "the job was cancelled"),
         (r"^srun: error: .*(Unable to create step|Job step creation)", "srun could not start"),
         (r"^srun: error: .*(Node failure|node failure)", "a node died; go on with --resume"),
@@ -73,6 +73,8 @@ def of_run(path: Path, task: str | None = None, job_id: str | None = None) -> Ca
     folder = path if task is None else path / "array" / task
     records = [r for r in rundir.records(path) if task is None or str(r.get("task")) == task]
     file, start = newest_log(path, records, task)
+    if task is None and (named := task_of(file)) is not None:
+        return of_run(path, named, job_id)
     lines = logfile.read_lines(file, start) if file else []
     if not file:  # a local run: its output went to the terminal
         lines = logfile.read_lines(folder / "log" / "torchrun.log")
@@ -99,13 +101,23 @@ def newest_log(
     for job in reversed(list(dict.fromkeys([*asked, *jobs]))):
         file = logfile.log_of(path, job, task)
         if not file.is_file() and task is None:
-            tasks = sorted((path / "log").glob(f"{job}_*.out"), key=lambda f: f.stat().st_mtime)
-            file = tasks[-1] if tasks else file
+            tasks = (path / "log").glob(f"{job}_*.out")
+            file = max(tasks, key=lambda log: log.stat().st_mtime, default=file)
         if file.is_file():
-            mine = [record for record in records if record["job"] == job]
+            named = task_of(file)
+            mine = [
+                record
+                for record in records
+                if record["job"] == job and (named is None or str(record.get("task")) == named)
+            ]
             restarts = [r["restart"] for r in mine if isinstance(r.get("restart"), int)]
             return file, logfile.life_start(file, mine, max(restarts, default=0))
     return None, 0
+
+
+def task_of(file: Path | None) -> str | None:
+    """The array's task that a log is of, by its name."""
+    return file.stem.partition("_")[2] or None if file else None
 
 
 def find(log: Path, lines: Sequence[str], nodes: Sequence[str] = ()) -> Cause | None:

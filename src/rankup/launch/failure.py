@@ -25,17 +25,19 @@ _BROKEN_BY_PEER = (
     "connection was likely closed",
     "NCCL Error 6",
     "remote process exited",
-    "recvValue failed",
     "sendBytes failed",
-    "recvVector failed",
 )
+_NOTHING_RECEIVED = re.compile(r"recv(Value|Vector)\w{0,40} failed")
 
 # A collective that waited in vain: the rank that did not come is the cause.
 _TIMED_OUT = re.compile(
-    r"Timed out waiting \d+ ?ms|wait timeout after|collective operation timeout|DistStoreError"
+    r"Timed out waiting \d{1,15} ?ms|wait timeout after|collective operation timeout|DistStoreError"
     r"|clients joined|Application timeout caused pair closure|Socket Timeout"
 )
-_WAITED = re.compile(r"(\d+)\s?(ms|milliseconds|seconds|s)\b")
+_WAITED = re.compile(r"(\d{1,15})\s?(ms|milliseconds|seconds|s)\b")
+
+
+_LONGEST = 4 * 1024 * 1024  # bytes of a note
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ def node_name() -> str:
 
 def broken_by_peer(message: str) -> bool:
     """Whether an exception only says that another process had ended."""
-    return any(sign in message for sign in _BROKEN_BY_PEER)
+    known = any(sign in message for sign in _BROKEN_BY_PEER)
+    return known or bool(_NOTHING_RECEIVED.search(message))
 
 
 def timed_out(message: str) -> bool:
@@ -151,11 +154,14 @@ def read_all(log: Path) -> list[Failure]:
     written = []
     for path in log.glob("failure-rank*.json"):
         # Where the disk was full, say, the exit code is still known.
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            found = Failure(**json.loads(path.read_text()))
-            found.message.splitlines()
-            numbers = (found.rank, found.time, found.world_size, found.local_world_size)
-            if all(isinstance(number, int | float) for number in numbers):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            with path.open("rb") as file:
+                found = Failure(**json.loads(file.read(_LONGEST)))
+            numbers = (found.rank, found.exit_code, found.world_size, found.local_world_size)
+            texts = (found.message, found.traceback, found.node)
+            sound = all(isinstance(number, int) and abs(number) < 1e9 for number in numbers)
+            sound = sound and isinstance(found.time, int | float) and abs(found.time) < 1e12
+            if sound and all(isinstance(text, str) for text in texts):
                 written.append(found)
     return sorted(written, key=lambda failure: failure.rank)
 

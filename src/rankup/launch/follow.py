@@ -11,12 +11,14 @@ from ..site import rundir
 from ..slurm import reasons
 from ..slurm.client import Client
 from . import cause, lives
+from .clock import ago
 from .lives import Life
 from .logfile import clean, log_of, say, tail_lines
 from .noise import Fold, fold
 
 _POLL = 0.3  # seconds between looks at the file
-_ASK = 10.0  # seconds between questions to Slurm, unless something has happened
+_ASK = 10.0  # seconds between questions to Slurm, unless something has just happened
+_ASK_PENDING = 15.0
 _ASK_SOON = 1.0
 _PROGRESS = 5.0  # seconds between states of a progress bar
 _CHUNK = 1024 * 1024
@@ -92,7 +94,7 @@ class _View:
         news = self.life.words not in (self.said, _JUST_SUBMITTED)
         if self.life.state == "PENDING" and news:
             self.flush()
-            self.say(f"job {self.life.job} waits: {self.life.words}")
+            self.say(clean(f"job {self.life.job} waits: {self.life.words}"))
         self.said = self.life.words
         file = self._file(self.life)
         if self.tail is not None and self.tail.file == file:
@@ -159,7 +161,7 @@ def follow(
 
 
 def _until_the_end(view: _View, lines: int) -> int:
-    asked = noticed = 0.0
+    asked, noticed = 0.0, time.monotonic()
     ended_at: float | None = None
     written = idle = 0
     while True:
@@ -167,11 +169,15 @@ def _until_the_end(view: _View, lines: int) -> int:
         now = time.monotonic()
         if size != written:  # a life has begun or ended; Slurm knows a little later
             written, noticed = size, now
-        soon = now - noticed < _ASK or ended_at is not None or _waits(view.life)
-        pause = _ASK_SOON if soon else _ASK
+        pause = _ASK_PENDING if _waits(view.life) else _ASK
+        if now - noticed < _ASK or ended_at is not None:
+            pause = _ASK_SOON
         if view.life is None or now - asked >= pause:
+            before = view.life
             view.ask(lines)
             asked = time.monotonic()
+            if before is not None and _differs(before, view.life):
+                noticed = asked
         ended = view.life is None or not view.life.live
         ended_at = (ended_at or time.monotonic()) if ended else None
         new = view.tail.read() if view.tail else []
@@ -196,14 +202,16 @@ def _end(view: _View) -> int:
     if life is None:
         say("this run has not been started")
         return 1
-    if life.state == "COMPLETED":
-        return 0
     name = f"job {life.job}" if life.job else "the run"
+    if life.state == "COMPLETED":
+        took = life.ended - life.started if life.ended and life.started else None
+        say(f"{name}: COMPLETED{'' if took is None else f' in {ago(took)}'}")
+        return 0
     found = cause.of_run(view.path, view.task, life.job)
     # The job script has asked for the cause itself, so that it stands in the log.
     if found and cause.shown(found).splitlines()[-1] != view.last:
         say(cause.shown(found))
-    say(f"{name}: {life.state}. {life.words}")
+    say(clean(f"{name}: {life.state}. {life.words}"))
     return life.exit_code or 1
 
 
@@ -213,6 +221,11 @@ def _stopped(view: _View) -> bool:
         return False
     records = [r for r in rundir.records(view.path) if "start" in r or "end" in r]
     return bool(records and records[-1].get("stopped"))
+
+
+def _differs(before: Life, now: Life | None) -> bool:
+    """Whether there is news: another state or another job, after which more may follow soon."""
+    return now is None or (before.job, before.state) != (now.job, now.state)
 
 
 def _waits(life: Life | None) -> bool:

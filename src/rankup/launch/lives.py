@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,14 +17,16 @@ from ..site import rundir
 from ..site.rundir import Job
 from ..slurm import job as slurm_job
 from ..slurm import parse, reasons
-from ..slurm.client import Client
+from ..slurm.client import Client, SlurmError, base_id, is_ours
 from ..slurm.job import JobState
 from ..slurm.parse import Queued
+from . import lock
 
 # Where no Slurm command is to be asked, its absence lets `slurm_job.states` use our own records.
 NO_SLURM = Client(environment={"PATH": os.devnull})
 # A status that waits half a minute for a busy controller helps nobody.
 TIMEOUT = 10.0
+_STOPPED = "It stopped with a checkpoint before the {}."
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,10 @@ class Life:
         return not self.live and self.state != "COMPLETED"
 
 
-def locate(runs: Path, run: str) -> tuple[Path, str | None]:
+def locate(runs: Path, run: str, client: Client | None = None) -> tuple[Path, str | None]:
     """A run's directory, and the array's task where `run` means one ("123_4", `<run>/array/4`).
+
+    Where `client` is given, Slurm is asked for the folder of a job that no run in `runs` has.
 
     Raises:
         UserError: there is no such run.
@@ -77,29 +80,82 @@ def locate(runs: Path, run: str) -> tuple[Path, str | None]:
         folder = given.resolve()
         if folder.parent.name == "array" and (folder.parent.parent / rundir.JOB).is_file():
             return folder.parent.parent, folder.name
-    path = rundir.find(runs, run)
-    match = re.fullmatch(r"\d+_(\d+)", run)
-    return path, match[1] if match else None
+    match = re.fullmatch(r"\d+(?:_(\d+))?", run)
+    task = match[1] if match else None
+    try:
+        return rundir.find(runs, run), task
+    except UserError:
+        if match is None or client is None or (path := _folder_of(client, run)) is None:
+            raise
+        return path, task
+
+
+def _folder_of(client: Client, job_id: str) -> Path | None:
+    """The run directory that one of this user's jobs works in."""
+    with suppress(SlurmError):
+        for record in client.show(job_id):
+            path = Path(record.get("WorkDir", ""))
+            ours = parse.user_number(record.get("UserId", "")) == os.getuid()
+            if ours and path.is_absolute() and (path / rundir.JOB).is_file():
+                return path.resolve()
+    return None
+
+
+def jobs(path: Path, job: Job, client: Client) -> list[str]:
+    """Ids of the run's Slurm jobs in order: those written down, then those Slurm alone has.
+
+    An id may never have been written down: where sbatch did not answer, say.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    return list(dict.fromkeys([*rundir.slurm_jobs(path, job), *client.in_folder(path)]))
+
+
+def live(path: Path, job: Job, client: Client) -> list[Queued]:
+    """The rows of squeue that are jobs of this run, waiting or running, in the order of `jobs`.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    known = {job_id: place for place, job_id in enumerate(rundir.slurm_jobs(path, job))}
+    rows = _of_folder(client.mine(), path)
+    return sorted(rows, key=lambda row: known.get(base_id(row.job_id), len(known)))
+
+
+def _of_folder(rows: Sequence[Queued], path: Path) -> list[Queued]:
+    return [row for row in rows if is_ours(row.uid, row.work_dir, path)]
 
 
 def of_run(
-    path: Path, job: Job, client: Client, queued: Mapping[str, Sequence[Queued]] | None = None
+    path: Path, job: Job, client: Client, queued: Sequence[Queued] | None = None
 ) -> list[Life]:
     """All lives, in order; those of one array side by side.
 
     Args:
-        queued: what one call of squeue said for all runs: a job that is not in it, and has
-            written its end, is not asked for again.
+        queued: what one call of `Client.mine` said, for all runs; a job that is not in it, and has
+            written its end, is then not asked for again. Else squeue is asked here, and Slurm for
+            more about the newest job.
     """
     records = rundir.records(path)
     follows = {str(r["job"]): str(r["follows"]) for r in records if "follows" in r}
     lives = [_local(path, life, life is job.lives[-1]) for life in job.lives if "job" not in life]
-    for job_id in rundir.slurm_jobs(path, job):
-        mine = [record for record in records if record["job"] == job_id]
-        states = _states(client, job_id, mine, queued)
-        earlier = _earlier(mine, {state.job_id: state for state in states})
+    ids = rundir.slurm_jobs(path, job)
+    rows, thorough = queued, queued is None
+    if rows is None:
+        try:
+            rows = client.mine()
+        except SlurmError:
+            client = NO_SLURM
+    mine = None if rows is None else _of_folder(rows, path)
+    ids = list(dict.fromkeys([*ids, *(base_id(row.job_id) for row in mine or ())]))
+    for job_id in ids:
+        own = [record for record in records if record["job"] == job_id]
+        of_job = None if mine is None else [r for r in mine if base_id(r.job_id) == job_id]
+        states = _states(client, path, job_id, own, of_job, thorough and job_id == ids[-1])
+        earlier = _earlier(own, {state.job_id: state for state in states})
         lives += [replace(life, follows=follows.get(job_id)) for life in earlier]
-        lives += [_slurm(state, follows.get(job_id)) for state in states]
+        lives += [_slurm(state, own, follows.get(job_id)) for state in states]
     # Stable: lives of one job stay together, what has not begun comes last.
     return sorted(lives, key=lambda life: life.started or life.expected or float("inf"))
 
@@ -119,65 +175,37 @@ def last_job(lives: Sequence[Life], task: str | None = None) -> Life | None:
     return newest(mine)
 
 
-def queue(client: Client, ids: Sequence[str]) -> dict[str, list[Queued]]:
-    """What squeue says of all of them, in one call."""
-    return client.queue(list(dict.fromkeys(ids)))
-
-
-def holder(path: Path) -> int | None:
-    """The process on this host that holds a run going on; None where there is none of ours."""
-    import psutil
-
-    lock = path / "log" / "lock"
-    with suppress(OSError, psutil.Error):
-        match = re.fullmatch(r"process (\d+) on (\S+)", lock.read_text().strip())
-        if match is None or match[2] != os.uname().nodename:
-            return None
-        process = psutil.Process(int(match[1]))
-        # A number is given to another process once its own has ended.
-        old = process.create_time() <= lock.stat().st_mtime + 1
-        ours = process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE
-        if old and ours and any("rankup" in word for word in process.cmdline()):
-            return process.pid
-    return None
-
-
 def _states(
     client: Client,
+    path: Path,
     job_id: str,
     own: Sequence[Mapping[str, Any]],
-    queued: Mapping[str, Sequence[Queued]] | None,
+    rows: Sequence[Queued] | None,
+    thorough: bool,
 ) -> list[JobState]:
-    if queued is not None and (rows := queued.get(job_id)):
+    """The states of a job; `rows` are its own in squeue, None where that could not be asked."""
+    array = any("_" in row.job_id for row in rows or ())
+    if rows and not (array and thorough):
         # Tasks of an array that have ended are not in the queue any more.
         known = {row.job_id: _queued(row, own) for row in rows}
-        rest = slurm_job.states(NO_SLURM, job_id, own)
-        others = [s for s in rest if s.source == "own record" and s.job_id not in known]
-        return [*others, *known.values()]
-    if queued is not None and _ended_alone(own):
-        return slurm_job.states(NO_SLURM, job_id, own)
-    return slurm_job.states(client, job_id, own)
+        rest = [s for s in slurm_job.recorded(job_id, own) if s.source == "own record"]
+        return [*(state for state in rest if state.job_id not in known), *known.values()]
+    if rows is not None and not thorough and _ended_alone(own):
+        return slurm_job.recorded(job_id, own)
+    return slurm_job.states(client, job_id, own, path)
 
 
 def _queued(row: Queued, own: Sequence[Mapping[str, Any]]) -> JobState:
     """A row of squeue, which does not count restarts; our own records do."""
-    pending = row.state == "PENDING"
+    state = slurm_job.of_row(row)
     task = row.job_id.partition("_")[2]
-    starts = [r for r in own if "start" in r and (not task or str(r.get("task")) == task)]
-    return JobState(
-        job_id=row.job_id,
-        state=row.state,
-        reason=row.reason,
-        words=reasons.living(row.state, row.reason, ", ".join(row.nodes[:4])),
-        exit_code=None,
-        nodes=row.nodes,
-        started=None if pending else row.start,
-        ended=None,
-        expected_start=row.start if pending else None,
-        restarts=max(0, len(starts) - (not pending)),
-        source="squeue",
-        live=True,
-    )
+    mine = [r for r in own if not task or str(r.get("task")) == task]
+    starts = [r.get("restart", 0) for r in mine if "start" in r]
+    if not starts:
+        return state
+    ends = [r["end"] for r in mine if "end" in r and r.get("restart", 0) == max(starts)]
+    begins_anew = state.started is not None and any(state.started > end for end in ends)
+    return replace(state, restarts=max(starts) + (row.state == "PENDING" or begins_anew))
 
 
 def _ended_alone(own: Sequence[Mapping[str, Any]]) -> bool:
@@ -186,12 +214,18 @@ def _ended_alone(own: Sequence[Mapping[str, Any]]) -> bool:
     return bool(lasts) and lasts[-1].get("task") is None and "end" in lasts[-1]
 
 
-def _slurm(state: JobState, follows: str | None) -> Life:
+def _slurm(state: JobState, own: Sequence[Mapping[str, Any]], follows: str | None) -> Life:
+    task = state.job_id.partition("_")[2]
+    stopped = state.state == "COMPLETED" and any(
+        r.get("stopped") and r.get("restart", 0) == state.restarts
+        for r in own
+        if not task or str(r.get("task")) == task
+    )
     return Life(
         job=state.job_id,
         restart=state.restarts,
         state=state.state,
-        words=state.words,
+        words=_STOPPED.format("time limit") if stopped else state.words,
         nodes=state.nodes,
         started=state.started,
         ended=state.ended,
@@ -210,20 +244,17 @@ def _earlier(own: Sequence[Mapping[str, Any]], now: Mapping[str, JobState]) -> l
         if "start" in record or "end" in record:
             task = record.get("task")
             name = record["job"] if task is None else f"{record['job']}_{task}"
-            restart = record.get("restart")
-            key = (name, restart if isinstance(restart, int) else 0)
-            lives.setdefault(key, {}).update(record)
+            lives.setdefault((name, record.get("restart", 0)), {}).update(record)
     found = []
     for (name, restart), life in lives.items():
         state = now.get(name)
-        # A job that waits for its next life has had all those that are written down.
-        present = max((r for n, r in lives if n == name), default=0)
-        waits = state is not None and state.state == "PENDING"
-        if state is None or (restart >= present and not waits):
+        # A job that waits, or was cancelled then, has had all lives that are written down.
+        ran = state is not None and (state.started is not None or state.source == "own record")
+        if state is None or (ran and restart == state.restarts):
             continue
         code, end = _number(life.get("code")), _number(life.get("end"))
         if life.get("stopped"):
-            said, words = "COMPLETED", "It stopped with a checkpoint before the time limit."
+            said, words = "COMPLETED", _STOPPED.format("time limit")
         elif end is None:
             said, words = "UNKNOWN", "It ended without a word (killed, or its node died)."
         else:
@@ -256,8 +287,13 @@ def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Life:
         words = reasons.ended(state, int(code), 0, "")
         if 128 < code < 128 + 65:
             words = f"It was stopped: {reasons.how(int(code), 0)}."
-    elif is_last and (pid := holder(path)):
+        if life.get("stopped") is True:
+            words = _STOPPED.format("deadline")
+    elif is_last and (pid := lock.holder(path)):
         live, state, words = True, "RUNNING", f"It runs here, as process {pid}."
+    elif is_last and (pid := lock.orphaned(path)):
+        live, state = True, "RUNNING"
+        words = f"Its job script runs on here, though process {pid}, which started it, has ended."
     elif life.get("node") in (None, os.uname().nodename):
         state, words = "UNKNOWN", "It ended without a word (killed, or the machine went down)."
     else:
@@ -290,7 +326,9 @@ def read_job(path: Path) -> Job:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < 1e12 else None
 
 
 def _moment(text: object) -> float | None:
@@ -298,28 +336,3 @@ def _moment(text: object) -> float | None:
     with suppress(ValueError, TypeError, OverflowError):
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
     return None
-
-
-def ago(seconds: float) -> str:
-    """A span of time in words: "12 s", "5 min", "3 h 20 min", "2 d 4 h"."""
-    whole = max(0, round(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min"
-    if whole < 172800:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
-
-
-def clock(moment: float | None) -> str:
-    """A moment as people read it here; the date only where it is not today's."""
-    if moment is None:
-        return ""
-    try:
-        local = time.localtime(moment)
-    except (ValueError, OverflowError, OSError):
-        return "?"
-    today = time.localtime()
-    same = (local.tm_year, local.tm_yday) == (today.tm_year, today.tm_yday)
-    return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M", local)

@@ -19,7 +19,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u2
 # What the last lines of a life say when the next one of the same job appends to the same file.
 _LIFE_OVER = re.compile(
     r"^rankup: stopped with a checkpoint before the time limit; going on"
-    r"|^slurmstepd[^ ]*: error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ DUE TO "
+    r"|^slurmstepd[^ \n]{0,80}: error: \*\*\* JOB \S{1,80} ON \S{1,200} CANCELLED AT "
+    r"\S{1,40} DUE TO "
     r"(JOB REQUEUE|NODE FAILURE|PREEMPTION)",
     re.MULTILINE,
 )
@@ -32,8 +33,7 @@ def clean(line: str) -> str:
     """
     if "\r" in line:
         line = next((part for part in reversed(line.split("\r")) if part.strip()), "")
-    if len(line) > LINE_LENGTH:
-        line = f"{line[:LINE_LENGTH]}… ({len(line) - LINE_LENGTH} more characters)"
+    line = _short(line)
     if not _CONTROL.search(line):
         return line
     pieces = _COLOUR.split(line)
@@ -80,7 +80,7 @@ def life_start(file: Path, records: Sequence[Mapping[str, Any]], restart: int) -
 def read_lines(file: Path, start: int = 0, limit: int = TAIL_BYTES) -> list[str]:
     """The lines from byte `start` on; of very many the first few and the last; none without file.
 
-    They are as they stand in the file: not `clean`.
+    They are as they stand in the file, but for the rest of very long ones: not `clean`.
     """
     size = _size(file)
     if size - start <= limit + HEAD_BYTES:
@@ -92,18 +92,35 @@ def read_lines(file: Path, start: int = 0, limit: int = TAIL_BYTES) -> list[str]
 
 def tail_lines(file: Path, start: int = 0) -> list[str]:
     """The last lines from byte `start` on, at most `TAIL_BYTES` of them."""
-    return [line.decode("utf-8", "replace") for line in tail_bytes(file, start)]
+    return [_decoded(line) for line in tail_bytes(file, start)]
 
 
 def tail_bytes(file: Path, start: int = 0) -> list[bytes]:
     """`tail_lines` as they stand in the file, whatever they hold."""
     begin = max(start, _size(file) - TAIL_BYTES)
     lines = _split(_bytes(file, begin, TAIL_BYTES))
-    return lines[1:] if begin > start else lines
+    if begin > start and len(lines) > 1:
+        return lines[1:]
+    # The end of a line that began long before is better than nothing.
+    return [line[-LINE_LENGTH:] for line in lines] if begin > start else lines
 
 
 def _lines(data: bytes) -> list[str]:
-    return [line.decode("utf-8", "replace") for line in _split(data)]
+    return [_decoded(line) for line in _split(data)]
+
+
+def _decoded(line: bytes) -> str:
+    """A line as text, short enough for every pattern it is held against."""
+    if len(line) > LINE_LENGTH and b"\r" in line:  # of a progress bar the last states
+        line = line[-LINE_LENGTH:]
+    return _short(line.decode("utf-8", "replace"))
+
+
+def _short(line: str) -> str:
+    if len(line) <= LINE_LENGTH:
+        return line
+    kept = LINE_LENGTH - 40  # so that what is short already stays as it is
+    return f"{line[:kept]}… ({len(line) - kept} more characters)"
 
 
 def _split(data: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ from ..base.errors import UserError
 from ..site import rundir
 from . import cause
 from .logfile import clean, say, tail_bytes, tail_lines
-from .noise import fold
+from .noise import counted
 
 # The cause is asked for at the end of a job, where it has to be quick: what only a look from
 # outside needs is imported there.
@@ -30,7 +30,7 @@ def show(
     only_cause: bool = False,
     task: str | None = None,
 ) -> int:
-    """Print the log of a run's newest life; the exit code of the command.
+    """Print the log of a run's newest life; 0, or with `following` the job's exit code.
 
     Args:
         run: id, Slurm job id (also "123_4"), `last`, or directory (also of an array's task).
@@ -51,8 +51,7 @@ def show(
             return 0
         _refuse_unknown_task(path, task)
         if following:
-            follow(path, task, lines=lines, raw=raw)
-            return 0
+            return follow(path, task, lines=lines, raw=raw)
         _show_tail(path, task, lines, raw)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,9 +70,13 @@ def _locate(run: str) -> tuple[Path, str | None]:
     if (Path(run) / rundir.JOB).is_file():
         return Path(run).resolve(), None
     from ..site import config
+    from ..slurm.client import Client
     from . import lives
 
-    return lives.locate(config.load(Path.cwd()).runs, run)
+    here, warning = config.for_views(Path.cwd())
+    if warning:
+        print(f"warning: {clean(warning)}", file=sys.stderr)
+    return lives.locate(here.runs, run, Client(timeout=lives.TIMEOUT))
 
 
 def _refuse_unknown_task(path: Path, task: str | None) -> None:
@@ -114,18 +117,24 @@ def _show_tail(path: Path, task: str | None, lines: int, raw: bool) -> None:
     if task is None and life is not None:
         task = life.task
     file, start = cause.newest_log(path, rundir.records(path), task)
+    task = task if task is not None else cause.task_of(file)
     if file is not None and raw and not sys.stdout.isatty():
         sys.stdout.flush()
         _copy(file, lines)
         return
+    if not (path / "log").is_dir():
+        say(f"note: {path / 'log'} is not there: whatever was printed is gone")
     if file is None:
         start, file = 0, path / "log" / "torchrun.log"
-        if life is None or life.job is None:
+        if life is not None and life.job is None:
             say("note: a local run's output went to its terminal; these are torchrun's remarks")
     shown = [clean(line) for line in tail_lines(file, 0 if raw else start)]
-    shown = (
-        (shown if raw else fold(shown, lambda: cause.told(path, task)))[-lines:] if lines else []
-    )
+    if not raw:
+        known: list[bool] = []  # asked once, however many lines ask for it
+        shown, harmless = counted(shown, lambda: _once(known, path, task))
+        for line in harmless if lines else []:
+            say(line)
+    shown = shown[-lines:] if lines else []
     for line in shown:
         say(line)
     if life is None:
@@ -133,8 +142,25 @@ def _show_tail(path: Path, task: str | None, lines: int, raw: bool) -> None:
     elif life.live:
         if life.state == "PENDING":
             say(f"{_named(life)} waits: {clean(life.words)}")
+        elif not shown and lines and life.job is not None:
+            say(_silent(life))
     elif life.failed and not raw:
         _say_why(path, task, life, shown)
+
+
+def _once(known: list[bool], path: Path, task: str | None) -> bool:
+    if not known:
+        known.append(cause.told(path, task))
+    return known[0]
+
+
+def _silent(life: Life) -> str:
+    from .clock import clock
+
+    where = f" on {', '.join(life.nodes[:4])}{', …' if len(life.nodes) > 4 else ''}"
+    since = f" since {clock(life.started)}" if life.started else ""
+    doing = f"runs{where if life.nodes else ''}{since}" if life.state == "RUNNING" else life.state
+    return clean(f"{_named(life)} {doing}; nothing printed yet")
 
 
 def _say_why(path: Path, task: str | None, life: Life, shown: list[str]) -> None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from .failure import broken_by_peer
 
 _STORE = "an agent of torchrun lost the first node's, which had ended before"
-_TOLD = "an agent of torchrun was told to stop, because another node had ended"
+_TOLD = "an agent of torchrun was told to stop"
 _OWN = "torchrun's own traceback; what failed stands below it"
 _BANNER = "torchrun's summary; the rank's own exception stands at the end"
+_ENDS = "srun ends the ranks that are left"
 _PEER = "{}lost its connection: another rank had ended"
 
 # Single lines: (pattern, what they are).
@@ -39,9 +40,17 @@ _LINES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks", "ranks found each other"),
     )
 )
+# What srun says while it ends a step in which a rank has failed.
+_STEP = re.compile(
+    r"^srun: error: \S{1,100}: tasks? [\d,\-\[\]]{1,100}: (Terminated|Exited with exit code \d+)"
+    r"|^srun: (Force Terminated|Terminating) StepId|^srun: forcing job termination"
+    r"|^srun: Job step aborted: Waiting|^(slurmstepd|srun)\S{0,80}: (error: )?got SIGCONT"
+    r"|^\S{1,80}: (error: )?_step_signal: Terminating"
+    r"|^slurmstepd\S{0,80}: error: \*\*\* STEP \S{1,80} ON \S{1,200} CANCELLED AT \S{1,40} \*\*\*"
+)
 # Lines that the C++ side of torch writes below one another.
 _NATIVE = re.compile(
-    r"^\[W.*TCPStore\.cpp:\d+\].*(recvVector|recvValue|sendBytes|recvBytes) failed"
+    r"^\[W.*TCPStore\.cpp:\d+\].*(recvVector|recvValue|sendBytes|recvBytes)\w{0,40} failed"
 )
 _NATIVE_MORE = re.compile(r"^(Exception raised from |frame #\d+:|<omitting python frames>|\s*$)")
 
@@ -51,6 +60,7 @@ _RULE = re.compile(r"^=={40,}$")
 _ENDED = re.compile(r"multiprocessing/api\.py:\d+\] failed \(exitcode: \d+\) local_rank: ")
 _CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
 _LONGEST = 2000  # lines of a traceback; what is longer is none
+_LOOK = 1000  # characters of a line that patterns look at
 
 
 @dataclass
@@ -62,9 +72,11 @@ class Fold:
     Args:
         told: whether the ranks have written down themselves what happened. torchrun's summary then
             says less, and names the rank that ended first rather than the one that failed.
+        counts: where given, lines of each harmless kind are counted there instead of shown.
     """
 
     told: Callable[[], bool] = lambda: False
+    counts: dict[str, int] | None = None
     _words: str = ""
     _count: int = 0
     _native: bool = False
@@ -73,13 +85,16 @@ class Fold:
 
     def feed(self, line: str) -> list[str]:
         """The lines to show now, none while a block is not through."""
+        looked = line[:_LOOK]
         if self._banner or (_RULE.match(line) and self.told()):
             return self._summary(line)
-        if _ENDED.search(line) and self.told():
+        if _ENDED.search(looked) and self.told():
             return self._harmless(_BANNER)
+        if _STEP.search(looked) and self.told():
+            return self._harmless(_ENDS)
         if self._native and _NATIVE_MORE.match(line):
             return self._harmless(self._words or _STORE)
-        self._native = bool(_NATIVE.match(line))
+        self._native = bool(_NATIVE.match(looked))
         if self._native:
             return self._harmless(_STORE)
         match = _RANK.match(line)
@@ -98,7 +113,7 @@ class Fold:
             self._open[prefix] = [line]
             return out
         for pattern, words in _LINES:
-            if pattern.search(line):
+            if pattern.search(looked):
                 return [*out, *self._harmless(words)]
         return [*out, *self._said(), line]
 
@@ -123,15 +138,16 @@ class Fold:
         return []
 
     def _harmless(self, words: str, lines: int = 1) -> list[str]:
+        if self.counts is not None:
+            self.counts[words] = self.counts.get(words, 0) + lines
+            return []
         out = self._said() if words != self._words else []
         self._words, self._count = words, self._count + lines
         return out
 
     def _said(self) -> list[str]:
         words, count, self._words, self._count = self._words, self._count, "", 0
-        if not words:
-            return []
-        return [f"harmless: {words} ({count} line{'s' if count > 1 else ''})"]
+        return [_said(words, count)] if words else []
 
     def _close(self, prefix: str) -> list[str]:
         """The end of a traceback: folded where it is known, else as it is."""
@@ -149,6 +165,20 @@ def fold(lines: list[str], told: Callable[[], bool] = lambda: False) -> list[str
     """`Fold` over all lines of a text."""
     folder = Fold(told)
     return [out for line in lines for out in folder.feed(line)] + folder.flush()
+
+
+def counted(
+    lines: list[str], told: Callable[[], bool] = lambda: False
+) -> tuple[list[str], list[str]]:
+    """What is left of a text, and a line on each kind of what is harmless in it."""
+    counts: dict[str, int] = {}
+    folder = Fold(told, counts)
+    left = [out for line in lines for out in folder.feed(line)] + folder.flush()
+    return left, [_said(words, count) for words, count in counts.items()]
+
+
+def _said(words: str, count: int) -> str:
+    return f"harmless: {words} ({count} line{'s' if count > 1 else ''})"
 
 
 def _goes_on(before: str, text: str) -> bool:

@@ -16,9 +16,10 @@ from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm import script
-from ..slurm.client import Client
+from ..slurm.client import Client, SlurmError
 from ..slurm.options import JobOptions, refuse_secrets
-from . import allocation, submit
+from ..slurm.times import time_text
+from . import allocation, lives, submit
 from .request import Request, created, new, require_torch, resumed
 from .submit import Plan
 
@@ -32,47 +33,44 @@ def run(request: Request, client: Client, inside: bool) -> int:
         UserError: the job cannot run as asked; nothing was submitted or left behind.
     """
     config = configuration.load(Path.cwd())
-    _refuse_impossible(request)
-    job = None
-    if request.resume is not None:
+    job, resume = None, request.resume is not None
+    if resume:
         directory, job = resumed(request, config.runs)
         _refuse_second(client, directory, job)
     options, nproc = _options(request, config, job)
-    make = allocation.plan if inside else submit.plan
-    plan = make(client, config, options, nproc)
+    if request.follow and options.array:
+        raise UserError("--follow follows one job, not an array; use `rankup logs -f --task N`")
+    plan = (allocation.plan if inside else submit.plan)(client, config, options, nproc)
     if not options.environment and not options.container:
         require_torch()
     link = None
     if job is None:
         runs, link = submit.runs_folder(config, plan)
-        directory, job = new(request, runs)
+        directory, job = new(request, runs, strict=True)
     if options.array and job.kind == "recipe":
         raise UserError(
             "every task of an array would be the same run of the recipe; --array is for scripts "
             "that read SLURM_ARRAY_TASK_ID"
         )
-    refuse_secrets((*job.args, job.cwd, str(directory)), os.environ)
+    shown = (*submit.without_values(sys.argv[1:]), *job.args, *options.sbatch, str(directory))
+    refuse_secrets(shown, {**os.environ, **plan.variables})
     job = replace(job, launch={**options.said(), **({"nproc": nproc} if nproc else {})})
     submit.refuse_unmounted(plan, _places(job, directory, options))
-    text = script.render(submit.job_script(plan, job, directory, request.resume is not None))
+    text = script.render(submit.job_script(plan, job, directory, resume))
     for note in plan.notes:
         print(note, file=sys.stderr)
     if request.dry_run:
         print(text, end="")
-        print(f"not submitted; it would cost {plan.cost}" if plan.cost else "", file=sys.stderr)
+        if plan.cost:
+            print(f"not submitted; it would cost {plan.cost}", file=sys.stderr)
         return 0
-    resume = request.resume is not None
     if link is not None:
-        link.mkdir(parents=True, exist_ok=True)
-        config.runs.symlink_to(link)
-        print(f"runs go to {link}, linked as {config.runs}", file=sys.stderr)
-    with _restored(directory) if resume else created(directory, job):
-        if resume:  # somebody else may have resumed it since it was looked at
-            _refuse_second(client, directory, rundir.read(directory))
-        if not inside:
-            job, number = submit.submit(client, plan, job, directory, resume)
+        _link(config.runs, link)
     if inside:
+        with _restored(directory) if resume else created(directory, job):
+            pass
         return allocation.start(client, plan, job, directory, resume)
+    number = _submit(client, plan, job, directory, text, resume)
     _say(plan, job, directory, number)
     if not request.follow:
         return 0
@@ -81,11 +79,45 @@ def run(request: Request, client: Client, inside: bool) -> int:
     return follow(directory)
 
 
+def _submit(client: Client, plan: Plan, job: Job, directory: Path, text: str, resume: bool) -> str:
+    """Write what the job needs and submit it; if it is refused, all is as it was."""
+    with _restored(directory) if resume else created(directory, job):
+        if resume:  # somebody else may have resumed it since it was looked at
+            _refuse_second(client, directory, rundir.read(directory))
+            rundir.write(directory, job)
+        submit.write_script(plan, directory, text)
+        try:
+            return submit.send(client, plan, job, directory)
+        except SlurmError as error:
+            if not error.unreachable:
+                raise
+            uncertain: BaseException = error
+        except UserError:
+            raise
+        except BaseException as error:  # a job in the queue would look for what is here
+            uncertain = error
+    raise uncertain
+
+
+def _link(runs: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    if target.stat().st_uid != os.getuid():
+        raise UserError(f"{target} belongs to somebody else; set `runs` in rankup.toml")
+    try:
+        runs.symlink_to(target)
+    except FileExistsError:  # another first submission was quicker
+        return
+    print(f"runs go to {target}, linked as {runs}", file=sys.stderr)
+
+
 def _say(plan: Plan, job: Job, directory: Path, number: str) -> None:
+    """To people what there is to know; to standard output the job's number alone."""
     print(f"run {job.id} in {directory}", file=sys.stderr)
-    print(f"job {number}: {plan.cost}", file=sys.stderr)
-    print(f"script: {directory / 'job.sh'}", file=sys.stderr)
-    print(f"rankup status {job.id} · rankup logs -f {job.id} · rankup cancel {job.id}")
+    limit = time_text(plan.granted.minutes)
+    print(f"job {number}, time limit {limit}, {plan.cost}", file=sys.stderr)
+    print(f"script {directory / 'job.sh'}", file=sys.stderr)
+    print(f"next: rankup logs -f {job.id} · status · cancel", file=sys.stderr)
+    print(number)
 
 
 def _options(request: Request, config: Config, job: Job | None) -> tuple[JobOptions, int | None]:
@@ -100,17 +132,11 @@ def _options(request: Request, config: Config, job: Job | None) -> tuple[JobOpti
     return options, request.nproc or before.get("nproc") or config.job.get("nproc")
 
 
-def _refuse_impossible(request: Request) -> None:
-    if request.follow and request.options.array:
-        raise UserError("--follow follows one job, not an array; use `rankup logs -f --task N`")
-
-
 def _refuse_second(client: Client, directory: Path, job: Job) -> None:
     """UserError while a life of the run waits or runs: two would write one checkpoint folder."""
-    for name, tasks in client.queue(rundir.slurm_jobs(directory, job)).items():
-        state = tasks[0].state
+    for row in lives.live(directory, job, client):
         raise UserError(
-            f"{directory} is going on already: job {name} is {state}; wait for it, or "
+            f"{directory} is going on already: job {row.job_id} is {row.state}; wait for it, or "
             f"`rankup cancel {job.id}` first"
         )
 
@@ -126,10 +152,7 @@ def _places(job: Job, directory: Path, options: JobOptions) -> dict[str, Path]:
             found[f"--{option}"] = Path(value)
     if not options.environment and not options.container:
         found["the Python environment"] = Path(sys.prefix)
-    for word in job.args if job.kind == "script" else ():
-        text = word.partition("=")[2] if word.startswith("-") else word
-        if "/" in text and len(text) < 4096 and "\0" not in text and os.path.exists(text):
-            found["the argument"] = Path(os.path.abspath(text))
+    found |= {f"the argument {path}": path for path in submit.argument_paths(job)}
     return found
 
 

@@ -8,8 +8,8 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from .. import __version__, recipes
@@ -17,12 +17,16 @@ from ..base.errors import UserError, nearest
 from ..base.files import user_path
 from ..site import rundir
 from ..site.rundir import Job
-from ..slurm.client import SlurmError
 from ..slurm.options import JobOptions
 from ..train.options import refuse_other_run
 from . import code
 
-_OWN = ("--nproc", "--out", "--resume", "--nodes", "--time", "--partition", "--account")
+_OWN = {
+    *("--nproc", "--out", "--resume", "--local", "--dry-run", "--follow"),
+    *("--" + field.name.replace("_", "-") for field in fields(JobOptions)),
+}
+# A script may have options of these names itself.
+_COMMON = {"--name", "--env", "--time", "--array", "--environment", "--deadline", "--mail"}
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,15 @@ class Request:
     options: JobOptions = field(default_factory=JobOptions)
 
 
-def new(request: Request, runs: Path) -> tuple[Path, Job]:
-    """The run that is asked for and the folder it will live in; nothing is written yet."""
+def new(request: Request, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:
+    """The run that is asked for and the folder it will live in; nothing is written yet.
+
+    With `strict`, where a mistake costs a job, options of `rankup run` behind TARGET are refused.
+    """
     if request.target is None:
         raise UserError("nothing to run: name a recipe or a script, or --resume a run")
     kind, target = _target(request.target)
-    _notice_own_options(kind, request.args)
+    _notice_own_options(kind, request.args, strict)
     if kind == "recipe":
         recipes.find(target).parse(request.args)
     job = Job(
@@ -84,14 +91,13 @@ def created(directory: Path, job: Job) -> Iterator[None]:
         code.keep(Path(job.cwd), Path(job.target) if job.kind == "script" else None, directory)
         rundir.write(directory, job)
         yield
-    except BaseException as error:
-        if isinstance(error, SlurmError) and error.unreachable:
-            raise  # the job may be in the queue all the same, and would look for this
+    except BaseException:
         # Half a run directory helps nobody: what was made goes, what was there stays.
-        for path in directory.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for folder in made:
-            folder.rmdir()
+        with suppress(OSError):  # what is wrong is what was raised
+            for path in directory.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            for folder in made:
+                folder.rmdir()
         raise
 
 
@@ -145,16 +151,23 @@ def _target(text: str) -> tuple[str, str]:
     )
 
 
-def _notice_own_options(kind: str, args: tuple[str, ...]) -> None:
+def _notice_own_options(kind: str, args: tuple[str, ...], strict: bool) -> None:
     """`rankup run TARGET --nproc 2`: what follows TARGET belongs to it, which is easily missed."""
     for word in args:
+        if word == "--":  # said on purpose
+            return
         name = word.partition("=")[0]
-        if name in _OWN:
+        if name in _OWN and not (kind == "script" and name in _COMMON):
             message = (
                 f"{name} stands after TARGET and so belongs to it; as an option of `rankup run`"
             )
             if kind == "recipe":
                 raise UserError(f"{message} it has to stand before: rankup run {name} ... TARGET")
+            if strict:
+                raise UserError(
+                    f"{message} it has to stand before. If it is the script's, put `--` before it, "
+                    f"which the script then gets, too"
+                )
             print(f"warning: {message} it would have to stand before", file=sys.stderr)
 
 

@@ -34,6 +34,7 @@ def run(request: Request, extra: Mapping[str, str] | None = None) -> int:
     if where != "local":
         return queue.run(request, client, inside=where == "allocation")
     _say_what_is_left_out(request)
+    _refuse_encodings(request)
     return _run_here(request, dict(extra or {}))
 
 
@@ -59,6 +60,7 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
             "node": platform.node(),
         }
         before = rundir.read(directory)
+        (directory / "requeue").unlink(missing_ok=True)
         rundir.write(directory, replace(job, lives=[*job.lives, life]))
         print(f"run {job.id} in {directory}", file=sys.stderr)
         code = local.start(job, directory, nproc, request.resume is not None, extra)
@@ -66,8 +68,11 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
             rundir.write(directory, before)
         else:
             life |= {"code": code, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            if (directory / "requeue").exists():
+                life["stopped"] = True
             _write_end(directory, replace(job, lives=[*job.lives, life]))
-    if code not in (0, EXIT_BAD_INPUT) and (directory / "checkpoints").is_dir():
+    failed = code not in (0, EXIT_BAD_INPUT)
+    if "stopped" in life or (failed and (directory / "checkpoints").is_dir()):
         print(f"go on with: rankup run --resume {_shown(directory, job)}", file=sys.stderr)
     return code
 
@@ -82,13 +87,21 @@ def _write_end(directory: Path, job: Job) -> None:
 
 def _say_what_is_left_out(request: Request) -> None:
     said = request.options.said()
-    if said and not request.local:
+    if said:
         names = ", ".join("--" + name.replace("_", "-") for name in said)
+        why = "" if request.local else "there is no Slurm here, so "
         print(
-            f"note: no Slurm answers here, so this runs on this machine alone; without meaning "
-            f"here: {names}. The number of ranks changes the time a run takes, not its result",
+            f"note: {why}this runs on this machine alone; without meaning here: {names}. "
+            "The number of ranks changes the time a run takes, not its result",
             file=sys.stderr,
         )
+
+
+def _refuse_encodings(request: Request) -> None:
+    try:
+        " ".join((request.target or "", *request.args)).encode()
+    except UnicodeEncodeError:
+        raise UserError("an argument is not UTF-8, as `job.json` is") from None
 
 
 def _ranks(asked: int | None, environment: Mapping[str, str]) -> int:

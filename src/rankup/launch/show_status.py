@@ -16,9 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..site import config
+from ..slurm import reasons
 from ..slurm.client import Client
 from ..slurm.hostlist import compress
 from . import lives, status
+from .clock import ago, clock
 from .lives import Life
 from .logfile import clean
 from .status import Report, Summary
@@ -35,6 +37,7 @@ _COLOURS = {
 }
 _TASKS = 12  # of an array, shown one by one up to so many
 _LIVES = 30
+_PLAIN = reasons.ended("COMPLETED", 0, 0, "")  # which its state says already
 
 
 def show(run: str | None = None, *, as_json: bool = False) -> int:
@@ -43,7 +46,9 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
     Raises:
         UserError: there is no such run.
     """
-    here = config.load(Path.cwd())
+    here, warning = config.for_views(Path.cwd())
+    if warning:
+        print(f"warning: {clean(warning)}", file=sys.stderr)
     client = Client(timeout=lives.TIMEOUT)
     if run is None:
         found, note = status.newest(here.runs, client)
@@ -54,7 +59,7 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
         if note:
             print(f"\n{clean(note)}", file=sys.stderr)
         return 0
-    path, _ = lives.locate(here.runs, run)
+    path, _ = lives.locate(here.runs, run, client)
     full = status.report(path, here, client)
     if as_json:
         print(json.dumps(_as_json(full), indent=2))
@@ -100,7 +105,7 @@ def _page(full: Report) -> None:
         "now": short.words,
         "cause": full.cause,
         "says": _source(short.source) if any(life.job for life in full.lives) else "",
-        "may start": lives.clock(short.since) if short.state == "PENDING" else "",
+        "may start": clock(short.since) if short.state == "PENDING" else "",
         "monitoring": full.monitoring,
     }
     grid = Table.grid(padding=(0, 2))
@@ -115,7 +120,7 @@ def _page(full: Report) -> None:
     if full.next_steps:
         console.print()
         for command in full.next_steps:
-            console.print(Text(f"next: {command}"))
+            console.print(_text(f"next: {command}"))
 
 
 def _lives(console: Console, full: Report) -> None:
@@ -131,9 +136,9 @@ def _lives(console: Console, full: Report) -> None:
         rest = list(full.lives)
     if len(rest) > _LIVES:
         console.print(Text(f"{len(rest) - _LIVES} earlier lives are not shown (--json has all)"))
-    numbers = {id(life): number for number, life in enumerate(full.lives, 1)}
+    places = {id(life): place for place, life in enumerate(full.lives, 1)}
     for life in rest[-_LIVES:]:
-        number = life.restart + 1 if life.task else numbers[id(life)]
+        number = life.restart + 1 if life.task else places[id(life)]
         table.add_row(_text(life.job or "local"), *_cells(life, number))
     if table.row_count:
         console.print(table)
@@ -143,16 +148,16 @@ def _cells(life: Life, number: int = 0, several: bool = False) -> list[Text]:
     restart = str(number)
     if life.follows:
         restart += f" (after {life.follows})"
-    words = life.words if life.state not in ("RUNNING", "COMPLETED") or life.restart else ""
+    words = life.words if life.state != "RUNNING" and life.words != _PLAIN else ""
     if several:
         return [*map(_text, ("", life.state, "", "", "", "", "", words))]
     end = life.ended or (time.time() if life.live and life.started else None)
-    took = lives.ago(end - life.started) if end and life.started else ""
+    took = ago(end - life.started) if end and life.started else ""
     begins = life.started or life.expected
-    begin = ("~" if life.started is None and begins else "") + lives.clock(begins)
+    begin = ("~" if life.started is None and begins else "") + clock(begins)
     code = "" if life.exit_code is None else str(life.exit_code)
     state = _state(life.state)
-    cells = (restart, _nodes(life.nodes), begin, lives.clock(life.ended), took, code, words)
+    cells = (restart, _nodes(life.nodes), begin, clock(life.ended), took, code, words)
     first, *others = map(_text, cells)
     return [first, state, *others]
 
@@ -183,7 +188,7 @@ def _metrics(short: Summary, metrics: Mapping[str, Any]) -> str:
     ]
     when = metrics.get("time")
     if isinstance(when, int | float):
-        said.append(f"{lives.ago(time.time() - when)} ago")
+        said.append(f"{ago(time.time() - when)} ago")
     return " · ".join(said)
 
 

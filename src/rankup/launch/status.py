@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError
 from ..slurm.parse import Queued
 from . import cause, lives
+from .clock import ago, clock
 from .lives import Life
 
 NEWEST = 20
@@ -71,25 +73,42 @@ def newest(runs: Path, client: Client) -> tuple[list[Summary], str]:
     """
     known = rundir.all_runs(runs)[-NEWEST:][::-1]
     jobs = {path: _job(path) for path in known}
-    queued: dict[str, list[Queued]] = {}
+    queued: list[Queued] | None = []
     note, asked = "", client
-    ids = [i for p, job in jobs.items() if isinstance(job, Job) for i in rundir.slurm_jobs(p, job)]
-    if ids:
+    if any(isinstance(job, Job) and rundir.slurm_jobs(p, job) for p, job in jobs.items()):
         try:
-            queued = lives.queue(client, ids)
+            queued = client.mine()
         except SlurmError as error:
             note = f"Slurm cannot be asked, so this is from the runs' own records. {error}"
-            asked = lives.NO_SLURM
+            queued, asked = None, lives.NO_SLURM
     found = []
     for path, job in jobs.items():
         if isinstance(job, Job):
             try:
-                found.append(summary(path, job, lives.of_run(path, job, asked, queued)))
+                found.append(_row(path, job, lives.of_run(path, job, asked, queued)))
                 continue
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-                job = UserError(f"its files are damaged: {error}")
+            except Exception as error:  # whatever is wrong with one run, the others are shown
+                job = UserError(f"its files are damaged: {type(error).__name__}: {error}")
         found.append(_broken(path, job))
     return found, note
+
+
+def _row(path: Path, job: Job, found: Sequence[Life]) -> Summary:
+    """`summary`, with the cause where a rank has written one down: those files are small."""
+    short = summary(path, job, found)
+    last = lives.newest(found)
+    if last is None or not last.failed:
+        return short
+    folder = path if last.task is None else path / "array" / last.task
+    written = cause.find(folder / "log", []) if _noted(folder, last) else None
+    return replace(short, words=written.text.splitlines()[-1]) if written else short
+
+
+def _noted(folder: Path, life: Life) -> bool:
+    """Whether a rank of this life has left a note: of an earlier life they are removed."""
+    began = life.started or 0
+    notes = (folder / "log").glob("failure-rank*.json")
+    return any(note.stat().st_mtime >= began - 1 for note in notes)
 
 
 def report(path: Path, config: Config, client: Client) -> Report:
@@ -181,11 +200,16 @@ def last_metrics(path: Path) -> dict[str, Any]:
     except OSError:
         return {}
     for line in reversed(lines):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict) and isinstance(record.get("step"), int):
-                return record
+                return {name: value for name, value in record.items() if _sound(value)}
     return {}
+
+
+def _sound(value: object) -> bool:
+    """Whether a value may be shown and counted with: not so the infinity that 1e999 is read as."""
+    return not isinstance(value, int | float) or abs(value) < 1e300
 
 
 def _steps(job: Job, metrics: Mapping[str, Any]) -> int | None:
@@ -214,8 +238,8 @@ def _job(path: Path) -> Job | UserError:
         return job
     except UserError as error:
         return error
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        return UserError(f"its files cannot be read: {error}")
+    except Exception as error:
+        return UserError(f"its files cannot be read: {type(error).__name__}: {error}")
 
 
 def _broken(path: Path, error: UserError) -> Summary:
@@ -251,8 +275,15 @@ def _next_steps(path: Path, job: Job, found: Sequence[Life]) -> Iterable[str]:
         yield f"rankup cancel {job.id}"
         return
     yield f"rankup logs {job.id}"
-    if last.state != "COMPLETED" or (path / "requeue").exists():
+    stopped = (path / "requeue").exists() or any(path.glob("array/*/requeue"))
+    saved = stopped or any(path.glob("checkpoints/*")) or any(path.glob("array/*/checkpoints/*"))
+    if last.state == "COMPLETED" and not stopped:
+        return
+    if saved:
         yield f"rankup run --resume {job.id}"
+    else:
+        words = shlex.join([job.target, *job.args])
+        yield f"rankup run … {words} (once more from its beginning: it has saved no checkpoint)"
 
 
 def _monitoring(found: Sequence[Life], config: Config) -> str:
@@ -281,10 +312,10 @@ def elapsed(short: Summary) -> str:
     """How long the newest life has gone on, or took; when a pending one may start."""
     now = time.time()
     if short.live and short.state == "PENDING":
-        return f"may start {lives.clock(short.since)}" if short.since else ""
+        return f"may start {clock(short.since)}" if short.since else ""
     if short.since is None:
         return ""
     if short.live:
-        return f"for {lives.ago(now - short.since)}"
-    took = f"took {lives.ago(short.until - short.since)}" if short.until else "?"
-    return f"{took}, {lives.ago(now - (short.until or short.since))} ago"
+        return f"for {ago(now - short.since)}"
+    took = f"took {ago(short.until - short.since)}" if short.until else "?"
+    return f"{took}, {ago(now - (short.until or short.since))} ago"

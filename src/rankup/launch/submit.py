@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
+import re
 import shlex
 import sys
 import time
@@ -21,8 +23,10 @@ from ..site.rundir import Job
 from ..slurm import limits, script
 from ..slurm.client import Client
 from ..slurm.limits import Grant, Wish
-from ..slurm.options import JobOptions, refuse_secrets, variables
-from ..slurm.times import parse_seconds, parse_time
+from ..slurm.options import JobOptions, refuse_own_directives, variables
+from ..slurm.parse import array_tasks
+from ..slurm.partitions import Partition
+from ..slurm.times import parse_seconds, parse_time, time_text
 
 # Every node has its own; a run directory there is seen by nobody else.
 _LOCAL_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
@@ -51,10 +55,10 @@ def plan(client: Client, config: Config, options: JobOptions, nproc: int | None)
     )
     partitions = client.partitions()
     partition = limits.choose_partition(options.partition, profile, partitions)
-    options = replace(options, partition=options.partition or partition.name)
-    options = replace(options, qos=options.qos or profile.qos)
+    # Where nobody names one Slurm chooses: by constraint and qos at some sites.
+    named = options.partition or (partition.name if profile.partition == partition.name else None)
+    options = replace(options, partition=named, qos=options.qos or profile.qos)
     wish = Wish(
-        partition=partition.name,
         nodes=options.nodes or 1,
         ranks=nproc,
         minutes=None if options.time is None else parse_time(options.time),
@@ -66,23 +70,37 @@ def plan(client: Client, config: Config, options: JobOptions, nproc: int | None)
     if options.account is not None or profile.account_required:
         accounts = client.accounts(getpass.getuser())
     granted = limits.grant(wish, profile, partition, accounts)
-    refuse_secrets(options.sbatch, os.environ)
+    refuse_own_directives(options.sbatch)
+    tasks = len(array_tasks(options.array)) if options.array else 1
     return Plan(
         profile,
         granted,
         options,
         variables(options.env, os.environ),
-        limits.cost(granted, profile),
-        tuple(_notes(options, granted, limits.differences(profile, partitions))),
+        limits.cost(granted, profile, tasks),
+        tuple(_notes(options, partition, profile, limits.differences(profile, partitions))),
     )
 
 
-def _notes(options: JobOptions, granted: Grant, differences: list[str]) -> Iterator[str]:
+def _notes(
+    options: JobOptions, partition: Partition, profile: Profile, differences: list[str]
+) -> Iterator[str]:
     for difference in differences:
-        if granted.partition in difference.split(":")[0].split():
+        if difference.split(":")[0] in (
+            f"partition {partition.name}",
+            f"partition {profile.partition}",
+        ):
             yield f"note: {difference}; Slurm's word is taken"
+    if not partition.up:
+        yield f"note: partition {partition.name} takes jobs and starts none now (see `sinfo`)"
+    if partition.idle_nodes < (options.nodes or 1) and partition.up:
+        idle, name = partition.idle_nodes, partition.name
+        yield f"note: {idle} nodes of {name} are idle now, so the job will wait"
     if options.time is None:
-        yield f"note: time limit {granted.minutes} min by default; --time sets it"
+        minutes = limits.default_minutes(partition)
+        yield f"note: time limit {time_text(minutes)} by default; --time sets it"
+    elif re.fullmatch(r"\d+:\d+", options.time.strip()):
+        yield f"note: Slurm reads --time {options.time} as minutes and seconds; hours are 3h30m"
 
 
 def runs_folder(config: Config, plan: Plan) -> tuple[Path, Path | None]:
@@ -94,7 +112,15 @@ def runs_folder(config: Config, plan: Plan) -> tuple[Path, Path | None]:
     scratch = places.scratch(plan.profile, os.environ, plan.options.account)
     if config.runs_set or os.path.lexists(config.runs) or scratch is None:
         return config.runs, None
-    folder = scratch / getpass.getuser() / "rankup-runs"
+    # One folder per project: `last` means the last run of this one.
+    here = config.runs.parent.resolve()
+    name = f"{here.name}-{hashlib.sha256(os.fsencode(here)).hexdigest()[:6]}"
+    folder = scratch / getpass.getuser() / "rankup-runs" / name
+    if profile_days := plan.profile.purge_days:
+        print(
+            f"note: {scratch} deletes files unused for {profile_days} days; keep results elsewhere",
+            file=sys.stderr,
+        )
     return folder, folder
 
 
@@ -104,6 +130,7 @@ def refuse_unmounted(plan: Plan, paths: Mapping[str, Path]) -> None:
     Raises:
         UserError: one lies where the site mounts nothing: the job would die without a log.
     """
+    doubtful = []
     for what, path in paths.items():
         seen = places.mounted(plan.profile, path)
         if seen is False:
@@ -114,11 +141,13 @@ def refuse_unmounted(plan: Plan, paths: Mapping[str, Path]) -> None:
                 "is mounted, say so in rankup.toml: [site] mounts"
             )
         if seen is None and any(path.is_relative_to(local) for local in _LOCAL_TO_A_NODE):
-            print(
-                f"warning: {what} {path} lies in a folder that most sites have on each node "
-                "apart; if compute nodes see it, say so in rankup.toml: [site] mounts",
-                file=sys.stderr,
-            )
+            doubtful.append(what)
+    if doubtful:
+        print(
+            f"warning: {', '.join(doubtful)}: in a folder that most sites have on each node apart; "
+            "if compute nodes see it, say so in rankup.toml: [site] mounts",
+            file=sys.stderr,
+        )
 
 
 def job_script(plan: Plan, job: Job, directory: Path, resume: bool) -> script.JobScript:
@@ -133,8 +162,14 @@ def job_script(plan: Plan, job: Job, directory: Path, resume: bool) -> script.Jo
     exported = dict(profile.environment)
     if profile.list_gpus and granted.gpus:
         exported["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(granted.gpus)))
-    container = _container(options.container, profile)
+    inside = [str(directory), job.cwd, *profile.mounts]
+    if job.kind == "script":
+        inside.append(str(Path(job.target).parent))
+    container = _container(options.container, profile, inside)
     needs = [job.cwd, *([job.target] if job.kind == "script" else [])]
+    needs += [str(path) for path in argument_paths(job)]
+    # A resume finds what an earlier life was given in the run's own file.
+    given = {*plan.variables, *_earlier(directory / "env")}
     asked = {
         "partition": options.partition,
         "account": options.account,
@@ -156,70 +191,81 @@ def job_script(plan: Plan, job: Job, directory: Path, resume: bool) -> script.Jo
         gpus=granted.gpus,
         cpus=granted.cpus,
         minutes=granted.minutes,
-        made_by=("rankup", *_without_values(sys.argv[1:])),
+        made_by=("rankup", *without_values(sys.argv[1:])),
         version=__version__,
         resume=resume,
         stop_after=None
         if options.deadline is None
         else parse_seconds(options.deadline, "--deadline"),
         retries=options.retries or 0,
+        **({"lives": options.lives} if options.lives else {}),
         options={name: value for name, value in asked.items() if value},
         lines=(*profile.sbatch, *options.sbatch),
         srun_options=profile.srun,
         activate=None if container else activate,
         path=None if container else path,
         variables={k: v for k, v in exported.items() if k not in plan.variables},
-        offline=not granted.node.internet,
-        threads="OMP_NUM_THREADS" not in plan.variables,
-        private=bool(plan.variables) or (directory / "env").is_file(),
+        offline=granted.node.internet is not True,
+        threads="OMP_NUM_THREADS" not in given,
+        private=bool(given),
         container=container,
         host_suffix=profile.host_suffix,
         needs=tuple(needs),
     )
 
 
-def submit(client: Client, plan: Plan, job: Job, directory: Path, resume: bool) -> tuple[Job, str]:
-    """Write the job script into the run directory and submit it; the job with its new life, its id.
+def send(client: Client, plan: Plan, job: Job, directory: Path) -> str:
+    """Submit the job script that lies in the run directory; the job's id, also in `job.json`.
 
     Raises:
-        SlurmError: Slurm refused it.
+        SlurmError: Slurm refused it, or (`unreachable`) it is not known whether it did.
+        OSError: it is submitted and `job.json` could not be written.
     """
-    text = script.render(job_script(plan, job, directory, resume))
-    path = write_script(plan, directory, text)
-    (directory / "log" / "retries").unlink(missing_ok=True)
-    number = client.submit(path)
+    for name in ("retries", "requeues", "short", "cancelled"):
+        for log in (directory / "log", *directory.glob("array/*/log")):
+            (log / name).unlink(missing_ok=True)
+    (directory / "requeue").unlink(missing_ok=True)
+    number = client.submit(directory / "job.sh")
     life = {
         "submitted": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "nodes": plan.granted.nodes,
         "nproc": plan.granted.ranks,
         "job": number,
     }
-    job = replace(job, lives=[*job.lives, life])
-    rundir.write(directory, job)
-    return job, number
+    try:
+        rundir.write(directory, replace(job, lives=[*job.lives, life]))
+    except OSError as error:
+        raise OSError(
+            f"job {number} is submitted, but {directory / rundir.JOB} could not be written "
+            f"({error.strerror}); to end it: scancel {number}"
+        ) from None
+    return number
 
 
 def write_script(plan: Plan, directory: Path, text: str) -> Path:
     """`job.sh`, and the variables of `--env` beside it, for their owner alone."""
     if plan.variables:
-        lines = _kept(directory / "env", plan.variables)
-        lines += [f"{name}={shlex.quote(value)}" for name, value in plan.variables.items()]
+        values = {**_earlier(directory / "env"), **plan.variables}
+        lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
         write_atomic(directory / "env", "\n".join(lines) + "\n", private=True)
     path = directory / "job.sh"
     write_atomic(path, text, private=True)
     return path
 
 
-def _kept(path: Path, new: Mapping[str, str]) -> list[str]:
-    """Entries of an earlier `--env` that are not given anew; one may span lines."""
+def _earlier(path: Path) -> dict[str, str]:
+    """What an earlier `--env` left in the run's file."""
     if not path.is_file():
-        return []
-    words = shlex.split(path.read_text())
-    pairs = [word.partition("=") for word in words]
-    return [f"{name}={shlex.quote(value)}" for name, _, value in pairs if name not in new]
+        return {}
+    try:
+        words = shlex.split(path.read_text(encoding="utf-8"))  # an entry may span lines
+    except ValueError as error:
+        raise UserError(f"{path} is not as rankup wrote it ({error}); mend or remove it") from None
+    pairs = (word.partition("=") for word in words)
+    return {name: value for name, _, value in pairs}
 
 
-def _without_values(words: list[str]) -> Iterator[str]:
+def without_values(words: list[str]) -> Iterator[str]:
     """A command line without what `--env` gave: it may be secret."""
     given = False
     for word in words:
@@ -240,12 +286,30 @@ def _own_environment() -> tuple[str | None, str | None]:
     # The template that JSC's users know keeps the environment in a folder beside activate.sh,
     # which loads the modules, too.
     for candidate in (prefix.parent / "activate.sh", prefix / "bin" / "activate"):
-        if sys.prefix != sys.base_prefix and candidate.is_file():
+        if sys.prefix != sys.base_prefix and candidate.is_file() and _trusted(candidate):
             return str(candidate), None
     return None, str(Path(sys.executable).parent)
 
 
-def _container(image: str | None, profile: Profile) -> tuple[str, ...]:
+def _trusted(path: Path) -> bool:
+    """Whether nobody else could have put it there: it belongs to whom the environment belongs."""
+    owners = {os.getuid(), 0, os.stat(sys.prefix).st_uid}
+    return path.stat().st_uid in owners and not path.stat().st_mode & 0o002
+
+
+def argument_paths(job: Job) -> list[Path]:
+    """Arguments of a script that are paths of something that is there."""
+    found = []
+    for word in job.args if job.kind == "script" else ():
+        text = word.partition("=")[2] if word.startswith("-") else word
+        if "/" in text and len(text) < 4096 and "\0" not in text:
+            path = Path(job.cwd) / text
+            if os.path.exists(path):
+                found.append(path)
+    return found
+
+
+def _container(image: str | None, profile: Profile, inside: list[str]) -> tuple[str, ...]:
     if image is None:
         return ()
     if "://" not in image:
@@ -257,4 +321,10 @@ def _container(image: str | None, profile: Profile) -> tuple[str, ...]:
             )
         image = str(path.resolve())
     gpus = {"cuda": ("--nv",), "rocm": ("--rocm",), "cpu": ()}[profile.devices]
-    return ("apptainer", "exec", *gpus, image)
+    # Apptainer brings home and the working directory along, and nothing of scratch.
+    binds = [folder for folder in dict.fromkeys(inside) if os.path.isdir(folder)]
+    for folder in (*inside[:1], *binds):
+        if any(c in folder for c in ":,"):
+            raise UserError(f"{folder} cannot be seen in a container: its name has a ':' or ','")
+    binds = list(dict.fromkeys((*inside[:1], *binds)))
+    return ("apptainer", "exec", *gpus, "--bind", ",".join(binds), image)

@@ -47,8 +47,8 @@ def main() -> None:
 
 def _script(path: str, args: list[str]) -> None:
     """As `python path args…` would, in this process."""
+    if Path(sys.argv[0]).name == "rankup-rank" and sys.path:
+        del sys.path[0]  # the folder that rankup-rank lies in is not the script's
     sys.argv = [path, *args]
-    if sys.path and sys.path[0] == str(Path(sys.executable).parent):
-        del sys.path[0]  # the folder of rankup-rank itself
     sys.path.insert(0, str(Path(path).parent))
     runpy.run_path(path, run_name="__main__")

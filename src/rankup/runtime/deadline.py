@@ -53,7 +53,8 @@ class Deadline:
         signals: that bring the end forward.
 
     Raises:
-        RuntimeError: `RANKUP_END_TIME` is not a number, or several ranks have no process group yet.
+        RuntimeError: the margin is all the time there is, `RANKUP_END_TIME` is not a number, or
+            several ranks have no process group yet.
     """
 
     def __init__(
@@ -64,11 +65,17 @@ class Deadline:
     ) -> None:
         self.end = _end_time() if end is None else end
         given = None if self.end is None else max(0.0, self.end - time.time())
+        if margin is not None and given is not None and margin >= given:
+            raise RuntimeError(
+                f"Deadline(margin={margin:g}): only {given:.0f} s are left before the end of this "
+                "life; give a smaller margin or a longer time limit"
+            )
         self._margin = margin
         self._reserve = min(60.0, max(5.0, 0.05 * (given or 0.0)))
         self._unmeasured = min(300.0, 0.1 * (given or 0.0))
         self._save = 0.0
         self._step = 0.0
+        self._saved = 0.0
         self._last: float | None = None
         self._calls = 0
         self._pending: tuple[torch.Tensor, dist.Work | None] | None = None
@@ -97,8 +104,8 @@ class Deadline:
         now = time.monotonic()
         self._calls += 1
         if self._last is not None and self._calls > 2:  # the first is slow for other reasons
-            self._step = max(self._step, now - self._last)
-        self._last = now
+            self._step = max(self._step, now - self._last - self._saved)
+        self._last, self._saved = now, 0.0
 
     def reached(self) -> bool:
         """Whether all ranks stop now. Call it on every rank at the end of every step.
@@ -122,8 +129,9 @@ class Deadline:
         try:
             yield
         finally:
-            self._save = max(self._save, time.monotonic() - began)
-            self._last = None  # not a part of the step it happened in
+            took = time.monotonic() - began
+            self._save = max(self._save, took)
+            self._saved += took  # not a part of the step it happens in
 
     def leave(self) -> NoReturn:
         """End this process well, and let the job go on in a next life. Call it on every rank.

@@ -52,6 +52,8 @@ JOB = rules.Table(
         "nodes": rules.whole(1),
         "nproc": rules.whole(1),
         "retries": rules.whole(0),
+        "lives": rules.whole(1),
+        "deadline": rules.TEXT,
         "mail": rules.WORD,
         "container": rules.TEXT,
         "environment": rules.TEXT,
@@ -77,13 +79,38 @@ def load(start: Path) -> Config:
     return Config(runs=start / Config.runs)
 
 
-def _read(path: Path) -> Config:
+def for_views(start: Path) -> tuple[Config, str]:
+    """As `load`, for verbs that look at runs or end them; with what is wrong with the file.
+
+    A key that is not known is no reason not to cancel a job: then only `runs` is taken from the
+    file, where that can be read, and the second value is the message, else it is empty.
+    """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return load(start), ""
+    except UserError as error:
+        message = str(error)
+    path = next(file for folder in (start, *start.parents) if (file := folder / NAME).is_file())
+    try:
+        runs = _values(path).get("runs")
+        if isinstance(runs, str):
+            folder = path.parent / user_path(runs, f"{path}: runs")
+            return Config(runs=folder, runs_set=True, file=path), message
+    except UserError:
+        pass
+    return Config(runs=path.parent / Config.runs, file=path), message
+
+
+def _values(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not TOML: {error}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _read(path: Path) -> Config:
+    values = _values(path)
     rules.check(values, FILE, str(path))
     chosen = values.get("profile")
     if chosen is not None and chosen not in profile.names():

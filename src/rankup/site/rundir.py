@@ -24,6 +24,7 @@ from ..base.files import user_path, write_json
 
 JOB = "job.json"
 LIVES = Path("log") / "lives.jsonl"
+_LONGEST = 4 * 1024 * 1024  # bytes of records that are read, the last ones
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,10 @@ def read(path: Path) -> Job:
         return job
     except FileNotFoundError:
         raise UserError(f"{path} is no run directory: it has no {JOB}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path / JOB} is damaged: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path / JOB} cannot be read: {error.strerror}") from None
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -109,25 +112,55 @@ def records(path: Path) -> list[dict[str, Any]]:
     {"job": id, "task": number or null, "restart": n, "end": seconds, "code": exit code}
     {"job": id, "task": number or null, "follows": id}: a job that goes on where another stopped
 
-    A line may be torn: its writer was killed.
+    A line may be torn, since its writer was killed, and the file may have been written by anybody:
+    what is no record is passed over, and what is no number of a field that is one is left out.
     """
     found = []
     tasks = (path / "array").glob(f"*/{LIVES}") if (path / "array").is_dir() else ()
     for file in (path / LIVES, *sorted(tasks)):
-        if not file.is_file():
-            continue
-        for line in file.read_text(errors="replace").splitlines():
-            with suppress(ValueError):
+        for line in _last_lines(file):
+            with suppress(ValueError, RecursionError):
                 record = json.loads(line)
                 if isinstance(record, dict) and isinstance(record.get("job"), str):
-                    found.append(record)
+                    found.append(_sound(record))
     return found
+
+
+def _last_lines(file: Path) -> list[bytes]:
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            stream.seek(max(0, size - _LONGEST))
+            lines = stream.read(_LONGEST).split(b"\n")
+    except OSError:
+        return []
+    return lines[1:] if size > _LONGEST else lines
+
+
+def _sound(record: dict[str, Any]) -> dict[str, Any]:
+    """The record without numbers that are none: not a year of, say, infinity."""
+    for name in ("start", "end", "code", "restart", "offset"):
+        value = record.get(name, 0)
+        whole = isinstance(value, int) or name in ("start", "end")
+        number = isinstance(value, int | float) and not isinstance(value, bool) and whole
+        if not number or not abs(value) < 1e12:
+            del record[name]
+    return record
 
 
 def slurm_jobs(path: Path, job: Job) -> list[str]:
     """Ids of the Slurm jobs that are lives of this run, in order."""
-    asked = [life["job"] for life in job.lives if isinstance(life.get("job"), str)]
+    asked = [
+        life["job"]
+        for life in job.lives
+        if isinstance(life, dict) and isinstance(life.get("job"), str)
+    ]
     return list(dict.fromkeys([*asked, *(record["job"] for record in records(path))]))
+
+
+def _allocations(job: Job) -> list[str]:
+    """Ids of Slurm jobs inside which the run was started."""
+    return [str(life.get("allocation")) for life in job.lives if isinstance(life, dict)]
 
 
 def all_runs(runs: Path) -> list[Path]:
@@ -149,15 +182,18 @@ def find(runs: Path, run: str) -> Path:
     for path in known:
         if path.name == run:
             return path.resolve()
-    if run.partition("_")[0].isdigit():
+    if (number := run.partition("_")[0]).isdigit():
         for path in reversed(known):
-            with suppress(UserError):  # one broken run does not hide the others
-                if run.partition("_")[0] in slurm_jobs(path, read(path)):
+            # One broken run does not hide the others, in whichever way it is broken.
+            with suppress(Exception):
+                job = read(path)
+                if number in slurm_jobs(path, job) or number in _allocations(job):
                     return path.resolve()
     newest = ", ".join(path.name for path in known[:-4:-1]) or "none yet"
     raise UserError(
         f"no run {run!r}: neither a run directory, nor the id of a run or of its Slurm job in "
-        f"{runs} (newest: {newest})"
+        f"{runs} (newest: {newest}); go to the folder it was started in, give the run directory, "
+        f"or set `runs` in rankup.toml"
     )
 
 

@@ -13,20 +13,31 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ..base.errors import UserError
-from . import parse, refusals
+from . import parse, reasons, refusals
 from .parse import Accounted, Queued
 from .partitions import NODE_FORMAT, Partition, partitions
 
-PING_TIMEOUT = 2.0
+# A controller that is merely busy gets a second, longer try.
+PING_TIMEOUTS = (2.0, 8.0)
 
-# Variables that change options or columns behind the caller's back (SBATCH_* even wins over the
-# script's own lines).
-_STRIPPED = ("SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
+# Variables that change options, columns or the cluster behind the caller's back (SBATCH_* even wins
+# over the script's own lines).
+_STRIPPED = (
+    *("SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_"),
+    "SLURM_CLUSTERS",
+)
 _JOB_ID = re.compile(r"(\d+)(?:;\S*)?")
+_UP = re.compile(r"\bis UP\b")
 _NOT_KNOWN = re.compile(r"invalid job id|job \S+ not found", re.IGNORECASE)
 _OVER = re.compile(r"invalid job id|already completing or completed", re.IGNORECASE)
+_NO_CONFIGURATION = re.compile(
+    r"could not establish a configuration source|unable to process configuration file"
+    r"|clustername needs to be specified|dns srv lookup failed|cannot stat file",
+    re.IGNORECASE,
+)
 _NO_ACCOUNTING = re.compile(
     r"accounting storage is disabled|not running a supported accounting_storage", re.IGNORECASE
 )
@@ -38,7 +49,8 @@ class SlurmError(UserError):
     Attributes:
         command: the command, such as "sbatch".
         said: what it said, in its own words.
-        unreachable: the controller did not answer, so that the same may work later.
+        unreachable: there was no answer: whether it happened is not known, and the same may work
+            later.
     """
 
     def __init__(self, command: str, said: str, advice: str = "", *, unreachable: bool = False):
@@ -67,11 +79,26 @@ class Client:
             raise _refused(words[0], result)
         return result.stdout
 
-    def answers(self) -> bool:
-        """Whether `sbatch` is on PATH and a controller answers within `PING_TIMEOUT`."""
+    def presence(self) -> Literal["answers", "silent", "absent"]:
+        """Whether Slurm is here, and whether its controller answers.
+
+        `absent`: no `sbatch` on PATH, or one without any configuration; `silent`: there is one,
+        and it is down, or does not answer in one of `PING_TIMEOUTS`.
+        """
         if shutil.which("sbatch", path=self._environ("sbatch").get("PATH", os.defpath)) is None:
-            return False
-        return self.reachable(PING_TIMEOUT)
+            return "absent"
+        for seconds in PING_TIMEOUTS:
+            try:
+                result = self._run(("scontrol", "ping"), seconds, None)
+            except SlurmError as error:
+                if error.unreachable:
+                    continue
+                return "absent"
+            if _UP.search(result.stdout):
+                return "answers"
+            said = result.stdout + result.stderr
+            return "absent" if _NO_CONFIGURATION.search(said) else "silent"
+        return "silent"
 
     def reachable(self, timeout: float | None = None) -> bool:
         """Whether a controller answers. Where none does, other commands try for 10 s and more."""
@@ -80,7 +107,7 @@ class Client:
         except SlurmError:
             return False
         # The exit code counts a backup that is down, too.
-        return bool(re.search(r"\bis UP\b", result.stdout))
+        return bool(_UP.search(result.stdout))
 
     def partitions(self) -> dict[str, Partition]:
         """All partitions by name, the hidden ones too."""
@@ -102,12 +129,11 @@ class Client:
         """The cluster's name in Slurm's configuration."""
         return self._config().get("ClusterName") or None
 
-    def requeue_allowed(self) -> bool:
-        """Whether a batch job may be requeued unless it says otherwise (JobRequeue)."""
-        return self._config().get("JobRequeue") == "1"
-
     def submit(self, script: Path, *options: str) -> str:
-        """Submit a job script; the job's id. The job starts in the present working directory."""
+        """Submit a job script; the job's id. The job starts in the present working directory.
+
+        Where the error is `unreachable`, the job may be there all the same.
+        """
         text = self.run("sbatch", "--parsable", *options, os.path.abspath(script))
         # A site's plugins may print lines of their own before it.
         for line in reversed(text.splitlines()):
@@ -117,20 +143,23 @@ class Client:
             "sbatch",
             f"printed {text.strip()[:200]!r}, not the id of a job",
             "See `squeue --me` for whether the job is there.",
+            unreachable=True,
         )
 
-    def test_only(self, script: Path, *options: str) -> str | None:
-        """Why sbatch would refuse the script; None where it would not.
+    def mine(self) -> list[Queued]:
+        """This user's jobs that wait or run, one row per task of an array."""
+        words = ("squeue", "-a", "-h", "-r", "-o", parse.QUEUE_FORMAT, "-u", str(os.getuid()))
+        rows = parse.queue_rows(self.run(*words))
+        return [row for row in rows if row.uid == os.getuid() and reasons.is_live(row.state)]
 
-        It accepts what never starts, too: a time or a number of nodes over the partition's limit.
+    def in_folder(self, folder: Path) -> list[str]:
+        """Ids of this user's jobs that wait or run and whose working directory is `folder`.
+
+        A run's job script starts in the run directory: so a job is found whose id was never
+        written down.
         """
-        try:
-            self.run("sbatch", "--test-only", *options, os.path.abspath(script))
-        except SlurmError as error:
-            if error.unreachable:
-                raise
-            return str(error)
-        return None
+        rows = [row for row in self.mine() if is_ours(row.uid, row.work_dir, folder)]
+        return list(dict.fromkeys(base_id(row.job_id) for row in rows))
 
     def queue(self, ids: Sequence[str]) -> dict[str, list[Queued]]:
         """What squeue knows, by the ids asked for; an array is one row per task.
@@ -145,9 +174,7 @@ class Client:
             raise _refused("squeue", result)
         found: dict[str, list[Queued]] = defaultdict(list)
         for row in parse.queue_rows(result.stdout):
-            for name in {row.job_id, re.split(r"[_+]", row.job_id, maxsplit=1)[0]}.intersection(
-                ids
-            ):
+            for name in {row.job_id, base_id(row.job_id)}.intersection(ids):
                 found[name].append(row)
         return dict(found)
 
@@ -170,20 +197,9 @@ class Client:
     def cancel(self, ids: Iterable[str]) -> None:
         """Cancel jobs; one that has ended already is no error."""
         if words := list(ids):
-            self._tell(("scancel", *words))
-
-    def signal(self, job_id: str, name: str, *, full: bool = False) -> None:
-        """Send a signal such as "USR1" to the job's steps; `full`: to its batch script as well."""
-        self._tell(("scancel", f"--signal={name}", *(("--full",) if full else ()), job_id))
-
-    def requeue(self, job_id: str) -> None:
-        """End the job's present life and put it back into the queue, under the same id."""
-        self.run("scontrol", "requeue", job_id)
-
-    def _tell(self, words: tuple[str, ...]) -> None:
-        result = self._run(words, None, None)
-        if result.returncode and not _OVER.search(result.stderr):
-            raise _refused(words[0], result)
+            result = self._run(("scancel", *words), None, None)
+            if result.returncode and not _OVER.search(result.stderr):
+                raise _refused("scancel", result)
 
     def _config(self) -> dict[str, str]:
         return parse.config_values(self.run("scontrol", "show", "config"))
@@ -224,10 +240,31 @@ class Client:
     def _environ(self, command: str) -> dict[str, str]:
         given = os.environ if self.environment is None else self.environment
         kept = {name: value for name, value in given.items() if not name.startswith(_STRIPPED)}
-        if command != "sbatch":  # whose environment becomes that of the job
-            # 0: lists of array tasks are not cut off.
-            kept |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
-        return kept
+        if command == "sbatch":
+            # Its environment becomes that of the job, which is not to take what another job's
+            # shell says of itself (its cores, its restarts) for its own.
+            return {
+                name: value
+                for name, value in kept.items()
+                if not name.startswith("SLURM_") or name == "SLURM_CONF"
+            }
+        # 0: lists of array tasks are not cut off.
+        return kept | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
+
+
+def base_id(job_id: str) -> str:
+    """The id of the job that a task of an array ("40_1") or a part ("40+1") belongs to."""
+    return re.split(r"[_+]", job_id, maxsplit=1)[0]
+
+
+def is_ours(uid: int | None, work_dir: str, folder: Path) -> bool:
+    """Whether a job is this user's, with `folder` as its working directory.
+
+    Job numbers wrap, and clusters share file systems: a number alone may be another job's.
+    """
+    if uid != os.getuid() or not work_dir:
+        return False
+    return work_dir == str(folder) or os.path.realpath(work_dir) == os.path.realpath(folder)
 
 
 def _refused(command: str, result: subprocess.CompletedProcess[str]) -> SlurmError:

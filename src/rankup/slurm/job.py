@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from . import parse, reasons
-from .client import Client, SlurmError
+from .client import Client, SlurmError, is_ours
 from .hostlist import compress
 from .parse import Accounted, Queued
 from .times import moment
@@ -43,17 +44,24 @@ class JobState:
     live: bool
 
 
-def states(client: Client, job_id: str, own: Sequence[Mapping[str, object]] = ()) -> list[JobState]:
+def states(
+    client: Client,
+    job_id: str,
+    own: Sequence[Mapping[str, object]] = (),
+    folder: Path | None = None,
+) -> list[JobState]:
     """The states of a job: one, or one per task of an array.
 
     Args:
         own: lines of the run's `log/lives.jsonl`: {"job", "task", "restart", "start", "nodes"} at
             the start of a life, {"job", "task", "restart", "end", "code"} at its end. Only what
             Slurm does not know is taken from them.
+        folder: the job's working directory. What Slurm knows under this number with another one,
+            or as another user's, is not this job.
     """
-    found, reached = _from_controller(client, job_id)
+    found, reached, foreign = _from_controller(client, job_id, folder)
     # Accounting only knows more where nobody does, or where tasks of an array are forgotten.
-    if not found or any("_" in name for name in found):
+    if not foreign and (not found or any("_" in name for name in found)):
         with suppress(SlurmError):
             for state in _from_sacct(client, job_id):
                 # It lags: what a controller that answers does not know does not live.
@@ -66,30 +74,44 @@ def states(client: Client, job_id: str, own: Sequence[Mapping[str, object]] = ()
     return sorted(found.values(), key=_order)
 
 
-def _from_controller(client: Client, job_id: str) -> tuple[dict[str, JobState], bool]:
-    """What the controller knows by squeue and scontrol, and whether it answered."""
+def recorded(job_id: str, own: Sequence[Mapping[str, object]]) -> list[JobState]:
+    """The states of a job that Slurm has forgotten, by our own records; as of `states`."""
+    found = list(_from_own(job_id, own, reached=True))
+    return sorted(found, key=_order) or [_unknown(job_id, reached=True)]
+
+
+def _from_controller(
+    client: Client, job_id: str, folder: Path | None
+) -> tuple[dict[str, JobState], bool, bool]:
+    """What the controller knows by squeue and scontrol, whether it answered, and whether the
+    number is another job's there."""
     if not client.reachable():
-        return {}, False
+        return {}, False, False
     try:
-        found = {state.job_id: state for state in _from_squeue(client, job_id)}
+        rows = client.queue([job_id]).get(job_id, [])
     except SlurmError:
-        return {}, False
+        return {}, False, False
+    ours = [row for row in rows if folder is None or is_ours(row.uid, row.work_dir, folder)]
+    found = {row.job_id: of_row(row) for row in ours}
     try:
-        for state in _from_scontrol(client, job_id):
-            known = found.setdefault(state.job_id, state)
-            if known.source == "squeue" and state.live:  # which has no count of restarts
-                found[state.job_id] = replace(known, restarts=state.restarts)
+        shown = client.show(job_id)
     except SlurmError:
-        return found, bool(found)
-    return found, True
+        return found, bool(rows), len(ours) < len(rows)
+    known = [record for record in shown if folder is None or _is_ours(record, folder)]
+    for state in _from_scontrol(known, job_id):
+        before = found.setdefault(state.job_id, state)
+        if before.source == "squeue" and state.live:  # which has no count of restarts
+            found[state.job_id] = replace(before, restarts=state.restarts)
+    return found, True, len(ours) < len(rows) or len(known) < len(shown)
 
 
-def _from_squeue(client: Client, job_id: str) -> Iterator[JobState]:
-    for row in client.queue([job_id]).get(job_id, []):
-        yield _queued(row)
+def _is_ours(record: Mapping[str, str], folder: Path) -> bool:
+    uid = parse.user_number(record.get("UserId", ""))
+    return is_ours(uid, record.get("WorkDir", ""), folder)
 
 
-def _queued(row: Queued) -> JobState:
+def of_row(row: Queued) -> JobState:
+    """The state of a job by its row of squeue, which has no count of restarts."""
     live = reasons.is_live(row.state)
     pending = row.state == "PENDING"
     return JobState(
@@ -110,8 +132,8 @@ def _queued(row: Queued) -> JobState:
     )
 
 
-def _from_scontrol(client: Client, job_id: str) -> Iterator[JobState]:
-    for record in client.show(job_id):
+def _from_scontrol(records: Sequence[Mapping[str, str]], job_id: str) -> Iterator[JobState]:
+    for record in records:
         # An array's tasks share a record until they start.
         array, tasks = record.get("ArrayJobId"), record.get("ArrayTaskId")
         if array and tasks:
@@ -288,7 +310,8 @@ def _none(reason: str) -> str:
 def _seconds(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    # A number of a damaged record may be anything: 1e999 is infinity, 10**400 no float at all.
+    return float(value) if abs(value) < 1e15 else None
 
 
 def _order(state: JobState) -> tuple[str, int, str]:

@@ -22,7 +22,6 @@ class Wish:
         ranks: per node; None for one per GPU.
     """
 
-    partition: str | None
     nodes: int
     ranks: int | None
     minutes: int | None
@@ -122,8 +121,8 @@ def default_minutes(partition: Partition) -> int:
     return partition.default_minutes or min(DEFAULT_MINUTES, partition.max_minutes or 10**9)
 
 
-def cost(granted: Grant, profile: Profile) -> str:
-    """What the job can cost at most, in the site's unit."""
+def cost(granted: Grant, profile: Profile, tasks: int = 1) -> str:
+    """What a life of the job can cost at most, in the site's unit, with `tasks` of an array."""
     hours = granted.minutes / 60
     unit, node = profile.billing.unit, granted.node
     per_node = profile.node_hour(node)
@@ -134,8 +133,15 @@ def cost(granted: Grant, profile: Profile) -> str:
     total = granted.nodes * hours * per_node
     if unit == "GPU-h" and not node.gpus:
         unit, total = "core-h", granted.nodes * hours * (granted.cpus or node.cores)
-    times = f"{granted.nodes} node{'s' if granted.nodes > 1 else ''} x {hours:.4g} h"
-    return f"at most {total:,.4g} {unit} ({times} at {profile.title})"
+    times = f"{granted.nodes} node{'s' if granted.nodes > 1 else ''} x {clock(granted.minutes)} h"
+    if tasks > 1:
+        times = f"{tasks} tasks x {times}"
+    return f"at most {total * tasks:,.4g} {unit} per life ({times}, {profile.title})"
+
+
+def clock(minutes: int) -> str:
+    """Hours and minutes: 90 -> "1:30"."""
+    return f"{minutes // 60}:{minutes % 60:02d}"
 
 
 def differences(profile: Profile, partitions: Mapping[str, Partition]) -> list[str]:
@@ -144,7 +150,7 @@ def differences(profile: Profile, partitions: Mapping[str, Partition]) -> list[s
     for name, said in profile.partitions.items():
         live = partitions.get(name)
         if live is None:
-            found.append(f"partition {name} is in the profile and not on this machine")
+            found.append(f"partition {name}: it is in the profile and not on this machine")
             continue
         facts = {
             "max_minutes": (said.max_minutes, live.max_minutes),
@@ -190,7 +196,7 @@ def _limits(wish: Wish, partition: Partition) -> Iterator[str]:
         yield f"--nodes {wish.nodes} is more than {name} gives a job, which is {nodes}"
     if wish.nodes < partition.min_nodes:
         yield f"--nodes {wish.nodes} is less than {name} takes, which is {partition.min_nodes}"
-    if not partition.up:
+    if not partition.takes_jobs:
         yield f"partition {name} does not take jobs now; `sinfo` shows which do"
     if partition.allow_qos is not None and wish.qos and wish.qos not in partition.allow_qos:
         yield f"--qos {wish.qos} is not allowed in {name}; {nearest(wish.qos, partition.allow_qos)}"
@@ -203,12 +209,18 @@ def _account(
     if account is None:
         if profile.account_required:
             known = f", one of: {', '.join(sorted(accounts))}" if accounts else ""
+            known += "; `jutil user projects` lists yours" if profile.jutil else ""
             yield f"{profile.title} bills an account: give --account{known}"
         return
+    account = account.lower()  # as Slurm does
+    accounts, allowed = _lower(accounts), _lower(partition.allow_accounts)
     if accounts is not None and account not in accounts:
         yield f"--account {account} is not one of yours; {nearest(account, accounts)}"
-    elif partition.allow_accounts is not None and account not in partition.allow_accounts:
-        hint = nearest(account, partition.allow_accounts)
-        yield f"--account {account} may not use {name}; {hint}"
-    elif account in partition.deny_accounts:
+    elif allowed is not None and account not in allowed:
+        yield f"--account {account} may not use {name}; {nearest(account, allowed)}"
+    elif account in (_lower(partition.deny_accounts) or ()):
         yield f"--account {account} may not use {name}"
+
+
+def _lower(names: frozenset[str] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(name.lower() for name in names)

@@ -15,7 +15,9 @@ _TOKEN = re.compile(
     r"(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|sk-[A-Za-z0-9_-]{20,}|AKIA[A-Z0-9]{16})"
 )
-_SECRET = re.compile(r"TOKEN|API_?KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(TOKEN|KEY|SECRET|PASSWORD|(^|_)(PASS|PASSWD|PASSPHRASE|CREDENTIALS?))$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class JobOptions:
         sbatch: further `#SBATCH` options, `--exclude=n1`.
         env: `NAME=VALUE`, or `NAME` for the value it has now.
         retries: times that Slurm may start the job again after the failure of a node.
+        lives: most lives of the run in which it goes on by itself.
     """
 
     nodes: int | None = None
@@ -46,17 +49,21 @@ class JobOptions:
     sbatch: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     retries: int | None = None
+    lives: int | None = None
     deadline: str | None = None
     allow_idle_gpus: bool = False
 
     def over(self, defaults: Mapping[str, Any]) -> JobOptions:
-        """These options, and where nothing was said those of `defaults`."""
-        names = {field.name for field in fields(self)}
-        taken: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in defaults.items()
-            if name in names and not _said(getattr(self, name))
-        }
+        """These options, and where nothing was said those of `defaults`; lists are put together."""
+        taken: dict[str, Any] = {}
+        for field in fields(self):
+            mine, value = getattr(self, field.name), defaults.get(field.name)
+            if isinstance(mine, tuple):
+                # What is said last wins; a resume has what the file says already.
+                kept = [one for one in value or () if one not in mine]
+                taken[field.name] = (*kept, *mine)
+            elif value is not None and not _said(mine):
+                taken[field.name] = value
         return replace(self, **taken)
 
     def said(self) -> dict[str, Any]:
@@ -68,7 +75,7 @@ class JobOptions:
 
 
 def _said(value: object) -> bool:
-    return bool(value) or value is not False and value == 0  # 0 retries were asked for
+    return bool(value) or (value is not False and value == 0)  # 0 retries were asked for
 
 
 def variables(entries: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, str]:
@@ -86,8 +93,14 @@ def variables(entries: tuple[str, ...], environment: Mapping[str, str]) -> dict[
             if name not in environment:
                 raise UserError(f"--env {name}: {name} is not set here; write {name}=VALUE")
             value = environment[name]
-        if "\0" in value:
-            raise UserError(f"--env {name}: a value cannot hold a null byte")
+        if re.match(r"SLURM_|(?i:RANKUP_)|(UID|EUID|PPID|PATH|IFS|BASH\w*|SHELLOPTS)$", name):
+            raise UserError(f"--env {name}: the job script or bash sets {name} itself")
+        try:
+            if "\0" in value:
+                raise UserError(f"--env {name}: a value cannot hold a null byte")
+            value.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"--env {name}: the value is not UTF-8") from None
         found[name] = value
     return found
 
@@ -113,3 +126,34 @@ def refuse_secrets(words: tuple[str, ...], environment: Mapping[str, str]) -> No
                 f"everybody's `ps`. Let the script read a variable, and hand that over with "
                 f"--env {names[0] if names else 'NAME'} (kept in a file only you can read)"
             )
+
+
+# Short and long names of sbatch's options that the job script sets, and who is asked for them.
+_OURS = {
+    **dict.fromkeys(("nodes", "N"), "--nodes"),
+    **dict.fromkeys(("ntasks", "n", "ntasks-per-node"), "--nproc: torchrun starts the ranks"),
+    **dict.fromkeys(("time", "t"), "--time"),
+    **dict.fromkeys(("job-name", "J"), "--name"),
+    **dict.fromkeys(("partition", "p"), "--partition"),
+    **dict.fromkeys(("account", "A"), "--account"),
+    **dict.fromkeys(("qos", "q"), "--qos"),
+    **dict.fromkeys(("array", "a"), "--array"),
+    **dict.fromkeys(("dependency", "d"), "--dependency"),
+    **dict.fromkeys(("output", "o", "error", "e"), "`rankup logs`: the log lies in the run"),
+    **dict.fromkeys(("chdir", "D"), "nothing: the script runs where you are"),
+}
+
+
+def refuse_own_directives(lines: tuple[str, ...]) -> None:
+    """Refuse `--sbatch` options that would contradict the rest of the job script.
+
+    Raises:
+        UserError: one is no option, or is set by rankup; says how to ask for it.
+    """
+    for line in lines:
+        match = re.match(r"--?([A-Za-z][\w-]*)", line)
+        if match is None:
+            raise UserError(f"--sbatch {line!r} is no option of sbatch; write --sbatch=--{line}")
+        name = match[1] if line.startswith("--") else match[1][0]
+        if name in _OURS:
+            raise UserError(f"--sbatch {line}: the job script sets this; use {_OURS[name]}")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from .hostlist import expand
 from .times import moment
 
-# squeue: the reason comes last, since it alone may hold anything.
-QUEUE_FORMAT = "%i|%T|%S|%N|%r"
+# squeue: what may hold anything comes last, the reason and the working directory.
+QUEUE_FORMAT = "%i|%T|%S|%N|%r|%U|%Z"
 ACCOUNT_FIELDS = ("JobID", "State", "ExitCode", "Start", "End", "NodeList", "Reason")
 
 # In `scontrol show job` free text stands in JobName, and in all that follows Network.
@@ -25,18 +25,21 @@ _TAIL_KEYS = (
 )
 _TAIL = re.compile(rf" (?=(?:{'|'.join(map(re.escape, _TAIL_KEYS))})=)")
 _WORD = re.compile(r" (?=[A-Za-z][A-Za-z0-9_/:]*=)")
+_WHOSE = re.compile(r"(.*?)\|(\d{1,10})\|(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Queued:
     """A job, or one task of an array, as squeue shows it. `start`, in unix seconds, is expected
-    while the job is pending, and may be unknown."""
+    while the job is pending, and may be unknown. `uid`: the user's number."""
 
     job_id: str
     state: str
     reason: str
     nodes: tuple[str, ...]
     start: float | None
+    uid: int | None = None
+    work_dir: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,13 @@ def queue_rows(text: str) -> list[Queued]:
     for line in text.splitlines():
         fields = line.strip().split("|", 4)
         if len(fields) == 5 and fields[0][:1].isdigit():
-            job_id, state, start, nodes, reason = fields
-            rows.append(Queued(job_id, state, reason, node_names(nodes), moment(start)))
+            job_id, state, start, nodes, rest = fields
+            match = _WHOSE.fullmatch(rest)
+            reason, uid, folder = match.groups() if match else (rest, None, "")
+            whose = None if uid is None else int(uid)
+            rows.append(
+                Queued(job_id, state, reason, node_names(nodes), moment(start), whose, folder)
+            )
     return rows
 
 
@@ -124,6 +132,12 @@ def config_values(text: str) -> dict[str, str]:
         if sign:
             found[key.strip()] = value.strip()
     return found
+
+
+def user_number(text: str) -> int | None:
+    """The number in "ada(1000)", as `scontrol show job` names a user."""
+    match = re.search(r"\((\d{1,10})\)$", text.strip())
+    return int(match[1]) if match else None
 
 
 def exit_code(text: str) -> tuple[int, int]:

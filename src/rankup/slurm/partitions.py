@@ -21,8 +21,9 @@ class Partition:
     """A partition. Times are in minutes; None is: no limit, no default, everybody.
 
     `gpus`, `cores` and `memory_mb` are per node: the smallest figure over those nodes that have a
-    GPU, or over all where none has one. `up`: takes jobs and starts them. `idle_nodes` are those
-    a job could start on now, nodes that sleep included.
+    GPU, or over all where none has one. `up`: takes jobs and starts them; `takes_jobs`: takes
+    them, though it may start them later. `idle_nodes` are those a job could start on now, nodes
+    that sleep included.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Partition:
     cores: int
     memory_mb: int
     idle_nodes: int
+    takes_jobs: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def _partition(fields: Mapping[str, str], nodes: Sequence[_Nodes]) -> Partition:
         cores=min((group.cores for group in usual), default=0),
         memory_mb=min((group.memory_mb for group in usual), default=0),
         idle_nodes=sum(group.count for group in nodes if group.idle),
+        takes_jobs=fields.get("State", "UP") in ("UP", "DOWN"),
     )
 
 

@@ -204,7 +204,10 @@ def ended(state: str, code: int, number: int, reason: str, nodes: str = "") -> s
     if state == "NODE_FAIL" or text == "NodeDown":
         return f"A node died{where}; that is the site's matter. Submit it again, or use --resume."
     if state == "TIMEOUT":
-        return "It ran into its time limit. Give more --time, or save and requeue before it."
+        return (
+            "It ran into its time limit. Give more --time, or let it save and go on in a next life "
+            "before it, with rankup.Deadline() (docs/time-limit.md)."
+        )
     if state == "OUT_OF_MEMORY" or text == "OutOfMemory":
         return f"It ran out of main memory{where}. Use fewer data workers or more --mem."
     if state in _ENDED:

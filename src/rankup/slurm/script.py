@@ -20,7 +20,7 @@ _OFFLINE = {
     "TRANSFORMERS_OFFLINE": "1",
     "WANDB_MODE": "offline",
 }
-_SIGNAL_SECONDS = 120  # before the limit, where the clock in the ranks did not stop the run
+_SIGNAL_SECONDS = 60  # before the limit, where the clock in the ranks did not stop the run
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,11 @@ class JobScript:
         recipe: TARGET is a recipe, which rankup has to run.
         nodes, ranks: nodes, and ranks on each.
         gpus, cpus: of a node, granted by Slurm; 0 GPUs for none; None leaves CPUs to Slurm.
-        minutes: time limit.
+        minutes: time limit; 0 inside an allocation, which has its own.
         stop_after: seconds after the start at which to stop with a checkpoint, where that comes
             before the limit.
+        retries: times that Slurm may start the job again by itself (a node failed).
+        lives: after so many the run stops, that a mistake does not go on for ever.
         options: further `#SBATCH` options by long name; an empty value is a flag.
         lines: what follows `#SBATCH ` literally, from the user.
         activate: file to source; `path` a folder to put on PATH instead.
@@ -57,9 +59,9 @@ class JobScript:
     made_by: tuple[str, ...] = ()
     version: str = ""
     resume: bool = False
-    requeue: bool = True
     stop_after: int | None = None
     retries: int = 0
+    lives: int = 100
     options: Mapping[str, str] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
     srun_options: tuple[str, ...] = ()
@@ -83,9 +85,10 @@ def render(job: JobScript) -> str:
     _refuse_other_encodings(job)
     sections = [
         "\n".join(_header(job)),
-        "\n".join(_settings(job)),
+        "\n".join(_place(job)),
         _part("begin"),
         "\n".join(_environment(job)),
+        "\n".join(_settings(job)),
         _part("deadline"),
     ]
     if job.nodes > 1:
@@ -109,6 +112,9 @@ def _header(job: JobScript) -> Iterator[str]:
     yield "# It needs torchrun on PATH, and no rankup"
     if job.recipe:
         yield "# but for the recipe, whose data `rankup run` puts into the run directory."
+    if job.private:
+        file = _comment(shlex.quote(f"{job.run_dir}/env"))
+        yield f"# `rankup run` writes what --env gave into {file} (NAME=VALUE, chmod 600)."
     yield from (f"#SBATCH {line}" for line in _sbatch(job))
     yield from (f"#SBATCH {_one_line(line, 'a #SBATCH line')}" for line in job.lines)
 
@@ -121,7 +127,7 @@ def _sbatch(job: JobScript) -> Iterator[str]:
         "ntasks-per-node": "1",  # torchrun starts the ranks of a node
         "cpus-per-task": str(job.cpus or ""),
         "gres": f"gpu:{job.gpus}" if job.gpus else "",
-        "time": time_text(job.minutes),
+        "time": time_text(job.minutes) if job.minutes else "",
         "signal": f"USR1@{_SIGNAL_SECONDS}" if job.minutes * 60 > 4 * _SIGNAL_SECONDS else "",
         "chdir": job.run_dir,
     }
@@ -131,57 +137,73 @@ def _sbatch(job: JobScript) -> Iterator[str]:
     escaped = job.run_dir.replace("%", "%%")
     yield f"--output={_quoted(output.replace(job.run_dir, escaped, 1), 'output')}"
     yield "--open-mode=append"
-    yield "--requeue" if job.requeue else "--no-requeue"
+    yield "--requeue"
     for name, value in job.options.items():
         yield f"--{name}={_quoted(value, name)}" if value else f"--{name}"
 
 
-def _settings(job: JobScript) -> Iterator[str]:
-    yield "# ---- what this job runs " + "-" * 74
-    yield f"export RANKUP_RUN_DIR={shlex.quote(job.run_dir)}"
-    if "array" in job.options:
-        yield "RANKUP_RUN_DIR=$RANKUP_RUN_DIR/array/$SLURM_ARRAY_TASK_ID # one run per task"
-    yield f"work_dir={shlex.quote(job.work_dir)}"
-    yield f"set -- {shlex.join(job.words)}"
-    yield f"nodes={job.nodes} ranks={job.ranks} gpus={job.gpus} # ranks and GPUs are per node"
-    yield f"suffix={shlex.quote(job.host_suffix)} # of a node's name in the fast network"
-    yield f"retries={job.retries} # times that Slurm may start the job again after a node's failure"
-    yield f"stop_after={job.stop_after or ''} # seconds; empty: shortly before the time limit"
-    yield f"resume={int(job.resume)}"
-    yield f"needs=({shlex.join(job.needs)})"
-    programs = [*job.container[:1], "python3"] if job.container else ["torchrun", "python3"]
-    if job.recipe and not job.container:
-        programs.append("rankup-rank")
-    yield f"programs=({shlex.join(programs)})"
-    yield f"srun_options=({shlex.join(job.srun_options)})"
+def _place(job: JobScript) -> Iterator[str]:
+    yield _rule("this life of the run")
     yield "trap '' USR1 # the ranks take it as a wish to stop, this shell does not"
+    yield f"rankup_base={shlex.quote(job.run_dir)}"
+    if "array" in job.options:
+        yield "export RANKUP_RUN_DIR=$rankup_base/array/$SLURM_ARRAY_TASK_ID # one run per task"
+    else:
+        yield "export RANKUP_RUN_DIR=$rankup_base"
+    yield f"rankup_lives={job.lives} # at most, and then somebody should look"
+    yield f"rankup_retries={job.retries} # times that Slurm may start the job again by itself"
+    yield f"RANKUP_RESUME={int(job.resume)} # whether there was a life before this job"
 
 
 def _environment(job: JobScript) -> Iterator[str]:
-    yield "# ---- environment " + "-" * 81
-    yield 'cd -- "$work_dir" || finish 1 "$(hostname) cannot enter $work_dir; is it mounted there?"'
+    yield _rule("environment")
+    folder = shlex.quote(job.work_dir)
+    yield f'cd -- {folder} || end_life 1 "$(hostname) cannot enter it; is it mounted? "{folder}'
+    for name, value in _OFFLINE.items() if job.offline else ():
+        yield f'export {name}="${{{name}:-{value}}}"'
+    for name, value in job.variables.items():
+        yield f"export {name}={shlex.quote(value)}"
+    yield "export PYTHONUNBUFFERED=1"
     if job.activate:
-        yield "# shellcheck disable=SC1090,SC1091 # the user's"
         activate = shlex.quote(job.activate)
-        yield f'source {activate} || finish 1 "activating the environment failed: "{activate}'
+        yield "activate() { # in a function: what it sources sees no words of this script"
+        yield "    # shellcheck disable=SC1090,SC1091"
+        yield f"    source {activate}"
+        yield "}"
+        yield f'[ -r {activate} ] || end_life 1 "cannot read "{activate}'
+        yield f'activate || echo "rankup: warning: exit code $? from "{activate} >&2'
+        yield "set +e"
+        yield f"cd -- {folder} || exit 1 # wherever that went"
     elif job.path:
         yield f"export PATH={shlex.quote(job.path)}:$PATH"
-    variables = {**(_OFFLINE if job.offline else {}), **job.variables}
-    for name, value in variables.items():
-        yield f"export {name}={shlex.quote(value)}"
+    if job.private:
+        yield "private=$rankup_base/env # from --env; a file of yours that nobody else can read"
+        yield 'if [ ! -O "$private" ]; then end_life 1 "$private is missing, or not your file"; fi'
+        yield "set -a"
+        yield "# shellcheck disable=SC1090"
+        yield 'source "$private"'
+        yield "set +a"
+
+
+def _settings(job: JobScript) -> Iterator[str]:
+    yield _rule("what this job runs")
+    yield f"words=({shlex.join(job.words)})"
+    yield f"nodes={job.nodes} ranks={job.ranks} gpus={job.gpus} # ranks and GPUs are per node"
+    yield f"minutes={job.minutes} # time limit"
+    yield f"stop_after={job.stop_after or ''} # seconds; empty: shortly before the time limit"
+    yield f"suffix={shlex.quote(job.host_suffix)} # of a node's name in the fast network"
+    yield f"srun_options=({shlex.join(job.srun_options)})"
+    yield f"needs=({shlex.join(job.needs)}) # every node has to see these"
+    programs = [job.container[0], "python3"] if job.container else ["torchrun", "python3"]
+    if job.recipe and not job.container:
+        programs.append("rankup-rank")
+    yield f"programs=({shlex.join(programs)})"
     yield "# srun does not take --cpus-per-task over from sbatch since Slurm 22.05"
     cpus = '"${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"'
     yield f"export SRUN_CPUS_PER_TASK={cpus}"
     if job.threads:
         yield "threads=$((SRUN_CPUS_PER_TASK / ranks)) # torchrun would set 1"
         yield 'export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"'
-    yield "export PYTHONUNBUFFERED=1"
-    if job.private:
-        yield "set -a # from --env; only you can read the file"
-        yield "# shellcheck disable=SC1091"
-        base = shlex.quote(f"{job.run_dir}/env")
-        yield f'source {base} || finish 1 "no file "{base}'
-        yield "set +a"
     yield "set -u"
 
 
@@ -192,15 +214,19 @@ def _launch(job: JobScript) -> str:
     if job.recipe:
         rank = "rank=(rankup-rank)\n"
     elif job.container:
-        rank = "rank=(python)\n"
+        rank = "rank=(python3)\n"
     else:
         rank = (
             "# rankup's own way to start a script, where it is there, keeps each rank's exception\n"
             "# for `rankup logs`; the script is the same.\n"
-            "rank=(python)\n"
+            "rank=(python3)\n"
             "if command -v rankup-rank >/dev/null; then rank=(rankup-rank); fi\n"
         )
     return rank + "\n" + text
+
+
+def _rule(title: str) -> str:
+    return f"# ---- {title} ".ljust(100, "-")
 
 
 def _part(name: str) -> str:
@@ -214,7 +240,8 @@ def _comment(text: str) -> str:
 
 
 def _refuse_other_encodings(job: JobScript) -> None:
-    texts = [*job.words, job.run_dir, job.work_dir, *job.variables.values()]
+    texts = [*job.words, job.run_dir, job.work_dir, *job.variables.values(), *job.needs]
+    texts += [*job.container, job.activate or "", job.path or ""]
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:

@@ -99,6 +99,7 @@ class _Run:
         every_valid = self.options.valid_every or often
         every_checkpoint = self.options.checkpoint_every or often
         wishes = 0.0  # over all ranks, so the same on each
+        saved = True
         if self.unvalidated:
             wishes = self._validate(None, stop)
         first = self.place.step + 1
@@ -121,21 +122,24 @@ class _Run:
                 if wishes and step.number < self.last:
                     return self._stopped(wishes, saved)
             stop.tick()
-        return self._finish(stop, first)
+        return self._finish(stop, first, saved)
 
     def _stopped(self, wishes: float, saved: bool) -> Outcome:
         """End this life; where nobody ended the run, the job goes on in a next one."""
         where = f"step {self.place.step} of {self.last}"
         if wishes < END:
-            if not saved:
-                raise RunFailed(
-                    f"the time limit came at {where} and no checkpoint could be written; make "
-                    "room, and --resume goes on from the newest whole one"
-                )
-            if self.world.is_root:
-                ask_for_next_life()
+            self._ask_for_next_life(saved)
         self.metrics.say(f"stopped at {where}" + (", before the deadline" if wishes < END else ""))
         return Outcome(self.place, finished=False)
+
+    def _ask_for_next_life(self, saved: bool) -> None:
+        if not saved:  # the next life would come no further
+            raise RunFailed(
+                f"the time limit came at step {self.place.step} of {self.last} and no checkpoint "
+                "could be written; make room, and --resume goes on from the newest whole one"
+            )
+        if self.world.is_root:
+            ask_for_next_life()
 
     def _report(self) -> float:
         """Write the line of the step whose numbers are here by now; the ranks' wishes to stop.
@@ -241,7 +245,7 @@ class _Run:
             done = ", which are done: evaluating again" if self.place.step >= self.last else ""
             print(f"{found}at step {self.place.step} of {self.last}{done}", flush=True)
 
-    def _finish(self, stop: Stop, first: int) -> Outcome:
+    def _finish(self, stop: Stop, first: int, saved: bool) -> Outcome:
         self._report()
         try:
             valid, test = (self._evaluate(s, stop) for s in (self.task.valid, self.task.test))
@@ -251,8 +255,7 @@ class _Run:
                     raise RunFailed(
                         "the time limit is too short for the last evaluation; --resume with more"
                     ) from None
-                if self.world.is_root:
-                    ask_for_next_life()
+                self._ask_for_next_life(saved)
             self.metrics.say("stopped in the last evaluation; the next life does it again")
             return Outcome(self.place, finished=False)
         record: dict[str, Any] = {

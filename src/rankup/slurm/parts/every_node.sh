@@ -3,8 +3,8 @@ on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of 
     shift
     # What it uses goes along as text; $SLURM_NODEID and the like are then read on the node itself.
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --relative=0 --cpu-bind=none \
-        --wait=60 "$option" "${srun_options[@]}" bash -c "$(
+        --wait=120 "$option" ${srun_options[@]+"${srun_options[@]}"} bash -c "$(
             declare -p nodes ranks gpus needs programs rank master_addr master_port
-            declare -f preflight meet launch
+            declare -f preflight hear_all report_to_head launch
         ); \"\$@\"" bash "$@"
 }

@@ -1,4 +1,4 @@
-# ---- the address all nodes meet at -----------------------------------------------------------------
+# ---- the address all nodes meet at ---------------------------------------------------------------
 resolve() { # IPv4 of a name; the own name often resolves to loopback, which no other node can reach
     getent ahostsv4 "$1" | awk '$1 !~ /^127\./ { print $1; exit }'
 }
@@ -22,7 +22,7 @@ head_address() {
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 master_addr=$(head_address "$head")
 if [ -z "$master_addr" ]; then
-    finish 1 "no address for $head: neither the resolver nor Slurm's NodeAddr has one that other nodes could reach"
+    end_life 1 "no address for $head: neither the resolver nor Slurm's NodeAddr has one that other nodes could reach"
 fi
 master_port=$((10000 + SLURM_JOB_ID % 20000)) # of this job alone
 for _ in 1 2 3 4 5 6 7 8 9; do                # unless somebody sits there

@@ -1,16 +1,18 @@
-meet() { # every node says its name at the head's port; the head says who did not
-    if [ "$SLURM_NODEID" != 0 ]; then
-        for _ in {1..20}; do
-            if printf '%s\n' "$node" >"/dev/tcp/$master_addr/$master_port"; then return; fi
-            sleep 0.5
-        done 2>/dev/null
-        fault "cannot reach port $master_port of the first node at $master_addr"
-        return 1
-    fi
+report_to_head() { # say the own name at the first node's port
+    local _
+    for _ in {1..120}; do
+        if printf '%s\n' "$node" >"/dev/tcp/$master_addr/$master_port"; then return; fi
+        sleep 0.5
+    done 2>/dev/null
+    fault "cannot reach port $master_port of the first node at $master_addr"
+    return 1
+}
+
+hear_all() { # on the first node: who does not say its name within 90 s
     local names
     mapfile -t names < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
     python3 -c '
-import socket, sys
+import socket, sys, time
 address, port, me, *names = sys.argv[1:]
 server = socket.socket()
 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -19,15 +21,16 @@ try:
 except OSError as error:
     sys.exit(f"preflight: node {me}: cannot listen at {address}:{port}: {error.strerror}")
 server.listen(len(names))
-server.settimeout(20)
-missing = set(names) - {me}
+missing, end = set(names) - {me}, time.monotonic() + 90
 while missing:
     try:
+        server.settimeout(max(0.01, end - time.monotonic()))
         caller, _ = server.accept()
         caller.settimeout(5)
         missing.discard(caller.recv(300).decode(errors="replace").strip())
     except OSError:
-        missing = " ".join(sorted(missing))
-        sys.exit(f"preflight: no word within 20 s from: {missing} (their port {port} of {me} at {address})")
+        if time.monotonic() >= end:
+            silent = " ".join(sorted(missing))
+            sys.exit(f"preflight: {me} at {address}:{port} has not heard from: {silent}")
 ' "$master_addr" "$master_port" "$node" "${names[@]}"
 }

@@ -1,0 +1,280 @@
+"""What is asked for, the job it becomes, and what is left when it cannot be had."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.launch import queue
+from rankup.launch.request import Request, created, new, resumed
+from rankup.site import rundir
+from rankup.site.rundir import Job
+from rankup.slurm.client import Client, SlurmError
+from rankup.slurm.options import JobOptions
+from tests.slurm.jobscripts import Site
+
+from .live import script
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with `train.py`, at a site of which nothing is known."""
+    folder = tmp_path / "project"
+    script(folder, "pass", "train.py")
+    (folder / "rankup.toml").write_text('profile = "generic"\nsite.mounts = ["/"]\n')
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["rankup", "run", "train.py"])
+    for name in ("SCRATCH", "SBATCH_ACCOUNT", "SLURM_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def _runs(here: Path) -> list[Path]:
+    return list((here / "runs" / "train").iterdir()) if (here / "runs").exists() else []
+
+
+# --- options behind TARGET
+
+
+@pytest.mark.parametrize(
+    "word", ["--nproc", "--nodes=2", "--dry-run", "--partition", "--lives", "--allow-idle-gpus"]
+)
+def test_where_it_costs_a_job_an_own_option_behind_the_script_is_refused(
+    here: Path, word: str
+) -> None:
+    name = word.partition("=")[0]
+    with pytest.raises(UserError, match=f"{name} stands after TARGET .* put `--` before it"):
+        new(Request("train.py", ("--lr", "1", word)), here / "runs", strict=True)
+
+
+def test_elsewhere_it_is_warned_of(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, job = new(Request("train.py", ("--nodes", "2")), here / "runs")
+    assert job.args == ["--nodes", "2"]
+    assert "warning: --nodes stands after TARGET" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--", "--nproc", "2"),
+        ("--lr", "1", "--", "--nodes=2"),
+        *(("--name", "x"), ("--env=cartpole",), ("--time", "5"), ("--array",), ("--mail",)),
+        ("nproc", "-nodes", "--nodes-of-the-graph", "--outer"),
+    ],
+)
+def test_what_is_meant_for_the_script_reaches_it_without_a_word(
+    here: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], strict: bool
+) -> None:
+    _, job = new(Request("train.py", args), here / "runs", strict=strict)
+    assert job.args == list(args)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("word", ["--nodes", "--name", "--env"])
+def test_behind_a_recipe_every_own_option_is_refused(here: Path, word: str) -> None:
+    with pytest.raises(UserError, match=f"rankup run {word} ... TARGET"):
+        new(Request("language-model", (word, "2")), here / "runs")
+
+
+# --- the run directory
+
+
+def _fails(directory: Path, job: Job, error: BaseException) -> None:
+    with created(directory, job):
+        assert rundir.read(directory) == job
+        (directory / "log" / "x").touch()
+        raise error
+
+
+def test_what_was_made_goes_when_the_block_fails_and_what_was_there_stays(here: Path) -> None:
+    directory, job = new(Request("train.py"), here / "runs")
+    with pytest.raises(KeyboardInterrupt):
+        _fails(directory, job, KeyboardInterrupt())
+    assert sorted(path.name for path in here.iterdir()) == ["rankup.toml", "train.py"]
+    (here / "mine").mkdir()
+    with pytest.raises(OSError, match="full"):
+        _fails(here / "mine", job, OSError("full"))
+    assert list((here / "mine").iterdir()) == []
+
+
+def test_what_cannot_be_removed_hides_no_failure(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, job = new(Request("train.py"), here / "runs")
+
+    def refuses(path: Path) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(Path, "rmdir", refuses)
+    with pytest.raises(UserError, match="the cause"):
+        _fails(directory, job, UserError("the cause"))
+
+
+def test_a_resume_adds_to_the_arguments_of_the_run(here: Path) -> None:
+    directory, job = new(Request("train.py", ("--lr", "1")), here / "runs")
+    with created(directory, job):
+        pass
+    found, again = resumed(Request("train.py", ("--lr", "2"), resume=job.id), here / "runs")
+    assert (found, again.args) == (directory, ["--lr", "1", "--lr", "2"])
+    script(here, "pass", "other.py")
+    with pytest.raises(UserError, match=r"is a run of .*train\.py, not of .*other\.py"):
+        resumed(Request("other.py", resume=job.id), here / "runs")
+
+
+# --- a submission
+
+
+def _submit(site: Client, resume: str | None = None, **options: object) -> int:
+    target = None if resume else "train.py"
+    asked = JobOptions(**options)  # type: ignore[arg-type]
+    return queue.run(Request(target, resume=resume, options=asked), site, inside=False)
+
+
+def test_a_submission_says_the_jobs_number_alone_to_other_programs(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _submit(Site(), time="90m") == 0
+    [run] = _runs(here)
+    said = capsys.readouterr()
+    assert said.out == "4242\n"
+    cost = "at most 3 GPU-h per life (1 node x 1:30 h, this Slurm cluster)"
+    assert said.err.splitlines() == [
+        f"run {run.name} in {run}",
+        f"job 4242, time limit 01:30:00, {cost}",
+        f"script {run}/job.sh",
+        f"next: rankup logs -f {run.name} · status · cancel",
+    ]
+    [life] = rundir.read(run).lives
+    assert (life["job"], life["nodes"], life["nproc"]) == ("4242", 1, 2)
+    assert stat.S_IMODE((run / "job.sh").stat().st_mode) == 0o600
+
+
+def test_a_dry_run_prints_the_script_alone_and_leaves_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = Request("train.py", dry_run=True, options=JobOptions(time="1h"))
+    assert queue.run(request, Site(job=AssertionError("submitted")), inside=False) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("#!/bin/bash\n")
+    assert said.out.endswith('end_life "$code"\n')
+    assert "--partition" not in said.out, "Slurm's default"
+    assert said.err.startswith("not submitted; it would cost at most 2 GPU-h per life")
+    assert _runs(here) == []
+
+
+def test_a_refused_job_leaves_nothing_behind(here: Path) -> None:
+    with pytest.raises(SlurmError, match="Invalid qos"):
+        _submit(Site(job=SlurmError("sbatch", "Invalid qos")))
+    assert sorted(path.name for path in here.iterdir()) == ["rankup.toml", "train.py"]
+
+
+@pytest.mark.parametrize(
+    "error", [SlurmError("sbatch", "no answer in 30 s", unreachable=True), KeyboardInterrupt()]
+)
+def test_where_it_is_not_known_whether_there_is_a_job_its_files_stay(
+    here: Path, error: BaseException
+) -> None:
+    with pytest.raises(type(error)):
+        _submit(Site(job=error))
+    [run] = _runs(here)
+    assert (run / "job.sh").is_file()
+    assert rundir.read(run).lives == []
+
+
+def test_a_job_that_cannot_be_written_down_is_named(here: Path) -> None:
+    def submits(path: Path) -> str:
+        (path.parent / "job.json").unlink()
+        (path.parent / "job.json").mkdir()  # nothing can be put in its place
+        return "4242"
+
+    with pytest.raises(OSError, match=r"job 4242 is submitted, but .*; to end it: scancel 4242"):
+        _submit(Site(job=submits))
+    [run] = _runs(here)
+    assert (run / "job.sh").is_file()
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(here: Path) -> None:
+    _submit(Site(), env=("A=1",))
+    [run] = _runs(here)
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    with pytest.raises(SlurmError):
+        _submit(Site(job=SlurmError("sbatch", "Invalid qos")), run.name, env=("A=2", "B=3"))
+    assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+def test_a_resume_begins_to_count_anew(here: Path) -> None:
+    _submit(Site())
+    [run] = _runs(here)
+    task = run / "array" / "1" / "log"
+    task.mkdir(parents=True)
+    names = ("retries", "requeues", "short", "cancelled")
+    counts = [folder / name for folder in (run / "log", task) for name in names]
+    for path in (*counts, run / "requeue"):
+        path.write_text("99\n")
+    _submit(Site(job="4243"), run.name)
+    assert [path for path in (*counts, run / "requeue") if path.exists()] == []
+    assert rundir.slurm_jobs(run, rundir.read(run)) == ["4242", "4243"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": "correct-horse"}, {"sbatch": ("--comment=correct-horse",)}]
+)
+def test_a_secret_of_env_is_refused_elsewhere(
+    here: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+) -> None:
+    words = ["--name", "correct-horse"] if "name" in options else ["--sbatch", "..."]
+    argv = ["rankup", "run", "--env", "WANDB_KEY=correct-horse", *words, "train.py"]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(UserError, match=r"holds the value of \$WANDB_KEY") as raised:
+        _submit(Site(), env=("WANDB_KEY=correct-horse",), **options)
+    assert "correct-horse" not in str(raised.value)
+    assert _runs(here) == []
+    monkeypatch.setattr(sys, "argv", ["rankup", "run", "--env", "WANDB_KEY=correct-horse"])
+    assert _submit(Site(), env=("WANDB_KEY=correct-horse",)) == 0
+    [run] = _runs(here)
+    texts = {path.name: path.read_text() for path in run.iterdir() if path.is_file()}
+    assert [name for name, text in texts.items() if "correct-horse" in text] == ["env"]
+
+
+def test_an_argument_that_compute_nodes_do_not_see_is_refused(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "data.h5").touch()
+    with (here / "rankup.toml").open("a") as file:
+        file.write(f"site.not_mounted = ['{tmp_path}/local']\n")
+    request = Request("train.py", (f"--data={tmp_path}/local/data.h5",))
+    with pytest.raises(UserError, match=r"the argument \S+/data.h5 \S+ is not mounted"):
+        queue.run(request, Site(job=AssertionError("submitted")), inside=False)
+    assert _runs(here) == []
+
+
+def test_an_array_is_not_followed_and_not_of_a_recipe(here: Path) -> None:
+    options = JobOptions(array="0-3")
+    with pytest.raises(UserError, match="--follow follows one job"):
+        queue.run(Request("train.py", follow=True, options=options), Site(), inside=False)
+    with pytest.raises(UserError, match="every task of an array would be the same run"):
+        queue.run(Request("language-model", options=options), Site(), inside=False)
+    assert _runs(here) == []
+
+
+def test_an_option_behind_the_script_costs_no_job(here: Path) -> None:
+    request = Request("train.py", ("--nodes", "2"))
+    with pytest.raises(UserError, match="--nodes stands after TARGET"):
+        queue.run(request, Site(job=AssertionError("submitted")), inside=False)
+    assert _runs(here) == []
+
+
+def test_the_first_run_links_scratch(
+    here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
+    assert _submit(Site()) == 0
+    assert (here / "runs").is_symlink()
+    assert (here / "runs").resolve().is_relative_to(tmp_path / "scratch")
+    assert _submit(Site(job="4243")) == 0
+    jobs = [rundir.slurm_jobs(run, rundir.read(run)) for run in _runs(here)]
+    assert sorted(jobs) == [["4242"], ["4243"]]

@@ -1,0 +1,113 @@
+"""The deadline over ranks: all stop at the same step, and leave together."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from rankup.runtime.deadline import Deadline
+from rankup.runtime.world import World, destroy_process_group
+from tests.pool import RankPool
+
+
+def _one_is_told(world: World, rank: int, at: int) -> list[bool]:
+    """The answers of ten steps, in one of which one rank gets the signal."""
+    deadline, answers = Deadline(), []
+    for step in range(10):
+        if (world.rank, step) == (rank, at):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        answers.append(deadline.reached())
+    destroy_process_group()
+    return answers
+
+
+@pytest.mark.parametrize(("world_size", "rank"), [(2, 0), (2, 1), (3, 2)])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(
+    ranks: RankPool, world_size: int, rank: int
+) -> None:
+    expected = [False] * 5 + [True] * 5  # asked in step 4, answered one step later
+    assert ranks.run(world_size, _one_is_told, rank, 4) == [expected] * world_size
+
+
+def _clocks_differ(world: World) -> tuple[int, float]:
+    deadline = Deadline(margin=0, end=time.time() + 0.2 + world.rank)
+    began, steps = time.monotonic(), 0
+    while not deadline.reached():
+        steps += 1
+        time.sleep(0.01 * (1 + world.rank))
+    return steps, time.monotonic() - began
+
+
+def test_the_first_clock_stops_all_at_the_same_step(ranks: RankPool) -> None:
+    found = ranks.run(3, _clocks_differ)
+    assert len({steps for steps, _ in found}) == 1
+    assert all(0.1 < seconds < 1.1 for _, seconds in found)
+
+
+def _leaves(world: World, folder: Path) -> tuple[object, bool, str]:
+    """Exit code, whether the marker was there while a rank was still saving, what was printed."""
+    os.environ["RANKUP_RUN_DIR"] = str(folder)
+    deadline, early = Deadline(end=0), False
+    while not deadline.reached():
+        pass
+    if world.rank == world.world_size - 1:
+        time.sleep(0.5)  # it saves for longer than the others
+        early = (folder / "requeue").exists()
+    output = io.StringIO()
+    try:
+        with redirect_stdout(output):
+            deadline.leave()
+    except SystemExit as left:
+        return left.code, early, output.getvalue()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_all_leave_well_and_the_marker_comes_behind_the_last(
+    ranks: RankPool, tmp_path: Path, world_size: int
+) -> None:
+    found = ranks.run(world_size, _leaves, tmp_path)
+    assert [code for code, _, _ in found] == [0] * world_size
+    assert not found[-1][1]
+    assert [bool(output) for _, _, output in found] == [True] + [False] * (world_size - 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["requeue"]
+
+
+def _ends_with_a_vote_pending(world: World) -> float:
+    """The last vote is in flight when the loop is through; then other collectives follow."""
+    deadline = Deadline()
+    for _ in range(3):
+        time.sleep(0.05 * world.rank)
+        assert not deadline.reached()
+    total = [None] * world.world_size
+    dist.all_gather_object(total, world.rank)
+    assert total == list(range(world.world_size))
+    began = time.monotonic()
+    destroy_process_group()
+    return time.monotonic() - began
+
+
+def test_a_pending_vote_hangs_nobody_at_the_end(ranks: RankPool) -> None:
+    assert max(ranks.run(3, _ends_with_a_vote_pending, timeout=20)) < 5
+
+
+def _asks_slurm(world: World, folder: Path) -> float | None:
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+    os.environ["SLURM_JOB_ID"] = "42"
+    return Deadline().end
+
+
+def test_one_rank_asks_slurm_for_all(ranks: RankPool, tmp_path: Path) -> None:
+    program = tmp_path / "squeue"
+    program.write_text(f'#!/bin/sh\necho asked >>"{tmp_path}/asked"\necho 10:00\n')
+    program.chmod(0o755)
+    found = ranks.run(3, _asks_slurm, tmp_path)
+    assert len(set(found)) == 1
+    assert 580 < found[0] - time.time() <= 600
+    assert (tmp_path / "asked").read_text() == "asked\n"

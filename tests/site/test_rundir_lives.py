@@ -1,0 +1,121 @@
+"""What job scripts wrote of their lives, and the run that a Slurm job belongs to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.site import rundir
+from rankup.site.rundir import Job
+
+JOB = Job("id", "script", "/a/b.py", [], "/a", {}, {})
+
+
+def _run(runs: Path, run_id: str, *jobs: str) -> Path:
+    """A run that was submitted as `jobs`."""
+    path = rundir.create(runs / "train" / run_id)
+    rundir.write(path, replace(JOB, id=run_id, lives=[{"job": job} for job in jobs]))
+    return path
+
+
+def _record(path: Path, *records: object, task: str = "") -> None:
+    folder = path / "array" / task / "log" if task else path / "log"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lives.jsonl").open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def test_records_are_those_of_the_run_and_of_its_array_tasks_in_order(tmp_path: Path) -> None:
+    path = _run(tmp_path, "a", "7")
+    assert rundir.records(path) == []
+    _record(path, {"job": "7", "start": 1}, {"job": "7", "end": 2})
+    _record(path, {"job": "7", "task": 1}, task="1")
+    _record(path, {"job": "7", "task": 0}, task="0")
+    assert rundir.records(path) == [
+        {"job": "7", "start": 1},
+        {"job": "7", "end": 2},
+        {"job": "7", "task": 0},
+        {"job": "7", "task": 1},
+    ]
+
+
+def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
+    path = _run(tmp_path, "a")
+    _record(path, {"job": "7", "start": 1}, [], 3, {"start": 1}, {"job": 7}, None)
+    with (path / "log" / "lives.jsonl").open("ab") as file:
+        file.write(b'\xff\xfe\n\n{"job": "8"}\n{"job": "9", "sta')
+    assert rundir.records(path) == [{"job": "7", "start": 1}, {"job": "8"}]
+
+
+def test_jobs_are_those_asked_for_and_those_that_followed_by_themselves(tmp_path: Path) -> None:
+    path = _run(tmp_path, "a", "7", "9")
+    _record(path, {"job": "7", "start": 1}, {"job": "8", "follows": "7"}, {"job": "9"})
+    assert rundir.slurm_jobs(path, rundir.read(path)) == ["7", "9", "8"]
+    local = replace(JOB, lives=[{"nproc": 2}, {"job": 3}])
+    assert rundir.slurm_jobs(_run(tmp_path, "b"), local) == []
+
+
+def test_a_run_is_found_by_the_ids_of_its_jobs(tmp_path: Path) -> None:
+    first, second = _run(tmp_path, "a", "7"), _run(tmp_path, "b", "9")
+    _record(first, {"job": "8", "follows": "7"})
+    assert rundir.find(tmp_path, "7") == first
+    assert rundir.find(tmp_path, "8") == first
+    assert rundir.find(tmp_path, "9") == second
+    assert rundir.find(tmp_path, "9_3") == second, "a task of an array"
+    for unknown in ("10", "9x", "_9", "7.0"):
+        with pytest.raises(UserError, match=r"no run .*newest: b, a"):
+            rundir.find(tmp_path, unknown)
+
+
+def test_a_broken_run_does_not_hide_the_others(tmp_path: Path) -> None:
+    found = _run(tmp_path, "a", "7")
+    (_run(tmp_path, "b") / "job.json").write_text("{")
+    assert rundir.find(tmp_path, "7") == found
+
+
+def test_of_two_clusters_the_newest_run_is_meant(tmp_path: Path) -> None:
+    _run(tmp_path, "a", "7")
+    newest = _run(tmp_path, "b", "7")
+    assert rundir.find(tmp_path, "7") == newest
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ('{"job": "7", "start": 1e999, "code": true}', {"job": "7"}),
+        ('{"job": "7", "end": NaN, "restart": "x"}', {"job": "7"}),
+        ('{"job": "7", "restart": 1.5, "offset": ' + "9" * 400 + "}", {"job": "7"}),
+        ('{"job": "7", "start": 1.5, "code": 3}', {"job": "7", "start": 1.5, "code": 3}),
+    ],
+)
+def test_what_is_no_number_is_left_out(tmp_path: Path, line: str, kept: object) -> None:
+    path = _run(tmp_path, "a")
+    (path / "log" / "lives.jsonl").write_text(f"{'[' * 100_000}\n{line}\n")
+    assert rundir.records(path) == [kept]
+
+
+def test_of_endless_records_the_last_are_read(tmp_path: Path) -> None:
+    path = _run(tmp_path, "a")
+    with (path / "log" / "lives.jsonl").open("wb") as file:
+        file.write(b'{"job": "1"}\n')
+        file.truncate(50_000_000)
+        file.seek(0, 2)
+        file.write(b'\n{"job": "8", "start": 1}\n')
+    assert rundir.records(path) == [{"job": "8", "start": 1}]
+
+
+def test_a_run_is_found_by_the_allocation_it_was_started_in(tmp_path: Path) -> None:
+    path = _run(tmp_path, "a")
+    rundir.write(path, replace(JOB, lives=[{"allocation": "77"}]))
+    assert rundir.find(tmp_path, "77") == path
+
+
+def test_an_endless_description_is_damaged(tmp_path: Path) -> None:
+    path = _run(tmp_path, "a")
+    (path / "job.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="damaged"):
+        rundir.read(path)

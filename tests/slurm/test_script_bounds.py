@@ -1,0 +1,138 @@
+"""No run goes on for ever: lives, restarts and short lives are counted, and a torn count stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankup.site import rundir
+from rankup.slurm.script import JobScript
+
+from .jobscripts import ONE, Bash
+
+_TORN = ["", "x", "-1", "1 2", "1\n2", "0x1", "12345678", "99999999999999999999"]
+# So near that no life is short.
+SOON = {"SLURM_JOB_END_TIME": "1000"}
+
+
+@pytest.fixture
+def bash(tmp_path: Path) -> Bash:
+    return Bash(tmp_path)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobScript:
+    (tmp_path / "run").mkdir()
+    return replace(ONE, run_dir=str(tmp_path / "run"), work_dir=str(tmp_path))
+
+
+def _requeued(bash: Bash) -> bool:
+    return (bash.notes / "scontrol").exists()
+
+
+def _end(job: JobScript) -> tuple[int, int]:
+    """Restart and exit code of the last life, as it wrote them down."""
+    last = rundir.records(Path(job.run_dir))[-1]
+    return last["restart"], last["code"]
+
+
+@pytest.mark.parametrize("text", _TORN)
+def test_a_torn_count_of_retries_stops_the_job(bash: Bash, job: JobScript, text: str) -> None:
+    job, file = replace(job, retries=1000), Path(job.run_dir) / "log" / "retries"
+    assert bash.run(job, SLURM_RESTART_COUNT="1").torchrun
+    assert file.read_text() == "1\n"
+    file.write_text(text)
+    for _ in range(2):  # and stays so
+        ran = bash.run(job, SLURM_RESTART_COUNT="2")
+        assert (ran.code, ran.torchrun) == (1, ())
+        assert "--retries allows 1000 of that" in ran.output
+
+
+@pytest.mark.parametrize("name", ["retries", "requeues"])
+def test_a_count_that_cannot_be_kept_stops_the_job(bash: Bash, job: JobScript, name: str) -> None:
+    (Path(job.run_dir) / "log" / name).mkdir(parents=True)
+    if name == "requeues":
+        (Path(job.run_dir) / "requeue").touch()
+    ran = bash.run(replace(job, retries=9), SLURM_RESTART_COUNT="1")
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert f"cannot write to {job.run_dir}/log" in ran.output
+
+
+def test_the_lives_of_a_run_are_bounded(bash: Bash, job: JobScript) -> None:
+    job, count = replace(job, lives=3), Path(job.run_dir) / "log" / "requeues"
+    for restart in range(3):
+        ran = bash.run(job, FAKE_RANKS="stop", SLURM_RESTART_COUNT=str(restart), **SOON)
+        assert ran.torchrun
+        assert (Path(job.run_dir) / "requeue").exists()
+    assert count.read_text() == "2\n"
+    ran = bash.run(job, SLURM_RESTART_COUNT="3", **SOON)
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert f"stopped after 3 lives (--lives); go on with: rankup run --resume {job.run_dir}" in (
+        ran.output
+    )
+    assert _end(job) == (3, 1)
+
+
+@pytest.mark.parametrize("text", _TORN)
+def test_a_torn_count_of_lives_stops_the_run(bash: Bash, job: JobScript, text: str) -> None:
+    (Path(job.run_dir) / "log").mkdir()
+    (Path(job.run_dir) / "log" / "requeues").write_text(text)
+    (Path(job.run_dir) / "requeue").touch()
+    ran = bash.run(replace(job, lives=100000))
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert "(--lives)" in ran.output
+
+
+def test_a_following_job_counts_as_a_life(bash: Bash, job: JobScript) -> None:
+    (Path(job.run_dir) / "requeue").touch()
+    assert bash.run(replace(job, lives=2), SLURM_JOB_ID="4243").torchrun
+    (Path(job.run_dir) / "requeue").touch()
+    assert not bash.run(replace(job, lives=2), SLURM_JOB_ID="4244").torchrun
+
+
+def test_three_short_lives_in_a_row_stop_the_run(bash: Bash, job: JobScript) -> None:
+    for _ in range(2):
+        ran = bash.run(job, FAKE_RANKS="stop")  # its time ends in years
+        assert (ran.code, _requeued(bash)) == (0, True)
+    ran = bash.run(job, FAKE_RANKS="stop")
+    assert (ran.code, _requeued(bash)) == (1, False)
+    assert "three lives in a row stopped in the first tenth of their time" in ran.output
+    assert f"rankup run --resume {job.run_dir}" in ran.output
+    assert _end(job) == (0, 1)
+
+
+def test_a_life_of_usual_length_between_short_ones_is_the_end_of_the_row(
+    bash: Bash, job: JobScript
+) -> None:
+    for settings in ({}, {}, SOON, {}, {}):
+        assert bash.run(job, FAKE_RANKS="stop", **settings).code == 0
+    assert bash.run(job, FAKE_RANKS="stop").code == 1
+
+
+def test_a_torn_count_of_short_lives_stops_the_run(bash: Bash, job: JobScript) -> None:
+    (Path(job.run_dir) / "log").mkdir()
+    (Path(job.run_dir) / "log" / "short").write_text("")
+    assert bash.run(job, FAKE_RANKS="stop").code == 1
+
+
+@pytest.mark.parametrize("marker", [False, True])
+def test_a_cancelled_run_starts_no_other_life(bash: Bash, job: JobScript, marker: bool) -> None:
+    (Path(job.run_dir) / "log").mkdir()
+    (Path(job.run_dir) / "log" / "cancelled").touch()
+    if marker:
+        (Path(job.run_dir) / "requeue").touch()
+    ran = bash.run(replace(job, retries=9), SLURM_RESTART_COUNT="1")
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert "cancelled by `rankup cancel`" in ran.output
+    assert _end(job) == (1, 1)
+
+
+def test_cancelling_an_array_cancels_all_its_tasks(bash: Bash, job: JobScript) -> None:
+    (Path(job.run_dir) / "log").mkdir()
+    (Path(job.run_dir) / "log" / "cancelled").touch()
+    ran = bash.run(
+        replace(job, options={"array": "0-3"}), SLURM_ARRAY_JOB_ID="4240", SLURM_ARRAY_TASK_ID="2"
+    )
+    assert (ran.code, ran.torchrun) == (1, ())

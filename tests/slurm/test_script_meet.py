@@ -1,0 +1,66 @@
+"""The nodes meet in the preflight: who is silent is named, who is slow fails nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankup.slurm.script import JobScript, render
+
+from .jobscripts import ONE, Bash, in_folders
+
+
+@pytest.fixture
+def bash(tmp_path: Path) -> Bash:
+    return Bash(tmp_path)
+
+
+def test_a_slow_tool_on_the_first_node_fails_no_healthy_node(bash: Bash, tmp_path: Path) -> None:
+    # On the first node it waits for the second one to have come past its report.
+    waits = 'for _ in {1..200}; do [ -e "$FAKES/second" ] && break; sleep 0.1; done'
+    bash.program(
+        "nvidia-smi",
+        f'if [ "$SLURM_NODEID" = 1 ]; then touch "$FAKES/second"; else {waits}; fi\n'
+        '[ -e "$FAKES/second" ] && printf "GPU %d: A100\\n" 0 1',
+    )
+    ran = bash.run(in_folders(tmp_path, replace(ONE, nodes=2)))
+    assert ran.code == 0, ran.output
+    assert len(ran.torchrun) == 2
+
+
+def _impatient(job: JobScript) -> str:
+    """The script whose nodes wait for each other for 2 and 3 s instead of 60 and 90."""
+    text = render(job)
+    for waits, shorter in (
+        ("{1..120}", "{1..4}"),
+        ("time.monotonic() + 90", "time.monotonic() + 3"),
+    ):
+        assert text.count(waits) == 1
+        text = text.replace(waits, shorter)
+    return text
+
+
+def test_a_node_that_is_not_heard_of_is_named(bash: Bash, tmp_path: Path) -> None:
+    ran = bash.run(_impatient(in_folders(tmp_path, replace(ONE, nodes=3))), FAKE_SILENT="1")
+    assert (ran.code, ran.torchrun) == (1, ())
+    assert "preflight: n1 at 127.0.0.11:14242 has not heard from: n2\n" in ran.output
+
+
+def test_a_first_node_that_does_not_listen_is_named_by_the_others(
+    bash: Bash, tmp_path: Path
+) -> None:
+    ran = bash.run(_impatient(in_folders(tmp_path, replace(ONE, nodes=3))), FAKE_SILENT="0")
+    assert (ran.code, ran.torchrun) == (1, ())
+    for node in ("n2", "n3"):
+        words = f"node {node}: cannot reach port 14242 of the first node at 127.0.0.11"
+        assert words in ran.output
+
+
+def test_a_fault_of_the_first_node_is_no_fault_of_the_others(bash: Bash, tmp_path: Path) -> None:
+    bash.program("nvidia-smi", '[ "$SLURM_NODEID" = 1 ] && printf "GPU %d: A100\\n" 0 1')
+    ran = bash.run(in_folders(tmp_path, replace(ONE, nodes=2)))
+    assert (ran.code, ran.torchrun) == (1, ())
+    faults = [line for line in ran.output.splitlines() if line.startswith("preflight:")]
+    assert faults == ["preflight: node n1: nvidia-smi sees 0 GPU(s), the job needs 2"]
