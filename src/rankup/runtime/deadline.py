@@ -188,6 +188,9 @@ def _end_time() -> float | None:
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return None
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
+        # The last task of an array has the number of the whole array as its own.
+        job = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         raise RuntimeError("call rankup.setup() before Deadline(): one rank asks Slurm for all")
     # A thousand ranks asking would be felt by everybody on the machine.

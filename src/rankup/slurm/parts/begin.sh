@@ -1,4 +1,7 @@
 rankup_life=${SLURM_RESTART_COUNT:-0}
+# The last task of an array has the number of the whole array as its own.
+rankup_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+rankup_job=${rankup_job:-$SLURM_JOB_ID}
 rankup_start=$(date +%s)
 rankup_marker=$RANKUP_RUN_DIR/requeue # left by the ranks when they stop with a checkpoint
 

@@ -1,7 +1,7 @@
 # ---- until when: the ranks save and stop before this ---------------------------------------------
 RANKUP_END_TIME=${SLURM_JOB_END_TIME:-}
 if [ -z "$RANKUP_END_TIME" ]; then # Slurm before 23.02 does not say
-    ends=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)
+    ends=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$rankup_job" --format=%e)
     RANKUP_END_TIME=$(date --date="${ends:-unknown}" +%s 2>/dev/null) || RANKUP_END_TIME=
 fi
 if [ -z "$RANKUP_END_TIME" ] && [ "$minutes" -gt 0 ]; then

@@ -19,18 +19,17 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
     record_life "\"end\": $(date +%s), \"code\": 0, \"stopped\": true"
     exec 9>&- # the next life may start
     echo "rankup: stopped with a checkpoint before the time limit; going on in a next life" >&2
-    if scontrol requeue "$SLURM_JOB_ID"; then
+    if scontrol requeue "$rankup_job"; then
         sleep 120 # Slurm ends this shell
         exit 0
     fi
-    me=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     next=$(env --unset=SLURM_RESTART_COUNT sbatch --parsable \
-        --dependency="afterany:${me:-$SLURM_JOB_ID}" \
+        --dependency="afterany:$rankup_job" \
         ${SLURM_ARRAY_TASK_ID:+--array="$SLURM_ARRAY_TASK_ID"} "$0") ||
         end_life 1 "this site allows neither requeue nor sbatch in a job; go on with: rankup run --resume $rankup_base"
     echo "rankup: this site does not requeue; job $next follows" >&2
     printf '{"job": "%s", "task": %s, "follows": "%s"}\n' "${next%%;*}" \
-        "${SLURM_ARRAY_TASK_ID:-null}" "${me:-$SLURM_JOB_ID}" >>"$RANKUP_RUN_DIR/log/lives.jsonl"
+        "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_job" >>"$RANKUP_RUN_DIR/log/lives.jsonl"
     exit 0
 fi
 if [ "$code" -ne 0 ] && command -v rankup >/dev/null; then

@@ -1,0 +1,402 @@
+"""One run over several lives of a job: deadlines, signals, failures of nodes, resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import RunRankup, TextFiles
+from tests.slurm.cluster import Cluster
+
+from .live import TINY, losses, records, script
+from .on_slurm import Site, asked, last_line, lives, log, starts, until
+
+
+@pytest.fixture
+def site(slurm: Cluster, run_rankup: RunRankup, tmp_path: Path) -> Site:
+    return Site(slurm, run_rankup, tmp_path)
+
+
+# Each life but the last is slow, so that it is not through before its end; a margin is given for
+# each, so that the number of lives does not hang on the machine's speed.
+COUNTS = """
+import json, os, sys, time
+from pathlib import Path
+import rankup
+world = rankup.setup()
+steps, margins = int(sys.argv[1]), [float(word) for word in sys.argv[2:]]
+run = Path(os.environ["RANKUP_RUN_DIR"])
+place = run / "place"
+life, first, loss = json.loads(place.read_text()) if place.exists() else (0, 0, 1.0)
+slow = life < len(margins) - 1
+deadline = rankup.Deadline(margins[life] if slow else margins[-1])
+rankup.barrier()
+for step in range(first, steps):
+    loss = 0.9 * loss + float(rankup.all_reduce(float(step * (world.rank + 1)), "sum"))
+    if world.is_root:
+        with (run / "steps").open("a") as file:
+            print(step, repr(loss), file=file)
+    time.sleep(0.1 if slow else 0)
+    if deadline.reached():
+        with deadline.saving():
+            if world.is_root:
+                place.write_text(json.dumps([life + 1, step + 1, loss]))
+        deadline.leave()
+"""
+
+
+def _check_counts(run: Path, steps: int) -> None:
+    """All steps of two ranks, each once, with the numbers of a run that was never interrupted."""
+    loss, expected = 1.0, []
+    for step in range(steps):
+        loss = 0.9 * loss + step * (1 + 2)
+        expected.append(loss)
+    lines = [line.split() for line in (run / "steps").read_text().splitlines()]
+    assert [int(step) for step, _ in lines] == list(range(steps))
+    assert [float(loss) for _, loss in lines] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_script_goes_on_over_three_lives_and_loses_nothing(site: Site) -> None:
+    """The first ends by a signal, the second by the deadline."""
+    path = script(site.folder, COUNTS)
+    job, run = site.submit("--deadline", "25s", path, "500", "1", "20", "1")
+    until(lambda: (run / "steps").exists(), run)
+    site.cluster.command("scancel", "--signal=USR1", str(job))
+    site.ended(job, "COMPLETED", run)
+    _check_counts(run, 500)
+    assert starts(run) >= 3
+    assert [record.get("stopped") for record in lives(run) if "end" in record] == [
+        *[True] * (starts(run) - 1),
+        None,
+    ]
+    assert {record["job"] for record in lives(run)} == {str(job)}
+    assert "stopped with a checkpoint before the time limit" in log(run)
+
+
+def _language_model(text: TextFiles, trace: Path, steps: int) -> list[str | Path]:
+    files: list[str | Path] = ["--train", text.train, "--valid", text.valid, "--test", text.test]
+    batch = ["--global-batch", "32", "--micro-batch", "1", "--steps", str(steps)]
+    often: list[str | Path] = [
+        "--valid-every",
+        "1000",
+        "--checkpoint-every",
+        "1000",
+        "--trace-samples",
+        trace,
+    ]
+    return ["language-model", *files, *TINY, *batch, *often]
+
+
+def _trace(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _same_as_local(site: Site, text: TextFiles, run: Path, steps: int, nproc: int) -> None:
+    """Losses and samples are those of a run on one machine that nothing interrupts."""
+    here, trace = site.folder / "local", site.folder / "local.trace"
+    words = _language_model(text, trace, steps)
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    site.rankup("run", "--local", "--nproc", str(nproc), "--out", here, *words, env=one_thread)
+    assert sorted(losses(run)) == list(range(1, steps + 1))
+    assert losses(run) == pytest.approx(losses(here), rel=1e-5)
+    assert records(run)[-1]["final"] is True
+    assert records(run)[-1]["test_loss"] == pytest.approx(records(here)[-1]["test_loss"], rel=1e-5)
+    assert _trace(site.folder / "slurm.trace") == _trace(trace)
+
+
+def _beyond(run: Path, step: int) -> bool:
+    return any(record.get("step", 0) > step for record in records(run))
+
+
+@pytest.mark.slow
+def test_a_signal_saves_requeues_and_the_same_run_goes_on(
+    site: Site, small_text: TextFiles
+) -> None:
+    words = _language_model(small_text, site.folder / "slurm.trace", 80)
+    job, run = site.submit(*words)
+    until(lambda: _beyond(run, 5), run)
+    site.cluster.command("scancel", "--signal=USR1", str(job))
+    site.ended(job, "COMPLETED", run)
+    assert starts(run) == 2
+    assert lives(run)[1]["stopped"] is True
+    _same_as_local(site, small_text, run, 80, 2)
+
+
+@pytest.mark.slow
+def test_a_recipe_on_two_nodes_over_three_lives_is_the_same_run(
+    site: Site, small_text: TextFiles
+) -> None:
+    words = _language_model(small_text, site.folder / "slurm.trace", 300)
+    job, run = site.submit("--nodes", "2", *words)
+    for life, step in enumerate([30, 130], start=1):
+        until(lambda: _beyond(run, step) and starts(run) == life, run)  # noqa: B023
+        site.cluster.command("scancel", "--signal=USR1", str(job))
+    site.ended(job, "COMPLETED", run)
+    assert starts(run) == 3
+    _same_as_local(site, small_text, run, 300, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_recipe_stops_at_its_deadline(site: Site, small_text: TextFiles) -> None:
+    words = _language_model(small_text, site.folder / "slurm.trace", 700)
+    job, run = site.submit("--deadline", "20s", *words)
+    site.ended(job, "COMPLETED", run, timeout=400)
+    assert starts(run) >= 2
+    _same_as_local(site, small_text, run, 700, 2)
+
+
+# Without torch in the ranks; its life is over when the marker is there, as Deadline leaves it.
+TWICE = """
+import os, sys
+from pathlib import Path
+run = Path(os.environ["RANKUP_RUN_DIR"])
+if os.environ["RANK"] == "0":
+    first = not (run / "first").exists()
+    (run / ("first" if first else "second")).write_text(os.environ["SLURM_JOB_ID"])
+    if first and os.environ.get("SLURM_ARRAY_TASK_ID", "1") == "1":
+        (run / "requeue").touch()
+"""
+
+
+def test_where_requeue_is_off_a_second_job_follows(site: Site) -> None:
+    path = script(site.folder, TWICE)
+    job, run = site.submit("--sbatch=--no-requeue", path)
+    site.ended(job, "COMPLETED", run)
+    [follower] = [record for record in lives(run) if "follows" in record]
+    assert follower["follows"] == str(job)
+    site.ended(int(follower["job"]), "COMPLETED", run)
+    assert (run / "first").read_text() == str(job)
+    assert (run / "second").read_text() == follower["job"]
+    assert not (run / "requeue").exists()
+    assert f"job {follower['job']} follows" in log(run)
+    status = site.rankup("status", run).stdout
+    assert str(job) in status
+    assert follower["job"] in status
+
+
+@pytest.mark.slow
+def test_a_task_that_goes_on_leaves_the_other_tasks_alone(site: Site) -> None:
+    _, run = site.submit("--array", "0-1", script(site.folder, TWICE))
+    until(lambda: not site.queue(), run)
+    seen = [len(list((run / "array" / task).glob("log/lives.jsonl"))) for task in "01"]
+    assert seen == [1, 1]
+    assert [starts(run / "array" / task) for task in "01"] == [1, 2]
+    assert not (run / "array" / "0" / "second").exists()
+    assert (run / "array" / "1" / "second").exists()
+
+
+@pytest.mark.slow
+def test_slurms_own_time_limit_is_kept(site: Site) -> None:
+    path = script(site.folder, COUNTS)
+    job, run = site.submit("--time", "1m", path, "800", "25", "5")
+    site.ended(job, "COMPLETED", run, timeout=240)
+    _check_counts(run, 800)
+    assert starts(run) >= 2
+    begun, stopped = lives(run)[:2]
+    assert stopped["stopped"] is True
+    assert 30 < stopped["end"] - begun["start"] < 60
+    assert "DUE TO TIME LIMIT" not in log(run)
+
+
+WAITS = """
+import os, time
+from pathlib import Path
+run = Path(os.environ["RANKUP_RUN_DIR"])
+life = os.environ.get("SLURM_RESTART_COUNT", "0")
+(run / "checkpoints").mkdir(exist_ok=True)
+(run / f"up{life}-{os.environ['RANK']}").write_text(os.environ["RANKUP_RESUME"])
+end = time.monotonic() + 300
+while not (run / "go").exists() and time.monotonic() < end:
+    time.sleep(0.1)
+"""
+
+
+def _up(run: Path, life: int, ranks: int) -> bool:
+    return len(list(run.glob(f"up{life}-*"))) == ranks
+
+
+def test_a_node_fails_and_the_job_starts_again_as_often_as_allowed(site: Site) -> None:
+    path = script(site.folder, WAITS)
+    job, run = site.submit("--nodes", "2", "--retries", "1", path)
+    until(lambda: _up(run, 0, 4), run)
+    site.cluster.set_down("n2")
+    until(lambda: _up(run, 1, 4), run)
+    assert (run / "up0-0").read_text() == "0"
+    assert (run / "up1-0").read_text() == "1", "the second life resumes"
+    site.cluster.command("scontrol", "requeue", str(job))  # what Slurm does for a dead node
+    site.ended(job, "FAILED", run)
+    assert starts(run) == 3
+    assert "--retries allows 1 of that" in log(run)
+    assert f"rankup run --resume {run}" in log(run)
+    assert not _up(run, 2, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["set down", "crashed"])
+def test_without_retries_a_failed_node_ends_the_run_with_the_reason(site: Site, how: str) -> None:
+    path = script(site.folder, WAITS)
+    job, run = site.submit("--nodes", "2", path)
+    until(lambda: _up(run, 0, 4), run)
+    (site.cluster.set_down if how == "set down" else site.cluster.kill_node)("n2")
+    site.ended(job, "FAILED", run)
+    assert "--retries allows 0 of that" in log(run)
+    said = site.rankup("logs", run).stdout
+    assert "--retries allows 0 of that" in said
+    (run / "go").touch()
+    again, _ = site.submit("--resume", run)
+    site.ended(again, "COMPLETED", run)
+
+
+@pytest.mark.slow
+def test_a_node_fails_under_a_recipe_and_nothing_comes_twice(
+    site: Site, small_text: TextFiles
+) -> None:
+    words = _language_model(small_text, site.folder / "slurm.trace", 150)
+    job, run = site.submit("--nodes", "2", "--retries", "1", *words, "--checkpoint-every", "20")
+    until(lambda: _beyond(run, 50), run)
+    site.cluster.set_down("n2")
+    site.ended(job, "COMPLETED", run)
+    assert starts(run) == 2
+    _same_as_local(site, small_text, run, 150, 4)
+
+
+def test_a_killed_step_fails_the_job(site: Site) -> None:
+    job, run = site.submit("--nodes", "2", script(site.folder, WAITS))
+    until(lambda: _up(run, 0, 4), run)
+    began = time.monotonic()
+    site.cluster.command("scancel", f"{job}.1")
+    site.ended(job, "FAILED", run)
+    assert time.monotonic() - began < 30
+    said = site.rankup("logs", run).stdout
+    assert f"STEP {job}.1 ON n1 CANCELLED" in said
+
+
+ONE_EACH = ("--nodes", "2", "--nproc", "1", "--allow-idle-gpus")
+DIES = """
+import os, signal, rankup
+world = rankup.setup()
+rankup.barrier()
+if world.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+rankup.barrier()
+"""
+
+
+def test_a_killed_rank_is_named(site: Site) -> None:
+    job, run = site.submit(*ONE_EACH, script(site.folder, DIES))
+    site.ended(job, "FAILED", run)
+    said = last_line(site.rankup("logs", run).stdout)
+    assert "rank 1 on n2" in said
+    assert "killed by SIGKILL" in said
+    assert last_line(log(run)) == said
+
+
+HANGS = """
+import time
+from datetime import timedelta
+import rankup
+world = rankup.setup(timeout=timedelta(seconds=8))
+rankup.barrier()
+if world.rank == 1:
+    time.sleep(300)
+rankup.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named(site: Site) -> None:
+    job, run = site.submit(*ONE_EACH, script(site.folder, HANGS))
+    site.ended(job, "FAILED", run)
+    said = last_line(site.rankup("logs", run).stdout)
+    assert "rank 1 on n2 did not answer" in said
+    assert "rank 0 on n1 waited for it" in said
+
+
+def test_the_preflight_names_the_node_where_torchrun_is_missing(site: Site) -> None:
+    # Bash reads `rc` before it does anything on a node.
+    rc = script(site.folder, '[ "$SLURMD_NODENAME" = n1 ] || PATH=/usr/bin:/bin', "rc")
+    programs = shlex.quote(str(Path(sys.executable).parent))
+    activate = script(
+        site.folder, f"export PATH={programs}:$PATH BASH_ENV={shlex.quote(str(rc))}", "activate"
+    )
+    path = script(site.folder, WAITS)
+    job, run = site.submit("--nodes", "2", "--environment", activate, path)
+    site.ended(job, "FAILED", run)
+    text = log(run)
+    assert "preflight: node n2: torchrun is not on PATH" in text
+    assert "node n1" not in text
+    assert "torch was not started anywhere" in text
+    assert not list(run.glob("up*"))
+    assert "node n2: torchrun is not on PATH" in site.rankup("logs", run).stdout
+
+
+def test_the_preflight_counts_what_slurm_granted(site: Site) -> None:
+    job, run = site.submit("--sbatch=--gres=gpu:1", script(site.folder, WAITS))
+    site.ended(job, "FAILED", run)
+    assert "preflight: node n1: Slurm granted 1 GPU(s), the job needs 2" in log(run)
+    assert not list(run.glob("up*"))
+
+
+FAILS_ONCE = """
+import os, sys
+from pathlib import Path
+run = Path(os.environ["RANKUP_RUN_DIR"])
+(run / "checkpoints").mkdir(exist_ok=True)
+if os.environ["RANKUP_RESUME"] == "0":
+    sys.exit("not yet")
+(run / f"resumed{os.environ['RANK']}").touch()
+"""
+
+
+def test_a_failed_run_goes_on_by_the_id_of_its_job(site: Site) -> None:
+    job, run = site.submit(script(site.folder, FAILS_ONCE))
+    site.ended(job, "FAILED", run)
+    again, there = site.submit("--resume", str(job))
+    assert there == run
+    site.ended(again, "COMPLETED", run)
+    assert (run / "resumed0").exists()
+    assert asked(run) == [str(job), str(again)]
+
+
+def test_a_run_that_waits_or_runs_is_not_started_again(site: Site) -> None:
+    path = script(site.folder, FAILS_ONCE)
+    job, run = site.submit("--sbatch=--hold", path)
+    before = (run / "job.json").read_bytes()
+    for name in (str(job), str(run), "last"):
+        said = site.rankup("run", "--resume", name, code=2).stderr
+        assert f"going on already: job {job} is PENDING" in said
+    assert (run / "job.json").read_bytes() == before
+    assert site.queue() == [str(job)]
+
+
+def test_of_two_resumes_at_once_one_is_refused(site: Site) -> None:
+    job, run = site.submit("--sbatch=--hold", script(site.folder, FAILS_ONCE))
+    site.cluster.command("scancel", str(job))
+    until(lambda: not site.queue(), run)
+    command = [sys.executable, "-m", "rankup", "run", "--resume", str(run), "--sbatch=--hold"]
+    both = [
+        subprocess.Popen(
+            command,
+            cwd=site.folder,
+            env={**os.environ, **site.env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=60)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], said
+    refused = said[0] if both[0].returncode else said[1]
+    assert "is going on already" in refused
+    assert asked(run) == [str(job), *site.queue()]
