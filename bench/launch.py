@@ -153,15 +153,12 @@ def _first_step(command: list[str | Path], folder: Path) -> float:
 def _submitted(words: list[str], folder: Path, environment: Mapping[str, str]) -> float:
     step = folder / "step"
     step.unlink(missing_ok=True)
-    _rankup(words, folder, {**environment, "FIRST_STEP": str(step)})
-    (newest,) = list((folder / "runs" / script_name(words)).glob("*/log"))[-1:]
+    run = folder / f"run-{time.time_ns()}"
+    out = [words[0], "--out", str(run), *words[1:]]
+    _rankup(out, folder, {**environment, "FIRST_STEP": str(step)})
     _wait_for(step)
-    first = json.loads(max(newest.glob("../../*/log/lives.jsonl")).read_text().splitlines()[0])
+    first = json.loads((run / "log" / "lives.jsonl").read_text().splitlines()[0])
     return float(step.read_text()) - float(first["start"])
-
-
-def script_name(words: list[str]) -> str:
-    return Path(words[-1]).stem
 
 
 def _by_hand(folder: Path, script: Path, environment: Mapping[str, str]) -> float:

@@ -26,11 +26,17 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"rankup: {error}", file=sys.stderr)
+        _say_error(error)
         sys.exit(EXIT_BAD_INPUT)
     except OSError as error:  # a full disk, a file without permission: the machine's no, not ours
-        print(f"rankup: {error}", file=sys.stderr)
+        _say_error(error)
         sys.exit(EXIT_FAILED)
+
+
+def _say_error(error: Exception) -> None:
+    from .launch.logfile import clean  # names of files, words of sbatch: anybody's bytes
+
+    print("rankup: " + "\n".join(map(clean, str(error).split("\n"))), file=sys.stderr)
 
 
 def _version(asked: bool) -> None:

@@ -278,3 +278,17 @@ def test_the_first_run_links_scratch(
     assert _submit(Site(job="4243")) == 0
     jobs = [rundir.slurm_jobs(run, rundir.read(run)) for run in _runs(here)]
     assert sorted(jobs) == [["4242"], ["4243"]]
+
+
+def test_a_recipes_run_that_is_through_is_not_submitted_again(here: Path) -> None:
+    done = here / "runs" / "language-model" / "20260101-000000-abcd"
+    rundir.create(done)
+    job = Job("20260101-000000-abcd", "recipe", "language-model", [], str(here), {}, {})
+    rundir.write(done, job)
+    (done / "metrics.jsonl").write_text('{"step": 30, "final": true}\n')
+    (done / "model-final.pt").touch()
+    site = Site(job=AssertionError("submitted"))
+    with pytest.raises(UserError, match=r"is through, .* language-model --steps N"):
+        queue.run(Request(None, resume=job.id), site, inside=False)
+    more = Request("language-model", ("--steps", "60"), resume=job.id)
+    assert queue.run(more, Site(), inside=False) == 0, "longer than before"

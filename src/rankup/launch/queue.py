@@ -19,7 +19,7 @@ from ..slurm import script
 from ..slurm.client import Client, SlurmError
 from ..slurm.options import JobOptions, refuse_secrets
 from ..slurm.times import time_text
-from . import allocation, lives, submit
+from . import allocation, lives, status, submit
 from .request import Request, created, new, require_torch, resumed
 from .submit import Plan
 
@@ -37,6 +37,7 @@ def run(request: Request, client: Client, inside: bool) -> int:
     if resume:
         directory, job = resumed(request, config.runs)
         _refuse_second(client, directory, job)
+        _refuse_finished(directory, job, request)
     options, nproc = _options(request, config, job)
     if request.follow and options.array:
         raise UserError("--follow follows one job, not an array; use `rankup logs -f --task N`")
@@ -138,6 +139,16 @@ def _refuse_second(client: Client, directory: Path, job: Job) -> None:
         raise UserError(
             f"{directory} is going on already: job {row.job_id} is {row.state}; wait for it, or "
             f"`rankup cancel {job.id}` first"
+        )
+
+
+def _refuse_finished(directory: Path, job: Job, request: Request) -> None:
+    """UserError for a recipe's run that is through: another job would cost and change nothing."""
+    final = job.kind == "recipe" and status.last_metrics(directory).get("final")
+    if final and not request.args and (directory / "model-final.pt").exists():
+        raise UserError(
+            f"{directory} is through, with its final model written. To train longer: "
+            f"rankup run --resume {job.id} {job.target} --steps N"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -69,14 +71,24 @@ FILE = rules.Table(
 def load(start: Path) -> Config:
     """Read the nearest `rankup.toml` in `start` or a folder above it; defaults without one.
 
+    What it says is run in jobs (`[job] environment`), so that one which anybody may have put there,
+    as into `/tmp`, is not taken.
+
     Raises:
         UserError: not TOML, an unknown key (the nearest is named), a value of the wrong type.
     """
     for folder in (start, *start.parents):
         path = folder / NAME
-        if path.is_file():
+        if path.is_file() and _trusted(path):
             return _read(path)
     return Config(runs=start / Config.runs)
+
+
+def _trusted(path: Path) -> bool:
+    if path.stat().st_uid in (os.getuid(), 0) or not path.parent.stat().st_mode & stat.S_IWOTH:
+        return True
+    print(f"warning: {path} is somebody else's, in a folder for all; ignored", file=sys.stderr)
+    return False
 
 
 def for_views(start: Path) -> tuple[Config, str]:
