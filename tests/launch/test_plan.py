@@ -58,3 +58,13 @@ def test_a_job_that_will_wait_is_noted() -> None:
     busy = Site(live={"booster": partition(idle_nodes=1)})
     [found] = submit.plan(busy, CONFIG, JobOptions(time="2h", nodes=2), None).notes
     assert found == "note: 1 nodes of booster are idle now, so the job will wait"
+
+
+def test_where_constraint_and_qos_choose_the_default_partitions_limits_mean_nothing() -> None:
+    small = Site(live={"debug": partition(name="debug", max_minutes=30, max_nodes=1)})
+    options = JobOptions(account="m1_g", time="2h", nodes=8)
+    found = submit.plan(small, Config(profile="perlmutter"), options, None)
+    assert (found.granted.nodes, found.granted.minutes) == (8, 120)
+    assert found.options.partition is None
+    with pytest.raises(UserError, match="over the limit of debug"):
+        submit.plan(small, CONFIG, options, None)

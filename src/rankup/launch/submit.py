@@ -57,6 +57,8 @@ def plan(client: Client, config: Config, options: JobOptions, nproc: int | None)
     partition = limits.choose_partition(options.partition, profile, partitions)
     # Where nobody names one Slurm chooses: by constraint and qos at some sites.
     named = options.partition or (partition.name if profile.partition == partition.name else None)
+    if named is None and (profile.sbatch or profile.qos):
+        partition = limits.without_limits(partition)
     options = replace(options, partition=named, qos=options.qos or profile.qos)
     wish = Wish(
         nodes=options.nodes or 1,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..base.errors import UserError, nearest
 from ..site.profile import Partition as Shape
@@ -74,6 +75,21 @@ def choose_partition(
     raise UserError(
         "this cluster has no default partition; give --partition, one of: "
         f"{', '.join(sorted(partitions))}"
+    )
+
+
+def without_limits(partition: Partition) -> Partition:
+    """Where constraint and qos decide on the partition, the default one's limits mean nothing."""
+    return replace(
+        partition,
+        takes_jobs=True,
+        up=True,
+        max_minutes=None,
+        default_minutes=None,
+        max_nodes=None,
+        min_nodes=0,
+        total_nodes=0,
+        idle_nodes=sys.maxsize,
     )
 
 
