@@ -109,7 +109,7 @@ def test_a_run_of_many_lives_is_the_uninterrupted_run(
         assert len(losses(cut)) == reached
         if reached >= 7:
             break
-        assert f"stopped at step {reached} of 9, before the deadline" in report.output
+        assert f"stopped at step {reached} of 9, to go on in a next life" in report.output
     report = _run(ranks, world_size, cut, LONG, resume=True, options=options)
     assert report.outcome is not None
     assert report.outcome.finished
@@ -153,7 +153,7 @@ def test_one_ranks_signal_stops_all_and_only_the_sites_asks_for_a_next_life(
     assert _step(report) == 2
     assert report.outcome is not None
     assert not report.outcome.finished
-    assert ("before the deadline" in report.output) == marker
+    assert ("to go on in a next life" in report.output) == marker
     assert _marker(tmp_path) == marker
     assert checkpoints(tmp_path) == ["step-00000002"]
 

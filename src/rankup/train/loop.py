@@ -129,7 +129,9 @@ class _Run:
         where = f"step {self.place.step} of {self.last}"
         if wishes < END:
             self._ask_for_next_life(saved)
-        self.metrics.say(f"stopped at {where}" + (", before the deadline" if wishes < END else ""))
+        self.metrics.say(
+            f"stopped at {where}" + (", to go on in a next life" if wishes < END else "")
+        )
         return Outcome(self.place, finished=False)
 
     def _ask_for_next_life(self, saved: bool) -> None:
