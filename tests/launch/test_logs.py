@@ -530,3 +530,26 @@ def test_torchruns_summary_is_folded_once_the_ranks_have_told_themselves() -> No
 def test_a_double_rule_of_the_users_own_is_no_summary() -> None:
     lines = ["=" * 60, "my results", "=" * 60, "loss 3"]
     assert fold(lines, lambda: True) == lines
+
+
+def test_tracebacks_of_two_agents_mixed_line_by_line_fold_once_the_ranks_have_told() -> None:
+    frame = '  File "/env/lib/torch/distributed/run.py", line 1028, in main'
+    start = '  File "/env/bin/torchrun", line 8, in <module>'
+    lines = [
+        *(
+            "Traceback (most recent call last):",
+            start,
+            "    sys.exit(main())",
+            "             ^^^^^^",
+        ),
+        *("Traceback (most recent call last):", start, "    sys.exit(main())", frame),
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        *("    return f(*args, **kwargs)", "           ^^^^^^^^^^^^^^^^^^", frame, "    run(args)"),
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        "srun: launch/slurm: _step_signal: Terminating StepId=2.1",
+        "ValueError: boom",
+    ]
+    shown = fold(lines, lambda: True)
+    assert [line for line in shown if not line.startswith("harmless: ")] == ["ValueError: boom"]
+    mine = ["Traceback (most recent call last):", '  File "my.py", line 5, in <module>', "  f()"]
+    assert fold([*mine, "ValueError: mine"], lambda: True) == [*mine, "ValueError: mine"]

@@ -45,8 +45,15 @@ _STEP = re.compile(
     r"^srun: error: \S{1,100}: tasks? [\d,\-\[\]]{1,100}: (Terminated|Exited with exit code \d+)"
     r"|^srun: (Force Terminated|Terminating) StepId|^srun: forcing job termination"
     r"|^srun: Job step aborted: Waiting|^(slurmstepd|srun)\S{0,80}: (error: )?got SIGCONT"
-    r"|^\S{1,80}: (error: )?_step_signal: Terminating"
+    r"|^\S{1,80}: (\S{1,80} )?(error: )?_step_signal: Terminating"
     r"|^slurmstepd\S{0,80}: error: \*\*\* STEP \S{1,80} ON \S{1,200} CANCELLED AT \S{1,40} \*\*\*"
+)
+# A line of torchrun's own traceback, where those of two agents are mixed line by line.
+_AGENT = re.compile(
+    r'^  File "[^"]*(bin/torchrun|torch/distributed/(run\.py|launcher/|elastic/))'
+    r"|^    (sys\.exit\(main\(\)\)|return f\(\*args, \*\*kwargs\)|run\(args\)|elastic_launch\()$"
+    r"|^    (return launch_agent\(|raise ChildFailedError\()$|^ +\^+$"
+    r"|^torch\.distributed\.elastic\S{0,80}ChildFailedError: *$"
 )
 # Lines that the C++ side of torch writes below one another.
 _NATIVE = re.compile(
@@ -112,6 +119,8 @@ class Fold:
         if text.startswith(_TRACEBACK):
             self._open[prefix] = [line]
             return out
+        if _AGENT.search(looked) and self.told():
+            return [*out, *self._harmless(_OWN)]
         for pattern, words in _LINES:
             if pattern.search(looked):
                 return [*out, *self._harmless(words)]
@@ -156,6 +165,8 @@ class Fold:
         while block and not _bare(block[-1]).strip():
             blank.append(block.pop())
         words = _of_traceback(block, prefix)
+        if not words and all(_AGENT.search(line[:_LOOK]) for line in block[1:]) and self.told():
+            words = _OWN  # cut off by another agent's
         if words:
             return self._harmless(words, len(block) + len(blank))
         return [*self._said(), *block, *blank]
