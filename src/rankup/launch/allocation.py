@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +83,7 @@ def start(client: Client, plan: Plan, job: Job, directory: Path, resume: bool) -
     text = script.render(replace(asked, srun_options=(*asked.srun_options, *overlap)))
     path = write_script(plan, directory, text)
     life = {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": rundir.now(),
         "nodes": plan.granted.nodes,
         "nproc": plan.granted.ranks,
         "allocation": os.environ["SLURM_JOB_ID"],
@@ -101,7 +100,7 @@ def start(client: Client, plan: Plan, job: Job, directory: Path, resume: bool) -
     )
     environment = {**_allocated(client, plan), "RANKUP_INTERACTIVE": str(os.getpid())}
     code = _wait(["bash", str(path)], environment)
-    ended: dict[str, Any] = {"code": code, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    ended: dict[str, Any] = {"code": code, "ended": rundir.now()}
     if (directory / "requeue").exists():
         ended["stopped"] = True
     rundir.write(directory, replace(job, lives=[*job.lives, life | ended]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +54,7 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
         _warn_of_idle_ranks(recipes.find(job.target).parse(job.args), nproc)
     with rundir.locked(directory):
         life: dict[str, Any] = {
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "started": rundir.now(),
             "nproc": nproc,
             "node": platform.node(),
         }
@@ -67,7 +66,7 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
         if code == EXIT_BAD_INPUT and job.kind == "recipe":  # what was refused does not stick
             rundir.write(directory, before)
         else:
-            life |= {"code": code, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            life |= {"code": code, "ended": rundir.now()}
             if (directory / "requeue").exists():
                 life["stopped"] = True
             _write_end(directory, replace(job, lives=[*job.lives, life]))

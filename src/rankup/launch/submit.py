@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from ..slurm.options import JobOptions, refuse_own_directives, variables
 from ..slurm.parse import array_tasks
 from ..slurm.partitions import Partition
 from ..slurm.times import parse_seconds, parse_time, time_text
+from . import software
 
 # Every node has its own; a run directory there is seen by nobody else.
 _LOCAL_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
@@ -160,14 +160,14 @@ def job_script(plan: Plan, job: Job, directory: Path, resume: bool) -> script.Jo
     )
     if environment is not None and not environment.is_file():
         raise UserError(f"--environment {environment} is no file; name a script to source")
-    activate, path = (str(environment.resolve()), None) if environment else _own_environment()
+    activate, path = (str(environment.resolve()), None) if environment else software.own()
     exported = dict(profile.environment)
     if profile.list_gpus and granted.gpus:
         exported["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(granted.gpus)))
     inside = [str(directory), job.cwd, *profile.mounts]
     if job.kind == "script":
         inside.append(str(Path(job.target).parent))
-    container = _container(options.container, profile, inside)
+    container = software.container(options.container, profile, inside)
     needs = [job.cwd, *([job.target] if job.kind == "script" else [])]
     needs += [str(path) for path in argument_paths(job)]
     # A resume finds what an earlier life was given in the run's own file.
@@ -229,7 +229,7 @@ def send(client: Client, plan: Plan, job: Job, directory: Path) -> str:
     (directory / "requeue").unlink(missing_ok=True)
     number = client.submit(directory / "job.sh")
     life = {
-        "submitted": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "submitted": rundir.now(),
         "nodes": plan.granted.nodes,
         "nproc": plan.granted.ranks,
         "job": number,
@@ -282,23 +282,6 @@ def without_values(words: list[str]) -> Iterator[str]:
             yield word
 
 
-def _own_environment() -> tuple[str | None, str | None]:
-    """How the job gets the Python that runs this: a script to source, or a folder for PATH."""
-    prefix = Path(sys.prefix)
-    # The template that JSC's users know keeps the environment in a folder beside activate.sh,
-    # which loads the modules, too.
-    for candidate in (prefix.parent / "activate.sh", prefix / "bin" / "activate"):
-        if sys.prefix != sys.base_prefix and candidate.is_file() and _trusted(candidate):
-            return str(candidate), None
-    return None, str(Path(sys.executable).parent)
-
-
-def _trusted(path: Path) -> bool:
-    """Whether nobody else could have put it there: it belongs to whom the environment belongs."""
-    owners = {os.getuid(), 0, os.stat(sys.prefix).st_uid}
-    return path.stat().st_uid in owners and not path.stat().st_mode & 0o002
-
-
 def argument_paths(job: Job) -> list[Path]:
     """Arguments of a script that are paths of something that is there."""
     found = []
@@ -309,24 +292,3 @@ def argument_paths(job: Job) -> list[Path]:
             if os.path.exists(path):
                 found.append(path)
     return found
-
-
-def _container(image: str | None, profile: Profile, inside: list[str]) -> tuple[str, ...]:
-    if image is None:
-        return ()
-    if "://" not in image:
-        path = user_path(image, "--container")
-        if not path.exists():
-            raise UserError(
-                f"--container {image} does not exist; compute nodes have no network, so pull it "
-                "here first: apptainer pull IMAGE.sif docker://..."
-            )
-        image = str(path.resolve())
-    gpus = {"cuda": ("--nv",), "rocm": ("--rocm",), "cpu": ()}[profile.devices]
-    # Apptainer brings home and the working directory along, and nothing of scratch.
-    binds = [folder for folder in dict.fromkeys(inside) if os.path.isdir(folder)]
-    for folder in (*inside[:1], *binds):
-        if any(c in folder for c in ":,"):
-            raise UserError(f"{folder} cannot be seen in a container: its name has a ':' or ','")
-    binds = list(dict.fromkeys((*inside[:1], *binds)))
-    return ("apptainer", "exec", *gpus, "--bind", ",".join(binds), image)

@@ -59,6 +59,11 @@ def new_id() -> str:
     return time.strftime("%Y%m%d-%H%M%S-") + letters
 
 
+def now() -> str:
+    """The time as `job.json` has it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
 def create(path: Path) -> Path:
     """Make a run directory that was not there.
 
