@@ -19,11 +19,10 @@ from ..site.config import Config
 from ..site.profile import Partition as Shape
 from ..site.profile import Profile
 from ..site.rundir import Job
-from ..slurm import script
 from ..slurm.client import Client
 from ..slurm.limits import Grant
 from ..slurm.options import JobOptions, variables
-from .submit import Plan, job_script, write_script
+from .submit import Plan, write_script
 
 # Options that only a submission has a use for; the allocation was granted with its own.
 _OF_A_SUBMISSION = frozenset(
@@ -70,17 +69,16 @@ def plan(client: Client, config: Config, options: JobOptions, nproc: int | None)
         variables(options.env, os.environ),
         cost="",
         notes=tuple(notes if left_out else ()),
+        # A step runs here already: ours would wait for its end.
+        srun=("--overlap",) if os.environ.get("SLURM_STEP_ID") else (),
     )
 
 
-def start(client: Client, plan: Plan, job: Job, directory: Path, resume: bool) -> int:
-    """Run the job script here and wait for it; its exit code.
+def start(client: Client, plan: Plan, job: Job, directory: Path, text: str) -> int:
+    """Run the job script `text` here and wait for it; its exit code.
 
     The first Ctrl-C (or SIGTERM) asks the ranks to save and stop, the second ends them.
     """
-    asked = job_script(plan, job, directory, resume)
-    overlap = ("--overlap",) if os.environ.get("SLURM_STEP_ID") else ()
-    text = script.render(replace(asked, srun_options=(*asked.srun_options, *overlap)))
     path = write_script(plan, directory, text)
     life = {
         "started": rundir.now(),

@@ -70,7 +70,7 @@ def run(request: Request, client: Client, inside: bool) -> int:
     if inside:
         with _restored(directory) if resume else created(directory, job):
             pass
-        return allocation.start(client, plan, job, directory, resume)
+        return allocation.start(client, plan, job, directory, text)
     number = _submit(client, plan, job, directory, text, resume)
     _say(plan, job, directory, number)
     if not request.follow:

@@ -42,6 +42,7 @@ class Plan:
     variables: Mapping[str, str]
     cost: str
     notes: tuple[str, ...]
+    srun: tuple[str, ...] = ()  # options beside the profile's
 
 
 def plan(client: Client, config: Config, options: JobOptions, nproc: int | None) -> Plan:
@@ -203,7 +204,7 @@ def job_script(plan: Plan, job: Job, directory: Path, resume: bool) -> script.Jo
         **({"lives": options.lives} if options.lives else {}),
         options={name: value for name, value in asked.items() if value},
         lines=(*profile.sbatch, *options.sbatch),
-        srun_options=profile.srun,
+        srun_options=(*profile.srun, *plan.srun),
         activate=None if container else activate,
         path=None if container else path,
         variables={k: v for k, v in exported.items() if k not in plan.variables},
