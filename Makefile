@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	  echo "could not make $(VENV); on Debian and Ubuntu: apt-get install python3-venv" >&2; \
 	  exit 1; }
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,hf,dev]'
 	@touch $@
 
 demo: setup ## train a small language model on 1 and 2 ranks, and compare

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from rankup.base.text import clean
 from rankup.launch import cause, lives, logfile, logs
 from rankup.launch import follow as following
 from rankup.launch.follow import Tail, follow
-from rankup.launch.logfile import clean
 from rankup.launch.noise import Fold, fold
 from rankup.site import rundir
 from rankup.slurm.client import Client

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base.text import clean
 from ..site import rundir
 from . import failure, logfile, torchlog
-from .logfile import clean
 
 # What the job script says by the way, rather than at its end.
 _BY_THE_WAY = re.compile(

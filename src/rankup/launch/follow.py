@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..base.text import clean
 from ..site import rundir
 from ..slurm import reasons
 from ..slurm.client import Client
 from . import cause, lives
 from .clock import ago
 from .lives import Life
-from .logfile import clean, log_of, say, tail_lines
+from .logfile import log_of, say, tail_lines
 from .noise import Fold, fold
 
 _POLL = 0.3  # seconds between looks at the file

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..base.text import LINE_LENGTH, shorten
+
 # Of a log of gigabytes: its beginning (the preflight) and its end.
 HEAD_BYTES = 64 * 1024
 TAIL_BYTES = 2 * 1024 * 1024
-LINE_LENGTH = 4000
 
-# Colours are the log's own affair; everything else could move the cursor, or worse.
-_COLOUR = re.compile(r"\x1b\[[0-9;:]{0,40}m")
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # What the last lines of a life say when the next one of the same job appends to the same file.
 _LIFE_OVER = re.compile(
     r"^rankup: stopped with a checkpoint before the time limit; going on"
@@ -24,23 +22,6 @@ _LIFE_OVER = re.compile(
     r"(JOB REQUEUE|NODE FAILURE|PREEMPTION)",
     re.MULTILINE,
 )
-
-
-def clean(line: str) -> str:
-    """A line that is safe to show: colours and tabs stay, other control characters are written out.
-
-    Of a progress bar, drawn over and over behind carriage returns, the last state is left.
-    """
-    if "\r" in line:
-        line = next((part for part in reversed(line.split("\r")) if part.strip()), "")
-    line = _short(line)
-    if not _CONTROL.search(line):
-        return line
-    pieces = _COLOUR.split(line)
-    colours = _COLOUR.findall(line)
-    shown = [_CONTROL.sub(_written_out, piece) for piece in pieces]
-    text = "".join(piece + colour for piece, colour in zip(shown, [*colours, ""], strict=True))
-    return f"{text}\x1b[0m" if colours else text
 
 
 def say(line: str) -> None:
@@ -113,14 +94,7 @@ def _decoded(line: bytes) -> str:
     """A line as text, short enough for every pattern it is held against."""
     if len(line) > LINE_LENGTH and b"\r" in line:  # of a progress bar the last states
         line = line[-LINE_LENGTH:]
-    return _short(line.decode("utf-8", "replace"))
-
-
-def _short(line: str) -> str:
-    if len(line) <= LINE_LENGTH:
-        return line
-    kept = LINE_LENGTH - 40  # so that what is short already stays as it is
-    return f"{line[:kept]}… ({len(line) - kept} more characters)"
+    return shorten(line.decode("utf-8", "replace"))
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -143,8 +117,3 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except OSError:
         return 0
-
-
-def _written_out(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

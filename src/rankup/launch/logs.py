@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..base.errors import UserError
+from ..base.text import clean
 from ..site import rundir
 from . import cause
-from .logfile import clean, say, tail_bytes, tail_lines
+from .logfile import say, tail_bytes, tail_lines
 from .noise import counted
 
 # The cause is asked for at the end of a job, where it has to be quick: what only a look from

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..base.text import clean
 from ..site import config
 from ..slurm import reasons
 from ..slurm.client import Client
@@ -22,7 +23,6 @@ from ..slurm.hostlist import compress
 from . import lives, status
 from .clock import ago, clock
 from .lives import Life
-from .logfile import clean
 from .status import Report, Summary
 
 _COLOURS = {

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..base.errors import UserError, nearest
 from ..base.files import user_path
-from . import profile, rules, schema
+from . import needs, profile, rules, schema
+from .needs import Needs
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,6 +35,7 @@ class Config:
         job: defaults of options of `rankup run` (`[job]`); `environment`, and `container` where
             it is no URI, are absolute paths, relative ones being relative to the file.
         file: where this was read; None without a file.
+        fetch: what the project needs from the network (`[fetch]`).
     """
 
     runs: Path = Path("runs")
@@ -42,6 +44,11 @@ class Config:
     site: Mapping[str, Any] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
     file: Path | None = None
+    fetch: Needs = field(default_factory=Needs)
+
+    def project(self, start: Path) -> Path:
+        """The folder that the project is: that of the file, else `start`."""
+        return start if self.file is None else self.file.parent
 
 
 JOB = rules.Table(
@@ -64,7 +71,13 @@ JOB = rules.Table(
     }
 )
 FILE = rules.Table(
-    {"runs": rules.STRING, "profile": rules.TEXT, "site": schema.PROFILE, "job": JOB}
+    {
+        "runs": rules.STRING,
+        "profile": rules.TEXT,
+        "site": schema.PROFILE,
+        "job": JOB,
+        "fetch": needs.TABLE,
+    }
 )
 
 
@@ -134,6 +147,7 @@ def _read(path: Path) -> Config:
         profile=chosen,
         site=values.get("site", {}),
         job=_job(values.get("job", {}), path),
+        fetch=needs.parse(values.get("fetch", {}), path),
         file=path,
     )
 

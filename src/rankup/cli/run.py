@@ -1,57 +1,14 @@
-"""The command `rankup`: one short function per verb that parses, calls one function, prints."""
+"""`rankup run`."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
-from . import __version__
-from .base.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
-
-app = typer.Typer(
-    help="From one GPU to the whole supercomputer: the same PyTorch run on any number of ranks.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+from .app import app
 
 SLURM: dict[str, Any] = {"rich_help_panel": "Slurm job"}
-
-
-def main() -> None:
-    """Entry point; bad input ends with its message and exit code 2."""
-    try:
-        app()
-    except UserError as error:
-        _say_error(error)
-        sys.exit(EXIT_BAD_INPUT)
-    except OSError as error:  # a full disk, a file without permission: the machine's no, not ours
-        _say_error(error)
-        sys.exit(EXIT_FAILED)
-
-
-def _say_error(error: Exception) -> None:
-    from .launch.logfile import clean  # names of files, words of sbatch: anybody's bytes
-
-    print("rankup: " + "\n".join(map(clean, str(error).split("\n"))), file=sys.stderr)
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"rankup {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -140,14 +97,14 @@ def run(
     """Run a recipe or a script: as a Slurm job, in an allocation, or on this machine."""
     words = tuple(args or ())
     if target is not None and set(words) & {"--help", "-h"}:
-        from . import recipes
+        from .. import recipes
 
         if target in recipes.RECIPES:
             print(recipes.find(target).help())
             return
-    from .launch.request import Request
-    from .launch.run import run as start
-    from .slurm.options import JobOptions
+    from ..launch.request import Request
+    from ..launch.run import run as start
+    from ..slurm.options import JobOptions
 
     options = JobOptions(
         nodes,
@@ -171,66 +128,3 @@ def run(
     )
     request = Request(target, words, nproc, out, resume, local, dry_run, follow, options)
     raise typer.Exit(start(request))
-
-
-@app.command()
-def status(
-    run: Annotated[
-        str | None, typer.Argument(help="A run's id, Slurm job id, directory, or `last`.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Show how the newest runs are, or everything about one."""
-    from .launch.show_status import show
-
-    raise typer.Exit(show(run, as_json=as_json))
-
-
-@app.command()
-def logs(
-    run: Annotated[
-        str, typer.Argument(help="A run's id, Slurm job id, directory, or `last`.")
-    ] = "last",
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")
-    ] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to show.")] = 40,
-    raw: Annotated[bool, typer.Option("--raw", help="Show all lines, also harmless ones.")] = False,
-    cause: Annotated[
-        bool, typer.Option("--cause", help="Only why the run failed: rank, node, exception.")
-    ] = False,
-    task: Annotated[str | None, typer.Option(help="Number of an array's task.")] = None,
-) -> None:
-    """Show the end of a run's log, and why it failed."""
-    from .launch.logs import show
-
-    code = show(run, following=follow, lines=lines, raw=raw, only_cause=cause, task=task)
-    raise typer.Exit(code)
-
-
-@app.command()
-def cancel(
-    run: Annotated[str, typer.Argument(help="A run's id, Slurm job id, directory, or `last`.")],
-) -> None:
-    """End a run: its Slurm jobs with all that would follow, or its processes on this machine."""
-    from .launch.cancel import show
-
-    raise typer.Exit(show(run))
-
-
-@app.command()
-def recipes() -> None:
-    """List the training runs that come with rankup."""
-    from .recipes import RECIPES
-
-    for recipe in RECIPES.values():
-        print(f"{recipe.name:20} {recipe.summary}")
-    print("\noptions of one: rankup run NAME --help")
-
-
-@app.command()
-def demo() -> None:
-    """Train a small language model on one rank and on two, and compare (CPU, two minutes)."""
-    from .launch.demo import demo as show
-
-    raise typer.Exit(show())

@@ -1,0 +1,65 @@
+"""Findings are data: a stable code, a level, a place, what it means, what to do.
+
+`doctor`, `check` and `report` all produce them; here are their one printer and their JSON form.
+Each code has a page, `docs/findings/CODE.md`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal, TextIO
+
+from .errors import EXIT_FAILED
+
+Level = Literal["ok", "warning", "error"]
+_SIGNS: dict[Level, str] = {"ok": "ok", "warning": "WARN", "error": "ERROR"}
+_COLOURS: dict[Level, str] = {"ok": "32", "warning": "33", "error": "1;31"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a report.
+
+    Attributes:
+        code: stable and documented: RK1xx check, RK5xx doctor, RK7xx report.
+        level: an error keeps a job from running, a warning may cost time or money.
+        place: what was looked at (`caches`, `train.py:12`).
+        message: what was found, in one line.
+        todo: what to do about it; empty where nothing is.
+    """
+
+    code: str
+    level: Level
+    place: str
+    message: str
+    todo: str = ""
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """1 where there is an error, else 0."""
+    return EXIT_FAILED if any(one.level == "error" for one in findings) else 0
+
+
+def show(findings: Iterable[Finding], out: TextIO) -> None:
+    """Print a line for each finding, in colour on a terminal, with what to do below it.
+
+    Text from elsewhere must be clean of control characters already (`base.text.clean`).
+    """
+    findings = list(findings)
+    places = max((len(one.place) for one in findings), default=0)
+    colours = out.isatty()
+    for one in findings:
+        sign = f"{_SIGNS[one.level]:5}"
+        if colours:
+            sign = f"\033[{_COLOURS[one.level]}m{sign}\033[0m"
+        code = f" [{one.code}]" if one.level != "ok" else ""
+        print(f"{sign} {one.place:{places}}  {one.message}{code}", file=out)
+        if one.todo:
+            print(f"{'':6}{'':{places}}  -> {one.todo}", file=out)
+
+
+def as_json(findings: Iterable[Finding]) -> str:
+    """A JSON list of objects with the attributes of `Finding`."""
+    return json.dumps([asdict(one) for one in findings], indent=2)

@@ -1,0 +1,41 @@
+"""Text from elsewhere, made safe to be shown on a terminal."""
+
+from __future__ import annotations
+
+import re
+
+LINE_LENGTH = 4000
+
+# Colours are the text's own affair; everything else could move the cursor, or worse.
+_COLOUR = re.compile(r"\x1b\[[0-9;:]{0,40}m")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def clean(line: str) -> str:
+    """A line that is safe to show: colours and tabs stay, other control characters are written out.
+
+    Of a progress bar, drawn over and over behind carriage returns, the last state is left.
+    """
+    if "\r" in line:
+        line = next((part for part in reversed(line.split("\r")) if part.strip()), "")
+    line = shorten(line)
+    if not _CONTROL.search(line):
+        return line
+    pieces = _COLOUR.split(line)
+    colours = _COLOUR.findall(line)
+    shown = [_CONTROL.sub(_written_out, piece) for piece in pieces]
+    text = "".join(piece + colour for piece, colour in zip(shown, [*colours, ""], strict=True))
+    return f"{text}\x1b[0m" if colours else text
+
+
+def shorten(line: str) -> str:
+    """The line, cut where it is longer than `LINE_LENGTH`, saying so."""
+    if len(line) <= LINE_LENGTH:
+        return line
+    kept = LINE_LENGTH - 40  # so that what is short already stays as it is
+    return f"{line[:kept]}… ({len(line) - kept} more characters)"
+
+
+def _written_out(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -1,0 +1,27 @@
+"""The command `rankup`: one short function per verb that parses, calls one function, prints."""
+
+from __future__ import annotations
+
+import sys
+
+from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
+from . import run, views  # noqa: F401 - the verbs register themselves
+from .app import app
+
+
+def main() -> None:
+    """Entry point; bad input ends with its message and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        _say_error(error)
+        sys.exit(EXIT_BAD_INPUT)
+    except OSError as error:  # a full disk, a file without permission: the machine's no, not ours
+        _say_error(error)
+        sys.exit(EXIT_FAILED)
+
+
+def _say_error(error: Exception) -> None:
+    from ..base.text import clean  # names of files, words of sbatch: anybody's bytes
+
+    print("rankup: " + "\n".join(map(clean, str(error).split("\n"))), file=sys.stderr)
