@@ -16,6 +16,7 @@ import random
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -81,6 +82,8 @@ class _Answer:
 class _Worker:
     process: BaseProcess
     connection: Connection
+    # Where it writes its stacks when it dies of a fault of the machine's.
+    crash: Path
 
 
 class RankPool:
@@ -134,6 +137,7 @@ class RankPool:
         for worker in self._workers:
             worker.process.join()
             worker.connection.close()
+            worker.crash.unlink(missing_ok=True)
         self._workers = []
 
     def _grow(self, size: int) -> None:
@@ -141,10 +145,12 @@ class RankPool:
         fresh = []
         while len(self._workers) < size:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
+            handle, crash = tempfile.mkstemp(prefix="rankup-rank-", suffix=".crash")
+            os.close(handle)
+            process = context.Process(target=_serve, args=(theirs, os.getpid(), crash), daemon=True)
             process.start()
             theirs.close()  # or the end of the process would not show as end of file
-            self._workers.append(_Worker(process, ours))
+            self._workers.append(_Worker(process, ours, Path(crash)))
             fresh.append(self._workers[-1])
         for worker in fresh:
             if not worker.connection.poll(SPAWN_TIMEOUT):
@@ -184,7 +190,9 @@ def _receive(worker: _Worker) -> _Answer:
     except (EOFError, OSError):
         worker.process.join()
         code = worker.process.exitcode
-        return _Answer(None, f"the process ended with exit code {code}\n", time.monotonic())
+        stacks = worker.crash.read_text(errors="replace")
+        text = f"the process ended with exit code {code}\n{stacks}"
+        return _Answer(None, text, time.monotonic())
     assert isinstance(answer, _Answer)
     return answer
 
@@ -225,12 +233,13 @@ def _wait_for(port: int) -> None:
         time.sleep(0.002)
 
 
-def _serve(connection: Connection, parent: int) -> None:
+def _serve(connection: Connection, parent: int, crash: str) -> None:
     """The life of a pool process: a call, its answer, the release; until the parent is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked to be told
         return
     faulthandler.register(signal.SIGUSR2, all_threads=True)
+    faulthandler.enable(open(crash, "w"), all_threads=True)  # noqa: SIM115 - for all its life
     for variable in list(os.environ):
         if variable.startswith("SLURM_") or variable in (*_LAUNCH_VARIABLES, "MASTER_PORT"):
             del os.environ[variable]
