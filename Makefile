@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SHELL_FILES = .ci/run $(wildcard tools/*.sh tests/slurm/golden/*.sh)
+SHELL_FILES = .ci/run $(wildcard tools/*.sh tests/slurm/golden/*.sh tests/login/env/golden/*/*.sh)
 BENCHES = $(filter-out bench/_%,$(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help

@@ -93,6 +93,12 @@ def run(
     allow_idle_gpus: Annotated[
         bool, typer.Option("--allow-idle-gpus", help="Pay for GPUs that no rank uses.", **SLURM)
     ] = False,
+    allow_missing: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing", help="Submit although something is not fetched yet.", **SLURM
+        ),
+    ] = False,
 ) -> None:
     """Run a recipe or a script: as a Slurm job, in an allocation, or on this machine."""
     words = tuple(args or ())
@@ -126,5 +132,7 @@ def run(
         deadline,
         allow_idle_gpus,
     )
-    request = Request(target, words, nproc, out, resume, local, dry_run, follow, options)
+    request = Request(
+        target, words, nproc, out, resume, local, dry_run, follow, options, allow_missing
+    )
     raise typer.Exit(start(request))

@@ -19,7 +19,7 @@ from ..slurm import script
 from ..slurm.client import Client, SlurmError
 from ..slurm.options import JobOptions, refuse_secrets
 from ..slurm.times import time_text
-from . import allocation, lives, status, submit
+from . import allocation, lives, ready, software, status, submit
 from .request import Request, created, new, require_torch, resumed
 from .submit import Plan
 
@@ -42,8 +42,8 @@ def run(request: Request, client: Client, inside: bool) -> int:
     if request.follow and options.array:
         raise UserError("--follow follows one job, not an array; use `rankup logs -f --task N`")
     plan = (allocation.plan if inside else submit.plan)(client, config, options, nproc)
-    if not options.environment and not options.container:
-        require_torch()
+    project = config.project(Path.cwd())
+    plan = _with_environment(plan, project)
     link = None
     if job is None:
         runs, link = submit.runs_folder(config, plan)
@@ -55,8 +55,13 @@ def run(request: Request, client: Client, inside: bool) -> int:
         )
     shown = (*submit.without_values(sys.argv[1:]), *job.args, *options.sbatch, str(directory))
     refuse_secrets(shown, {**os.environ, **plan.variables})
+    internet = plan.granted.node.internet
+    notes = ready.require(config, job, internet, allow_missing=request.allow_missing)
+    found = ready.fetched(project, job, with_network=internet is True)
+    notes += ready.elsewhere(found.variables, os.environ, plan.variables)
+    plan = replace(plan, fetched=found, notes=(*plan.notes, *notes))
     job = replace(job, launch={**options.said(), **({"nproc": nproc} if nproc else {})})
-    submit.refuse_unmounted(plan, _places(job, directory, options))
+    submit.refuse_unmounted(plan, _places(job, directory, plan))
     text = script.render(submit.job_script(plan, job, directory, resume))
     for note in plan.notes:
         print(note, file=sys.stderr)
@@ -152,8 +157,26 @@ def _refuse_finished(directory: Path, job: Job, request: Request) -> None:
         )
 
 
-def _places(job: Job, directory: Path, options: JobOptions) -> dict[str, Path]:
+def _with_environment(plan: Plan, project: Path) -> Plan:
+    """The plan with the project's environment, where the job is to have that; with what to say."""
+    options = plan.options
+    if options.container:
+        return plan
+    notes = []
+    if not options.environment:
+        activate, note = software.of_project(project)
+        notes += [note] if note else []
+        options = replace(options, environment=activate)
+    if not options.environment:
+        require_torch()
+    stale = software.staleness(options.environment)
+    notes += [f"warning: {stale}"] if stale else []
+    return replace(plan, options=options, notes=(*plan.notes, *notes))
+
+
+def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
     """What compute nodes have to see."""
+    options = plan.options
     found = {"the working directory": Path(job.cwd), "the run directory": directory}
     if job.kind == "script":
         found["the script"] = Path(job.target)
@@ -163,6 +186,7 @@ def _places(job: Job, directory: Path, options: JobOptions) -> dict[str, Path]:
             found[f"--{option}"] = Path(value)
     if not options.environment and not options.container:
         found["the Python environment"] = Path(sys.prefix)
+    found |= {f"what was fetched as {name}": path for name, path in plan.fetched.places.items()}
     found |= {f"the argument {path}": path for path in submit.argument_paths(job)}
     return found
 

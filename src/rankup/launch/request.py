@@ -22,7 +22,7 @@ from ..train.options import refuse_other_run
 from . import code
 
 _OWN = {
-    *("--nproc", "--out", "--resume", "--local", "--dry-run", "--follow"),
+    *("--nproc", "--out", "--resume", "--local", "--dry-run", "--follow", "--allow-missing"),
     *("--" + field.name.replace("_", "-") for field in fields(JobOptions)),
 }
 # A script may have options of these names itself.
@@ -40,6 +40,7 @@ class Request:
         out: the run directory itself.
         resume: the run to go on with.
         local: on this machine, also where there is Slurm.
+        allow_missing: submit also without what the project needs.
         options: of the Slurm job.
     """
 
@@ -52,6 +53,7 @@ class Request:
     dry_run: bool = False
     follow: bool = False
     options: JobOptions = field(default_factory=JobOptions)
+    allow_missing: bool = False
 
 
 def new(request: Request, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from ..base.errors import EXIT_BAD_INPUT, UserError
 from ..site import config, gpus, rundir
 from ..site.rundir import Job
 from ..slurm.client import Client
-from . import local, queue
+from . import local, queue, ready
 from .place import place
 from .request import Request, created, new, require_torch, resumed
 
@@ -38,15 +39,19 @@ def run(request: Request, extra: Mapping[str, str] | None = None) -> int:
 
 
 def _run_here(request: Request, extra: dict[str, str]) -> int:
-    runs = config.load(Path.cwd()).runs
+    settings = config.load(Path.cwd())
+    runs = settings.runs
     nproc = _ranks(request.nproc, {**os.environ, **extra})
     require_torch()
     if request.resume is not None:
         directory, job = resumed(request, runs)
+        caches = _caches(settings.project(Path.cwd()), job)
     else:
         directory, job = new(request, runs)
+        caches = _caches(settings.project(Path.cwd()), job)
         if request.dry_run:
-            print(local.shown(job, nproc))
+            print(*(f"{name}={shlex.quote(value)}" for name, value in caches.items()), end="")
+            print(" " if caches else "", local.shown(job, nproc), sep="")
             return 0
         with created(directory, job):
             pass
@@ -62,7 +67,7 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
         (directory / "requeue").unlink(missing_ok=True)
         rundir.write(directory, replace(job, lives=[*job.lives, life]))
         print(f"run {job.id} in {directory}", file=sys.stderr)
-        code = local.start(job, directory, nproc, request.resume is not None, extra)
+        code = local.start(job, directory, nproc, request.resume is not None, {**caches, **extra})
         if code == EXIT_BAD_INPUT and job.kind == "recipe":  # what was refused does not stick
             rundir.write(directory, before)
         else:
@@ -74,6 +79,14 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
     if "stopped" in life or (failed and (directory / "checkpoints").is_dir()):
         print(f"go on with: rankup run --resume {_shown(directory, job)}", file=sys.stderr)
     return code
+
+
+def _caches(project: Path, job: Job) -> dict[str, str]:
+    """The variables under which the ranks find what was fetched."""
+    found = dict(ready.fetched(project, job, with_network=True).variables)
+    for note in ready.elsewhere(found, os.environ, {}):
+        print(note, file=sys.stderr)
+    return found
 
 
 def _write_end(directory: Path, job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -20,6 +21,35 @@ def own() -> tuple[str | None, str | None]:
         if sys.prefix != sys.base_prefix and candidate.is_file() and _trusted(candidate):
             return str(candidate), None
     return None, str(Path(sys.executable).parent)
+
+
+def of_project(project: Path) -> tuple[str | None, str]:
+    """The `activate.sh` of the environment in `project`/env, where the job should have that one.
+
+    It should where the Python that runs this is in no environment, or in one without torch. With it
+    comes what to say about the choice, also where it was passed over.
+    """
+    here, _ = own()
+    if here is not None and importlib.util.find_spec("torch") is not None:
+        return None, ""
+    script = project / "env" / "activate.sh"
+    if not (script.is_file() and (script.parent / "venv" / "bin" / "python").exists()):
+        return None, ""
+    if not _trusted(script):
+        return None, f"warning: {script} could be somebody else's work; not used"
+    return str(script), f"note: the job gets the environment of {script}, not that of this Python"
+
+
+def staleness(environment: str | None) -> str:
+    """Why the job's environment is older than its requirements; empty where it is not.
+
+    Args:
+        environment: the file that the job sources; None for this Python's.
+    """
+    from ..login import env
+
+    script = own()[0] if environment is None else environment
+    return "" if script is None else env.staleness(Path(script))
 
 
 def container(image: str | None, profile: Profile, inside: list[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import __version__
@@ -27,6 +27,7 @@ from ..slurm.parse import array_tasks
 from ..slurm.partitions import Partition
 from ..slurm.times import parse_seconds, parse_time, time_text
 from . import software
+from .ready import Fetched
 
 # Every node has its own; a run directory there is seen by nobody else.
 _LOCAL_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
@@ -43,6 +44,7 @@ class Plan:
     cost: str
     notes: tuple[str, ...]
     srun: tuple[str, ...] = ()  # options beside the profile's
+    fetched: Fetched = field(default_factory=Fetched)
 
 
 def plan(client: Client, config: Config, options: JobOptions, nproc: int | None) -> Plan:
@@ -162,15 +164,16 @@ def job_script(plan: Plan, job: Job, directory: Path, resume: bool) -> script.Jo
     if environment is not None and not environment.is_file():
         raise UserError(f"--environment {environment} is no file; name a script to source")
     activate, path = (str(environment.resolve()), None) if environment else software.own()
-    exported = dict(profile.environment)
+    exported = {**profile.environment, **plan.fetched.variables}
     if profile.list_gpus and granted.gpus:
         exported["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(granted.gpus)))
     inside = [str(directory), job.cwd, *profile.mounts]
     if job.kind == "script":
         inside.append(str(Path(job.target).parent))
+    inside += plan.fetched.folders()
     container = software.container(options.container, profile, inside)
     needs = [job.cwd, *([job.target] if job.kind == "script" else [])]
-    needs += [str(path) for path in argument_paths(job)]
+    needs += [str(path) for path in (*argument_paths(job), *plan.fetched.places.values())]
     # A resume finds what an earlier life was given in the run's own file.
     given = {*plan.variables, *_earlier(directory / "env")}
     asked = {
@@ -209,6 +212,7 @@ def job_script(plan: Plan, job: Job, directory: Path, resume: bool) -> script.Jo
         path=None if container else path,
         variables={k: v for k, v in exported.items() if k not in plan.variables},
         offline=granted.node.internet is not True,
+        fetched=plan.fetched.offline,
         threads="OMP_NUM_THREADS" not in given,
         private=bool(given),
         container=container,

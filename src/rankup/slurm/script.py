@@ -41,6 +41,8 @@ class JobScript:
         lines: what follows `#SBATCH ` literally, from the user.
         activate: file to source; `path` a folder to put on PATH instead.
         variables: exported for the ranks.
+        offline: the nodes have no network, and the usual libraries are told so.
+        fetched: the same for what was fetched; values are plain words.
         private: variables stand in the file `env` of the run directory, which only its owner reads.
         container: an Apptainer image, and the words that start a program in it.
         needs: paths that every node has to see.
@@ -69,6 +71,7 @@ class JobScript:
     path: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     offline: bool = True
+    fetched: Mapping[str, str] = field(default_factory=dict)
     threads: bool = True
     private: bool = False
     container: tuple[str, ...] = ()
@@ -159,7 +162,7 @@ def _environment(job: JobScript) -> Iterator[str]:
     yield _rule("environment")
     folder = shlex.quote(job.work_dir)
     yield f'cd -- {folder} || end_life 1 "$(hostname) cannot enter it; is it mounted? "{folder}'
-    for name, value in _OFFLINE.items() if job.offline else ():
+    for name, value in {**(_OFFLINE if job.offline else {}), **job.fetched}.items():
         yield f'export {name}="${{{name}:-{value}}}"'
     for name, value in job.variables.items():
         yield f"export {name}={shlex.quote(value)}"

@@ -1,0 +1,187 @@
+"""Whether what a job needs is here, and what the job has to be told so that it finds it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..base.errors import UserError
+from ..base.text import clean
+from ..login import needs, reading, record
+from ..login.reading import Download
+from ..login.record import Record
+from ..site.config import Config
+from ..site.rundir import Job
+
+_MOST_NAMED = 3
+_MOST_PLACES = 20
+# What bash or Slurm sets itself; a record that is told so was written by somebody else.
+_NAME = re.compile(
+    r"(?!(SLURM|RANKUP|BASH)_|(PATH|IFS|UID|EUID|PPID|SHELLOPTS|BASHOPTS)$)[A-Za-z_][A-Za-z0-9_]*"
+)
+_PLAIN = re.compile(r"[\w./:@%+=,-]+")
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What was fetched for a job.
+
+    Attributes:
+        variables: where the caches are.
+        offline: what tells the libraries that were used that there is no network.
+        places: where the parts lie that are there, by name.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    offline: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, Path] = field(default_factory=dict)
+
+    def folders(self) -> list[str]:
+        """The caches and the parts' own folders, for those who have to mount them."""
+        parts = [path if path.is_dir() else path.parent for path in self.places.values()]
+        found = [*self.variables.values(), *map(str, parts)]
+        return list(dict.fromkeys(text for text in found if os.path.isabs(text)))
+
+
+def fetched(project: Path, job: Job, *, with_network: bool) -> Fetched:
+    """What a job is told: by the records of what was fetched by name, and by that of its script.
+
+    Args:
+        with_network: the job could still fetch; then only a proof with just its arguments is reason
+            enough to forbid it that.
+    """
+    by_name = [one for one in record.read(project) if not one.key.startswith("script:")]
+    own, exact = _of(project, job)
+    used = [*sorted(by_name, key=lambda one: one.at), *([own] if own else [])]
+    proved = own is not None and exact and own.proof in ("namespace", "blocked")
+    told = used if not with_network else [own] if own and proved else []
+    return Fetched(
+        _merged(one.variables for one in used),
+        {k: v for k, v in _merged(one.offline for one in told).items() if _PLAIN.fullmatch(v)},
+        _places(used),
+    )
+
+
+def require(config: Config, job: Job, internet: bool | None, *, allow_missing: bool) -> list[str]:
+    """Refuse a job that would not find what it needs; what there is to say otherwise, in lines.
+
+    What `rankup.toml` lists has to be there always, what the script fetched only where the nodes
+    are not known to have `internet`.
+
+    Raises:
+        UserError: what is missing, and what fetches it; with `allow_missing` that is a warning.
+    """
+    project = config.project(Path.cwd())
+    own, exact = _of(project, job)
+    missing = needs.unmet(config)
+    if own is not None and internet is not True:
+        missing += _unfit(own, job)
+    missing = list(dict.fromkeys(missing))
+    if missing and not allow_missing:
+        listed = "".join(f"\n  - {clean(line)}" for line in missing)
+        raise UserError(
+            f"the job would not find all that it needs:{listed}\n"
+            "Fetch it on a login node, or run the job without it by --allow-missing"
+        )
+    lines = [f"warning: {line}" for line in missing]
+    if own is not None and not exact:
+        lines.append(
+            f"note: {Path(job.target).name} was fetched with other arguments; what these need "
+            f"besides, `{command(job)}` brings"
+        )
+    if own is None and internet is False and job.kind == "script":
+        lines += _unfetched(project, job)
+    return [clean(line) for line in lines]
+
+
+def command(job: Job) -> str:
+    """What fetches for a script, as it is typed in the job's folder."""
+    target = os.path.relpath(job.target, job.cwd)
+    return shlex.join(
+        ["rankup", "fetch", job.target if target.startswith("..") else target, *job.args]
+    )
+
+
+def elsewhere(
+    variables: Mapping[str, str], environment: Mapping[str, str], said: Mapping[str, str]
+) -> list[str]:
+    """What to say of caches that the environment has at another place than what was fetched.
+
+    Args:
+        said: what the user gives the job, which holds.
+    """
+    return [
+        clean(
+            f"note: {name} is {environment[name]} here; what was fetched lies in {value}, so that "
+            "is what the job gets"
+        )
+        for name, value in variables.items()
+        if name not in said and environment.get(name, value) != value
+    ]
+
+
+def _of(project: Path, job: Job) -> tuple[Record | None, bool]:
+    if job.kind != "script":
+        return None, False
+    return record.of_script(project, Path(job.target), tuple(job.args))
+
+
+def _places(used: Iterable[Record]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    items = (item for one in used for item in one.items if not item.missing())
+    for item in itertools.islice(items, _MOST_PLACES):
+        found[item.path if item.name in found else item.name] = Path(item.path)
+    return found
+
+
+def _unfit(own: Record, job: Job) -> Iterator[str]:
+    script = Path(job.target).name
+    for why in own.missing():
+        yield f"{script} has fetched {why}; again: {command(job)}"
+    if own.proof == "failed":
+        why = f" ({own.note})" if own.note else ""
+        yield f"{script} did not start without a network{why}; again: {command(job)}"
+
+
+def _unfetched(project: Path, job: Job) -> Iterator[str]:
+    """Warnings of what a script fetches by reading it, which may have been fetched otherwise."""
+    try:
+        found = reading.read(Path(job.target), tuple(job.args), Path(job.cwd)).downloads
+    except UserError as error:
+        yield f"warning: {error}"
+        return
+    keys = {one.key for one in record.read(project)}
+    wanted = [one for one in found if not _has(keys, one)]
+    if not wanted:
+        return
+    yield "warning: nothing was fetched for this script, and the nodes have no internet. It wants:"
+    yield from (f"  {_line(one, job)}" for one in wanted[:_MOST_NAMED])
+    if len(wanted) > _MOST_NAMED:
+        yield f"  and {len(wanted) - _MOST_NAMED} more (`rankup fetch --no-run` lists them)"
+    yield f"  If that is not here yet: {command(job)}"
+
+
+def _has(keys: set[str], one: Download) -> bool:
+    """Whether it was fetched by name: at the same revision, or at one where none is asked for."""
+    key = f"{one.what}:{one.wanted}"
+    return any(known == key or (not one.revision and known.startswith(f"{key}@")) for known in keys)
+
+
+def _line(one: Download, job: Job) -> str:
+    file = os.path.relpath(one.file, job.cwd)
+    return f"{one.wanted or one.why} ({one.how}, {file}:{one.line})"
+
+
+def _merged(tables: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The tables laid over each other, without what no job script could set."""
+    return {
+        name: value
+        for table in tables
+        for name, value in table.items()
+        if isinstance(value, str) and _NAME.fullmatch(name) and value.isprintable()
+    }

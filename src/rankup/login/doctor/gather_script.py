@@ -1,0 +1,62 @@
+"""The checks of a script, with the facts they ask for."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from ...base.errors import UserError
+from ...base.findings import Finding
+from .. import record
+from . import codes, script, space
+from .facts import Facts
+from .gather import Check
+
+
+def checks(path: Path, args: tuple[str, ...]) -> tuple[Check, ...]:
+    """Whether the script can be read; and if it can, its imports and its data."""
+    name = path.name or str(path)
+    return (
+        Check(codes.SCRIPT, name, partial(_imports, path)),
+        Check(codes.MOUNTED, name, partial(_mounted, path)),
+        Check(codes.DATA, name, partial(_data, path, args)),
+    )
+
+
+def _imports(path: Path, facts: Facts) -> list[Finding]:
+    from ..reading import imports
+
+    if why := script.unreadable(path):
+        return [Finding(codes.SCRIPT, "error", path.name or str(path), why)]
+    try:
+        found = imports(path)
+    except UserError as error:
+        return [Finding(codes.SCRIPT, "error", path.name, str(error))]
+    folder = path.resolve().parent
+    return [
+        Finding(codes.SCRIPT, "ok", path.name, str(path.resolve())),
+        *script.check_imports(path, found, partial(script.is_here, folder=folder)),
+    ]
+
+
+def _mounted(path: Path, facts: Facts) -> list[Finding]:
+    folder = path.resolve().parent
+    if folder.is_relative_to(facts.here.resolve()):
+        return []  # said already
+    script_folder = space.Folder("the script's folder", folder)
+    return space.check_mounted(facts.machine.answer().profile, [script_folder])
+
+
+def _data(path: Path, args: tuple[str, ...], facts: Facts) -> list[Finding]:
+    from ..reading import read
+
+    # Where it cannot be read, the check of its imports says why.
+    if script.unreadable(path):
+        return []
+    try:
+        downloads = read(path, args).downloads
+    except UserError:
+        return []
+    profile = facts.machine.answer().profile
+    fetched = record.of_script(facts.project, path, args)
+    return script.check_data(path, profile, facts.internet(), fetched, downloads)

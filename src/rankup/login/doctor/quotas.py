@@ -1,0 +1,85 @@
+"""The quotas of the file systems that the user's folders lie on, as the site's commands say."""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import os
+import shutil
+import struct
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from . import commands, quota
+from .asking import Clock, Late, Question
+from .quota import Quota
+from .space import Folder
+
+# <linux/fs.h>: FS_IOC_FSGETXATTR, and struct fsxattr, whose fourth number is the project.
+_FSGETXATTR = 0x801C581F
+_FSXATTR = struct.Struct("5I8x")
+_MOUNTS = Path("/proc/self/mounts")
+
+
+def known(
+    folders: Sequence[Folder], project: str | None, environment: Mapping[str, str], clock: Clock
+) -> tuple[list[Quota], list[str]]:
+    """All quotas that a command on PATH knows, and the commands that did not answer in time."""
+    asked = [
+        (words, Question(words[0], clock, partial(commands.run, words, environment, clock)))
+        for words in _commands(folders, project, _table())
+        if shutil.which(words[0], path=environment.get("PATH")) is not None
+    ]
+    said = [(words, _said(question)) for words, question in asked]
+    found = [one for words, text in said if text is not None for one in quota.parse(words, text)]
+    return found, [" ".join(words) for words, text in said if text is None]
+
+
+def _said(question: Question[str]) -> str | None:
+    """What a command printed, None where it is late; nothing where it cannot be started."""
+    try:
+        return question.answer()
+    except Late:
+        return None
+    except OSError:
+        return ""
+
+
+def _commands(
+    folders: Sequence[Folder], project: str | None, table: Sequence[quota.Mount]
+) -> list[list[str]]:
+    found: dict[tuple[str, ...], None] = {}
+    for folder in folders:
+        # As the user wrote it and behind links: home is often a link into a file system.
+        path = str(folder.path.resolve())
+        mount = quota.mount_of(path, table)
+        if mount is not None:
+            number = project_number(path) if mount.kind == "lustre" else 0
+            for words in quota.command(mount, path, getpass.getuser(), project, number):
+                found[tuple(words)] = None
+    if project:
+        found[tuple(quota.jutil(project))] = None
+    return [list(words) for words in found]
+
+
+def project_number(folder: str) -> int:
+    """The project that a folder's files count to (Lustre, XFS, ext4); 0: none, or not known."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return 0
+    try:
+        said = fcntl.ioctl(descriptor, _FSGETXATTR, bytes(_FSXATTR.size))
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
+    return int(_FSXATTR.unpack(said)[3])
+
+
+def _table() -> list[quota.Mount]:
+    try:
+        return quota.mounts(_MOUNTS.read_text(encoding="utf-8", errors="replace"))
+    except OSError:  # no Linux
+        return []

@@ -1,0 +1,11 @@
+"""`rankup env`: an environment from modules.sh and requirements.txt, usable without rankup.
+
+The work is done by `setup.sh`, a file of the environment itself; here it is written and started.
+"""
+
+from .making import create, lock
+from .report import check
+from .state import staleness
+from .where import line_to_source
+
+__all__ = ["check", "create", "line_to_source", "lock", "staleness"]

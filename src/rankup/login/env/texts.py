@@ -1,0 +1,139 @@
+"""The five files of an environment, as pure functions of what is known of the site.
+
+`setup.sh` and `activate.sh` are constant bash, from `parts/`; the other three are the user's, and
+here is what they start with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Literal
+
+from ...base.errors import UserError
+
+Kind = Literal["modules", "wheels"]
+KINDS: tuple[Kind, ...] = ("modules", "wheels")
+_HEADER = "# From rankup, which replaces this file as long as nobody has changed it. sha256 "
+_START = re.compile(rf"#!/bin/bash\n{_HEADER}([0-9a-f]{{64}})\n")
+# PyTorch as a module of JSC (PyTorch), NERSC (pytorch), elsewhere also PyTorch-bundle and the like.
+_TORCH_MODULE = re.compile(r"(py)?torch(?![a-z])", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an environment is to be.
+
+    Attributes:
+        name: shown in the prompt, and the name of the Jupyter kernel.
+        python: the Python of the kind `wheels`: a path, or a name on PATH.
+        title: of the site.
+        modules: what is loaded in the kind `modules`, in order.
+        caches: variables that move caches, with their folders.
+    """
+
+    kind: Kind
+    name: str
+    python: str
+    title: str
+    modules: tuple[str, ...] = ()
+    caches: Mapping[str, str] = field(default_factory=dict)
+
+
+def own() -> dict[str, str]:
+    """`setup.sh` and `activate.sh`."""
+    return {
+        "setup.sh": _signed("setup", "load", "mutex", "venv", "packages", "lock", "main"),
+        "activate.sh": _signed("activate", "load", "activate_steps"),
+    }
+
+
+def unchanged(text: str) -> bool:
+    """Whether a file is as rankup wrote it, whichever rankup that was."""
+    match = _START.match(text)
+    return match is not None and match[1] == _digest(text[match.end() :])
+
+
+def users(plan: Plan) -> dict[str, str]:
+    """`config.sh`, `modules.sh` and `requirements.txt` as they start.
+
+    Raises:
+        UserError: a cache's folder cannot be written in one line of bash.
+    """
+    return {
+        "config.sh": _config(plan),
+        "modules.sh": _modules(plan),
+        "requirements.txt": _requirements(plan),
+    }
+
+
+def _signed(*parts: str) -> str:
+    folder = resources.files(__package__) / "parts"
+    body = "".join((folder / f"{part}.sh").read_text(encoding="utf-8") for part in parts)
+    return f"#!/bin/bash\n{_HEADER}{_digest(body)}\n{body}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _config(plan: Plan) -> str:
+    lines = [
+        "# shellcheck shell=bash disable=SC2034",
+        "# Settings of this environment. setup.sh and activate.sh source this file; it is yours.",
+        "",
+        f"ENV_KIND={plan.kind} # modules: the site's modules and a venv; wheels: wheels only",
+        f"ENV_NAME={shlex.quote(plan.name)} # in the prompt, and the Jupyter kernel's",
+        f"ENV_PYTHON={shlex.quote(plan.python)} # for wheels; modules bring their own",
+        "ENV_INSTALLER= # for wheels: uv or pip; empty: uv where there is one",
+    ]
+    if plan.caches:
+        lines += [
+            "",
+            f"# $HOME is small: where caches lie on {plan.title}, if nothing else is set.",
+        ]
+    for name, folder in plan.caches.items():
+        if not folder.isprintable():
+            raise UserError(f"the cache {folder!r} ({name}) has a control character in its name")
+        lines.append(f'[ -n "${{{name}:-}}" ] || {name}={shlex.quote(folder)}')
+    if plan.caches:
+        lines.append(f"export {' '.join(plan.caches)}")
+    return "\n".join(lines) + "\n"
+
+
+def _modules(plan: Plan) -> str:
+    lines = [
+        "# shellcheck shell=bash",
+        "# Modules of this environment, for the kind modules; it is yours. Name versions, too:",
+        "# others come when the site changes its defaults. `module spider NAME` lists them.",
+        "",
+    ]
+    if plan.kind == "modules":
+        lines.append("module purge")
+        lines += [f"module load {shlex.quote(one)} || return" for one in plan.modules]
+    else:
+        lines += ["# module purge", "# module load Python || return"]
+    return "\n".join(lines) + "\n"
+
+
+def _requirements(plan: Plan) -> str:
+    lines = [
+        "# Packages of this environment, one per line; it is yours. rankup itself is there without",
+        "# being named. After a change: rankup env create",
+        "",
+    ]
+    if plan.kind == "wheels":
+        lines.append("torch>=2.8")
+    elif any(_TORCH_MODULE.match(one) for one in plan.modules):
+        lines += [
+            "# torch comes from modules.sh. Do not name it here as well: two builds of it in one",
+            "# environment do not fit together. For a newer one take PyTorch and torchvision out",
+            "# of modules.sh, and write here: torch>=2.8",
+        ]
+    else:
+        lines += ["# modules.sh loads no PyTorch, so that it comes from here.", "torch>=2.8"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,179 @@
+"""`rankup fetch`: one thing after the other, each recorded when it is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ...base.errors import EXIT_FAILED, UserError
+from ...base.text import clean
+from ...site import config as configs
+from ...site import detect
+from ...site.caches import caches
+from ...site.config import Config
+from ...site.profile import Profile
+from ...slurm.client import Client, SlurmError
+from .. import reading, record
+from ..record import Record
+from . import here, script, things
+from .failed import FetchFailed
+from .progress import say, size
+from .request import Request
+
+_INTERRUPTED = 130
+_SLURM_PATIENCE = 10.0  # seconds
+
+
+def fetch(request: Request) -> int:
+    """Do what was asked; the exit code.
+
+    Raises:
+        UserError: the request is wrong, or this is no place to do it; nothing has been done.
+    """
+    request.check()
+    config = configs.load(Path.cwd())
+    profile, _ = detect.choose(config, os.environ, os.uname().nodename, cluster_name=_cluster_name)
+    if not request.empty:
+        needs, scripts = things.asked(request), [request] if request.script else []
+    elif config.fetch:
+        # What stands in the file is meant from where it lies.
+        os.chdir(config.project(Path.cwd()))
+        needs, scripts = config.fetch, [_from_file(one, request) for one in config.fetch.scripts]
+    else:
+        raise UserError(_nothing(config))
+    own = caches(config, profile, os.environ)
+    wanted = things.things(needs, own)
+    if wanted or not (request.no_run or request.only_proof):
+        here.check_network(profile, os.environ)
+    for place in dict.fromkeys(thing.place for thing in wanted):
+        here.check_place(place, profile, Path.home(), say)
+    run = _Run(config, profile, request.as_json)
+    try:
+        for thing in wanted:
+            run.one(thing)
+        for one in scripts:
+            run.script(one)
+    except KeyboardInterrupt:
+        say("interrupted; run it again: what came is kept")
+        run.code = _INTERRUPTED
+    return run.end()
+
+
+class _Run:
+    """The things of one command, and how they went."""
+
+    def __init__(self, config: Config, profile: Profile, as_json: bool) -> None:
+        self._config, self._profile, self._as_json = config, profile, as_json
+        self._project = config.project(Path.cwd())
+        self._records: list[Record] = []
+        self._failed: dict[str, str] = {}
+        self.code = 0
+
+    def one(self, thing: things.Thing) -> None:
+        """Fetch a thing and record it; where that fails, remember why."""
+        earlier = record.find(self._project, thing.key)
+        try:
+            came = thing.get(earlier)
+        except FetchFailed as failure:
+            self._fail(thing.key, here.with_hint(str(failure), os.environ))
+            return
+        except OSError as error:
+            self._fail(thing.key, f"{thing.key}: {error}")
+            return
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        done = Record(
+            thing.key, now, came.items, came.variables, came.offline, came.proof, came.note
+        )
+        if not self._as_json:
+            _show(done, came.lines)
+        self._keep(done)
+        if done.proof == "failed":
+            self._fail(thing.key, f"{thing.key} came, and does not load offline: {came.note}")
+
+    def script(self, request: Request) -> None:
+        """Read a script, or run it; it prints by itself what a user needs to know."""
+        assert request.script is not None
+        if request.no_run:
+            path = Path(request.script)
+            code = reading.show_downloads(path, request.args, as_json=request.as_json)
+        else:
+            done, code = script.fetch(request, self._config, self._profile)
+            self._keep(done)
+        self.code = self.code or code
+
+    def end(self) -> int:
+        """Print what is left to say; the exit code."""
+        if self._as_json and (self._records or self._failed):
+            values = {"records": [asdict(one) for one in self._records], "failed": self._failed}
+            print(json.dumps(values, indent=2))
+        if len(self._failed) > 1:
+            say(f"{len(self._failed)} things are not here: {', '.join(self._failed)}")
+        return self.code
+
+    def _keep(self, done: Record) -> None:
+        self._records.append(done)
+        try:
+            record.write(self._project, done)
+        except OSError as error:
+            self._fail(
+                done.key,
+                f"{done.key} is here, but {self._project} cannot be written to ({error.strerror}): "
+                "`rankup run` will not know of it",
+            )
+
+    def _fail(self, key: str, why: str) -> None:
+        self._failed[key] = why
+        self.code = self.code or EXIT_FAILED
+        say(why)
+
+
+def _show(done: Record, lines: tuple[str, ...]) -> None:
+    count = sum(item.files for item in done.items)
+    total = size(sum(item.bytes for item in done.items))
+    proofs = {
+        "namespace": ", loads without a network (network namespace)",
+        "blocked": ", loads without a network (Python's connections blocked)",
+    }
+    files = "1 file" if count == 1 else f"{count} files"
+    print(clean(f"{done.key}: {total} in {files}{proofs.get(done.proof, '')}"))
+    for item in done.items:
+        print(clean(f"  {item.path}"))
+    for line in lines:
+        print(clean(f"  {line}"))
+    sys.stdout.flush()
+
+
+def _cluster_name() -> str | None:
+    if shutil.which("sbatch") is None:
+        return None
+    try:
+        return Client(timeout=_SLURM_PATIENCE).cluster_name()
+    except SlurmError:  # it does not answer; files can be fetched all the same
+        return None
+
+
+def _from_file(line: str, request: Request) -> Request:
+    """The request for a script that `rankup.toml` lists; the current folder is the file's."""
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UserError(f"rankup.toml: fetch.scripts: {line!r}: {error}") from None
+    if not words:
+        raise UserError("rankup.toml: fetch.scripts: an empty line; give a script")
+    one = replace(request, script=words[0], args=tuple(words[1:]))
+    one.check()
+    return one
+
+
+def _nothing(config: Config) -> str:
+    where = f"{config.file} lists nothing" if config.file else f"no {configs.NAME} here"
+    return (
+        f"nothing to fetch: {where}; give a script (rankup fetch train.py), --dataset NAME, "
+        "--model NAME or --url URL, or list them in [fetch] of rankup.toml"
+    )

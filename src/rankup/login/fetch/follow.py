@@ -1,0 +1,66 @@
+"""How far a script is that is being fetched: a line now and then, from what its processes write."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+
+from .events import Event, Journal
+from .progress import say, size
+
+_RECENT = 50  # files that may still grow; with more, the older ones are taken to be whole
+
+
+class Follow:
+    """Called often; reads the journal, and tells the user.
+
+    On a terminal a line comes each second at most, elsewhere every ten, and only with news.
+    """
+
+    def __init__(self, journal: Journal, *, quiet: bool) -> None:
+        self._journal = journal
+        self._every = float("inf") if quiet else (1.0 if sys.stderr.isatty() else 10.0)
+        self._said = time.monotonic()
+        self._line = self._url = self._walk = ""
+        self._whole = 0
+        self._growing: list[str] = []
+
+    def __call__(self) -> bool:
+        """Whether a process has written that all is done."""
+        found = self._journal.read()
+        for event in found:
+            self._take(event)
+        now = time.monotonic()
+        if now - self._said > self._every:
+            self._said = now
+            self._tell()
+        return any(event.kind == "stop" for event in found)
+
+    def _take(self, event: Event) -> None:
+        if event.kind == "url":
+            self._url = event.text("url")
+        elif event.kind == "walk":
+            done, of = event.number("done"), event.number("of")
+            self._walk = f", sample {done}" + (f" of {of}" if of else "")
+        elif event.kind == "open" and event.values.get("existed") is False:
+            self._growing.append(event.text("path"))
+        elif event.kind == "rename" and event.text("from") in self._growing:
+            self._growing[self._growing.index(event.text("from"))] = event.text("to")
+        while len(self._growing) > _RECENT:
+            self._whole += _size(self._growing.pop(0))
+
+    def _tell(self) -> None:
+        came = self._whole + sum(map(_size, self._growing))
+        url = f", {self._url}" if self._url else ""
+        line = f"{size(came)} so far{self._walk}{url}" if came or url or self._walk else ""
+        if line != self._line:
+            self._line = line
+            say(line)
+
+
+def _size(path: str) -> int:
+    with suppress(OSError):
+        return os.stat(path).st_size
+    return 0

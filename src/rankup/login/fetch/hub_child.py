@@ -1,0 +1,189 @@
+"""What runs in a process of its own for the Hugging Face hub, with its libraries.
+
+They read their variables when they are imported, and torch comes with some of them. The request
+comes as JSON on stdin, the answer goes to the file it names (`Task` in hub.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...base.files import write_atomic, write_json
+from .download import download
+from .weights import needed
+
+_LARGE = 8 << 20  # bytes; below this a new start costs nothing
+_TOO_LARGE = 50 * 10**9  # bytes; the hub gives larger files only to its own library
+_TEXT_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+
+
+def main() -> None:
+    """Do one request; exit code 1 where it failed, the answer then says why."""
+    request = json.load(sys.stdin)
+    answer = Path(request["answer"])
+    try:
+        if request["block"]:
+            _without_network()
+        _locks_that_work(Path(request["cache"]))
+        done = {"model": _model, "dataset": _dataset}[request["kind"]](request)
+    except Exception as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        number = error.errno if isinstance(error, OSError) else None
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        write_json(
+            answer,
+            {"error": kinds, "message": str(error), "errno": number, "status": status},
+            private=True,
+        )
+        sys.exit(1)
+    write_json(answer, done, private=True)
+
+
+def _model(request: Mapping[str, Any]) -> dict[str, Any]:
+    import huggingface_hub as hub
+
+    name, revision = request["name"], request["revision"]
+    if request["prove"]:
+        for file in request["files"]:
+            path = hub.hf_hub_download(name, file, revision=revision)
+            with open(path, "rb") as stream:
+                stream.read(1)
+        return {}
+    info = hub.HfApi().model_info(name, revision=revision)
+    kept, skipped = needed(entry.rfilename for entry in info.siblings or ())
+    _bring_large(request, info.sha, kept)
+    # By the user's word, not by the commit: only then is `main` known to be it, offline.
+    folder = hub.snapshot_download(name, revision=revision, allow_patterns=[*map(_literal, kept)])
+    commit = Path(folder).name
+    return {"revision": commit, "folder": folder, "files": kept, "skipped": skipped}
+
+
+def _dataset(request: Mapping[str, Any]) -> dict[str, Any]:
+    import datasets
+    import huggingface_hub as hub
+
+    name, config, revision = request["name"], request["config"], request["revision"]
+    if request["prove"]:
+        loaded = datasets.load_dataset(name, config, revision=revision)
+        _first_rows(loaded)
+        return {}
+    info = hub.HfApi().dataset_info(name, revision=revision)
+    builder = datasets.load_dataset_builder(name, config, revision=info.sha)
+    _bring_large(request, info.sha, _files_of(builder, f"hf://datasets/{name}@{info.sha}/"))
+    loaded = datasets.load_dataset(name, config, revision=info.sha)
+    _first_rows(loaded)
+    folders = {
+        str(Path(file["filename"]).parent)
+        for split in loaded.values()
+        for file in split.cache_files
+    }
+    if request["texts"]:
+        _write_texts(loaded, Path(request["texts"]))
+    return {
+        "revision": info.sha,
+        "folders": sorted(folders),
+        "splits": {split: len(rows) for split, rows in loaded.items()},
+    }
+
+
+def _files_of(builder: Any, start: str) -> list[str]:
+    """The repository's files that a data set is made of, as far as it says so."""
+    by_split = getattr(builder.config, "data_files", None) or {}
+    urls = [str(url) for files in by_split.values() for url in files]
+    return [url.removeprefix(start) for url in urls if url.startswith(start)]
+
+
+def _bring_large(request: Mapping[str, Any], commit: str | None, wanted: Iterable[str]) -> None:
+    """Put large files where the hub's library looks for them before it downloads.
+
+    What the library has of a file is lost when it is interrupted; what `download` has is not. The
+    name of a large file's blob is its sha256.
+    """
+    import huggingface_hub as hub
+
+    name, kind, names = request["name"], request["kind"], set(wanted)
+    blobs = Path(request["cache"]) / f"{kind}s--{name.replace('/', '--')}" / "blobs"
+    tree = hub.HfApi().list_repo_tree(name, repo_type=kind, revision=commit, recursive=True)
+    token = hub.get_token()
+    for entry in tree:
+        if not isinstance(entry, hub.RepoFile) or entry.lfs is None or entry.path not in names:
+            continue
+        blob = blobs / entry.lfs.sha256
+        if blob.exists() or not _LARGE <= entry.size <= _TOO_LARGE:
+            continue
+        url = hub.hf_hub_url(name, entry.path, repo_type=kind, revision=commit)
+        hub.get_hf_file_metadata(url)  # says in the hub's own words why it may not be had
+        download(
+            url,
+            blob,
+            sha256=entry.lfs.sha256,
+            authorization=f"Bearer {token}" if token else "",
+            name=f"{name}: {entry.path}",
+        )
+
+
+def _first_rows(loaded: Any) -> None:
+    for rows in loaded.values():
+        if len(rows):
+            rows[0]
+
+
+def _write_texts(loaded: Any, folder: Path) -> None:
+    """Lines of text as plain files, each one whole or not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, name in _TEXT_SPLITS.items():
+        lines = loaded[split]["text"]
+        text = "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+        write_atomic(folder / f"{name}.txt", text)
+
+
+def _literal(name: str) -> str:
+    """A pattern that fits this name alone."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _without_network() -> None:
+    import socket
+
+    def refuse(*args: object, **kwargs: object) -> Any:
+        raise OSError(101, "this is the proof: there is no network")
+
+    for name in ("connect", "connect_ex", "sendto", "sendmsg"):
+        setattr(socket.socket, name, refuse)
+    for name in ("getaddrinfo", "gethostbyname", "gethostbyname_ex", "create_connection"):
+        setattr(socket, name, refuse)
+
+
+def _locks_that_work(cache: Path) -> None:
+    """Where the file system has no flock, the libraries' own locks must not be in the way.
+
+    They would raise an error, or be files that a kill leaves behind for good; rankup's lock is held
+    around all this.
+    """
+    import fcntl
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=cache) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    except OSError:
+        pass
+    import filelock
+
+    class Unlocked(filelock.BaseFileLock):  # type: ignore[misc, unused-ignore]
+        def _acquire(self) -> None:
+            self._context.lock_file_fd = os.open(os.devnull, os.O_RDONLY)
+
+        def _release(self) -> None:
+            descriptor = self._context.lock_file_fd
+            self._context.lock_file_fd = None
+            if descriptor is not None:
+                os.close(descriptor)
+
+    setattr(filelock, "FileLock", Unlocked)  # noqa: B010 - mypy takes it for a constant

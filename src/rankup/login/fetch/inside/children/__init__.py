@@ -1,0 +1,1 @@
+"""The folder that is first on PYTHONPATH of the processes that a script starts."""

@@ -1,0 +1,127 @@
+"""How the script ends: stopped by us, or by itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from . import tree
+from .audit import Hook
+from .journal import Journal
+from .lazy import Lazy
+from .modules import Used
+from .spec import Spec
+from .urls import cleaned
+from .where import HERE
+
+
+class Ending:
+    """Ends this process, and the script's others.
+
+    Args:
+        main: process id of the script itself.
+    """
+
+    def __init__(
+        self, spec: Spec, journal: Journal, lazy: Lazy, used: Used, hook: Hook, main: int
+    ) -> None:
+        self._stack = spec.stack
+        self._journal = journal
+        self._lazy = lazy
+        self._used = used
+        self._hook = hook
+        self._main = main
+        self._begun = threading.Lock()
+
+    def stop(self, reached: str) -> None:
+        """End here and now: no `finally`, no `atexit`, no `except` of the script runs any more.
+
+        They could save a checkpoint of an untrained model over a trained one, or upload it.
+        """
+        if not self._begun.acquire(blocking=False):
+            return  # another thread has begun to, and draws the rest of a data set
+        where = self._journal.where()
+        try:
+            self._lazy.walk()
+        except BaseException as error:
+            shown = traceback.format_exception(*without_ours(error))
+            self._leave(1, "end", code=1, **_told(error, shown), text=shown)
+        self._leave(0, "stop", reached=reached, where=where)
+
+    def _leave(
+        self, exit_code: int, event: str, text: list[str] | None = None, **fields: Any
+    ) -> None:
+        with self._hook.unwatched():
+            flush()
+            if text:
+                with suppress(OSError):
+                    os.write(2, "".join(text).encode(errors="backslashreplace"))
+            pids = tree.members(self._main)
+            self._journal.tell("modules", names=self._used.names())
+            if event == "stop":
+                fields["open"] = sorted(tree.written_by(pids) - {self._stack})
+            self._journal.tell(event, **fields)
+            # A main process that waits for this one would go on with the script.
+            tree.kill([self._main, *(pid for pid in pids if pid != self._main)])
+            os._exit(exit_code)
+
+    def ended(self, code: int, error: BaseException | None) -> None:
+        """Say that the script has ended by itself."""
+        told: dict[str, str | None] = {"error": None, "type": None, "message": None}
+        if error is not None:
+            told = {**_told(error, traceback.format_exception(*without_ours(error)))}
+        self._journal.tell("modules", names=self._used.names())
+        self._journal.tell("end", code=code, **told)
+
+
+def flush() -> None:
+    """Write out what the script has printed; it may have put something else in its place."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]
+
+
+def without_ours(
+    error: BaseException,
+) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """An exception and those it came from, without the calls of this package."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = _theirs(one.__traceback__)
+            todo += [one.__cause__, one.__context__]
+    return type(error), error, error.__traceback__
+
+
+def _theirs(calls: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    while calls is not None:
+        if not calls.tb_frame.f_code.co_filename.startswith(HERE):
+            kept.append(calls)
+        calls = calls.tb_next
+    first = None
+    for call in reversed(kept):
+        call.tb_next, first = first, call
+    return first
+
+
+def _told(error: BaseException, lines: list[str]) -> dict[str, str | None]:
+    kind = type(error)
+    prefix = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    try:
+        message = str(error)
+    except Exception as failed:  # somebody's own __str__
+        message = f"<no message: {failed!r}>"
+    return {
+        "error": cleaned("".join(lines)),
+        "type": prefix + kind.__qualname__,
+        "message": cleaned(message),
+    }

@@ -1,0 +1,78 @@
+"""How far a download is: a bar on a terminal, else a line now and then, on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from ...base.text import clean
+
+# Gets the bytes that are there and those there will be, None where that is not known.
+Progress = Callable[[int, "int | None"], None]
+_LINE_EVERY = 10.0  # seconds
+
+
+def say(line: str) -> None:
+    """A line for the user, beside what the command's output is."""
+    print(f"rankup: {clean(line)}", file=sys.stderr, flush=True)
+
+
+def size(count: float) -> str:
+    """Bytes as people read them, in units of 1000: "340.2 MB"."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+@contextlib.contextmanager
+def shown(name: str, out: TextIO | None = None, every: float = _LINE_EVERY) -> Iterator[Progress]:
+    """Show the progress of what is called `name` while the body runs."""
+    out = out or sys.stderr
+    name = clean(name)
+    if out.isatty():
+        with _bar(name, out) as progress:
+            yield progress
+    else:
+        yield _lines(name, out, every)
+
+
+@contextlib.contextmanager
+def _bar(name: str, out: TextIO) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+    from rich.progress import TransferSpeedColumn as Speed
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        Speed(),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=Console(file=out)) as bars:
+        task = bars.add_task(name, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def _lines(name: str, out: TextIO, every: float) -> Progress:
+    start = last = time.monotonic()
+    first: int | None = None
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal last, first
+        now = time.monotonic()
+        first = done if first is None or done < first else first
+        if now - last < every:
+            return
+        last = now
+        of = "" if total is None else f" of {size(total)}"
+        speed = size((done - first) / (now - start))
+        print(f"rankup: {name}: {size(done)}{of}, {speed}/s", file=out, flush=True)
+
+    return progress

@@ -1,0 +1,106 @@
+"""What `rankup fetch` was asked for."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...base.errors import UserError
+from ...base.files import user_path
+from ...slurm.times import parse_seconds
+from . import address
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line, word for word.
+
+    Attributes:
+        sha256, to: belong to `urls` in their order; there may be fewer.
+        no_run: read the script instead of running it.
+        only_proof: no download, only the start without a network.
+        time: limit of the script's run, as a user writes it.
+        memory: its limit in GB (10^9 bytes); None: the default.
+        threads: and data-loading workers, of the script.
+    """
+
+    script: str | None = None
+    args: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+    sha256: tuple[str, ...] = ()
+    to: tuple[str, ...] = ()
+    no_run: bool = False
+    only_proof: bool = False
+    time: str = "1h"
+    memory: float | None = None
+    threads: int = 4
+    as_json: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """`time` in seconds; UserError where it is no duration."""
+        return float(parse_seconds(self.time, "--time"))
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` in bytes; UserError where it is no amount."""
+        if self.memory is None:
+            return None
+        if not math.isfinite(self.memory) or self.memory <= 0:
+            raise UserError(f"--memory {self.memory:g} is no amount of memory; give GB: 8")
+        return int(self.memory * 1e9)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is named, so that `rankup.toml` says what is meant."""
+        return not (self.script or self.datasets or self.models or self.urls)
+
+    def check(self) -> None:
+        """Hold the options against each other, before anything is done.
+
+        Raises:
+            UserError: the first thing that is wrong.
+        """
+        self.seconds, self.memory_bytes  # noqa: B018 - they check
+        for option, values in (("--sha256", self.sha256), ("--to", self.to)):
+            if len(values) > len(self.urls):
+                raise UserError(
+                    f"{option} belongs to a --url: {len(values)} of the one, "
+                    f"{len(self.urls)} of the other; give each its --url, in the same order"
+                )
+        for url in self.urls:
+            address.parse(url)
+        for value in self.sha256:
+            if not re.fullmatch(r"[0-9a-fA-F]{64}", value):
+                raise UserError(f"--sha256 {value[:80]!r}: expected 64 hexadecimal digits")
+        self._check_places()
+        self._check_script()
+
+    def _check_places(self) -> None:
+        for number, (text, url) in enumerate(zip(self.to, self.urls, strict=False)):
+            path = user_path(text, "--to")
+            if path.is_dir() or text.endswith("/"):
+                name = address.place(url, Path()).name
+                raise UserError(f"--to {text} is a folder; name the file: --to {path / name}")
+            if text in self.to[:number]:
+                raise UserError(f"--to {text} stands there twice; two files cannot be one")
+
+    def _check_script(self) -> None:
+        for option, given in (("--no-run", self.no_run), ("--only-proof", self.only_proof)):
+            if given and self.script is None:
+                raise UserError(f"{option} needs a script: rankup fetch {option} train.py")
+        if self.no_run and self.only_proof:
+            raise UserError("--no-run reads the script, --only-proof starts it; give one of them")
+        if self.script is None:
+            return
+        path = user_path(self.script, "SCRIPT")
+        if path.suffix != ".py":
+            what = "is a folder" if path.is_dir() else "is no Python script (.py)"
+            advice = "by name it is --dataset, --model or --url"
+            raise UserError(f"{self.script!r} {what}; give a script to run, or {advice}")
+        if not path.is_file():
+            raise UserError(f"no script {self.script!r} in {Path.cwd()}")

@@ -1,0 +1,1 @@
+"""doctor: the checks, and the command on a laptop and on Slurm."""

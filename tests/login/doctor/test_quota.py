@@ -1,0 +1,140 @@
+"""Quotas, from what the commands of real sites print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankup.login.doctor import quota, quotas
+from rankup.login.doctor.asking import Clock
+from rankup.login.doctor.quota import Quota
+from rankup.login.doctor.space import Folder
+
+RECORDED = Path(__file__).with_name("recorded")
+
+
+def parsed(name: str) -> list[Quota]:
+    return quota.parse([name.partition("-")[0]], (RECORDED / f"{name}.txt").read_text())
+
+
+def test_lustre_in_kilobytes() -> None:
+    [one] = parsed("lfs-plain")
+    assert (one.name, one.whose, one.said_by) == ("/scratch", "project", "lfs")
+    assert (one.used, one.soft, one.hard) == (1234567 * 1024, 0, 5242880 * 1024)
+    assert (one.files, one.soft_files, one.hard_files) == (5678, 0, 1000000)
+
+
+def test_lustre_with_a_long_name_and_more_lines_below() -> None:
+    [one] = parsed("lfs-wrapped")
+    assert one.name == "/home/site/n/somebody"
+    assert (one.hard, one.files, one.hard_files) == (104857600 * 1024, 908722, 1048576)
+
+
+def test_lustre_over_its_quota_and_not_accurate() -> None:
+    over, vague = parsed("lfs-over")
+    assert over.used == 5242880 * 1024
+    assert (vague.used, vague.files) == (1041408 * 1024, 0)
+    [finding] = [one for one in quota.check_quota([over], []) if one.level != "ok"]
+    assert finding.level == "warning"
+    assert "over its quota" in finding.message
+
+
+def test_gpfs_by_the_names_of_its_columns() -> None:
+    found = parsed("mmlsquota-colons")
+    assert [(one.name, one.whose) for one in found] == [
+        ("home", "user"),
+        ("home", "group"),
+        ("scratch training2543", "project"),
+    ]
+    assert (found[0].used, found[0].soft, found[0].hard) == tuple(
+        1024 * n for n in (10485760, 20971520, 22020096)
+    )
+    assert found[2].files == 3925347
+
+
+def test_nfs_and_ext4() -> None:
+    [one] = parsed("quota-wide")
+    assert (one.name, one.soft, one.hard) == ("server:/home", 15360 * 1024, 20480 * 1024)
+
+
+def test_jutil() -> None:
+    scratch, project = parsed("jutil-json")
+    assert (scratch.name, scratch.files, scratch.soft_files) == ("/p/scratch/x", 3925347, 4000000)
+    assert project.used == 11500000000 * 1000
+
+
+@pytest.mark.parametrize(
+    ("one", "level"),
+    [
+        (Quota("/h", "user", 5, 10, 11, 5, 10, 11, "lfs"), "ok"),
+        (Quota("/h", "user", 95, 100, 110, 5, 10, 11, "lfs"), "warning"),
+        (Quota("/h", "user", 5, 100, 110, 10, 10, 11, "lfs"), "warning"),
+        (Quota("/h", "user", 105, 100, 110, 5, 10, 11, "lfs"), "warning"),
+        (Quota("/h", "user", 5, 100, 110, 11, 10, 11, "lfs"), "error"),
+        (Quota("/h", "user", 110, 0, 110, 5, 0, 0, "lfs"), "error"),
+    ],
+)
+def test_levels(one: Quota, level: str) -> None:
+    [found] = quota.check_quota([one], [])
+    assert found.level == level
+    assert "says lfs" in found.message
+
+
+def test_no_limit_is_no_line() -> None:
+    assert quota.check_quota([Quota("/h", "user", 5, 0, 0, 5, 0, 0, "quota")], []) == []
+
+
+@given(st.text() | st.from_regex(r"([\w/:*\[\]. -]*\n){0,6}"))
+@pytest.mark.parametrize("command", ["lfs", "mmlsquota", "quota", "jutil"])
+def test_no_text_is_too_strange(command: str, text: str) -> None:
+    quota.check_quota(quota.parse([command], text), [])
+
+
+def test_the_mount_of_a_path() -> None:
+    table = quota.mounts(
+        "rootfs / rootfs rw 0 0\n/dev/sda / ext4 rw 0 0\nfs /my\\040p lustre rw 0 0\nbroken\n"
+    )
+    assert quota.mount_of("/my p/x", table) == quota.Mount("fs", "/my p", "lustre")
+    assert quota.mount_of("/home", table) == quota.Mount("/dev/sda", "/", "ext4")
+    assert quota.mount_of("/my p2", table) == quota.Mount("/dev/sda", "/", "ext4")
+
+
+def test_each_kind_of_file_system_has_its_command() -> None:
+    def words(kind: str) -> list[list[str]]:
+        mount = quota.Mount("/dev/project1", "/p", kind)
+        return quota.command(mount, "/p/x", "me", "proj")
+
+    lustre = quota.Mount("o2ib:/fs", "/p", "lustre")
+    both = quota.command(lustre, "/p/x", "me", "proj", 4711)
+    assert both[1] == ["lfs", "quota", "-p", "4711", "/p/x"]
+    assert words("lustre") == [["lfs", "quota", "-u", "me", "/p/x"]]
+    assert words("gpfs")[1] == ["mmlsquota", "-Y", "-j", "proj", "project1"]
+    assert words("nfs4") == [["quota", "-u", "-w", "-p"]]
+    assert words("tmpfs") == []
+
+
+def test_the_project_that_a_folder_counts_to(tmp_path: Path) -> None:
+    # Only root could give it one; that the kernel is asked in its own terms shows all the same.
+    assert quotas.project_number(str(tmp_path)) == 0
+    assert quotas.project_number(str(tmp_path / "none")) == 0
+
+
+def test_commands_of_the_site_are_asked_and_one_that_hangs_is_named(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, body in (
+        ("quota", f"cat {RECORDED}/quota-wide.txt"),
+        ("jutil", "sleep 300"),
+        ("lfs", "sleep 300"),
+    ):
+        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
+        (programs / name).chmod(0o755)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin"}
+    found, late = quotas.known([Folder("x", tmp_path)], "proj", environment, Clock(1.0))
+    assert late == ["jutil project dataquota -p proj -o json -U KB"]
+    # Whether `quota` is asked depends on what file system the tests run on.
+    assert {one.name for one in found} <= {"server:/home"}
+    assert quota.check_quota(found, late)[-1].level == "warning"

@@ -1,0 +1,188 @@
+"""Environments in a world of their own: an index of tiny wheels, a `module` command, a home."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from . import index
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+# No settings of uv's, so that pip is used, whose settings are there.
+ONLY_PIP = {"UV_OFFLINE": "", "UV_FIND_LINKS": ""}
+# Like Lmod's: it uses variables that are not set, and commands that fail.
+_MODULE = """\
+module() {
+    local unset=$NOT_SET_ANYWHERE
+    false
+    case $1 in
+    purge) unset PYTHONPATH LOADED ;;
+    load)
+        if [ ! -d "$MODULES/${2%%/*}" ]; then
+            echo "Lmod has detected the following error: unknown module: $2" >&2
+            return 1
+        fi
+        LOADED=$LOADED:$2
+        PYTHONPATH=$MODULES/${2%%/*}${PYTHONPATH:+:$PYTHONPATH}
+        export LOADED PYTHONPATH
+        ;;
+    esac
+}
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """A folder with an index, modules, a home and a project.
+
+    Attributes:
+        variables: of every process in it.
+    """
+
+    root: Path
+    variables: dict[str, str]
+
+    @property
+    def project(self) -> Path:
+        """The working directory of commands; its name has a space."""
+        return self.root / "my project"
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    def bash(
+        self, script: str, *words: str | Path, timeout: float = 120, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a bash script given as text, with these words as $1, $2, ..."""
+        return self.run("bash", "-c", script, "bash", *words, timeout=timeout, **variables)
+
+    def rankup(
+        self,
+        *words: str | Path,
+        timeout: float = 120,
+        cwd: Path | None = None,
+        **variables: str,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `rankup WORDS`, from a source tree of its own that nobody edits meanwhile."""
+        source = self.root / "checkout" / "src"
+        start = (
+            f"import sys; sys.path.insert(0, {str(source)!r}); import rankup.cli as cli; cli.main()"
+        )
+        words = (sys.executable, "-c", start, *words)
+        return self.run(*words, timeout=timeout, cwd=cwd, **variables)
+
+    def write_files(self) -> None:
+        """Write the files of `env` and rankup's wheel, without making its venv."""
+        done = self.rankup("env", "create", PATH=str(self.root / "home"))
+        assert "bash cannot be started" in done.stdout, done.stdout
+
+    def run(
+        self, *words: str | Path, timeout: float, cwd: Path | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command; what it has printed to either place stands in `stdout`."""
+        return subprocess.run(
+            [str(word) for word in words],
+            cwd=cwd or self.project,
+            env={**self.variables, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def require(self, folder: Path | str, lines: Sequence[str]) -> None:
+        """Write the requirements.txt of an environment below the project."""
+        path = self.project / folder
+        path.mkdir(exist_ok=True)
+        (path / "requirements.txt").write_text("".join(f"{line}\n" for line in lines))
+
+
+def make_world(root: Path) -> World:
+    """A world in an empty folder, with `uv` on PATH."""
+    for name in ("my project", "index", "home", "bin"):
+        (root / name).mkdir()
+    shutil.copytree(
+        CHECKOUT / "src",
+        root / "checkout" / "src",
+        ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
+    )
+    shutil.copy(CHECKOUT / "pyproject.toml", root / "checkout")
+    index.dependencies(root / "index")
+    for version in ("1.0", "2.0"):
+        index.wheel(root / "index", "shared", version)
+    index.wheel(root / "index", "lightning", "1.0", ["torch>=2"])
+    index.wheel(root / "index", "torch", "2.8.0")
+    launcher = {"ipykernel_launcher.py": "import shared\nprint('kernel', shared.VERSION)\n"}
+    index.wheel(root / "index", "ipykernel", "6.0", files=launcher)
+    for name in ("Stages", "GCC", "OpenMPI", "CUDA", "Python", "PyTorch", "torchvision"):
+        (root / "modules" / name).mkdir(parents=True)
+    for name in ("shared-1.0", "torch-2.8.0"):
+        found = root / "index" / f"{name}-py3-none-any.whl"
+        index.unpacked(root / "modules" / "PyTorch", found)
+    (root / "module.sh").write_text(_MODULE)
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert uv, "uv is a dependency of the tests: make setup"
+    (root / "bin" / "uv").symlink_to(uv)
+    python = getattr(sys, "_base_executable", sys.executable)
+    (root / "bin" / "python3").symlink_to(os.path.realpath(python))
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PIP_", "UV_", "HF_", "VIRTUAL_ENV", "PYTHON", "LMOD", "MODULE"))
+    }
+    return World(
+        root,
+        {
+            **inherited,
+            "PATH": f"{root / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(root / "home"),
+            "MODULES": str(root / "modules"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(root / "index"),
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "UV_OFFLINE": "1",
+            "UV_FIND_LINKS": str(root / "index"),
+            "UV_CACHE_DIR": str(root / "uv-cache"),
+            "PROJECT": str(root / "p" / "project1"),
+        },
+    )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A world of one test."""
+    return make_world(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def wheels_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world whose `env` is of the kind `wheels`, made with uv; tests leave it as it is."""
+    found = make_world(tmp_path_factory.mktemp("wheels"))
+    found.require("env", ["shared==2.0"])
+    done = found.rankup("env", "create", "--kind", "wheels")
+    assert done.returncode == 0, done.stdout
+    return found
+
+
+@pytest.fixture(scope="module")
+def modules_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world on JUWELS Booster whose `env` is of the kind `modules`; tests leave it as it is."""
+    found = make_world(tmp_path_factory.mktemp("modules"))
+    found.variables["BASH_ENV"] = str(found.root / "module.sh")
+    (found.project / "rankup.toml").write_text('profile = "juwels-booster"\n')
+    found.require("env", ["shared==2.0", "lightning"])
+    done = found.rankup("env", "create", "--kernel")
+    assert done.returncode == 0, done.stdout
+    return found

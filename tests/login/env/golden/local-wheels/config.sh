@@ -1,0 +1,7 @@
+# shellcheck shell=bash disable=SC2034
+# Settings of this environment. setup.sh and activate.sh source this file; it is yours.
+
+ENV_KIND=wheels # modules: the site's modules and a venv; wheels: wheels only
+ENV_NAME='my project' # in the prompt, and the Jupyter kernel's
+ENV_PYTHON=python3.12 # for wheels; modules bring their own
+ENV_INSTALLER= # for wheels: uv or pip; empty: uv where there is one

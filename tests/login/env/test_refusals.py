@@ -1,0 +1,134 @@
+"""What a user may get wrong: the message says what was found, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.login.env import kernel, where
+
+from .conftest import World
+
+
+def _refused(world: World, *words: str, **variables: str) -> str:
+    done = world.rankup("env", *words, **variables)
+    assert done.returncode == 2, done.stdout
+    assert "Traceback" not in done.stdout
+    return done.stdout
+
+
+def test_without_an_environment(world: World) -> None:
+    for words in ([], ["check"], ["lock"]):
+        assert "make one with: rankup env create" in _refused(world, *words)
+    assert "is no environment: it has no activate.sh" in _refused(world, "check", "nowhere")
+
+
+def test_a_kind_that_is_none(world: World) -> None:
+    assert "it is modules or wheels" in _refused(world, "create", "--kind", "conda")
+    assert not (world.project / "env").exists()
+
+
+def test_another_kind_than_config_sh_says(world: World) -> None:
+    world.write_files()
+    said = _refused(world, "create", "--kind", "modules")
+    assert "says ENV_KIND=wheels, and --kind modules; change it there" in said
+
+
+def test_modules_on_a_machine_whose_modules_are_not_known(world: World) -> None:
+    said = _refused(world, "create", "--kind", "modules")
+    assert "no modules are known" in said
+    assert "--kind wheels" in said
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        ("touch env", "is a file"),
+        ("mkdir env; touch env/pyvenv.cfg", "is a venv itself"),
+        ("mkdir env; touch env/model.py", "is not empty and no environment"),
+    ],
+)
+def test_a_folder_that_is_something_else(world: World, make: str, expected: str) -> None:
+    world.bash(make)
+    before = sorted(world.project.rglob("*"))
+    assert expected in _refused(world, "create")
+    assert sorted(world.project.rglob("*")) == before
+
+
+def test_a_colon_in_the_path(world: World) -> None:
+    assert "':'" in _refused(world, "create", "a:b")
+
+
+def test_files_of_the_user_stay_and_changed_ones_are_named(world: World) -> None:
+    folder = world.project / "env"
+    world.write_files()
+    mine = {"requirements.txt": "shared\n", "modules.sh": "# mine\n", "config.sh": "ENV_KIND=no\n"}
+    for name, text in mine.items():
+        (folder / name).write_text(text)
+    setup = (folder / "setup.sh").read_text()
+    (folder / "setup.sh").write_text("#!/bin/bash\necho my own; exit 1\n")
+    (folder / "activate.sh").unlink()
+    done = world.rankup("env", "create")
+    assert done.returncode == 1
+    assert f"note: {folder / 'setup.sh'} has been changed and stays" in done.stdout
+    assert done.stdout.endswith("my own\n")
+    assert {name: (folder / name).read_text() for name in mine} == mine
+    assert (folder / "activate.sh").exists()
+    (folder / "setup.sh").write_text(setup)
+    done = world.rankup("env", "create")
+    assert done.returncode == 1
+    assert "ENV_KIND is 'no'; it has to be modules or wheels" in done.stdout
+
+
+def test_in_a_job_without_network_it_names_the_login_node(world: World) -> None:
+    world.require("env", ["absent"])
+    world.write_files()
+    done = world.rankup("env", "lock", SLURM_JOB_ID="4711")
+    assert done.returncode == 1
+    assert "absent" in done.stdout
+    assert "This is job 4711, and compute nodes often have no network" in done.stdout
+    assert "run it on the login node: bash" in done.stdout
+
+
+def test_a_strangers_environment_in_a_folder_for_all_is_not_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "env"
+    folder.mkdir()
+    for name in ("activate.sh", "config.sh"):
+        (folder / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert where.existing(None) == folder
+    tmp_path.chmod(0o777)
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    if (folder / "activate.sh").stat().st_uid == 0:  # root's files are everybody's to use
+        assert where.existing(None) == folder
+        os.chown(folder / "activate.sh", 999, 999)
+    with pytest.raises(UserError, match="no environment"):
+        where.existing(None)
+
+
+def test_a_kernel_of_another_environment_is_not_overwritten(tmp_path: Path) -> None:
+    said = {"JUPYTER_DATA_DIR": str(tmp_path / "jupyter")}
+    first, second = tmp_path / "one" / "env", tmp_path / "two" / "env"
+    for folder in (first, second):
+        (folder / "venv").mkdir(parents=True)
+        (folder / "venv" / ".installed").write_text("name=My Project!\n")
+        kernel.write_script(folder)
+    target = kernel.register(first, said)
+    assert target == tmp_path / "jupyter" / "kernels" / "my-project"
+    assert kernel.register(first, said) == target
+    with pytest.raises(UserError, match=f"belongs to {first}"):
+        kernel.register(second, said)
+    (first / "kernel.sh").unlink()  # an environment that is gone
+    kernel.register(second, said)
+    words = json.loads((target / "kernel.json").read_text())["argv"]
+    assert words == ["bash", str(second / "kernel.sh"), "-f", "{connection_file}"]
+    assert [path.name for path in target.iterdir()] == ["kernel.json"]
+    (target / "kernel.json").write_text('{"argv": ["python"]}')
+    with pytest.raises(UserError, match="is not from rankup"):
+        kernel.register(second, said)

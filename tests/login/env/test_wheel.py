@@ -1,0 +1,126 @@
+"""rankup's own wheel: built from wherever it runs, always the same bytes."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+import rankup
+from rankup import __version__
+from rankup.base.errors import RunFailed
+from rankup.login.env import wheel
+
+PACKAGE = Path(rankup.__file__).parent
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The package in a source tree of its own."""
+    target = tmp_path / "tree" / "src" / "rankup"
+    shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PACKAGE.parents[1] / "pyproject.toml", tmp_path / "tree")
+    return target
+
+
+def test_the_same_files_give_the_same_bytes_and_others_another_name(tree: Path) -> None:
+    name, data = wheel.build(tree)
+    for path in tree.rglob("*"):
+        path.touch()
+    (tree / "__pycache__").mkdir()
+    (tree / "__pycache__" / "cli.cpython-311.pyc").write_bytes(b"x")
+    (tree / ".cli.py.swp").write_bytes(b"x")
+    assert wheel.build(tree) == (name, data)
+    (tree / "py.typed").write_text("partial\n")
+    assert wheel.build(tree)[0] != name
+
+
+def test_its_record_names_every_file_with_its_hash(tree: Path) -> None:
+    name, data = wheel.build(tree)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {one: archive.read(one) for one in archive.namelist()}
+    [record] = [one for one in members if one.endswith(".dist-info/RECORD")]
+    assert record == f"{'-'.join(name.split('-')[:2])}.dist-info/RECORD"
+    lines = list(csv.reader(io.StringIO(members[record].decode())))
+    assert {line[0] for line in lines} == set(members)
+    for path, digest, size in lines:
+        if path != record:
+            want = base64.urlsafe_b64encode(hashlib.sha256(members[path]).digest()).decode()
+            assert digest == f"sha256={want.rstrip('=')}"
+            assert int(size) == len(members[path])
+    assert "rankup/login/env/parts/main.sh" in members
+    assert "rankup/site/profiles/juwels-booster.toml" in members
+
+
+def test_it_says_what_the_installed_rankup_says(tree: Path) -> None:
+    name, data = wheel.build(tree)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        info = f"{'-'.join(name.split('-')[:2])}.dist-info"
+        said = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
+        points = archive.read(f"{info}/entry_points.txt").decode()
+    assert said["Version"].startswith(f"{__version__}+")
+    assert said["Requires-Python"] == ">=3.10"
+    assert "typer>=0.12" in said.get_all("Requires-Dist", [])
+    assert "torch>=2.8 ; extra == 'train'" in said.get_all("Requires-Dist", [])
+    assert "rankup = rankup.cli:main" in points
+
+
+def test_from_an_installed_rankup_comes_a_wheel_with_the_same_content(
+    tree: Path, tmp_path: Path
+) -> None:
+    """Installed from the wheel: no source tree is beside it."""
+    name, data = wheel.build(tree)
+    (tmp_path / name).write_bytes(data)
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        archive.extractall(installed)
+    script = (
+        f"import sys; sys.path.insert(0, {str(installed)!r})\n"
+        "from rankup.login.env import wheel\n"
+        "name, data = wheel.build(); print(name); print(wheel.facts())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines() == [name, repr(wheel.facts(tree))]
+
+
+def test_a_package_that_nobody_installed_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "rankup", ignore=shutil.ignore_patterns("__pycache__"))
+    with pytest.raises(RunFailed, match="neither a source tree nor installed"):
+        wheel.build(tmp_path / "rankup")
+
+
+def test_an_older_wheel_is_found_by_a_lock_and_goes_without(tmp_path: Path) -> None:
+    old = tmp_path / "wheels" / "rankup-0.0.1+aa-py3-none-any.whl"
+    old.parent.mkdir()
+    old.write_bytes(b"old")
+    other = old.with_name("mine-1.0-py3-none-any.whl")
+    other.write_bytes(b"mine")
+    lock = f"rankup==0.0.1+aa --hash=sha256:{hashlib.sha256(b'old').hexdigest()}"
+    assert wheel.named_by(lock, tmp_path) == old
+    assert wheel.named_by("rankup==0.0.1+aa --hash=sha256:00", tmp_path) is None
+    path = wheel.put(old.parent)
+    assert old.exists()
+    wheel.drop_others(path)
+    assert sorted(old.parent.iterdir()) == sorted([other, path])
+    before = path.stat().st_mtime_ns
+    assert wheel.put(old.parent) == path
+    assert path.stat().st_mtime_ns == before
+
+
+def test_its_version_is_a_valid_one() -> None:
+    name, _ = wheel.build()
+    version = Version(name.split("-")[1])
+    assert str(version) == name.split("-")[1]
+    assert version.public == __version__

@@ -1,0 +1,43 @@
+"""Events as a child writes them, made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rankup.login.fetch.events import Event
+from rankup.login.fetch.supervise import Ended, Limits
+
+LIMITS = Limits(seconds=60, memory=10**9)
+
+
+def event(kind: str, *, pid: int = 1, where: str = "", **values: Any) -> Event:
+    """An event; a path may be given as `Path`."""
+    plain = {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+    return Event(kind, 0.0, pid, where, plain)
+
+
+def new(path: Path | str, pid: int = 1) -> Event:
+    """A file that was not there is opened for writing."""
+    return event("open", pid=pid, path=str(path), existed=False, size=0, how="create", backup=None)
+
+
+def old(path: Path | str, how: str, size: int, backup: Path | None = None) -> Event:
+    """A file that was there is opened for writing."""
+    kept = None if backup is None else str(backup)
+    return event("open", path=str(path), existed=True, size=size, how=how, backup=kept)
+
+
+def rename(source: Path | str, target: Path | str, *, made: bool = True) -> Event:
+    """A file or folder gets another name."""
+    return event("rename", **{"from": str(source), "to": str(target), "made": made})
+
+
+def url(address: str, pid: int = 1, where: str = "") -> Event:
+    """A request is made."""
+    return event("url", pid=pid, where=where, url=address, method="GET")
+
+
+def ended(code: int = 0, **changes: Any) -> Ended:
+    """A child that ended by itself."""
+    return Ended(**{"why": "exit", "code": code, "seconds": 1.0, "memory": 0, **changes})

@@ -1,0 +1,141 @@
+"""What came, from handmade events and real files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankup.login.fetch.arrived import items, table, with_earlier, without_outputs
+from rankup.login.fetch.events import Event
+from rankup.login.record import Item
+
+from .handmade import event, new, old, rename, url
+
+COMMIT = "5cfbe2e0f003aba48a702f5d7a652c968e1c5de6"
+
+
+def _items(
+    events: Sequence[Event],
+    tmp_path: Path,
+    gone: Sequence[str] = (),
+    ignored: Sequence[Path] = (),
+    hubs: Sequence[Path] = (),
+) -> tuple[Item, ...]:
+    return items(events, gone, ignored, tmp_path, hubs)
+
+
+def _write(path: Path, size: int = 3) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+    return path
+
+
+def test_a_download_is_an_item_with_its_url_and_its_last_place(tmp_path: Path) -> None:
+    target = _write(tmp_path / "data/mnist.gz", 500)
+    events = [url("http://a/mnist.gz"), new(f"{target}.part"), rename(f"{target}.part", target)]
+    [item] = _items(events, tmp_path)
+    assert item == Item("mnist.gz", "http://a/mnist.gz", str(target), 500)
+
+
+def test_what_is_gone_unfinished_or_temporary_is_none(tmp_path: Path) -> None:
+    files = [_write(tmp_path / name) for name in ("a", "b.part", "c.lock", "t/d")]
+    events = [*map(new, files), new(tmp_path / "never")]
+    assert _items(events, tmp_path, gone=[str(files[0])], ignored=[tmp_path / "t"]) == ()
+
+
+def test_many_files_of_a_new_folder_are_one_item(tmp_path: Path) -> None:
+    top = tmp_path / "imagenette"
+    files = [_write(top / f"train/{number % 5}/{number}.jpg", 10) for number in range(40)]
+    folders = [top, top / "train", *(top / f"train/{number}" for number in range(5))]
+    events = [
+        url("http://a/imagenette.tgz"),
+        *(event("mkdir", path=folder) for folder in folders),
+        *map(new, files),
+    ]
+    [item] = _items(events, tmp_path)
+    assert item == Item("imagenette", "http://a/imagenette.tgz", str(top), 400, 40)
+
+
+def test_up_to_twenty_files_are_named_each(tmp_path: Path) -> None:
+    files = [_write(tmp_path / "d" / str(number)) for number in range(20)]
+    assert len(_items([*map(new, files)], tmp_path)) == 20
+    more = [*files, _write(tmp_path / "d" / "20")]
+    assert len(_items([*map(new, more)], tmp_path)) == 1
+
+
+def _repository(hub: Path) -> Path:
+    top = hub / "models--org--tiny"
+    blob = _write(top / "blobs/abc", 100)
+    link = top / "snapshots" / COMMIT / "model.safetensors"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(blob)
+    _write(top / "refs/main", 40)
+    return top
+
+
+def test_a_repository_of_a_hub_is_one_item_with_its_commit(tmp_path: Path) -> None:
+    top = _repository(tmp_path)
+    asked = url("https://hub.test/org/tiny/resolve/main/model.safetensors")
+    events = [asked, new(top / "blobs/abc"), new(top / "refs/main")]
+    expected = Item("org/tiny", "https://hub.test/org/tiny", str(top), 100, revision=COMMIT)
+    assert _items(events, tmp_path, hubs=[tmp_path]) == (expected,)
+    # It was there already, and the hub was asked whether it is still the newest.
+    assert _items([asked], tmp_path, hubs=[tmp_path]) == (expected,)
+    assert _items([asked], tmp_path, hubs=[tmp_path / "other"]) == ()
+
+
+def test_what_datasets_has_prepared_is_one_item(tmp_path: Path) -> None:
+    folder = tmp_path / "org___lines/default/0.0.0/1fa6"
+    files = [_write(folder / "dataset_info.json"), _write(folder / "lines-train.arrow")]
+    [item] = _items([*map(new, files)], tmp_path)
+    assert (item.name, item.path, item.files) == (
+        "org/lines:default (prepared)",
+        str(folder),
+        2,
+    )
+
+
+def test_files_of_other_programs_are_found_in_the_folder(tmp_path: Path) -> None:
+    before = _write(tmp_path / "old")
+    spawned = before.stat().st_ctime + 10
+    words = ["wget", "http://a/data.bin"]
+    start = Event("spawn", spawned, 1, "", {"words": words})
+    assert _items([start], tmp_path) == ()
+    start = Event("spawn", before.stat().st_ctime - 1, 1, "", {"words": words})
+    _write(tmp_path / "data.bin")
+    _write(tmp_path / ".hidden/x")
+    found = {item.name: item.source for item in _items([start], tmp_path)}
+    assert found == {"data.bin": "http://a/data.bin", "old": "http://a/data.bin"}
+
+
+def test_a_second_fetch_still_knows_what_the_first_one_brought(tmp_path: Path) -> None:
+    here, other = _write(tmp_path / "a"), _write(tmp_path / "d/b")
+    first = (
+        Item("a", "http://a/a", str(here), 3),
+        Item("b", "", str(other), 3),
+        Item("gone", "", str(tmp_path / "gone"), 3),
+        Item("changed", "", str(here), 99),
+    )
+    assert with_earlier((), first) == (first[0], first[1])
+    folder = Item("d", "", str(tmp_path / "d"), 3, 2)
+    assert with_earlier((folder,), first) == (first[0], folder), "b is in d"
+
+
+def test_the_table_has_a_line_for_each_and_a_sum() -> None:
+    lines = table(
+        [
+            Item("a\x1b[2J", "http://a/a", "/d/a", 1500),
+            Item("folder", "", "/d/folder", 2_000_000, 30),
+        ]
+    )
+    assert lines == [
+        "  a\\x1b[2J  1.5 kB    1 file  /d/a  from http://a/a",
+        "  folder    2.0 MB  30 files  /d/folder",
+        "  2.0 MB in 31 files",
+    ]
+
+
+def test_what_a_second_start_writes_again_is_an_output_and_no_need() -> None:
+    data, config, best = (Item(name, "", f"/p/{name}", 3) for name in ("data", "config", "best"))
+    second = [old("/p/config", "truncate", 3), new("/p/tmp"), rename("/p/tmp", "/p/best")]
+    assert without_outputs([data, config, best], second) == (data,)

@@ -1,0 +1,185 @@
+"""The verb: each thing is fetched and recorded for itself; the exit code says if all are here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rankup.login import record
+from rankup.login.needs import unmet
+from rankup.site import config
+
+from ..stage import Stage
+
+DATA = b"some bytes" * 1000
+SUM = hashlib.sha256(DATA).hexdigest()
+
+
+def _fetch(
+    stage: Stage, *words: str, cwd: Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return stage.run_rankup(
+        ["fetch", *words], cwd=cwd or stage.project, env={**stage.environment, **env}
+    )
+
+
+def test_a_file_is_fetched_recorded_and_found_again(stage: Stage) -> None:
+    url = stage.web.put("/set/a.bin", DATA)
+    secret = url.replace("http://", "http://me:hunter2@") + "?key=hunter2"
+    done = _fetch(stage, "--url", secret, "--sha256", SUM)
+    assert done.returncode == 0, done.stderr
+    (found,) = record.read(stage.project)
+    (item,) = found.items
+    assert Path(item.path).read_bytes() == DATA
+    assert Path(item.path).is_relative_to(stage.home / ".cache" / "rankup" / "files")
+    assert (item.sha256, item.bytes, item.source) == (SUM, len(DATA), url)
+    assert found.key.startswith(f"url:{url}#")
+    everything = [path for path in stage.project.rglob("*") if path.is_file()]
+    everything += [path for path in stage.home.rglob("*") if path.is_file()]
+    assert not [path for path in everything if b"hunter2" in path.read_bytes()]
+    assert "hunter2" not in done.stdout + done.stderr
+    again = _fetch(stage, "--url", secret)
+    assert again.returncode == 0
+    assert len(stage.web.requests("/set/a.bin")) == 1
+    assert record.read(stage.project)[0].items == found.items  # with the checksum of then
+
+
+def test_a_file_goes_where_it_is_asked_to(stage: Stage) -> None:
+    url = stage.web.put("/a.bin", DATA)
+    done = _fetch(stage, "--url", url, "--to", "data/mine.bin", "--sha256", SUM)
+    assert done.returncode == 0, done.stderr
+    assert (stage.project / "data" / "mine.bin").read_bytes() == DATA
+    assert record.read(stage.project)[0].items[0].path == str(stage.project / "data" / "mine.bin")
+
+
+def test_what_fails_does_not_stop_the_rest(stage: Stage) -> None:
+    good, bad = stage.web.put("/good", DATA), stage.web.put("/bad", status=404)
+    done = _fetch(stage, "--url", bad, "--url", good, "--url", bad + "2", "--json")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert [one["key"] for one in told["records"]] == [f"url:{good}"]
+    assert sorted(told["failed"]) == [f"url:{bad}", f"url:{bad}2"]
+    assert f"rankup: {bad}: HTTP status 404" in done.stderr
+    assert "2 things are not here" in done.stderr
+    assert [one.key for one in record.read(stage.project)] == [f"url:{good}"]
+
+
+def test_nothing_to_fetch_is_said_with_what_to_give(stage: Stage) -> None:
+    done = _fetch(stage)
+    assert done.returncode == 2
+    assert "nothing to fetch: no rankup.toml here; give a script" in done.stderr
+    (stage.project / "rankup.toml").write_text("[job]\nnodes = 1\n")
+    assert "rankup.toml lists nothing" in _fetch(stage).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--url", "x"), "--url"),
+        (("--sha256", SUM, "--sha256", SUM), "--sha256 belongs to a --url"),
+        (("--dataset", "../x"), "expected NAME"),
+        (("none.py",), "no script 'none.py'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_done(
+    stage: Stage, words: tuple[str, ...], said: str
+) -> None:
+    url = stage.web.put("/a.bin", DATA)
+    done = _fetch(stage, "--url", url, *words)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert stage.web.requests() == []
+
+
+def test_rankup_toml_lists_what_a_project_needs(stage: Stage) -> None:
+    url = stage.web.put("/a.bin", DATA)
+    (stage.project / "rankup.toml").write_text(
+        f'[fetch]\ncache = "cache"\n\n[[fetch.urls]]\nurl = "{url}"\nsha256 = "{SUM}"\n'
+        f'\n[[fetch.urls]]\nurl = "{url}2"\nto = "data/b.bin"\n'
+    )
+    stage.web.put("/a.bin2", DATA[:10])
+    assert len(unmet(config.load(stage.project))) == 2
+    below = stage.project / "src" / "deep"
+    below.mkdir(parents=True)
+    done = _fetch(stage, cwd=below)
+    assert done.returncode == 0, done.stderr
+    assert (stage.project / "data" / "b.bin").read_bytes() == DATA[:10]
+    files = [path for path in (stage.project / "cache").rglob("*") if path.is_file()]
+    assert [path.name for path in files] == ["a.bin"]
+    assert unmet(config.load(stage.project)) == []
+    files[0].unlink()
+    (line,) = unmet(config.load(stage.project))
+    assert line.startswith(f"{url}: {files[0]}: No such file")
+
+
+def test_a_project_that_cannot_be_written_to_is_said(stage: Stage) -> None:
+    """A file where the records' folder belongs stands for a folder without permission: root."""
+    (stage.project / ".rankup").write_text("")
+    url = stage.web.put("/a.bin", DATA)
+    done = _fetch(stage, "--url", url)
+    assert done.returncode == 1
+    assert "is here, but" in done.stderr
+    assert "cannot be written to" in done.stderr
+    assert list(stage.home.rglob("a.bin"))
+
+
+def test_in_a_job_on_nodes_without_internet_nothing_is_tried(stage: Stage) -> None:
+    url = stage.web.put("/a.bin", DATA)
+    job = {"SLURM_JOB_ID": "77", "SLURM_JOB_PARTITION": "booster", "SYSTEMNAME": "juwelsbooster"}
+    done = _fetch(stage, "--url", url, **job)
+    assert done.returncode == 2, done.stderr
+    assert "this is job 77 on a compute node of" in done.stderr
+    assert "run rankup fetch on a login node" in done.stderr
+    assert stage.web.requests() == []
+
+
+def test_folders_that_jobs_do_not_see_are_refused_and_home_is_warned_of(stage: Stage) -> None:
+    url = stage.web.put("/a.bin", DATA)
+    (stage.project / "rankup.toml").write_text(
+        'profile = "juwels-booster"\n[site]\nunsure = []\n'
+        f'mounts = ["{stage.home}"]\nnot_mounted = ["{stage.project}/local"]\n'
+    )
+    done = _fetch(stage, "--url", url, "--to", "local/a.bin")
+    assert done.returncode == 2
+    assert f"do not see {stage.project}/local: name another folder" in done.stderr
+    done = _fetch(stage, "--url", url)
+    assert done.returncode == 0, done.stderr
+    assert "is in $HOME, whose quota is small" in done.stderr
+    moved = _fetch(stage, "--url", url, RANKUP_CACHE=str(stage.home.parent / "elsewhere"))
+    assert moved.returncode == 2  # not among the mounts
+    assert "--to, by `cache` in [fetch] of rankup.toml, or by $RANKUP_CACHE" in moved.stderr
+
+
+def test_ctrl_c_ends_it_and_what_came_is_kept(stage: Stage) -> None:
+    url = stage.web.put("/a.bin", DATA * 100, per_second=200_000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankup", "fetch", "--url", url],
+        cwd=stage.project,
+        env={**os.environ, **stage.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + 30
+        while not list(stage.home.rglob("a.bin.part.json")) and time.monotonic() < end:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, errors
+    assert "interrupted; run it again: what came is kept" in errors
+    assert "Traceback" not in errors
+    left = {path.name for path in stage.home.rglob("*") if path.is_file()}
+    assert left == {"a.bin.part", "a.bin.part.json"}  # and no lock

@@ -1,0 +1,392 @@
+"""A file of the web is whole or not there, and what came before an interruption is not lost."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankup.login.fetch import address
+from rankup.login.fetch.download import Downloaded, Patience, download
+from rankup.login.fetch.failed import FetchFailed
+from rankup.login.fetch.lock import Pace
+
+from ..web import Web
+
+DATA = bytes(range(256)) * 4000
+SUM = hashlib.sha256(DATA).hexdigest()
+QUICK = Patience(stall=1.0, pauses=(0.01, 0.02, 0.03), lock=Pace(0.1, 2.0, 0.02))
+
+
+def _get(url: str, target: Path, sha256: str = "", replace: bool = False) -> Downloaded:
+    return download(
+        url, target, sha256=sha256, replace=replace, patience=QUICK, say=lambda line: None
+    )
+
+
+def _left(target: Path) -> list[str]:
+    return sorted(path.name for path in target.parent.iterdir())
+
+
+def test_a_file_comes_whole_with_its_checksum_and_nothing_else_is_left(
+    web: Web, tmp_path: Path
+) -> None:
+    target = tmp_path / "deep" / "a.bin"
+    done = _get(web.put("/a.bin", DATA), target, SUM.upper())
+    assert done == Downloaded(target, len(DATA), SUM, fresh=True)
+    assert target.read_bytes() == DATA
+    assert _left(target) == ["a.bin"]
+
+
+def test_an_empty_file_is_a_file(web: Web, tmp_path: Path) -> None:
+    assert _get(web.put("/empty"), tmp_path / "empty").bytes == 0
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+def test_what_is_there_is_not_asked_for_again(web: Web, tmp_path: Path) -> None:
+    url = web.put("/a.bin", DATA)
+    _get(url, tmp_path / "a.bin")
+    again = _get(url, tmp_path / "a.bin")
+    assert again == Downloaded(tmp_path / "a.bin", len(DATA), "", fresh=False)
+    assert _get(url, tmp_path / "a.bin", SUM).sha256 == SUM
+    assert len(web.requests("/a.bin")) == 1
+
+
+def test_a_file_that_is_there_with_another_checksum_stays_unless_it_may_be_replaced(
+    web: Web, tmp_path: Path
+) -> None:
+    target = tmp_path / "a.bin"
+    target.write_bytes(b"mine")
+    url = web.put("/a.bin", DATA)
+    with pytest.raises(FetchFailed, match=f"(?s)another checksum.*{SUM}"):
+        _get(url, target, SUM)
+    assert target.read_bytes() == b"mine"
+    assert _get(url, target, SUM, replace=True).fresh
+    assert target.read_bytes() == DATA
+
+
+def test_a_cut_connection_is_gone_on_with_from_where_it_broke(web: Web, tmp_path: Path) -> None:
+    url = web.put("/a.bin", DATA, cut=300_000, times=2)
+    _get(url, tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == DATA
+    ranges = [asked.headers.get("range") for asked in web.requests("/a.bin")]
+    assert ranges[0] is None
+    assert ranges[1] == "bytes=300000-"
+    assert web.requests("/a.bin")[1].headers["if-range"].startswith('"')
+
+
+def test_a_server_that_always_cuts_is_given_up_and_what_came_is_kept(
+    web: Web, tmp_path: Path
+) -> None:
+    target = tmp_path / "a.bin"
+    web.put("/a.bin", DATA, cut=0)
+    with pytest.raises(FetchFailed, match=r"cut after 0 of .*run it again$"):
+        _get(web.url("/a.bin"), target)
+    assert len(web.requests("/a.bin")) == 1 + len(QUICK.pauses)
+    web.put("/a.bin", DATA, cut=1000, times=1)
+    impatient = Patience(pauses=())
+    with pytest.raises(FetchFailed, match=r"run it again \(1000 bytes are kept\)"):
+        download(web.url("/a.bin"), target, patience=impatient, say=lambda line: None)
+    assert not target.exists()
+    web.forget()
+    _get(web.url("/a.bin"), target)
+    assert target.read_bytes() == DATA
+    assert [asked.headers.get("range") for asked in web.requests("/a.bin")] == ["bytes=1000-"]
+
+
+def test_a_server_without_ranges_starts_anew(web: Web, tmp_path: Path) -> None:
+    url = web.put("/a.bin", DATA, cut=300_000, times=1, ranges=False)
+    _get(url, tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == DATA
+
+
+def test_a_file_that_changes_in_between_is_not_put_together_of_two(
+    web: Web, tmp_path: Path
+) -> None:
+    other = DATA[::-1]
+    web.put("/a.bin", DATA, cut=300_000)
+    with pytest.raises(FetchFailed):
+        download(web.url("/a.bin"), tmp_path / "a.bin", patience=Patience(pauses=()))
+    web.put("/a.bin", other)
+    _get(web.url("/a.bin"), tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == other
+
+
+def test_without_a_word_for_the_version_only_a_checksum_lets_it_be_gone_on_with(
+    web: Web, tmp_path: Path
+) -> None:
+    for sha256, wanted in (("", None), (SUM, "bytes=1000-")):
+        web.forget()
+        target = tmp_path / f"a{sha256[:3]}.bin"
+        url = web.put("/a.bin", DATA, cut=1000, times=1, etag="")
+        _get(url, target, sha256)
+        assert target.read_bytes() == DATA
+        assert web.requests("/a.bin")[1].headers.get("range") == wanted
+
+
+def test_what_is_kept_of_another_url_or_damaged_is_not_used(web: Web, tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    (tmp_path / "a.bin.part").write_bytes(b"x" * 1000)
+    (tmp_path / "a.bin.part.json").write_text('{"url": "http://other/", "total": null}')
+    _get(web.put("/a.bin", DATA), target)
+    assert target.read_bytes() == DATA
+    assert web.requests("/a.bin")[0].headers.get("range") is None
+
+
+def test_one_that_ended_just_before_the_rename_asks_for_nothing(web: Web, tmp_path: Path) -> None:
+    web.put("/a.bin", DATA, cut=300_000)
+    with pytest.raises(FetchFailed):
+        download(web.url("/a.bin"), tmp_path / "a.bin", patience=Patience(pauses=()))
+    (tmp_path / "a.bin.part").write_bytes(DATA)
+    web.forget()
+    _get(web.url("/a.bin"), tmp_path / "a.bin", SUM)
+    assert web.requests() == []
+
+
+def test_a_wrong_checksum_names_both_and_keeps_nothing(web: Web, tmp_path: Path) -> None:
+    wrong = "0" * 64
+    with pytest.raises(FetchFailed, match=f"wrong checksum.*{SUM}.*{wrong}"):
+        _get(web.put("/a.bin", DATA), tmp_path / "a.bin", wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(404, "no such file"), (403, "refuses"), (410, "removed"), (400, "400")]
+)
+def test_what_no_further_attempt_mends_is_not_tried_again(
+    web: Web, tmp_path: Path, status: int, words: str
+) -> None:
+    url = web.put("/a.bin", status=status) + "?token=secret"
+    with pytest.raises(FetchFailed, match=words) as caught:
+        _get(url, tmp_path / "a.bin")
+    assert f"{web.url('/a.bin')}: HTTP status {status}" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert len(web.requests("/a.bin")) == 1
+
+
+def test_a_busy_server_is_asked_again_when_it_says(web: Web, tmp_path: Path) -> None:
+    _get(web.put("/a.bin", DATA, status=503, times=2), tmp_path / "a.bin")
+    url = web.put("/b.bin", DATA, status=429, retry_after="1", times=1)
+    start = time.monotonic()
+    _get(url, tmp_path / "b.bin")
+    assert time.monotonic() - start >= 1
+    url = web.put("/c.bin", DATA, status=429, retry_after="4000", times=1)
+    with pytest.raises(FetchFailed, match="again in 4000 s"):
+        _get(url, tmp_path / "c.bin")
+
+
+def test_a_server_that_falls_silent_is_left_and_gone_on_with(web: Web, tmp_path: Path) -> None:
+    url = web.put("/a.bin", DATA, stall=30, times=1)
+    start = time.monotonic()
+    _get(url, tmp_path / "a.bin")
+    assert time.monotonic() - start < 15
+    assert (tmp_path / "a.bin").read_bytes() == DATA
+
+
+def test_a_slow_server_is_waited_for(web: Web, tmp_path: Path) -> None:
+    url = web.put("/a.bin", DATA[:30_000], per_second=20_000)
+    patience = Patience(stall=0.6, pauses=())
+    download(url, tmp_path / "a.bin", patience=patience, say=lambda line: None)
+    assert (tmp_path / "a.bin").read_bytes() == DATA[:30_000]
+
+
+def test_redirects_are_followed_and_a_password_goes_to_its_own_server_alone(
+    web: Web, tmp_path: Path
+) -> None:
+    web.put("/there", DATA)
+    web.put("/here", redirect=web.url("/there", host="localhost"))
+    web.put("/near", redirect="/there")
+    for start, sent in (("/here", None), ("/near", _basic("me:it's"))):
+        web.forget()
+        url = web.url(start).replace("http://", "http://me:it's@")
+        _get(url, tmp_path / start[1:])
+        assert web.requests(start)[0].headers["authorization"] == _basic("me:it's")
+        assert web.requests("/there")[0].headers.get("authorization") == sent
+    assert "it's" not in "".join(
+        path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.suffix == ".json"
+    )
+
+
+def test_endless_and_strange_redirects_end(web: Web, tmp_path: Path) -> None:
+    web.put("/loop", redirect="/loop")
+    for path, to in (("/file", "file:///etc/hostname"), ("/ftp", "ftp://127.0.0.1/x")):
+        web.put(path, redirect=to)
+    for path in ("/loop", "/file", "/ftp"):
+        with pytest.raises(FetchFailed):
+            _get(web.url(path), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_from_https_to_http_is_refused() -> None:
+    from http.client import HTTPMessage
+    from io import BytesIO
+    from urllib.request import Request
+
+    from rankup.login.fetch.http import _Redirects
+
+    request = Request("https://example.org/a?key=secret")
+    with pytest.raises(FetchFailed, match="from https to http is not followed") as caught:
+        _Redirects().redirect_request(
+            request, BytesIO(), 302, "Found", HTTPMessage(), "http://example.org/a?key=secret"
+        )
+    assert "secret" not in str(caught.value)
+
+
+def test_no_server_and_no_host_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(FetchFailed, match=r"no connection to 127\.0\.0\.1:9 "):
+        _get("http://127.0.0.1:9/a", tmp_path / "a")
+    with pytest.raises(FetchFailed, match=r"no host|cannot be looked up"):
+        _get("http://nobody.invalid/a", tmp_path / "a")
+
+
+def test_a_proxy_of_the_environment_is_used(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.put("/a.bin", DATA)
+    monkeypatch.setenv("http_proxy", web.url())
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    _get("http://data.example.org/a.bin", tmp_path / "a.bin", SUM)
+    assert web.requests()[0].headers["host"] == "data.example.org"
+
+
+def test_no_room_is_said_before_anything_comes(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = web.put("/a.bin", DATA)
+    real = os.statvfs(tmp_path)
+    full = os.statvfs_result((*real[:4], 1, *real[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with pytest.raises(FetchFailed, match=rf"has {len(DATA)} bytes.*room for"):
+        _get(url, tmp_path / "a.bin")
+    assert not (tmp_path / "a.bin").exists()
+
+
+def test_a_disk_that_fills_up_keeps_what_came(web: Web, tmp_path: Path) -> None:
+    """A file that takes no more stands for the disk, in a process of its own."""
+    url = web.put("/a.bin", DATA)
+    code = """
+import errno, os, sys
+from pathlib import Path
+from rankup.login.fetch.download import Patience, download
+from rankup.login.fetch.failed import FetchFailed
+room = 200_000
+class Full:
+    def __init__(self, file): self.file = file
+    def __enter__(self): return self
+    def __exit__(self, *error): self.file.close()
+    def seek(self, to): self.file.seek(to)
+    def write(self, data):
+        left = room - self.file.tell()
+        if left <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data[:left])
+real = Path.open
+def full(self, mode="r", *rest, **more):
+    file = real(self, mode, *rest, **more)
+    return Full(file) if mode == "r+b" else file
+Path.open = full
+try:
+    download(sys.argv[1], Path(sys.argv[2]), patience=Patience(pauses=()))
+except FetchFailed as error:
+    print(error)
+"""
+    target = tmp_path / "a.bin"
+    words = [sys.executable, "-c", code, url, str(target)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert "is full; make room there and run it again (200000 bytes are kept)" in done.stdout
+    _get(url, target)
+    assert target.read_bytes() == DATA
+    assert web.requests("/a.bin")[-1].headers["range"] == "bytes=200000-"
+
+
+def test_many_at_once_fetch_it_once(web: Web, tmp_path: Path) -> None:
+    url = web.put("/a.bin", DATA, per_second=2_000_000)
+    target = tmp_path / "a.bin"
+    results: list[Downloaded] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(_get(url, target, SUM))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [one.bytes for one in results] == [len(DATA)] * 6
+    assert sum(one.fresh for one in results) == 1
+    assert len(web.requests("/a.bin")) == 1
+    assert _left(target) == ["a.bin"]
+
+
+def test_after_kill_9_the_next_one_goes_on(web: Web, tmp_path: Path) -> None:
+    url = web.put("/a.bin", DATA, per_second=300_000)
+    target = tmp_path / "a.bin"
+    code = (
+        "import sys; from pathlib import Path; from rankup.login.fetch.download import download; "
+        "download(sys.argv[1], Path(sys.argv[2]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, url, str(target)])
+    try:
+        part = tmp_path / "a.bin.part"
+        _until(lambda: part.exists() and part.stat().st_size > 100_000)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+    kept = part.stat().st_size
+    assert 0 < kept < len(DATA)
+    web.put("/a.bin", DATA)
+    start = time.monotonic()
+    _get(url, target, SUM)
+    assert time.monotonic() - start < 5  # its lock is not waited for
+    assert web.requests("/a.bin")[-1].headers["range"] == f"bytes={kept}-"
+    assert _left(target) == ["a.bin"]
+
+
+def test_a_file_in_a_cache_for_reading_only_is_found(web: Web, tmp_path: Path) -> None:
+    target = tmp_path / "cache" / "a.bin"
+    url = web.put("/a.bin", DATA)
+    _get(url, target)
+    before = target.parent.stat().st_mtime_ns
+    assert not _get(url, target, SUM).fresh
+    assert target.parent.stat().st_mtime_ns == before  # not even a lock was made
+
+
+def test_urls_are_shown_without_secrets_and_stay_in_their_folder(tmp_path: Path) -> None:
+    url = "https://me:pw@Data.example.org:8443/a/../../etc/%2e%2e/x y.tar.gz?id=1#frag"
+    assert address.shown(url) == "https://data.example.org:8443/a/../../etc/%2e%2e/x y.tar.gz"
+    assert "pw" not in address.identity(url)
+    assert "id=1" not in address.identity(url)
+    place = address.place(url, tmp_path)
+    assert place.is_relative_to(tmp_path)
+    assert ".." not in place.parts
+    assert place.suffixes == [".tar", ".gz"]
+    assert place != address.place(url.replace("id=1", "id=2"), tmp_path)
+    assert address.to_send(url).endswith("/x%20y.tar.gz?id=1")
+    for odd in ("https://h/", "https://h", "https://h/.hidden", f"https://h/{'ä' * 400}.bin"):
+        name = address.place(odd, tmp_path).name
+        assert name
+        assert not name.startswith(".")
+        assert len(name.encode()) < 200
+    text = "GET https://u:pw@h/a?Signature=abc failed for hf_abcdefghijkl"
+    assert address.redacted(text) == "GET https://h/a failed for hf_..."
+
+
+def _basic(who: str) -> str:
+    return "Basic " + base64.b64encode(who.encode()).decode()
+
+
+def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not come to pass")

@@ -1,0 +1,153 @@
+"""What became of a start, told from its events and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rankup.login.fetch.events import Event
+from rankup.login.fetch.explain import Outcome, missing, outcome, users_frames, wanted
+
+from .handmade import LIMITS, ended, event, url
+
+TRACE = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 23, in <module>
+    main()
+  File "/home/ada/train.py", line 8, in load
+    urlopen(address)
+  File "/usr/lib/python3.11/urllib/request.py", line 216, in urlopen
+    return opener.open(url)
+  File "<frozen os>", line 679, in __getitem__
+"""
+
+
+def _outcome(events: Sequence[Event], **end: object) -> Outcome:
+    return outcome(events, ended(**end), LIMITS)  # type: ignore[arg-type]
+
+
+def _raised(kind: str, message: str, error: str = TRACE) -> Event:
+    return event("end", code=1, error=error, type=kind, message=message)
+
+
+def _said(events: Sequence[Event], **end: object) -> str:
+    [line] = _outcome(events, **end).lines
+    return line
+
+
+def test_a_stop_is_what_counts_however_the_child_ended() -> None:
+    stop = event("stop", reached="batch and forward", open=[])
+    for why in ("exit", "stopped", "time"):
+        assert _outcome([stop], why=why, code=-9).reached == "first batch and forward"
+    assert _outcome([event("stop", reached="")]).reached == ""
+
+
+def test_one_that_never_trains_is_told_apart_from_one_that_fails() -> None:
+    end = event("end", code=0, error="", type="", message="")
+    assert "never trains: it ended and drew no batch" in _said([end])
+    drawn = event("batch", n=1, where="train.py:9")
+    assert "did no forward after its first batch" in _said([drawn, end])
+    end = event("end", code=3, error="", type="SystemExit", message="3")
+    assert _said([end], code=3).startswith("the script ended with code 3; it had drawn no batch")
+
+
+def test_limits_say_how_far_it_came_and_what_to_do() -> None:
+    asked = [url("http://a/big")]
+    line = _said(asked, why="time", code=None)
+    assert "stopped after 60 s" in line
+    assert "http://a/big" in line
+    assert "--time" in line
+    assert "--memory" in _said(asked, why="memory", code=None)
+    walk = [event("lazy", count=1), event("walk", done=3, of=9)]
+    assert "all samples" in _said(walk, why="time", code=None)
+    [placed] = outcome([], ended(why="time", code=None), LIMITS, "train.py:3 in wait").lines
+    assert "it is at train.py:3 in wait" in placed
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected", "cut"),
+    [
+        ("urllib.error.HTTPError", "HTTP Error 404: Not Found", "no such file (http://a/x)", False),
+        ("requests.HTTPError", "410 Client Error: Gone for url: http://a", "no such file", False),
+        ("HfHubHTTPError", "401 Client Error.", "token", False),
+        ("urllib.error.HTTPError", "HTTP Error 503: Busy", "answered 503", False),
+        ("urllib.error.ContentTooShortError", "got only 5 out of 9 bytes", "broke", True),
+        ("requests.exceptions.ChunkedEncodingError", "Connection broken", "broke", True),
+        ("urllib.error.URLError", "<urlopen error [Errno 111] refused>", "not reached", True),
+        ("MemoryError", "", "--memory", False),
+    ],
+)
+def test_errors_of_the_network_and_of_memory_are_explained(
+    kind: str, message: str, expected: str, cut: bool
+) -> None:
+    got = _outcome([url("http://a/x"), _raised(kind, message)], code=1)
+    assert expected in got.lines[0]
+    assert got.lines[0].startswith(f"the script ended with {kind}; ")
+    assert got.cut == cut
+    assert not got.wants_gpu
+
+
+def test_a_break_that_nobody_noticed_is_the_cause_of_what_follows() -> None:
+    cut = event("cut", url="http://a/x", missing=7)
+    line = _said([url("http://a/x"), cut, _raised("EOFError", "")], code=1)
+    assert line == "the connection broke before all of http://a/x had come; run it again"
+
+
+def test_a_script_that_wants_a_gpu_is_told_apart_from_one_that_merely_asks() -> None:
+    asked = event("gpu", what="torch.cuda.is_available()", where="train.py:2")
+    wants = _raised("AssertionError", "", TRACE + "    assert torch.cuda.is_available()\n")
+    assert _outcome([asked, wants], code=1).wants_gpu
+    assert "train.py:2" in _said([asked, wants], code=1)
+    left = event("end", code=1, error="", type="SystemExit", message="no GPU")
+    assert _outcome([asked, left], code=1).wants_gpu
+    assert not _outcome([asked, _raised("KeyError", "'lr'")], code=1).wants_gpu
+    assert not _outcome([left], code=1).wants_gpu
+
+
+def test_a_script_that_expects_torchrun_is_recognised() -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        assert _outcome([_raised("KeyError", f"'{name}'")], code=1).wants_world
+    assert not _outcome([_raised("KeyError", "'RANKING'")], code=1).wants_world
+
+
+def test_one_that_was_killed_says_by_what() -> None:
+    assert "killed from outside" in _said([], code=-9)
+    assert "signal 11" in _said([], code=-11)
+    assert "os._exit" in _said([], code=3)
+
+
+def test_frames_are_those_of_the_users_code() -> None:
+    assert users_frames(TRACE) == ["train.py:23", "train.py:8 in load"]
+    stack = 'Current thread 0x1 (most recent call first):\n  File "/a/x.py", line 3 in wait\n'
+    assert users_frames(stack) == ["x.py:3 in wait"]
+
+
+def test_what_was_wanted_is_said_once_with_its_last_place() -> None:
+    events = [
+        url("http://a/x", where="t.py:1"),
+        event("connect", host="a", port=80, refused=True, where="t.py:1"),
+        event("connect", host="db.test", port=5432, refused=True, where="t.py:9 in log"),
+        url("http://a/y"),
+        url("http://a/x", where="t.py:4"),
+    ]
+    assert wanted(events) == ["db.test:5432 (t.py:9 in log)", "http://a/y", "http://a/x (t.py:4)"]
+
+
+def test_a_failed_proof_names_the_error_the_url_and_the_line() -> None:
+    events = [
+        url("http://a/x", where="train.py:8 in load"),
+        _raised("urllib.error.URLError", "<unreachable>"),
+    ]
+    assert missing(events, ended(1), LIMITS) == [
+        "urllib.error.URLError at train.py:8 in load: <unreachable>",
+        "it wanted http://a/x (train.py:8 in load)",
+    ]
+
+
+def test_a_failed_proof_without_a_network_error_says_so() -> None:
+    exists = [_raised("FileExistsError", "[Errno 17] File exists: 'runs'")]
+    assert "does not start twice" in missing(exists, ended(1), LIMITS)[-1]
+    offline = [_raised("OfflineModeIsEnabled", "offline mode is enabled")]
+    assert len(missing(offline, ended(1), LIMITS)) == 1
+    [*_, last] = missing([_raised("KeyError", "'lr'")], ended(1), LIMITS)
+    assert "another way" in last

@@ -1,0 +1,293 @@
+"""One holder at a time, by files alone; one that has ended or stands still is replaced once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankup.login.fetch import lock
+from rankup.login.fetch.failed import FetchFailed
+from rankup.login.fetch.lock import Holder, Pace
+
+PACE = Pace(renew=0.05, stale=1.0, poll=0.01)
+_HOLD = """
+import sys, time
+from pathlib import Path
+from rankup.login.fetch.lock import Pace, held
+with held(Path(sys.argv[1]), print, Pace(0.05, 1.0, 0.01)) as lock:
+    print("held", flush=True)
+    sys.stdin.readline()
+    lock.check()
+print("released", flush=True)
+"""
+_COUNT = """
+import sys, time
+from pathlib import Path
+from rankup.login.fetch.lock import Pace, held
+target = Path(sys.argv[1])
+for _ in range(int(sys.argv[2])):
+    with held(target, lambda line: None, Pace(0.05, 1.0, 0.001)):
+        count = int(target.read_text() or 0)
+        time.sleep(0.002)
+        target.write_text(str(count + 1))
+"""
+
+
+def _quiet(line: str) -> None:
+    pass
+
+
+def _file(target: Path) -> Path:
+    return target.with_name(f".{target.name}.lock")
+
+
+def _holder(target: Path, **changes: object) -> Path:
+    """A lock file as another process would have left it."""
+    path = _file(target)
+    me = lock._myself()
+    path.write_text(json.dumps({**dataclasses.asdict(me), "token": "other", **changes}))
+    return path
+
+
+def _start(target: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(target)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_processes_take_turns(tmp_path: Path) -> None:
+    target = tmp_path / "count"
+    target.write_text("")
+    processes = [
+        subprocess.Popen([sys.executable, "-c", _COUNT, str(target), "25"]) for _ in range(4)
+    ]
+    try:
+        assert [process.wait(60) for process in processes] == [0] * 4
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert target.read_text() == "100"
+    assert [path.name for path in tmp_path.iterdir()] == ["count"]
+
+
+def test_a_waiter_says_whom_it_waits_for(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    process = _start(target)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        process.communicate("\n", timeout=20)
+
+    with lock.held(target, say, PACE):
+        assert process.returncode == 0
+    assert len(said) == 1
+    assert said[0].startswith(f"a.bin: waiting for process {process.pid} of ")
+    assert os.uname().nodename in said[0]
+
+
+def test_the_lock_of_a_killed_process_of_this_host_is_taken_at_once(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    process = _start(target)
+    process.send_signal(signal.SIGKILL)  # not waited for: a zombie has ended, too
+    start = time.monotonic()
+    with lock.held(target, _quiet, Pace(renew=5, stale=600, poll=0.01)):
+        assert time.monotonic() - start < 5
+    process.communicate(timeout=20)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_number_that_was_given_again_is_not_the_holder(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    _holder(target, pid=os.getpid(), start=1)
+    with lock.held(target, _quiet, Pace(stale=600, poll=0.01)):
+        pass
+
+
+def test_a_live_holder_is_never_replaced_however_long_it_takes(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    process = _start(target)
+    path = _file(target)
+    content = path.read_text()
+    entered = threading.Event()
+
+    def wait() -> None:
+        with lock.held(target, _quiet, PACE):
+            entered.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        time.sleep(2.5 * PACE.stale)
+        assert not entered.is_set()
+        assert path.read_text() == content
+    finally:
+        process.communicate("\n", timeout=20)
+        thread.join(20)
+    assert entered.is_set()
+    assert process.returncode == 0
+
+
+def test_a_lock_of_another_host_is_taken_only_when_it_is_no_longer_renewed(
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "a.bin"
+    path = _holder(target, host="another boot", node="other")
+    start = time.monotonic()
+    with lock.held(target, _quiet, PACE):
+        assert time.monotonic() - start >= 0.9 * PACE.stale
+    path = _holder(target, host="another boot", node="other")
+    os.utime(path, (1, 1))
+    with lock.held(target, _quiet, Pace(stale=600, poll=0.01)):
+        pass
+
+
+def test_the_time_is_the_file_systems_not_this_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is an hour ahead makes nothing stale."""
+    target = tmp_path / "a.bin"
+    path = _holder(target, host="another boot")
+    monkeypatch.setattr(time, "time", lambda: path.stat().st_mtime + 3600)
+    assert not lock._stale(path, PACE)
+    os.utime(path, (path.stat().st_mtime - 2, path.stat().st_mtime - 2))
+    assert lock._stale(path, PACE)
+
+
+def test_a_torn_lock_is_somebodys_until_it_is_old(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    path = _file(target)
+    path.write_text('{"token": "x"')
+    assert not lock._stale(path, PACE)
+    with lock.held(target, _quiet, PACE):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_many_that_find_a_lock_stale_one_replaces_it(tmp_path: Path) -> None:
+    """At each moment at most one is inside, also in the moment of the removal."""
+    for _ in range(10):
+        target = tmp_path / "a.bin"
+        os.utime(_holder(target, host="another boot"), (1, 1))
+        inside: list[int] = []
+        most: list[int] = []
+
+        def work(inside: list[int] = inside, most: list[int] = most, path: Path = target) -> None:
+            with lock.held(path, _quiet, Pace(0.05, 30.0, 0.001)):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.002)
+                inside.pop()
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert most == [1] * 8
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_what_took_the_place_of_a_stale_lock_is_not_removed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two that found it stale comes when the first has a lock of its own there."""
+    path = _holder(tmp_path / "a.bin", host="another boot")
+    old = lock._look(path)
+    assert old is not None
+    fresh = json.dumps(dataclasses.asdict(lock._myself()))
+    path.write_text(fresh)
+    assert not lock._break(path, old[0], PACE)
+    assert path.read_text() == fresh
+
+    def replaced_meanwhile(path: Path, pace: Pace) -> bool:
+        path.write_text(fresh)
+        return True
+
+    path = _holder(tmp_path / "b.bin", host="another boot")
+    old = lock._look(path)
+    assert old is not None
+    monkeypatch.setattr(lock, "_stale", replaced_meanwhile)
+    lock._break(path, old[0], PACE)
+    assert path.read_text() == fresh
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".a.bin.lock", ".b.bin.lock"]
+
+
+def test_a_removal_that_was_killed_is_removed_itself(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    os.utime(_holder(target, host="another boot"), (1, 1))
+    removal = _file(target).with_name(f"{_file(target).name}.removal")
+    removal.touch()
+    os.utime(removal, (1, 1))
+    with lock.held(target, _quiet, PACE):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_stood_still_for_too_long_writes_no_more(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    process = _start(target)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        # Of another host it could not be seen that it only stands still.
+        path = _file(target)
+        words = json.loads(path.read_text())
+        path.write_text(json.dumps({**words, "host": "another boot"}))
+        with lock.held(target, _quiet, PACE):
+            mine = path.read_text()
+            process.send_signal(signal.SIGCONT)
+            process.communicate("\n", timeout=20)
+            assert process.returncode != 0  # `check` raised
+            assert path.read_text() == mine  # and its end did not let others in
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_check_raises_after_a_loss(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    with lock.held(target, _quiet, PACE) as held:
+        held.check()
+        _holder(target)
+        _until(lambda: _lost(held))
+    assert _file(target).exists()
+
+
+def _lost(held: lock.Held) -> bool:
+    try:
+        held.check()
+    except FetchFailed as failure:
+        return "stood still" in str(failure)
+    return False
+
+
+def test_holders_are_compared_whole() -> None:
+    me = lock._myself()
+    assert me != lock._myself()  # of two locks of one process, too
+    assert Holder(**json.loads(json.dumps(dataclasses.asdict(me)))) == me
+
+
+def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not come to pass")

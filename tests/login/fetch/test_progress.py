@@ -1,0 +1,50 @@
+"""How far a download is, for a person on a terminal and for a log file."""
+
+from __future__ import annotations
+
+import io
+import time
+
+from rankup.login.fetch import progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+    out = io.StringIO()
+    with progress.shown("a\x1b[2J.bin", out, every=0.05) as show:
+        for done in range(0, 5_000_000, 10_000):
+            show(done, 5_000_000)
+            time.sleep(0.0005)
+    lines = out.getvalue().splitlines()
+    assert 2 <= len(lines) <= 12
+    assert lines[0].startswith("rankup: a\\x1b[2J.bin: ")
+    assert " of 5.0 MB, " in lines[0]
+    assert lines[0].endswith("/s")
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_quick_one_says_nothing() -> None:
+    out = io.StringIO()
+    with progress.shown("a", out) as show:
+        show(0, None)
+        show(10, None)
+    assert out.getvalue() == ""
+
+
+def test_on_a_terminal_there_is_a_bar() -> None:
+    out = Terminal()
+    with progress.shown("[bold]a.bin", out) as show:
+        show(1_000_000, None)
+        show(5_000_000, 5_000_000)
+    assert "[bold]a.bin" in out.getvalue()  # a name is text, never markup
+    assert "5.0/5.0 MB" in out.getvalue()
+
+
+def test_sizes_are_read_at_a_glance() -> None:
+    assert [progress.size(n) for n in (0, 999, 1000, 340_200_000, 5e13)] == [
+        *("0 bytes", "999 bytes", "1.0 kB", "340.2 MB", "50.0 TB"),
+    ]

@@ -1,0 +1,145 @@
+"""Watching a real child: its limits hold, Ctrl-C ends it, and nothing that it started is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rankup.login.fetch.environment import STATE
+from rankup.login.fetch.supervise import Ended, Interrupt, Limits, default_memory, watch
+from rankup.login.fetch.tree import marked
+
+ROOMY = 4 * 10**9
+
+
+def _watch(
+    program: str,
+    tmp_path: Path,
+    *,
+    seconds: float = 20,
+    memory: int = ROOMY,
+    look: Callable[[], bool] = lambda: False,
+    stuck: Callable[[int], None] = lambda pid: None,
+) -> Ended:
+    mark = str(tmp_path)
+    with Interrupt() as interrupt:
+        ended = watch(
+            [sys.executable, "-c", program],
+            {**os.environ, STATE: mark},
+            Limits(seconds, memory),
+            interrupt,
+            mark=mark,
+            look=look,
+            stuck=stuck,
+        )
+    assert marked(mark) == [], "a process was left"
+    assert ended.left == ()
+    return ended
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_child_that_ends_by_itself_gives_its_exit_code(tmp_path: Path, code: int) -> None:
+    ended = _watch(f"raise SystemExit({code})", tmp_path)
+    assert (ended.why, ended.code) == ("exit", code)
+
+
+def test_the_child_reads_no_input_and_does_not_get_the_terminals_signals(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; sys.exit(10 * (sys.stdin.read() == '') + (os.getsid(0) == os.getpid()))"
+    )
+    assert _watch(program, tmp_path).code == 11
+
+
+def test_a_child_that_ignores_sigterm_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    program = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"file = open({str(tmp_path / 'out')!r}, 'w'); time.sleep(60)"
+    )
+    asked: list[int] = []
+    ended = _watch(program, tmp_path, seconds=1.5, stuck=asked.append)
+    assert (ended.why, ended.code) == ("time", None)
+    assert 1.5 <= ended.seconds < 15
+    assert ended.writing == {str(tmp_path / "out")}
+    assert len(asked) == 1
+
+
+def test_memory_counts_over_all_processes(tmp_path: Path) -> None:
+    """Two children with 150 MB each: one alone would be below the limit."""
+    program = (
+        "import subprocess, sys, time\n"
+        "hold = 'import time; kept = bytearray(150_000_000); time.sleep(60)'\n"
+        "for _ in range(2): subprocess.Popen([sys.executable, '-c', hold])\n"
+        "time.sleep(60)"
+    )
+    ended = _watch(program, tmp_path, memory=250 * 10**6)
+    assert ended.why == "memory"
+    assert ended.memory > 250 * 10**6
+
+
+def test_memory_shared_by_forked_workers_counts_once(tmp_path: Path) -> None:
+    program = (
+        "import os, time\n"
+        "kept = b'x' * 200_000_000\n"
+        "for _ in range(3):\n"
+        "    if os.fork() == 0: time.sleep(2); os._exit(0)\n"
+        "time.sleep(2)"
+    )
+    assert _watch(program, tmp_path, memory=450 * 10**6).why == "exit"
+
+
+def test_descendants_are_ended_also_those_that_left_the_family(tmp_path: Path) -> None:
+    """A tree that forks, a session of its own, a parent that is gone, a child that ends first."""
+    program = (
+        "import os, subprocess, sys, time\n"
+        "for depth in range(4): os.fork()\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0: time.sleep(60)\n"
+        "    os._exit(0)\n"
+        "time.sleep(0.5)\n"
+    )
+    started = time.monotonic()
+    assert _watch(program, tmp_path).why == "exit"
+    assert time.monotonic() - started < 15
+
+
+def test_a_child_that_says_it_is_done_gets_a_moment_and_is_ended(tmp_path: Path) -> None:
+    ended = _watch("import time; time.sleep(60)", tmp_path, look=lambda: True)
+    assert (ended.why, ended.seconds < 15) == ("stopped", True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_child_and_is_remembered(tmp_path: Path, number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    threading.Timer(0.7, os.kill, (os.getpid(), number)).start()
+    assert _watch("import time; time.sleep(60)", tmp_path).why == "interrupt"
+    assert signal.getsignal(number) == before
+
+
+def test_helpers_that_tidy_up_after_the_dead_may_do_so(tmp_path: Path) -> None:
+    """multiprocessing's tracker removes the shared memory of a child that was killed."""
+    name = f"rankup{os.getpid()}"
+    program = (
+        "import time\n"
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        f"kept = SharedMemory({name!r}, create=True, size=1000); time.sleep(60)"
+    )
+    assert _watch(program, tmp_path, seconds=2).why == "time"
+    assert not Path("/dev/shm", name).exists()
+
+
+def test_a_program_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with Interrupt() as interrupt, pytest.raises(FileNotFoundError):
+        watch(["/no/such/program"], {}, Limits(1, 1), interrupt, mark="x", look=lambda: False)
+
+
+def test_the_default_memory_is_half_of_what_is_free_at_most() -> None:
+    assert 0 < default_memory() <= min(16 * 10**9, psutil.virtual_memory().total // 2)

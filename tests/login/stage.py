@@ -1,0 +1,113 @@
+"""A project of a user with one of the scripts beside this file, and what `fetch` does to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankup.login import record
+from rankup.login.record import Item, Record
+
+from ..conftest import RunRankup
+from .web import Web
+
+HERE = Path(__file__).parent
+# Set by whoever runs the tests, they would lead to that person's caches.
+CACHE_VARIABLES = (
+    "FASTAI_HOME",
+    "HF_DATASETS_CACHE",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "RANKUP_CACHE",
+    "TORCH_HOME",
+    "TRANSFORMERS_CACHE",
+    "XDG_CACHE_HOME",
+)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """How a fetch went; `record` is that of the script with its arguments, if one was kept."""
+
+    code: int
+    out: str
+    err: str
+    record: Record | None
+
+    @property
+    def said(self) -> str:
+        """All that was printed."""
+        return f"{self.out}\n{self.err}"
+
+    @property
+    def proved(self) -> bool:
+        """The start without a network went well."""
+        return self.record is not None and self.record.proof in ("namespace", "blocked")
+
+    def item(self, end: str) -> Item:
+        """The item whose path ends so."""
+        assert self.record is not None, self.said
+        found = [item for item in self.record.items if item.path.endswith(end)]
+        assert len(found) == 1, (end, self.record.items, self.said)
+        return found[0]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A project's folder, the home of its user beside it, and a web that it downloads from."""
+
+    project: Path
+    home: Path
+    web: Web
+    run_rankup: RunRankup
+
+    def script(self, name: str) -> Path:
+        """Put one of `scripts/` into the project, with the package that is there beside it."""
+        if name == "splits.py":
+            shutil.copytree(HERE / "scripts" / "own", self.project / "own")
+        return Path(shutil.copy(HERE / "scripts" / name, self.project / name))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the user; `fastai` is the stub."""
+        path = os.pathsep.join(
+            p for p in (str(HERE / "fastai_stub"), os.environ.get("PYTHONPATH")) if p
+        )
+        return {"HOME": str(self.home), "DATA_SERVER": self.web.url(), "PYTHONPATH": path}
+
+    def fetch(
+        self,
+        script: Path,
+        *args: str,
+        options: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        timeout: float = 120,
+    ) -> Fetched:
+        """`rankup fetch OPTIONS SCRIPT ARGS` in the project."""
+        done = self.run_rankup(
+            ["fetch", *options, script.name, *args],
+            cwd=self.project,
+            env={**self.environment, **(env or {})},
+            timeout=timeout,
+        )
+        return self.fetched(script, args, done)
+
+    def fetched(
+        self, script: Path, args: tuple[str, ...], done: subprocess.CompletedProcess[str]
+    ) -> Fetched:
+        """What came of a command that has ended."""
+        key = record.script_key(script, args)
+        return Fetched(done.returncode, done.stdout, done.stderr, record.find(self.project, key))
+
+    def files(self) -> dict[str, bytes]:
+        """Everything in the project but `.rankup`, by relative path."""
+        return {
+            str(path.relative_to(self.project)): path.read_bytes()
+            for path in sorted(self.project.rglob("*"))
+            if path.is_file() and ".rankup" not in path.relative_to(self.project).parts[:1]
+        }

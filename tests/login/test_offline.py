@@ -1,0 +1,23 @@
+"""The variables that tell programs that there is no network."""
+
+from __future__ import annotations
+
+from rankup.login.offline import known, variables
+
+
+def test_each_module_brings_its_own() -> None:
+    assert variables(["transformers"]) == {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    assert variables(["datasets.load", "wandb"]) == {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "WANDB_MODE": "offline",
+    }
+
+
+def test_what_is_not_known_brings_none() -> None:
+    assert variables([]) == {}
+    assert variables(["torch", "my_datasets", "wandbx.y"]) == {}
+
+
+def test_every_known_module_has_some() -> None:
+    assert all(variables([module]) for module in known())
