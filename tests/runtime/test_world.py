@@ -218,6 +218,7 @@ def test_raw_torch_distributed_calls(ranks: RankPool, world_size: int) -> None:
 
 
 def _join_as_slurm_step(world: World, job: int) -> tuple[object, ...]:
+    dist.barrier()  # a peer may still be connecting to the group that is destroyed here
     destroy_process_group()
     for name in (*LAUNCH_VARIABLES, "MASTER_PORT"):
         del os.environ[name]

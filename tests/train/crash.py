@@ -89,12 +89,17 @@ def _rank(
 def train_rank(
     rank: int, directory: Path, options: TrainOptions, shape: dict[str, Any], resume: bool = False
 ) -> None:
-    """Train the convolutional net; what is printed goes to `output-<rank>.txt`."""
+    """Train the convolutional net; what is printed or raised goes to `output-<rank>.txt`."""
     import torch
 
     torch.set_num_threads(1)
-    report = train_images(setup(), directory, options, shape, resume)
-    (directory / f"output-{rank}.txt").write_text(report.error + report.output)
+    output = directory / f"output-{rank}.txt"
+    try:
+        report = train_images(setup(), directory, options, shape, resume)
+    except Exception:
+        output.write_text(traceback.format_exc())
+        raise
+    output.write_text(report.error + report.output)
     if report.error:
         raise RuntimeError(report.error)
 
