@@ -13,7 +13,7 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.launch import ready, software, submit
 from rankup.launch.submit import Plan
-from rankup.login import record
+from rankup.login import code, record
 from rankup.login.record import Item, Proof, Record
 from rankup.site import config as configuration
 from rankup.site import profile as profiles
@@ -100,7 +100,7 @@ def test_a_file_that_is_gone_is_named_with_what_brings_it(project: Path) -> None
     with pytest.raises(UserError) as caught:
         _require(project, "--name", "a b", internet=False)
     said = str(caught.value)
-    assert f"{project}/cache/part.bin: No such file or directory" in said
+    assert f"{project}/cache/part.bin, which fetching train.py brought, is gone;" in said
     assert "rankup fetch train.py --name 'a b'" in said
     assert "--allow-missing" in said
     with pytest.raises(UserError):
@@ -111,7 +111,7 @@ def test_with_allow_missing_it_is_a_warning(project: Path) -> None:
     one = _script(project)
     Path(one.items[0].path).unlink()
     [line] = _require(project, internet=False, allow_missing=True)
-    assert line.startswith("warning: train.py has fetched ")
+    assert line.startswith(f"warning: {one.items[0].path}, which fetching train.py brought, ")
 
 
 def test_nodes_with_internet_can_fetch_it_themselves(project: Path) -> None:
@@ -177,6 +177,79 @@ def test_a_recipe_has_no_script_to_be_read(project: Path) -> None:
     config = configuration.load(project)
     assert ready.require(config, job, internet=False, allow_missing=False) == []
     assert ready.fetched(project, job, with_network=False) == ready.Fetched()
+
+
+def test_what_a_script_made_for_itself_is_not_asked_for(project: Path) -> None:
+    one = _script(project)
+    made = replace(one.items[0], path=str(project / "runs/1/config.json"), needed=False)
+    record.write(project, replace(one, items=(*one.items, made)))
+    assert _require(project, internet=False) == []
+
+
+def test_a_fetch_that_came_to_nothing_does_not_silence_the_warnings(project: Path) -> None:
+    note = "ended with code 1"
+    failed = replace(_script(project, "--lr", "1", proof="none", note=note), items=())
+    record.write(project, failed)
+    lines = _require(project, "--lr", "1", internet=False)
+    assert lines[0] == (
+        "warning: train.py: that it starts without a network was not proved (ended with code 1); "
+        "rankup fetch train.py --lr 1"
+    )
+    assert "  gpt2 (AutoModel.from_pretrained, train.py:6)" in lines
+    assert len(_require(project, "--lr", "1", internet=None)) == 1
+    assert _require(project, "--lr", "1", internet=True) == []
+    # With other arguments it was never fetched.
+    lines = _require(project, "--lr", "2", internet=False)
+    assert lines[0].startswith("warning: nothing was fetched for this script")
+
+
+def test_a_script_that_was_edited_since_is_warned_of(project: Path) -> None:
+    (project / "model.py").write_text("x = 1\n")
+    (project / "train.py").write_text("import model\n" + WANTS)
+    one = _script(project)
+    record.write(project, replace(one, code=code.digests(project / "train.py")))
+    assert _require(project, internet=False) == []
+    (project / "model.py").write_text("x = 2\n")
+    assert _require(project, internet=False) == [
+        "warning: train.py: changed since it was fetched: model.py; rankup fetch train.py"
+    ]
+
+
+def test_what_is_listed_and_gone_is_said_once(project: Path) -> None:
+    (project / "rankup.toml").write_text('[fetch]\nscripts = ["train.py"]\n')
+    one = _script(project)
+    assert _require(project, internet=False) == []
+    Path(one.items[0].path).unlink()
+    with pytest.raises(UserError) as caught:
+        _require(project, internet=False)
+    assert str(caught.value).count("part.bin") == 1
+
+
+def test_a_fetch_that_was_killed_is_told_of(project: Path) -> None:
+    (project / ".rankup" / "fetch-1-a").mkdir(parents=True)
+    [line] = _require(project, internet=None)
+    assert line.startswith("warning: an earlier fetch was killed; rankup fetch ")
+
+
+def test_what_was_fetched_in_the_scripts_folder_counts_above_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.parent)
+    _script(project, variables={"HF_HOME": "/h"}, offline={"HF_HUB_OFFLINE": "1"})
+    record.write(project, Record("model:gpt2", "2026-01-01T00:00:00Z", (_item(project, "w"),)))
+    config = configuration.load(project.parent)
+    assert ready.require(config, _job(project), internet=False, allow_missing=False) == []
+    found = ready.fetched(project.parent, _job(project), with_network=False)
+    assert (found.variables, found.offline) == ({"HF_HOME": "/h"}, {"HF_HUB_OFFLINE": "1"})
+    assert "w" in found.places
+
+
+def test_what_fetches_is_not_loaded_to_submit_a_job() -> None:
+    program = "import sys, rankup.launch.ready; print([m for m in sys.modules if '.fetch' in m])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 # --- what the job is told

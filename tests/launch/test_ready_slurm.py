@@ -64,7 +64,7 @@ def test_a_job_that_would_miss_something_is_refused_and_leaves_nothing(
     _fetched(script).unlink()
     before = sorted(site.folder.rglob("*"))
     done = site.rankup("run", *WORDS, *more, script, code=2)
-    assert "hub/weights: No such file or directory" in done.stderr
+    assert "hub/weights, which fetching train.py brought, is gone" in done.stderr
     assert "rankup fetch train.py" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
@@ -128,7 +128,7 @@ def test_inside_an_allocation_it_is_the_same(site: Site, script: Path) -> None:
     file.unlink()
     run = site.folder / "another"
     done = site.rankup(*words[:-2], run, script, env=inside, code=2)
-    assert "hub/weights: No such file or directory" in done.stderr
+    assert "hub/weights, which fetching train.py brought, is gone" in done.stderr
     assert not run.exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,12 +12,29 @@ from pathlib import Path
 
 import pytest
 
+from rankup.site.caches import VARIABLES as CACHE_VARIABLES
+
 from ..conftest import RunRankup
 from .hub_server import Hub
-from .stage import CACHE_VARIABLES, Stage
+from .stage import Stage
 from .web import Web, serving
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy", "no_proxy")
+
+
+@pytest.fixture(autouse=True)
+def nobodys_settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches, tokens and proxies of whoever runs the tests are not theirs.
+
+    Tests of the real package index (`slow`, in `env`) reach it as that person does.
+    """
+    if request.path.name == "test_real_index.py":
+        return
+    for name in list(os.environ):
+        of_a_hub = name.startswith(("HF_", "TRANSFORMERS_"))
+        if of_a_hub or name in CACHE_VARIABLES or name.lower() in _PROXIES:
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -65,12 +83,8 @@ def hub(web: Web, tiny_model: dict[str, bytes]) -> Hub:
 
 
 @pytest.fixture
-def stage(
-    tmp_path: Path, web: Web, run_rankup: RunRankup, monkeypatch: pytest.MonkeyPatch
-) -> Stage:
+def stage(tmp_path: Path, web: Web, run_rankup: RunRankup) -> Stage:
     """An empty project of a user with an empty home."""
-    for name in CACHE_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
     project, home = tmp_path / "project", tmp_path / "home"
     project.mkdir()
     home.mkdir()

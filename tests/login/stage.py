@@ -16,18 +16,6 @@ from ..conftest import RunRankup
 from .web import Web
 
 HERE = Path(__file__).parent
-# Set by whoever runs the tests, they would lead to that person's caches.
-CACHE_VARIABLES = (
-    "FASTAI_HOME",
-    "HF_DATASETS_CACHE",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HUGGINGFACE_HUB_CACHE",
-    "RANKUP_CACHE",
-    "TORCH_HOME",
-    "TRANSFORMERS_CACHE",
-    "XDG_CACHE_HOME",
-)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankup.login.offline import known, variables
+from rankup.login.offline import known, silent, variables
 
 
 def test_each_module_brings_its_own() -> None:
@@ -21,3 +21,10 @@ def test_what_is_not_known_brings_none() -> None:
 
 def test_every_known_module_has_some() -> None:
     assert all(variables([module]) for module in known())
+
+
+def test_trackers_are_silent_in_a_start_that_is_no_run_and_offline_in_a_job() -> None:
+    quiet = silent()
+    assert quiet["WANDB_MODE"] == "disabled"
+    for module in ("wandb", "comet_ml", "clearml", "neptune", "swanlab", "mlflow"):
+        assert set(variables([module])) <= set(quiet)

@@ -222,6 +222,10 @@ def test_what_compute_nodes_mount(tmp_path: Path) -> None:
     sub = profile.override(jureca, {"not_mounted": ["/p/arch"]})
     assert places.mounted(sub, Path("/p/arch/x")) is False, "the longer prefix counts"
     assert places.mounted(sub, Path("/p/archive")) is True, "whole names count"
+    for key, holds in (("mounts", True), ("not_mounted", False)):
+        for folder in ("/p", "/tmp"):
+            said = profile.override(jureca, {key: [f"{folder}/"]})
+            assert places.mounted(said, Path(folder) / "x") is holds, "what the user says wins"
     # A link from a mounted folder to one that is not.
     seen, unseen = tmp_path / "e", tmp_path / "p"
     seen.mkdir()

@@ -23,7 +23,8 @@ class Finding:
     """One line of a report.
 
     Attributes:
-        code: stable and documented: RK1xx check, RK5xx doctor, RK7xx report.
+        code: stable and documented: RK1xx check, RK50x to RK53x doctor, RK54x env, RK7xx
+            report.
         level: an error keeps a job from running, a warning may cost time or money.
         place: what was looked at (`caches`, `train.py:12`).
         message: what was found, in one line.

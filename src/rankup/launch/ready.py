@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..base.errors import UserError
 from ..base.text import clean
-from ..login import needs, reading, record
+from ..login import needs, reading, record, words
+from ..login.killed import killed
 from ..login.reading import Download
 from ..login.record import Record
 from ..site.config import Config
@@ -55,10 +55,11 @@ def fetched(project: Path, job: Job, *, with_network: bool) -> Fetched:
         with_network: the job could still fetch; then only a proof with just its arguments is reason
             enough to forbid it that.
     """
-    by_name = [one for one in record.read(project) if not one.key.startswith("script:")]
+    known = record.read(*_folders(project, job))
+    by_name = [one for one in known if not one.key.startswith("script:")]
     own, exact = _of(project, job)
     used = [*sorted(by_name, key=lambda one: one.at), *([own] if own else [])]
-    proved = own is not None and exact and own.proof in ("namespace", "blocked")
+    proved = own is not None and exact and own.proved
     told = used if not with_network else [own] if own and proved else []
     return Fetched(
         _merged(one.variables for one in used),
@@ -78,31 +79,52 @@ def require(config: Config, job: Job, internet: bool | None, *, allow_missing: b
     """
     project = config.project(Path.cwd())
     own, exact = _of(project, job)
-    missing = needs.unmet(config)
-    if own is not None and internet is not True:
-        missing += _unfit(own, job)
+    listed = needs.unmet(config)
+    missing = [str(one) for one in listed]
+    # What rankup.toml lists is said once.
+    known = own is not None and own.key in {one.key for one in listed}
+    if own is not None and internet is not True and not known:
+        missing += [f"{why}; {command(job)}" for why in own.faults()]
     missing = list(dict.fromkeys(missing))
     if missing and not allow_missing:
-        listed = "".join(f"\n  - {clean(line)}" for line in missing)
+        lines = "".join(f"\n  - {clean(line)}" for line in missing)
         raise UserError(
-            f"the job would not find all that it needs:{listed}\n"
+            f"the job would not find all that it needs:{lines}\n"
             "Fetch it on a login node, or run the job without it by --allow-missing"
         )
-    lines = [f"warning: {line}" for line in missing]
-    if own is not None and not exact:
-        lines.append(
+    said = [f"warning: {line}" for line in missing]
+    if job.kind == "script":
+        left = [one for folder in _folders(project, job) for one in killed(folder)]
+        said += [f"warning: {one.what}; {one.todo}" for one in left]
+        said += [] if known else _doubts(project, job, own, exact, internet)
+    return [clean(line) for line in said]
+
+
+def _doubts(
+    project: Path, job: Job, own: Record | None, exact: bool, internet: bool | None
+) -> Iterator[str]:
+    """What is no reason to refuse the job, and may end it all the same."""
+    if own is None:
+        if internet is False:
+            yield from _unfetched(project, job, "nothing was fetched for this script")
+        return
+    if not exact:
+        yield (
             f"note: {Path(job.target).name} was fetched with other arguments; what these need "
             f"besides, `{command(job)}` brings"
         )
-    if own is None and internet is False and job.kind == "script":
-        lines += _unfetched(project, job)
-    return [clean(line) for line in lines]
+    if internet is True:
+        return
+    for why in own.doubts():
+        yield f"warning: {Path(job.target).name}: {why}; {command(job)}"
+    if own.proof == "none" and not own.items and internet is False:
+        yield from _unfetched(project, job, "so nothing was fetched for this script")
 
 
 def command(job: Job) -> str:
     """What fetches for a script, as it is typed in the job's folder."""
     target = os.path.relpath(job.target, job.cwd)
-    return shlex.join(
+    return words.command(
         ["rankup", "fetch", job.target if target.startswith("..") else target, *job.args]
     )
 
@@ -131,35 +153,31 @@ def _of(project: Path, job: Job) -> tuple[Record | None, bool]:
     return record.of_script(project, Path(job.target), tuple(job.args))
 
 
+def _folders(project: Path, job: Job) -> tuple[Path, ...]:
+    """Where records for this job may lie."""
+    return record.folders(project, Path(job.target)) if job.kind == "script" else (project,)
+
+
 def _places(used: Iterable[Record]) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    items = (item for one in used for item in one.items if not item.missing())
+    items = (item for one in used for item in one.needed if not item.missing())
     for item in itertools.islice(items, _MOST_PLACES):
         found[item.path if item.name in found else item.name] = Path(item.path)
     return found
 
 
-def _unfit(own: Record, job: Job) -> Iterator[str]:
-    script = Path(job.target).name
-    for why in own.missing():
-        yield f"{script} has fetched {why}; again: {command(job)}"
-    if own.proof == "failed":
-        why = f" ({own.note})" if own.note else ""
-        yield f"{script} did not start without a network{why}; again: {command(job)}"
-
-
-def _unfetched(project: Path, job: Job) -> Iterator[str]:
+def _unfetched(project: Path, job: Job, why: str) -> Iterator[str]:
     """Warnings of what a script fetches by reading it, which may have been fetched otherwise."""
     try:
         found = reading.read(Path(job.target), tuple(job.args), Path(job.cwd)).downloads
     except UserError as error:
         yield f"warning: {error}"
         return
-    keys = {one.key for one in record.read(project)}
+    keys = {one.key for one in record.read(*_folders(project, job))}
     wanted = [one for one in found if not _has(keys, one)]
     if not wanted:
         return
-    yield "warning: nothing was fetched for this script, and the nodes have no internet. It wants:"
+    yield f"warning: {why}, and the nodes have no internet. It wants:"
     yield from (f"  {_line(one, job)}" for one in wanted[:_MOST_NAMED])
     if len(wanted) > _MOST_NAMED:
         yield f"  and {len(wanted) - _MOST_NAMED} more (`rankup fetch --no-run` lists them)"

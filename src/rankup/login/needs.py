@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..site.config import Config
-from . import record
-from .fetch.things import key_of_url
-from .record import Record
+from . import record, words
+from .record import Record, key_of_url
 
 
-def unmet(config: Config) -> list[str]:
-    """What is listed and not there, one line each, with the command that fetches it.
+@dataclass(frozen=True)
+class Unmet:
+    """Something that a job needs and would not find.
+
+    Attributes:
+        what: as the user calls it (`model gpt2`).
+        why: in one line.
+        todo: the command that brings it, or what to mend.
+        key: of its record; empty where it cannot have one.
+    """
+
+    what: str
+    why: str
+    todo: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}; {self.todo}"
+
+
+def unmet(config: Config) -> list[Unmet]:
+    """What is listed and not there.
 
     Quick, and without a network: the records are read, and the files that they name looked for.
     """
@@ -24,16 +45,19 @@ def unmet(config: Config) -> list[str]:
     return [*_named(config, known), *_urls(config, known), *_scripts(config, project, known)]
 
 
-def _named(config: Config, known: Mapping[str, Record]) -> Iterator[str]:
+def _named(config: Config, known: Mapping[str, Record]) -> Iterator[Unmet]:
     for kind, names in (("dataset", config.fetch.datasets), ("model", config.fetch.models)):
         for name in names:
-            if why := _lacks(known.get(f"{kind}:{name}")):
-                yield f"{kind} {name}: {why}; rankup fetch {shlex.join([f'--{kind}', name])}"
+            key = f"{kind}:{name}"
+            if why := _lacks(known.get(key)):
+                todo = shlex.join(["rankup", "fetch", f"--{kind}", name])
+                yield Unmet(f"{kind} {name}", why, todo, key)
 
 
-def _urls(config: Config, known: Mapping[str, Record]) -> Iterator[str]:
+def _urls(config: Config, known: Mapping[str, Record]) -> Iterator[Unmet]:
     for url in config.fetch.urls:
-        found = known.get(key_of_url(url))
+        key = key_of_url(url)
+        found = known.get(key)
         why = _lacks(found)
         if not why and found is not None and url.sha256:
             has = {item.sha256 for item in found.items}
@@ -41,33 +65,36 @@ def _urls(config: Config, known: Mapping[str, Record]) -> Iterator[str]:
                 why = "its checksum is not the one in rankup.toml"
         if why:
             # The URL itself may hold a password; all that is listed is fetched together.
-            yield f"{key_of_url(url).partition(':')[2]}: {why}; rankup fetch"
+            yield Unmet(key.partition(":")[2], why, "rankup fetch", key)
 
 
-def _scripts(config: Config, project: Path, known: Mapping[str, Record]) -> Iterator[str]:
-    for line in config.fetch.scripts:
+def _scripts(config: Config, project: Path, known: Mapping[str, Record]) -> Iterator[Unmet]:
+    for number, line in enumerate(config.fetch.scripts):
+        entry = f"fetch.scripts[{number}] in {config.file}"
         try:
             script, *args = shlex.split(line)
         except ValueError:
-            yield f"script {line!r}: not a command line; mend fetch.scripts in {config.file}"
+            yield Unmet(entry, "this is no command line", "mend it there")
             continue
-        found = known.get(record.script_key(project / script, tuple(args)))
+        if not os.path.isfile(project / script):
+            yield Unmet(entry, f"no such file: {script}", "mend it there")
+            continue
+        key = record.script_key(project / script, tuple(args))
+        found = known.get(key)
         why = _lacks(found)
-        if not why and found is not None and found.proof == "none":
-            why = "not proved to start without a network" + (
-                f" ({found.note})" if found.note else ""
-            )
+        if not why and found is not None and not found.proved:
+            why = found.doubts()[0]
         if why:
-            yield f"script {line}: {why}; rankup fetch {line}"
+            # A line may hold a token; all that is listed is fetched together.
+            shown = words.command([script, *args])
+            todo = "rankup fetch" if words.HIDDEN in shown else f"rankup fetch {shown}"
+            yield Unmet(f"script {shown}", why, todo, key)
 
 
 def _lacks(found: Record | None) -> str:
     """Why a job would not have it, empty if it would."""
     if found is None:
         return "not fetched"
-    if gone := found.missing():
-        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-        return f"{gone[0]}{more}"
-    if found.proof == "failed":
-        return f"does not work without a network: {found.note}" if found.note else "proof failed"
-    return ""
+    faults = found.faults()
+    more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+    return f"{faults[0]}{more}" if faults else ""

@@ -14,10 +14,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from ..base import urls
 from ..base.files import write_atomic, write_json
+from ..site.needs import Url
+from . import code as own_code
 
 Proof = Literal["namespace", "blocked", "failed", "none"]
 _FOLDER = Path(".rankup") / "fetched"
+_SCRIPT = "script:"
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Item:
         files: 1, or those in the folder.
         sha256: of a file, where computed.
         revision: commit of a hub's repository.
+        needed: a job needs it; else the script made it itself, and would make it again.
     """
 
     name: str
@@ -41,15 +46,21 @@ class Item:
     files: int = 1
     sha256: str = ""
     revision: str = ""
+    needed: bool = True
 
     def missing(self) -> str:
-        """Why a job would not find it, empty if it would. A folder's content is not looked at."""
+        """What a job would find instead of it ("is gone"), empty if it would find it.
+
+        A folder's content is not looked at.
+        """
         try:
             found = os.stat(self.path)
-        except OSError as error:
-            return f"{self.path}: {error.strerror}"
+        except (FileNotFoundError, NotADirectoryError):
+            return "is gone"
+        except (OSError, ValueError) as error:
+            return f"cannot be looked at ({getattr(error, 'strerror', None) or error})"
         if os.path.isfile(self.path) and self.files == 1 and found.st_size != self.bytes:
-            return f"{self.path}: {found.st_size} bytes now, {self.bytes} when it was fetched"
+            return f"has {found.st_size} bytes now, and had {self.bytes} when it was fetched"
         return ""
 
 
@@ -58,7 +69,7 @@ class Record:
     """One thing that was asked for.
 
     Attributes:
-        key: `dataset:wikitext-2`, `model:gpt2`, `url:https://...`, `script:/abs/train.py --x`.
+        key: `dataset:wikitext-2`, `model:gpt2`, `url:https://...`, `script:["/abs/train.py"]`.
         at: when, ISO 8601 in UTC.
         items: what came, or was there already.
         variables: where the caches are (`HF_HOME`), for the job.
@@ -66,6 +77,8 @@ class Record:
         proof: how a start without a network was tried: in a network namespace, with blocked
             sockets, not at all, or it failed.
         note: why there is no proof, or why it failed.
+        code: sha256 of a script, and of the user's own modules that it imports, by path, from
+            before it was started.
     """
 
     key: str
@@ -75,10 +88,63 @@ class Record:
     offline: Mapping[str, str] = field(default_factory=dict)
     proof: Proof = "none"
     note: str = ""
+    code: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def proved(self) -> bool:
+        """It started, or loaded, without a network."""
+        return self.proof in ("namespace", "blocked")
+
+    @property
+    def needed(self) -> tuple[Item, ...]:
+        """The items that a job needs."""
+        return tuple(item for item in self.items if item.needed)
 
     def missing(self) -> list[str]:
-        """Why a job would not find what it needs, one line each."""
-        return [why for item in self.items if (why := item.missing())]
+        """What of it a job would not find, one line each."""
+        # Of a script its name says what brought the file: nobody knows it by the file's.
+        script = self._script()
+        brought = f", which fetching {script.name} brought," if script else ""
+        return [f"{item.path}{brought} {why}" for item in self.needed if (why := item.missing())]
+
+    def faults(self) -> list[str]:
+        """Why a job without a network could not do with it, one line each; none: it could."""
+        found = self.missing()
+        if self.proof == "failed":
+            note = f" ({self.note})" if self.note else ""
+            script = self._script()
+            what = f"{script.name} did not start" if script else "it did not load"
+            found.append(f"{what} without a network{note}")
+        return found
+
+    def doubts(self) -> list[str]:
+        """Why nobody can say whether a script's job could do with it, one line each."""
+        script = self._script()
+        if script is None:
+            return []
+        found = []
+        if self.proof == "none":
+            why = f" ({self.note})" if self.note else ""
+            found.append(f"that it starts without a network was not proved{why}")
+        if changed := own_code.changed(self.code):
+            names = [os.path.relpath(path, script.parent) for path in changed]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            found.append(f"changed since it was fetched: {', '.join(names[:3])}{more}")
+        return found
+
+    def outlasts(self, later: Record) -> bool:
+        """Whether this still says more than a `later` start that showed nothing."""
+        stands = self.proved and not self.missing() and not own_code.changed(self.code)
+        return stands and later.proof == "none"
+
+    def _script(self) -> Path | None:
+        """The script, where it is the record of one."""
+        if not self.key.startswith(_SCRIPT):
+            return None
+        try:
+            return Path(str(json.loads(self.key.removeprefix(_SCRIPT))[0]))
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return Path(self.key.removeprefix(_SCRIPT))
 
 
 def write(project: Path, record: Record) -> Path:
@@ -97,10 +163,17 @@ def write(project: Path, record: Record) -> Path:
     return path
 
 
-def read(project: Path) -> list[Record]:
-    """All records of a project, sorted by key; a file that is none is passed over."""
-    found = (_load(path) for path in (project / _FOLDER).glob("*.json"))
-    return sorted((one for one in found if one is not None), key=lambda record: record.key)
+def read(*folders: Path) -> list[Record]:
+    """All records of these projects, sorted by key; a file that is none is passed over.
+
+    Of two with one key that of the first project counts.
+    """
+    found: dict[str, Record] = {}
+    for folder in folders:
+        for path in (folder / _FOLDER).glob("*.json"):
+            if (one := _load(path)) is not None:
+                found.setdefault(one.key, one)
+    return sorted(found.values(), key=lambda record: record.key)
 
 
 def find(project: Path, key: str) -> Record | None:
@@ -109,20 +182,38 @@ def find(project: Path, key: str) -> Record | None:
 
 
 def script_key(script: Path, args: tuple[str, ...]) -> str:
-    """The key of a script with its arguments."""
-    return "script:" + json.dumps([str(script.resolve()), *args], ensure_ascii=False)
+    """The key of a script with its arguments, of which a digest: they may hold a token."""
+    digest = [hashlib.sha256(json.dumps(args).encode()).hexdigest()[:16]] if args else []
+    return _SCRIPT + json.dumps([str(script.resolve()), *digest], ensure_ascii=False)
+
+
+def key_of_url(url: Url) -> str:
+    """The key of a file from the web; without its query, yet different by it."""
+    where = "" if url.to is None else f" -> {url.to}"
+    return f"url:{urls.identity(url.url)}{where}"
+
+
+def folders(project: Path, script: Path) -> tuple[Path, ...]:
+    """Where records for a script may lie: in its project, and where it was fetched from.
+
+    Without a `rankup.toml` the project is the folder that one is in; mostly that is the script's.
+    """
+    return tuple(dict.fromkeys((project.resolve(), script.resolve().parent)))
 
 
 def of_script(project: Path, script: Path, args: tuple[str, ...]) -> tuple[Record | None, bool]:
     """The record of a script, and whether it was fetched with just these arguments.
 
-    Without one for these arguments, the newest of the script with others.
+    Without one for these arguments, the newest of the script with others that was proved: a start
+    that failed says nothing of another one.
     """
-    exact = find(project, script_key(script, args))
+    key = script_key(script, args)
+    known = read(*folders(project, script))
+    exact = next((record for record in known if record.key == key), None)
     if exact is not None:
         return exact, True
     start = script_key(script, ())[:-1]
-    others = [r for r in read(project) if r.key.startswith((start + ",", start + "]"))]
+    others = [r for r in known if r.proved and r.key.startswith((start + ",", start + "]"))]
     return max(others, key=lambda record: record.at, default=None), False
 
 
@@ -130,8 +221,14 @@ def _load(path: Path) -> Record | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         record = Record(items=tuple(Item(**item) for item in values.pop("items")), **values)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    sound = isinstance(record.key, str) and record.proof in get_args(Proof)
+    texts = (record.key, record.at, record.note, *_texts(record.code))
+    sound = all(isinstance(text, str) for text in texts) and record.proof in get_args(Proof)
     items = all(isinstance(i.path, str) and isinstance(i.bytes, int) for i in record.items)
     return record if sound and items else None
+
+
+def _texts(table: object) -> tuple[object, ...]:
+    """Keys and values of what should be a table of strings; else something that is no string."""
+    return (*table.keys(), *table.values()) if isinstance(table, dict) else (None,)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base import urls
 from ..base.errors import UserError
 from ..base.files import user_path
 from . import rules
@@ -17,15 +18,7 @@ _SHA256 = Kind(
     "64 hexadecimal digits",
     lambda value: isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F]{64}", value) is not None,
 )
-_URL = Kind(
-    "a URL that starts with http:// or https://",
-    lambda value: (
-        isinstance(value, str)
-        and value.isprintable()
-        and re.match(r"https?://[^/\s]+", value) is not None
-    ),
-)
-_ONE_URL = Table({"url": _URL, "sha256": _SHA256, "to": rules.TEXT})
+_ONE_URL = Table({"url": rules.STRING, "sha256": _SHA256, "to": rules.TEXT})
 TABLE = Table(
     {
         "cache": rules.TEXT,
@@ -78,20 +71,23 @@ def parse(values: Mapping[str, Any], file: Path) -> Needs:
     Raises:
         UserError: an entry of `urls` is not as it should be.
     """
-    urls = []
+    found = []
     for number, entry in enumerate(values.get("urls", ())):
         key = f"fetch.urls[{number}]"
         rules.check(entry, _ONE_URL, str(file), key)
         if "url" not in entry:
             raise UserError(f"{file}: {key}: url is missing")
+        if urls.web_parts(entry["url"]) is None:
+            shown = urls.public(entry["url"])  # it may hold a password
+            raise UserError(f"{file}: {key}.url must be {urls.WEB}, found {shown!r}")
         to = entry.get("to")
         path = None if to is None else file.parent / user_path(to, f"{file}: {key}.to")
-        urls.append(Url(entry["url"], entry.get("sha256", "").lower(), path))
+        found.append(Url(entry["url"], entry.get("sha256", "").lower(), path))
     cache = values.get("cache")
     return Needs(
         None if cache is None else file.parent / user_path(cache, f"{file}: fetch.cache"),
         tuple(values.get("datasets", ())),
         tuple(values.get("models", ())),
-        tuple(urls),
+        tuple(found),
         tuple(values.get("scripts", ())),
     )

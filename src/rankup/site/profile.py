@@ -186,7 +186,8 @@ def check(values: Mapping[str, Any], where: str, key: str = "") -> None:
 def override(profile: Profile, values: Mapping[str, Any], where: str = "[site]") -> Profile:
     """The profile with the tables of `values` laid over its own, key by key.
 
-    A list replaces the list below it; an empty string takes a variable, the partition, the qos
+    A list replaces the list below it, and what `mounts` says here goes from `not_mounted` of the
+    profile, and the other way round; an empty string takes a variable, the partition, the qos
     or the URL away. What is said here is no longer unsure.
 
     Raises:
@@ -194,6 +195,10 @@ def override(profile: Profile, values: Mapping[str, Any], where: str = "[site]")
     """
     check(values, where, "site")
     merged = rules.merge(profile.values, values)
+    for key, other in (("mounts", "not_mounted"), ("not_mounted", "mounts")):
+        if key in values and other not in values:  # what is said here wins over its contrary
+            here = {Path(one) for one in values[key]}
+            merged[other] = [one for one in merged.get(other, ()) if Path(one) not in here]
     if "unsure" not in values:
         said = {key for key, value in rules.dotted(values) if not isinstance(value, Mapping)}
         merged["unsure"] = [key for key in merged.get("unsure", ()) if key not in said]

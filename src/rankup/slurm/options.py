@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from ..base import secrets
 from ..base.errors import UserError
 
 # Tokens of well-known services by how they begin.
-_TOKEN = re.compile(
-    r"(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|sk-[A-Za-z0-9_-]{20,}|AKIA[A-Z0-9]{16})"
-)
-_SECRET = re.compile(
-    r"(TOKEN|KEY|SECRET|PASSWORD|(^|_)(PASS|PASSWD|PASSPHRASE|CREDENTIALS?))$", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -112,14 +105,10 @@ def refuse_secrets(words: tuple[str, ...], environment: Mapping[str, str]) -> No
         UserError: a word holds a known service's token, or the value of a variable such as
             `HF_TOKEN`; the message does not repeat it.
     """
-    secrets = {
-        value: name
-        for name, value in environment.items()
-        if len(value) >= 8 and _SECRET.search(name) and not os.path.exists(value)
-    }
+    values = secrets.values(environment)
     for word in words:
-        names = [name for value, name in secrets.items() if value in word]
-        if names or _TOKEN.search(word):
+        names = [name for value, name in values.items() if value in word]
+        if names or secrets.TOKEN.search(word):
             what = f"the value of ${names[0]}" if names else "a token"
             raise UserError(
                 f"one of the arguments holds {what}; it would stand in the job script and in "

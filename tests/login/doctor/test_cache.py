@@ -15,6 +15,7 @@ from rankup.login.doctor.asking import Clock
 from rankup.site import profile
 from rankup.site.caches import caches
 from rankup.site.config import Config
+from rankup.site.needs import Needs
 
 JURECA = profile.load("jureca-dc")
 GENERIC = profile.load("generic")
@@ -58,6 +59,13 @@ def test_a_cache_that_compute_nodes_do_not_see_is_an_error() -> None:
     [error] = [one for one in found if one.level == "error"]
     assert "do not mount Hugging Face /tmp/hf (set in your environment)" in error.message
     assert "uv" not in error.message  # jobs build nothing with it
+
+
+def test_what_rankup_itself_fetches_counts_too() -> None:
+    config = Config(fetch=Needs(cache=Path("/tmp/cache")))
+    [error, _] = judged(JURECA, {"PROJECT": "/p/project1/x"}, config)
+    assert error.level == "error"
+    assert "do not mount Hugging Face, torch.hub, fastai, rankup in /tmp/cache" in error.message
 
 
 def test_a_laptop_keeps_them_in_home() -> None:

@@ -15,7 +15,7 @@ SOURCE = Path(rankup.login.doctor.__file__).parent
 
 
 def test_pages_and_codes_are_the_same() -> None:
-    # RK54x and above belong to `rankup env check`.
+    # RK54x are those of `rankup env check` (tests/login/env/test_codes.py).
     pages = {path.stem for path in PAGES.glob("RK5[0-3]*.md")}
     assert pages == set(codes.TITLES)
 

@@ -233,7 +233,7 @@ def test_what_rankup_toml_lists_and_nobody_fetched(run_rankup: RunRankup, tmp_pa
     (tmp_path / "rankup.toml").write_text("[fetch]\nmodels = ['gpt2']\n")
     done = run_rankup(["doctor", "--json"], env=clean_environment())
     [unmet] = of(found(done), codes.NEEDS)
-    assert (unmet["level"], unmet["todo"]) == ("warning", "rankup fetch --model gpt2")
+    assert (unmet["level"], unmet["todo"]) == ("error", "rankup fetch --model gpt2")
     assert "gpt2" in unmet["message"]
 
 

@@ -107,6 +107,14 @@ def test_a_profile_that_says_something_else_than_slurm_is_a_warning() -> None:
     assert "gpus is 4 in the profile, 2 says Slurm" in found.message
 
 
+def test_partitions_that_are_gone_are_one_warning() -> None:
+    nodes = {"gpus": 2, "cores": 8}
+    names = ("booster", "old", "older", "oldest")
+    site = profile.override(GENERIC, {"partitions": dict.fromkeys(names, nodes)})
+    [found] = queue.check_differences(site, LIVE)
+    assert found.message == "not on this machine, and in the profile: old, older, oldest"
+
+
 def test_accounts() -> None:
     yours = frozenset({"train", "test"})
     assert levels(queue.check_account(JURECA, None, "", yours)) == [(codes.ACCOUNT, "warning")]

@@ -118,7 +118,8 @@ def test_too_old_for_fsdp2(version: str, level: str) -> None:
     assert found.level == level
     if level == "error":
         assert found.todo.startswith("remove the module")
-        assert "ask for >= 2.7" in found.todo
+        assert "which wants 2.7" in found.message
+        assert "torch>=2.8 in requirements.txt" in found.todo
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,8 @@ def test_a_module_and_a_requirement_are_twice(tmp_path: Path) -> None:
     [twice] = torch_checks.check_files(files, tmp_path)
     assert (twice.code, twice.level) == (codes.TORCH_TWICE, "warning")
     assert twice.place == "env/requirements.txt:2"
-    assert "the module PyTorch (env/modules.sh:3)" in twice.message
+    assert "the module PyTorch/2.1.2 (env/modules.sh:3)" in twice.message
+    assert twice.todo.startswith("take one out: PyTorch/2.1.2 of modules.sh and ask for torch>=2.8")
 
 
 def test_files_that_are_no_text_are_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,17 @@ def test_modules_on_a_machine_whose_modules_are_not_known(world: World) -> None:
     assert "--kind wheels" in said
 
 
+def test_a_site_with_modules_and_no_module_command_is_said(world: World) -> None:
+    """`sudo`, an IDE or cron start shells that have none: it would be wheels without a word."""
+    (world.project / "rankup.toml").write_text('profile = "juwels-booster"\n')
+    nowhere = str(world.root / "home")  # without bash, so that nothing is made
+    for words, said in (([], 1), ([], 0), (["other", "--kind", "wheels"], 0)):
+        done = world.rankup("env", "create", *words, PATH=nowhere)
+        assert done.stdout.count("note: JUWELS Booster") == said, done.stdout
+        assert ("there is no `module` command here" in done.stdout) == bool(said)
+    assert "ENV_KIND=wheels" in (world.project / "env" / "config.sh").read_text()
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -59,8 +71,20 @@ def test_a_folder_that_is_something_else(world: World, make: str, expected: str)
     assert sorted(world.project.rglob("*")) == before
 
 
-def test_a_colon_in_the_path(world: World) -> None:
-    assert "':'" in _refused(world, "create", "a:b")
+@pytest.mark.parametrize(
+    "name", ["a:b", "v$(touch PWN)", "v`touch PWN`", 'v"x', "v\\x", "a\nb", "a\tb"]
+)
+def test_a_path_that_activate_would_run_or_path_cannot_hold(world: World, name: str) -> None:
+    """Also where setup.sh was copied to without rankup."""
+    assert "name another folder" in _refused(world, "create", name)
+    assert not (world.project / name).exists()
+    world.write_files()
+    shutil.copytree(world.project / "env", world.project / name)
+    done = world.bash('bash "$1/setup.sh"', name)
+    assert done.returncode == 1
+    assert "choose another folder" in done.stdout
+    assert not [*world.root.rglob("PWN")]
+    assert not (world.project / name / "venv").exists()
 
 
 def test_files_of_the_user_stay_and_changed_ones_are_named(world: World) -> None:

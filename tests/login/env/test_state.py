@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from importlib import resources
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from rankup.login.env import staleness, state
 
-_FILES = {
+_FILES: dict[str, dict[str, str | bytes]] = {
     "plain": {"requirements.txt": "torch\n"},
     "none": {},
     "others": {
@@ -24,17 +25,33 @@ _FILES = {
     "itself": {"requirements.txt": "-r requirements.txt\ntorch\n"},
     "missing": {"requirements.txt": "-r absent.txt\n-r https://example.org/r.txt\n"},
     "space": {"requirements.txt": "--index-url https://example.org\n-e .\n-r a.txt", "a.txt": "x"},
+    "latin 1": {
+        "requirements.txt": b"-r a.txt # f\xfcr alle\ntorch # gr\xf6\xdfer\n",
+        "a.txt": "x",
+    },
+    "utf 8": {"requirements.txt": "-r ü.txt # für alle\ntorch\n", "ü.txt": "x"},
+    "null byte": {"requirements.txt": b"-r a\0b.txt\ntorch\0\n", "ab.txt": "x", "a": "y"},
+    "windows": {"requirements.txt": "-r a.txt\r\ntorch\r\n", "a.txt": "x\r\n"},
+    "odd space": {
+        "requirements.txt": "\f-r a.txt\n\v-c a.txt\n\r-r a.txt\n-r\fa.txt",
+        "a.txt": "x",
+    },
+    "folder": {"requirements.txt": "-r .\n-r a\ntorch", "a/b.txt": "x"},
+    "dash": {"requirements.txt": "-r -n\ntorch", "-n": "x\n"},
+    "backslash": {"requirements.txt": "-r a\\\\b.txt\ntorch", "a\\\\b.txt": "x\n"},
+    "empty": {"requirements.txt": b""},
 }
 
 
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 @pytest.mark.parametrize("name", sorted(_FILES))
-def test_bash_and_python_hash_the_same_requirements(name: str, tmp_path: Path) -> None:
+def test_bash_and_python_hash_the_same_requirements(name: str, locale: str, tmp_path: Path) -> None:
     folder = tmp_path / "my project" / "env"
     folder.mkdir(parents=True)
     for file, text in _FILES[name].items():
         path = folder / file
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
     part = (resources.files("rankup.login.env") / "parts" / "load.sh").read_text()
     done = subprocess.run(
         [
@@ -44,11 +61,20 @@ def test_bash_and_python_hash_the_same_requirements(name: str, tmp_path: Path) -
             "bash",
             folder,
         ],
+        env={**os.environ, "LC_ALL": locale},
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert (done.stdout, done.stderr) == (f"{state.digest(folder)}\n", "")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "requirements.txt").write_text("-r pipe\ntorch\n")
+    before = state.digest(tmp_path)
+    (tmp_path / "pipe").unlink()
+    assert state.digest(tmp_path) == before
 
 
 def test_a_change_in_a_file_that_is_named_is_a_change(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -101,7 +102,8 @@ def test_a_package_that_nobody_installed_is_refused(tmp_path: Path) -> None:
         wheel.build(tmp_path / "rankup")
 
 
-def test_an_older_wheel_is_found_by_a_lock_and_goes_without(tmp_path: Path) -> None:
+def test_an_older_wheel_is_found_by_a_lock_and_stays(tmp_path: Path) -> None:
+    """Another process may be installing it: setup.sh removes it, within its lock."""
     old = tmp_path / "wheels" / "rankup-0.0.1+aa-py3-none-any.whl"
     old.parent.mkdir()
     old.write_bytes(b"old")
@@ -111,12 +113,20 @@ def test_an_older_wheel_is_found_by_a_lock_and_goes_without(tmp_path: Path) -> N
     assert wheel.named_by(lock, tmp_path) == old
     assert wheel.named_by("rankup==0.0.1+aa --hash=sha256:00", tmp_path) is None
     path = wheel.put(old.parent)
-    assert old.exists()
-    wheel.drop_others(path)
-    assert sorted(old.parent.iterdir()) == sorted([other, path])
+    assert sorted(old.parent.iterdir()) == sorted([other, old, path])
     before = path.stat().st_mtime_ns
     assert wheel.put(old.parent) == path
     assert path.stat().st_mtime_ns == before
+
+
+def test_the_wheel_that_is_put_is_the_newest(tmp_path: Path) -> None:
+    """setup.sh installs the newest; the one of an older rankup may have been there before."""
+    path = wheel.put(tmp_path)
+    os.utime(path, ns=(10**18, 10**18))
+    other = tmp_path / "rankup-9.0+aa-py3-none-any.whl"
+    other.write_bytes(b"of a newer rankup")
+    wheel.put(tmp_path)
+    assert path.stat().st_mtime_ns >= other.stat().st_mtime_ns
 
 
 def test_its_version_is_a_valid_one() -> None:

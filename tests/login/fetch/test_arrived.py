@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from rankup.login.fetch.arrived import items, table, with_earlier, without_outputs
+import pytest
+
+from rankup.login.fetch.arrived import items, table, with_earlier
 from rankup.login.fetch.events import Event
 from rankup.login.record import Item
 
-from .handmade import event, new, old, rename, url
+from .handmade import event, new, rename, url
 
 COMMIT = "5cfbe2e0f003aba48a702f5d7a652c968e1c5de6"
 
@@ -58,6 +61,7 @@ def test_many_files_of_a_new_folder_are_one_item(tmp_path: Path) -> None:
 
 def test_up_to_twenty_files_are_named_each(tmp_path: Path) -> None:
     files = [_write(tmp_path / "d" / str(number)) for number in range(20)]
+    assert not any(item.needed for item in _items([*map(new, files)], tmp_path))
     assert len(_items([*map(new, files)], tmp_path)) == 20
     more = [*files, _write(tmp_path / "d" / "20")]
     assert len(_items([*map(new, more)], tmp_path)) == 1
@@ -84,6 +88,17 @@ def test_a_repository_of_a_hub_is_one_item_with_its_commit(tmp_path: Path) -> No
     assert _items([asked], tmp_path, hubs=[tmp_path / "other"]) == ()
 
 
+@pytest.mark.parametrize("end", ["", "/tree/main", "/revision/abc"])
+@pytest.mark.parametrize("name", ["org/tiny", "gpt2"])
+def test_a_repository_that_was_whole_already_is_asked_for_by_its_list_of_files(
+    tmp_path: Path, name: str, end: str
+) -> None:
+    top = tmp_path / f"models--{name.replace('/', '--')}"
+    _write(top / "blobs/abc")
+    [item] = _items([url(f"https://hub.test/api/models/{name}{end}")], tmp_path, hubs=[tmp_path])
+    assert (item.name, item.source, item.path) == (name, f"https://hub.test/{name}", str(top))
+
+
 def test_what_datasets_has_prepared_is_one_item(tmp_path: Path) -> None:
     folder = tmp_path / "org___lines/default/0.0.0/1fa6"
     files = [_write(folder / "dataset_info.json"), _write(folder / "lines-train.arrow")]
@@ -105,7 +120,45 @@ def test_files_of_other_programs_are_found_in_the_folder(tmp_path: Path) -> None
     _write(tmp_path / "data.bin")
     _write(tmp_path / ".hidden/x")
     found = {item.name: item.source for item in _items([start], tmp_path)}
-    assert found == {"data.bin": "http://a/data.bin", "old": "http://a/data.bin"}
+    assert found == {"data.bin": "http://a/data.bin"}, "nobody knows who has written `old`"
+
+
+def test_what_a_program_unpacks_or_names_otherwise_is_found(tmp_path: Path) -> None:
+    words = ["sh", "http://a/set.tgz"]
+    first = _write(tmp_path / "notes.txt").stat().st_ctime - 1
+    _write(tmp_path / "set.tgz")
+    unpacked = [_write(tmp_path / "set" / str(number)) for number in range(3)]
+    found = _items([Event("spawn", first, 1, "", {"words": words})], tmp_path)
+    assert [item.path for item in found if item.needed] == [
+        str(tmp_path / "set.tgz"),
+        *map(str, unpacked),
+    ]
+    assert len(found) == 4
+    (tmp_path / "other").mkdir()
+    mine = _write(tmp_path / "other/mine.bin")
+    words = ["curl", "http://a/get?id=1"]
+    spawn = Event("spawn", first, 1, "", {"words": words})
+    [item] = items([spawn], (), (), mine.parent, ())
+    assert (item.path, item.source, item.needed) == (str(mine), "http://a/get?id=1", True)
+    assert items([spawn], [str(mine)], (), mine.parent, ()) == (), "put back as it was"
+
+
+def test_a_script_that_was_saved_just_before_is_nothing_that_came(tmp_path: Path) -> None:
+    before = _write(tmp_path / "train.py").stat().st_ctime
+    _write(tmp_path / "look.ipynb")
+    _write(tmp_path / "data.bin")
+    start = Event("spawn", before - 1, 1, "", {"words": ["wget", "http://a/data.bin"]})
+    assert [item.name for item in _items([start], tmp_path)] == ["data.bin"]
+
+
+def test_what_counts_visits_is_no_source(tmp_path: Path) -> None:
+    """`datasets` asks for the head of a script of its own, whatever it prepares."""
+    files = [_write(tmp_path / "json/x/dataset_info.json"), _write(tmp_path / "json/x/a.arrow")]
+    count = event("url", url="https://s3.test/datasets/json.py", method="HEAD")
+    [item] = _items([count, *map(new, files)], tmp_path)
+    assert (item.source, item.needed) == ("", False)
+    [item] = _items([count, *map(new, files)], tmp_path, hubs=[tmp_path])
+    assert (item.source, item.needed) == ("", True), "a cache is for what a job needs"
 
 
 def test_a_second_fetch_still_knows_what_the_first_one_brought(tmp_path: Path) -> None:
@@ -117,6 +170,7 @@ def test_a_second_fetch_still_knows_what_the_first_one_brought(tmp_path: Path) -
         Item("changed", "", str(here), 99),
     )
     assert with_earlier((), first) == (first[0], first[1])
+    assert with_earlier((), (replace(first[0], needed=False),)) == (), "told once"
     folder = Item("d", "", str(tmp_path / "d"), 3, 2)
     assert with_earlier((folder,), first) == (first[0], folder), "b is in d"
 
@@ -133,9 +187,3 @@ def test_the_table_has_a_line_for_each_and_a_sum() -> None:
         "  folder    2.0 MB  30 files  /d/folder",
         "  2.0 MB in 31 files",
     ]
-
-
-def test_what_a_second_start_writes_again_is_an_output_and_no_need() -> None:
-    data, config, best = (Item(name, "", f"/p/{name}", 3) for name in ("data", "config", "best"))
-    second = [old("/p/config", "truncate", 3), new("/p/tmp"), rename("/p/tmp", "/p/best")]
-    assert without_outputs([data, config, best], second) == (data,)

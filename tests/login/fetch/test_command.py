@@ -118,7 +118,7 @@ def test_rankup_toml_lists_what_a_project_needs(stage: Stage) -> None:
     assert unmet(config.load(stage.project)) == []
     files[0].unlink()
     (line,) = unmet(config.load(stage.project))
-    assert line.startswith(f"{url}: {files[0]}: No such file")
+    assert (line.what, line.why) == (url, f"{files[0]} is gone")
 
 
 def test_a_project_that_cannot_be_written_to_is_said(stage: Stage) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch import address
 from rankup.login.fetch.download import Downloaded, Patience, download
 from rankup.login.fetch.failed import FetchFailed
 from rankup.login.fetch.lock import Pace
@@ -359,24 +359,39 @@ def test_a_file_in_a_cache_for_reading_only_is_found(web: Web, tmp_path: Path) -
     assert target.parent.stat().st_mtime_ns == before  # not even a lock was made
 
 
-def test_urls_are_shown_without_secrets_and_stay_in_their_folder(tmp_path: Path) -> None:
-    url = "https://me:pw@Data.example.org:8443/a/../../etc/%2e%2e/x y.tar.gz?id=1#frag"
-    assert address.shown(url) == "https://data.example.org:8443/a/../../etc/%2e%2e/x y.tar.gz"
-    assert "pw" not in address.identity(url)
-    assert "id=1" not in address.identity(url)
-    place = address.place(url, tmp_path)
-    assert place.is_relative_to(tmp_path)
-    assert ".." not in place.parts
-    assert place.suffixes == [".tar", ".gz"]
-    assert place != address.place(url.replace("id=1", "id=2"), tmp_path)
-    assert address.to_send(url).endswith("/x%20y.tar.gz?id=1")
-    for odd in ("https://h/", "https://h", "https://h/.hidden", f"https://h/{'ä' * 400}.bin"):
-        name = address.place(odd, tmp_path).name
-        assert name
-        assert not name.startswith(".")
-        assert len(name.encode()) < 200
-    text = "GET https://u:pw@h/a?Signature=abc failed for hf_abcdefghijkl"
-    assert address.redacted(text) == "GET https://h/a failed for hf_..."
+def test_a_file_where_a_folder_has_to_be_is_named(web: Web, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("a file")
+    for deep in ("f/g", "f/g/h"):
+        with pytest.raises(FetchFailed, match=f"{tmp_path}/f is a file; name another place"):
+            _get(web.put("/g", DATA), tmp_path / deep)
+    with pytest.raises(FetchFailed, match="is there and no file"):
+        _get(web.put("/g", DATA), tmp_path)
+
+
+@pytest.mark.parametrize("to", ["https://[evil/", "https://\x1b[2Jevil/\x1b]0;pwn", "http://h:x/"])
+def test_a_redirect_to_no_url_is_an_answer(web: Web, tmp_path: Path, to: str) -> None:
+    web.put("/a", redirect=to)
+    with pytest.raises(FetchFailed, match=f"{web.url('/a')} redirects to no usable URL"):
+        _get(web.url("/a"), tmp_path / "a")
+
+
+@pytest.mark.parametrize("length", ["-5", "many", "4, 4"])
+def test_a_length_that_is_none_is_not_taken_for_an_unknown_one(tmp_path: Path, length: str) -> None:
+    """The file would be whole wherever the connection ends."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(10_000)
+                client.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\ndata".encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/a"
+        with pytest.raises(FetchFailed, match="a length that is no number"):
+            download(url, tmp_path / "a", patience=Patience(pauses=()), say=lambda line: None)
+        thread.join(20)
 
 
 def _basic(who: str) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from rankup.login.fetch.events import Event
-from rankup.login.fetch.explain import Outcome, missing, outcome, users_frames, wanted
+from rankup.login.fetch.explain import Outcome, outcome
+from rankup.login.fetch.frames import users_frames
 
 from .handmade import LIMITS, ended, event, url
 
@@ -73,7 +74,12 @@ def test_limits_say_how_far_it_came_and_what_to_do() -> None:
         ("urllib.error.HTTPError", "HTTP Error 503: Busy", "answered 503", False),
         ("urllib.error.ContentTooShortError", "got only 5 out of 9 bytes", "broke", True),
         ("requests.exceptions.ChunkedEncodingError", "Connection broken", "broke", True),
-        ("urllib.error.URLError", "<urlopen error [Errno 111] refused>", "not reached", True),
+        (
+            "urllib.error.URLError",
+            "<urlopen error [Errno 111] refused>",
+            "no connection to a from here",
+            True,
+        ),
         ("MemoryError", "", "--memory", False),
     ],
 )
@@ -105,7 +111,7 @@ def test_a_script_that_wants_a_gpu_is_told_apart_from_one_that_merely_asks() -> 
 
 
 def test_a_script_that_expects_torchrun_is_recognised() -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURM_PROCID"):
         assert _outcome([_raised("KeyError", f"'{name}'")], code=1).wants_world
     assert not _outcome([_raised("KeyError", "'RANKING'")], code=1).wants_world
 
@@ -122,32 +128,37 @@ def test_frames_are_those_of_the_users_code() -> None:
     assert users_frames(stack) == ["x.py:3 in wait"]
 
 
-def test_what_was_wanted_is_said_once_with_its_last_place() -> None:
-    events = [
-        url("http://a/x", where="t.py:1"),
-        event("connect", host="a", port=80, refused=True, where="t.py:1"),
-        event("connect", host="db.test", port=5432, refused=True, where="t.py:9 in log"),
-        url("http://a/y"),
-        url("http://a/x", where="t.py:4"),
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("int() argument must be a string, not 'NoneType'", "int(os.environ.get('SLURM_PROCID'))"),
+        ("unsupported operand type(s): 'NoneType'", "local = os.getenv('LOCAL_RANK') % 4"),
+    ],
+)
+def test_a_launchers_variable_that_is_missed_as_none_is_recognised(message: str, line: str) -> None:
+    trace = f'  File "/home/ada/train.py", line 3, in <module>\n    {line}\nTypeError: {message}\n'
+    assert _outcome([_raised("TypeError", message, trace)], code=1).wants_world
+    other = trace.replace(line, "len(os.environ.get('MY_DATA'))")
+    assert not _outcome([_raised("TypeError", message, other)], code=1).wants_world
+
+
+def test_native_code_that_aborts_may_lack_memory() -> None:
+    for code in (127, -6):
+        assert "--memory may be too small (1.0 GB now)" in _said([], code=code)
+    assert "--memory" not in _said([], code=-15)
+
+
+def test_where_no_connection_ever_stood_none_broke() -> None:
+    errors = [
+        ("httpx.ConnectError", "[Errno -3] Temporary failure in name resolution"),
+        ("requests.exceptions.ConnectionError", "Max retries exceeded (NewConnectionError)"),
+        ("OSError", "We couldn't connect to 'https://hub' to load the files"),
     ]
-    assert wanted(events) == ["db.test:5432 (t.py:9 in log)", "http://a/y", "http://a/x (t.py:4)"]
+    for kind, message in errors:
+        line = _said([url("https://hub/api"), _raised(kind, message)], code=1)
+        assert "; no connection to hub from here (https://hub/api)" in line
 
 
-def test_a_failed_proof_names_the_error_the_url_and_the_line() -> None:
-    events = [
-        url("http://a/x", where="train.py:8 in load"),
-        _raised("urllib.error.URLError", "<unreachable>"),
-    ]
-    assert missing(events, ended(1), LIMITS) == [
-        "urllib.error.URLError at train.py:8 in load: <unreachable>",
-        "it wanted http://a/x (train.py:8 in load)",
-    ]
-
-
-def test_a_failed_proof_without_a_network_error_says_so() -> None:
-    exists = [_raised("FileExistsError", "[Errno 17] File exists: 'runs'")]
-    assert "does not start twice" in missing(exists, ended(1), LIMITS)[-1]
-    offline = [_raised("OfflineModeIsEnabled", "offline mode is enabled")]
-    assert len(missing(offline, ended(1), LIMITS)) == 1
-    [*_, last] = missing([_raised("KeyError", "'lr'")], ended(1), LIMITS)
-    assert "another way" in last
+def test_a_torch_that_cannot_be_watched_is_named() -> None:
+    end = event("end", code=1, unknown="torch.x, change 2: AttributeError: y")
+    assert "cannot watch this torch (torch.x, change 2: AttributeError: y)" in _said([end], code=1)

@@ -23,7 +23,6 @@ from rankup.login.fetch.named import OnHub
 
 from ...conftest import RunRankup
 from ..hub_server import Hub, Repository
-from ..stage import CACHE_VARIABLES
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
 
@@ -65,11 +64,7 @@ class Project:
 
 
 @pytest.fixture
-def project(
-    tmp_path: Path, hub: Hub, run_rankup: RunRankup, monkeypatch: pytest.MonkeyPatch
-) -> Project:
-    for name in (*CACHE_VARIABLES, "HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
+def project(tmp_path: Path, hub: Hub, run_rankup: RunRankup) -> Project:
     return Project(tmp_path, hub, run_rankup)
 
 

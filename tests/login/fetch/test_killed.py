@@ -137,6 +137,27 @@ def test_after_kill_9_the_next_fetch_puts_the_files_back(
         assert "an earlier fetch" not in again.stderr
 
 
+def test_what_a_job_has_written_since_the_kill_stays(
+    project: Path, environment: dict[str, str], run_rankup: RunRankup
+) -> None:
+    with _going(project, environment) as fetch:
+        [state] = _states(project)
+        fetch.kill()
+        fetch.wait(30)
+    for left in marked(str(state)):
+        left.wait(30)
+    (project / "report.txt").write_text("of a job")
+    later = time.time() + 60
+    os.utime(project / "report.txt", (later, later))
+    (project / "other.py").write_text("print('hello')")
+    done = run_rankup(["fetch", "other.py"], cwd=project, env=environment)
+    assert (project / "report.txt").read_text() == "of a job"
+    assert "report.txt was written since, and stays as it is; the old one is " in done.stderr
+    [old] = project.glob(".report.txt.rankup-*")
+    assert old.read_text() == "of last week"
+    assert (project / "train.log").read_text() == "line"
+
+
 def test_a_second_fetch_in_the_project_waits_for_the_first(
     project: Path, environment: dict[str, str], run_rankup: RunRankup
 ) -> None:

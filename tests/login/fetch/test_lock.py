@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -15,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch import lock
+from rankup.login.fetch import holder, lock
 from rankup.login.fetch.failed import FetchFailed
 from rankup.login.fetch.lock import Holder, Pace
 
-PACE = Pace(renew=0.05, stale=1.0, poll=0.01)
+from .locks import PACE, file_of, left_by_another, quiet
+
 _HOLD = """
 import sys, time
 from pathlib import Path
@@ -41,22 +43,6 @@ for _ in range(int(sys.argv[2])):
         time.sleep(0.002)
         target.write_text(str(count + 1))
 """
-
-
-def _quiet(line: str) -> None:
-    pass
-
-
-def _file(target: Path) -> Path:
-    return target.with_name(f".{target.name}.lock")
-
-
-def _holder(target: Path, **changes: object) -> Path:
-    """A lock file as another process would have left it."""
-    path = _file(target)
-    me = lock._myself()
-    path.write_text(json.dumps({**dataclasses.asdict(me), "token": "other", **changes}))
-    return path
 
 
 def _start(target: Path) -> subprocess.Popen[str]:
@@ -108,7 +94,7 @@ def test_the_lock_of_a_killed_process_of_this_host_is_taken_at_once(tmp_path: Pa
     process = _start(target)
     process.send_signal(signal.SIGKILL)  # not waited for: a zombie has ended, too
     start = time.monotonic()
-    with lock.held(target, _quiet, Pace(renew=5, stale=600, poll=0.01)):
+    with lock.held(target, quiet, Pace(renew=5, stale=600, poll=0.01)):
         assert time.monotonic() - start < 5
     process.communicate(timeout=20)
     assert list(tmp_path.iterdir()) == []
@@ -116,20 +102,20 @@ def test_the_lock_of_a_killed_process_of_this_host_is_taken_at_once(tmp_path: Pa
 
 def test_a_process_number_that_was_given_again_is_not_the_holder(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
-    _holder(target, pid=os.getpid(), start=1)
-    with lock.held(target, _quiet, Pace(stale=600, poll=0.01)):
+    left_by_another(target, pid=os.getpid(), start=1)
+    with lock.held(target, quiet, Pace(stale=600, poll=0.01)):
         pass
 
 
 def test_a_live_holder_is_never_replaced_however_long_it_takes(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
     process = _start(target)
-    path = _file(target)
+    path = file_of(target)
     content = path.read_text()
     entered = threading.Event()
 
     def wait() -> None:
-        with lock.held(target, _quiet, PACE):
+        with lock.held(target, quiet, PACE):
             entered.set()
 
     thread = threading.Thread(target=wait)
@@ -149,13 +135,13 @@ def test_a_lock_of_another_host_is_taken_only_when_it_is_no_longer_renewed(
     tmp_path: Path,
 ) -> None:
     target = tmp_path / "a.bin"
-    path = _holder(target, host="another boot", node="other")
+    path = left_by_another(target, host="another boot", node="other")
     start = time.monotonic()
-    with lock.held(target, _quiet, PACE):
+    with lock.held(target, quiet, PACE):
         assert time.monotonic() - start >= 0.9 * PACE.stale
-    path = _holder(target, host="another boot", node="other")
+    path = left_by_another(target, host="another boot", node="other")
     os.utime(path, (1, 1))
-    with lock.held(target, _quiet, Pace(stale=600, poll=0.01)):
+    with lock.held(target, quiet, Pace(stale=600, poll=0.01)):
         pass
 
 
@@ -164,33 +150,23 @@ def test_the_time_is_the_file_systems_not_this_hosts(
 ) -> None:
     """A clock that is an hour ahead makes nothing stale."""
     target = tmp_path / "a.bin"
-    path = _holder(target, host="another boot")
+    path = left_by_another(target, host="another boot")
     monkeypatch.setattr(time, "time", lambda: path.stat().st_mtime + 3600)
     assert not lock._stale(path, PACE)
     os.utime(path, (path.stat().st_mtime - 2, path.stat().st_mtime - 2))
     assert lock._stale(path, PACE)
 
 
-def test_a_torn_lock_is_somebodys_until_it_is_old(tmp_path: Path) -> None:
-    target = tmp_path / "a.bin"
-    path = _file(target)
-    path.write_text('{"token": "x"')
-    assert not lock._stale(path, PACE)
-    with lock.held(target, _quiet, PACE):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_of_many_that_find_a_lock_stale_one_replaces_it(tmp_path: Path) -> None:
     """At each moment at most one is inside, also in the moment of the removal."""
     for _ in range(10):
         target = tmp_path / "a.bin"
-        os.utime(_holder(target, host="another boot"), (1, 1))
+        os.utime(left_by_another(target, host="another boot"), (1, 1))
         inside: list[int] = []
         most: list[int] = []
 
         def work(inside: list[int] = inside, most: list[int] = most, path: Path = target) -> None:
-            with lock.held(path, _quiet, Pace(0.05, 30.0, 0.001)):
+            with lock.held(path, quiet, Pace(0.05, 30.0, 0.001)):
                 inside.append(1)
                 most.append(len(inside))
                 time.sleep(0.002)
@@ -209,10 +185,10 @@ def test_what_took_the_place_of_a_stale_lock_is_not_removed_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of two that found it stale comes when the first has a lock of its own there."""
-    path = _holder(tmp_path / "a.bin", host="another boot")
+    path = left_by_another(tmp_path / "a.bin", host="another boot")
     old = lock._look(path)
     assert old is not None
-    fresh = json.dumps(dataclasses.asdict(lock._myself()))
+    fresh = json.dumps(dataclasses.asdict(holder.myself()))
     path.write_text(fresh)
     assert not lock._break(path, old[0], PACE)
     assert path.read_text() == fresh
@@ -221,7 +197,7 @@ def test_what_took_the_place_of_a_stale_lock_is_not_removed_with_it(
         path.write_text(fresh)
         return True
 
-    path = _holder(tmp_path / "b.bin", host="another boot")
+    path = left_by_another(tmp_path / "b.bin", host="another boot")
     old = lock._look(path)
     assert old is not None
     monkeypatch.setattr(lock, "_stale", replaced_meanwhile)
@@ -232,11 +208,11 @@ def test_what_took_the_place_of_a_stale_lock_is_not_removed_with_it(
 
 def test_a_removal_that_was_killed_is_removed_itself(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
-    os.utime(_holder(target, host="another boot"), (1, 1))
-    removal = _file(target).with_name(f"{_file(target).name}.removal")
+    os.utime(left_by_another(target, host="another boot"), (1, 1))
+    removal = file_of(target).with_name(f"{file_of(target).name}.removal")
     removal.touch()
     os.utime(removal, (1, 1))
-    with lock.held(target, _quiet, PACE):
+    with lock.held(target, quiet, PACE):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -247,10 +223,10 @@ def test_who_stood_still_for_too_long_writes_no_more(tmp_path: Path) -> None:
     process.send_signal(signal.SIGSTOP)
     try:
         # Of another host it could not be seen that it only stands still.
-        path = _file(target)
+        path = file_of(target)
         words = json.loads(path.read_text())
         path.write_text(json.dumps({**words, "host": "another boot"}))
-        with lock.held(target, _quiet, PACE):
+        with lock.held(target, quiet, PACE):
             mine = path.read_text()
             process.send_signal(signal.SIGCONT)
             process.communicate("\n", timeout=20)
@@ -263,11 +239,11 @@ def test_who_stood_still_for_too_long_writes_no_more(tmp_path: Path) -> None:
 
 def test_check_raises_after_a_loss(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
-    with lock.held(target, _quiet, PACE) as held:
+    with lock.held(target, quiet, PACE) as held:
         held.check()
-        _holder(target)
+        left_by_another(target)
         _until(lambda: _lost(held))
-    assert _file(target).exists()
+    assert file_of(target).exists()
 
 
 def _lost(held: lock.Held) -> bool:
@@ -279,9 +255,36 @@ def _lost(held: lock.Held) -> bool:
 
 
 def test_holders_are_compared_whole() -> None:
-    me = lock._myself()
-    assert me != lock._myself()  # of two locks of one process, too
+    me = holder.myself()
+    assert me != holder.myself()  # of two locks of one process, too
     assert Holder(**json.loads(json.dumps(dataclasses.asdict(me)))) == me
+
+
+def test_who_could_not_renew_a_lock_for_too_long_writes_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system was away: whether another one has taken over cannot be seen."""
+    target = tmp_path / "a.bin"
+    real = lock._look
+
+    def away(path: Path) -> tuple[Holder | None, float] | None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with lock.held(target, quiet, PACE) as held:
+        held.check()
+        monkeypatch.setattr(lock, "_look", away)
+        _until(lambda: _raises(held, "could not be renewed for more than 1 s"))
+        monkeypatch.setattr(lock, "_look", real)
+        _until(lambda: not _raises(held, ""))  # it is back, and nobody had come
+    assert list(tmp_path.iterdir()) == []
+
+
+def _raises(held: lock.Held, words: str) -> bool:
+    try:
+        held.check()
+    except lock.LockLost as lost:
+        return words in str(lost)
+    return False
 
 
 def _until(condition: Callable[[], bool], seconds: float = 20) -> None:

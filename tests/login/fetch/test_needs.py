@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login import record
-from rankup.login.fetch.things import key_of_url
-from rankup.login.needs import unmet
-from rankup.login.record import Item, Record
+from rankup.login import needs, record
+from rankup.login.record import Item, Record, key_of_url
 from rankup.site.config import Config
 from rankup.site.needs import Needs, Url
 
@@ -22,8 +20,13 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def _config(tmp_path: Path, **needs: object) -> Config:
-    return Config(file=tmp_path / "rankup.toml", fetch=Needs(**needs))  # type: ignore[arg-type]
+def _config(tmp_path: Path, **values: object) -> Config:
+    return Config(file=tmp_path / "rankup.toml", fetch=Needs(**values))  # type: ignore[arg-type]
+
+
+def unmet(config: Config) -> list[str]:
+    """The lines of what is not there."""
+    return [str(one) for one in needs.unmet(config)]
 
 
 def _record(key: str, file: Path, **changes: object) -> Record:
@@ -53,11 +56,12 @@ def test_what_is_gone_or_has_changed_is_needed_again(tmp_path: Path, file: Path)
     assert unmet(needed) == []
     file.write_bytes(b"abcd")
     assert unmet(needed) == [
-        f"model gpt2: {file}: 4 bytes now, 3 when it was fetched; rankup fetch --model gpt2"
+        f"model gpt2: {file} has 4 bytes now, and had 3 when it was fetched; "
+        "rankup fetch --model gpt2"
     ]
     file.unlink()
     (line,) = unmet(needed)
-    assert "No such file" in line
+    assert f"{file} is gone" in line
 
 
 def test_a_file_of_the_web_counts_for_its_url_place_and_checksum(
@@ -81,14 +85,15 @@ def test_a_file_of_the_web_counts_for_its_url_place_and_checksum(
 def test_a_script_counts_when_it_was_proved_with_just_these_arguments(
     tmp_path: Path, file: Path
 ) -> None:
+    (tmp_path / "train.py").touch()
     needed = _config(tmp_path, scripts=("train.py --name 'two words'",))
     key = record.script_key(tmp_path / "train.py", ("--name", "two words"))
     command = "rankup fetch train.py --name 'two words'"
     assert unmet(needed) == [f"script train.py --name 'two words': not fetched; {command}"]
     record.write(tmp_path, _record(key, file, proof="failed", note="no vocab.txt"))
-    assert "does not work without a network: no vocab.txt" in unmet(needed)[0]
+    assert "train.py did not start without a network (no vocab.txt)" in unmet(needed)[0]
     record.write(tmp_path, _record(key, file, proof="none", note="never trained"))
-    assert "not proved to start without a network (never trained)" in unmet(needed)[0]
+    assert "that it starts without a network was not proved (never trained)" in unmet(needed)[0]
     for proof in ("namespace", "blocked"):
         record.write(tmp_path, _record(key, file, proof=proof))
         assert unmet(needed) == []
@@ -97,4 +102,22 @@ def test_a_script_counts_when_it_was_proved_with_just_these_arguments(
 def test_a_line_that_is_no_command_is_named(tmp_path: Path) -> None:
     for bad in ("train.py 'x", " "):
         (line,) = unmet(_config(tmp_path, scripts=(bad,)))
-        assert "mend fetch.scripts" in line
+        assert line.startswith(f"fetch.scripts[0] in {tmp_path}/rankup.toml: ")
+
+
+def test_a_script_that_is_not_there_is_named_by_its_entry(tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    lines = unmet(_config(tmp_path, scripts=("a.py", "sub/s11.py --x")))
+    assert lines == [
+        "script a.py: not fetched; rankup fetch a.py",
+        f"fetch.scripts[1] in {tmp_path}/rankup.toml: no such file: sub/s11.py; mend it there",
+    ]
+
+
+def test_a_secret_among_the_arguments_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    [line] = unmet(_config(tmp_path, scripts=("a.py --hf-token hunter2 --lr 1",)))
+    assert line == "script a.py --hf-token ... --lr 1: not fetched; rankup fetch"
+    key = record.script_key(tmp_path / "a.py", ("--hf-token", "hunter2"))
+    assert "hunter2" not in key
+    assert key != record.script_key(tmp_path / "a.py", ("--hf-token", "hunter3"))

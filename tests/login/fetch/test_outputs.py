@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankup.login.fetch import said
 from rankup.login.fetch.events import Event
-from rankup.login.fetch.outputs import Undone, lines, plan, undo
+from rankup.login.fetch.outputs import plan
+from rankup.login.fetch.undo import Undone, undo
 
 from .handmade import event, new, old, rename, url
+
+
+def lines(undone: Undone, folder: Path) -> list[str]:
+    return said.lines([undone], folder)
 
 
 def _undo(
@@ -205,3 +212,113 @@ def test_at_most_ten_lines_are_said(tmp_path: Path) -> None:
         file.write_text("xx")
     said = lines(_undo([old(file, "append", 1) for file in files]), tmp_path)
     assert (len(said), said[-1]) == (11, "... and 5 more")
+
+
+def test_a_database_that_was_only_read_keeps_its_inode(tmp_path: Path) -> None:
+    database, kept = tmp_path / "study.db", tmp_path / ".study.db.rankup-1"
+    for path in (database, kept):
+        path.write_text("rows")
+    inode = database.stat().st_ino
+    assert _undo([old(database, "update", 4, kept)]) == Undone()
+    assert (database.stat().st_ino, kept.exists()) == (inode, False)
+    kept.write_text("rows of last week")
+    assert lines(_undo([old(database, "update", 4, kept)]), tmp_path) == [
+        "study.db is as it was before"
+    ]
+
+
+def test_old_files_that_take_each_others_names_get_them_back(tmp_path: Path) -> None:
+    """`os.replace("b", "a")`, and then a link takes the place of a third."""
+    a, b, c = (tmp_path / name for name in "abc")
+    kept_a, kept_c = tmp_path / ".a.rankup-1", tmp_path / ".c.rankup-1"
+    for path, text in ((a, "a"), (b, "b"), (c, "c")):
+        path.write_text(text)
+    events = [
+        event("rename", **{"from": str(b), "to": str(a), "made": False, "backup": str(kept_a)}),
+        event("remove", path=c, backup=str(kept_c), folder=False),
+        event("link", path=c, to="a"),
+    ]
+    os.link(a, kept_a)
+    os.replace(b, a)
+    os.rename(c, kept_c)
+    c.symlink_to("a")
+    _undo(events)
+    assert _tree(tmp_path) == {"a": "a", "b": "b", "c": "c"}
+    assert not c.is_symlink()
+
+
+def test_a_folder_that_was_renamed_away_gets_its_name_back_from_the_new_one(tmp_path: Path) -> None:
+    before, after = tmp_path / "old", tmp_path / "old_1"
+    before.mkdir()
+    (before / "run.txt").write_text("a week")
+    os.rename(before, after)
+    before.mkdir()
+    (before / "new.txt").write_text("new")
+    done = _undo(
+        [rename(before, after, made=False), event("mkdir", path=before), new(before / "new.txt")]
+    )
+    assert _tree(tmp_path) == {"old/run.txt": "a week", "old/new.txt": "new"}
+    assert not done.problems
+    assert done.joined == {str(before / "new.txt")}
+    # It has more than it had, and nobody says otherwise.
+    assert lines(done, tmp_path) == ["old has its old files again"]
+
+
+def test_permissions_come_back_and_an_appended_file_has_its_old_time(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("old and new")
+    log.chmod(0o600)
+    append = Event(
+        "open", 0.0, 1, "", {"path": str(log), "how": "append", "size": 3, "changed": 10**18}
+    )
+    done = _undo([event("chmod", path=log, mode=0o640), append])
+    assert stat.S_IMODE(log.stat().st_mode) == 0o640
+    assert (log.read_text(), log.stat().st_mtime_ns) == ("old", 10**18)
+    assert {one.how for one in done.done} == {"mode", "cut back"}
+
+
+def test_what_another_program_has_taken_comes_back_and_what_it_changed_is_named(
+    tmp_path: Path,
+) -> None:
+    gone, same, cut, folder = (tmp_path / name for name in ("gone", "same", "cut", "folder"))
+    events = []
+    for path in (gone, same, cut):
+        path.write_text("long ago")
+        kept = path.with_name(f".{path.name}.rankup-1")
+        os.link(path, kept)
+        changed = path.stat().st_mtime_ns
+        events.append(event("handed", path=path, backup=str(kept), changed=changed, folder=False))
+    events.append(event("handed", path=folder, backup=None, changed=1, folder=True))
+    gone.unlink()
+    cut.write_text("just now")
+    os.utime(cut, (1, 1))
+    done = _undo(events)
+    assert _tree(tmp_path) == {"gone": "long ago", "same": "long ago", "cut": "just now"}
+    assert sorted(lines(done, tmp_path)) == [
+        "cut was changed by the script, and could not be kept as it was",
+        "folder was removed by a program that the script has started, and cannot be put back",
+        "gone is as it was before",
+    ]
+
+
+def test_of_a_proof_nothing_new_stays_but_in_caches(tmp_path: Path) -> None:
+    mine, cached, link = tmp_path / "runs/2/a", tmp_path / "cache/b", tmp_path / "latest"
+    for path in (mine, cached):
+        path.parent.mkdir(parents=True)
+        path.write_text("x")
+    link.symlink_to("runs/2")
+    (tmp_path / "users").write_text("old, with a new name for now")
+    events = [
+        event("mkdir", path=tmp_path / "runs"),
+        event("mkdir", path=tmp_path / "runs/2"),
+        new(mine),
+        new(cached),
+        event("link", path=link, to="runs/2"),
+        new(tmp_path / "users"),
+        rename(tmp_path / "old", tmp_path / "users", made=False),
+    ]
+    steps = plan(events, (), [tmp_path / "cache"], (), keep_new=False)
+    done = undo(steps)
+    assert _tree(tmp_path) == {"cache/b": "x", "old": "old, with a new name for now"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "old"]
+    assert lines(done, tmp_path)[0] == "old has its old name again"

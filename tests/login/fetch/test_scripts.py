@@ -52,6 +52,8 @@ def test_a_script_that_refuses_to_start_without_a_gpu_is_told_of_one(
     got = stage.fetch(script)
     assert got.code == 0, got.said
     assert got.proved, got.said
+    assert "once more, telling it that there is a GPU" in got.err
+    assert "Traceback" not in got.said, "the second start has shown that it was no error"
     got.item("train.bin")
 
 

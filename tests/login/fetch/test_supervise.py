@@ -111,6 +111,24 @@ def test_descendants_are_ended_also_those_that_left_the_family(tmp_path: Path) -
     assert time.monotonic() - started < 15
 
 
+def test_a_daemon_that_keeps_nothing_of_its_origin_is_ended(tmp_path: Path) -> None:
+    """Its parents are gone, its session is its own, and its environment is empty."""
+    file = tmp_path / "daemon"
+    program = (
+        "import os\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        f"        open({str(file)!r}, 'w').write(str(os.getpid()))\n"
+        "        os.execve('/bin/sleep', ['sleep', '60'], {})\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        f"while not os.path.exists({str(file)!r}) or not open({str(file)!r}).read(): pass\n"
+    )
+    assert _watch(program, tmp_path).why == "exit"
+    assert not psutil.pid_exists(int(file.read_text()))
+
+
 def test_a_child_that_says_it_is_done_gets_a_moment_and_is_ended(tmp_path: Path) -> None:
     ended = _watch("import time; time.sleep(60)", tmp_path, look=lambda: True)
     assert (ended.why, ended.seconds < 15) == ("stopped", True)

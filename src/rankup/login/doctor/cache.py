@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ...base.findings import Finding
 from ...site import places
-from ...site.caches import Cache, Caches
+from ...site.caches import ROOT_VARIABLE, Cache, Caches
 from ...site.profile import Profile
 from . import codes
 
 # A job reads these; the others are for building, or are made anew on every node.
-_READ_IN_JOBS = ("HF_HOME", "TORCH_HOME", "FASTAI_HOME")
+_READ_IN_JOBS = ("HF_HOME", "TORCH_HOME", "FASTAI_HOME", ROOT_VARIABLE)
 _SAID_BY = {
     "environment": "set in your environment",
     "site": "rankup sets it, here and in jobs",
@@ -23,13 +23,15 @@ _SAID_BY = {
 
 def check_caches(profile: Profile, caches: Caches, home: Path) -> list[Finding]:
     """Each cache with where it is and who says so; a line for all that are alike."""
-    unseen = [one for one in caches.entries if _unseen(profile, one)]
+    own = Cache("rankup", ROOT_VARIABLE, caches.own, "default" if caches.root is None else "site")
+    entries = (*caches.entries, own)
+    unseen = [one for one in entries if _unseen(profile, one)]
     at_home = [
         one
-        for one in caches.entries
+        for one in entries
         if one not in unseen and profile.name != "local" and _below(one.path, home)
     ]
-    fine = [one for one in caches.entries if one not in unseen and one not in at_home]
+    fine = [one for one in entries if one not in unseen and one not in at_home]
     found = []
     for said_by in _SAID_BY:
         some = [one for one in unseen if one.said_by == said_by]

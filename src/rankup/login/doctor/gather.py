@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.findings import Finding
+from ...site import places
 from .. import record
 from . import (
     builds,
@@ -123,14 +124,17 @@ def _quota(facts: Facts) -> list[Finding]:
 
 
 def _mounted(facts: Facts) -> list[Finding]:
+    profile = facts.machine.answer().profile
     needed = [
         one
         for one in facts.folders()
-        if one.name in ("this folder", "caches")
+        if one.name == "this folder"
+        # Caches that are not mounted are a finding of `cache.check_caches`.
+        or (one.name == "caches" and places.mounted(profile, one.path) is not False)
         or (one.name == "runs" and not one.path.is_relative_to(facts.here))
     ]
     needed.append(space.Folder("Python", facts.python.prefix))
-    return space.check_mounted(facts.machine.answer().profile, needed)
+    return space.check_mounted(profile, needed)
 
 
 def _caches(facts: Facts) -> list[Finding]:
@@ -143,8 +147,8 @@ def _purge(facts: Facts) -> list[Finding]:
     if scratch is None or days is None:
         return []
     fetched = [Path(item.path) for one in record.read(facts.project) for item in one.items]
-    places = [*fetched, facts.config.runs, facts.caches().own]
-    found = purge.sample(places, scratch, facts.clock, purge.today())
+    written = [*fetched, facts.config.runs, facts.caches().own]
+    found = purge.sample(written, scratch, facts.clock, purge.today())
     return purge.check_purge(found, scratch, days)
 
 
@@ -195,12 +199,12 @@ def _queue_has_gpus(facts: Facts) -> bool:
 
 
 def _needs(facts: Facts) -> list[Finding]:
-    if not facts.config.fetch:
-        return []
+    from ..killed import killed
     from ..needs import unmet
-    from .script import check_needs
+    from .script import check_killed, check_needs
 
-    return check_needs(unmet(facts.config))
+    listed = check_needs(unmet(facts.config)) if facts.config.fetch else []
+    return [*listed, *check_killed(killed(facts.project))]
 
 
 CHECKS: tuple[Check, ...] = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.findings import Finding
-from .. import record
+from .. import killed, record
 from . import codes, script, space
 from .facts import Facts
 from .gather import Check
@@ -59,4 +59,11 @@ def _data(path: Path, args: tuple[str, ...], facts: Facts) -> list[Finding]:
         return []
     profile = facts.machine.answer().profile
     fetched = record.of_script(facts.project, path, args)
-    return script.check_data(path, profile, facts.internet(), fetched, downloads)
+    command = script.Command(path, args)
+    beside = [
+        one for folder in record.folders(facts.project, path)[1:] for one in killed.killed(folder)
+    ]
+    return [
+        *script.check_data(command, profile, facts.internet(), fetched, downloads),
+        *script.check_killed(beside),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from ...base.errors import nearest
@@ -86,17 +87,24 @@ def check_partitions(
 
 
 def check_differences(profile: Profile, partitions: Mapping[str, Partition]) -> list[Finding]:
-    """Where the profile does not say what Slurm says."""
-    return [
+    """Where the profile does not say what Slurm says; partitions that are gone in one line."""
+    todo = "Slurm's word is taken; say it in rankup.toml, [site], and please report it"
+    gone = [name for name in profile.partitions if name not in partitions]
+    there = {name: said for name, said in profile.partitions.items() if name in partitions}
+    found = [
         Finding(
             codes.DIFFERENCE,
             "warning",
             "profile",
             difference,
-            "Slurm's word is taken; say it in rankup.toml, [site], and please report it",
+            todo,
         )
-        for difference in differences(profile, partitions)
+        for difference in differences(replace(profile, partitions=there), partitions)
     ]
+    if gone:
+        message = f"not on this machine, and in the profile: {some(gone, 12)}"
+        found.append(Finding(codes.DIFFERENCE, "warning", "profile", message, todo))
+    return found
 
 
 def check_account(

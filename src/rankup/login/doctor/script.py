@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import shlex
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import all_suffixes
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ...base.findings import Finding
+from ...base.urls import public
 from ...site.profile import Profile
+from .. import words
+from ..killed import Killed
+from ..needs import Unmet
 from ..reading import Download, Import
 from ..record import Record
 from . import codes
@@ -49,6 +53,19 @@ _PACKAGES = {
 }
 
 
+@dataclass(frozen=True)
+class Command:
+    """A script with its arguments, as they were typed."""
+
+    script: Path
+    args: tuple[str, ...] = ()
+
+    @property
+    def fetch(self) -> str:
+        """What fetches for it."""
+        return words.command(["rankup", "fetch", str(self.script), *self.args])
+
+
 def package_of(module: str) -> str:
     """The name that pip knows a module's package by, as far as can be told."""
     top = module.partition(".")[0]
@@ -62,12 +79,21 @@ def is_here(module: str, folder: Path) -> bool:
         return False
     if top in sys.stdlib_module_names or top == "__main__":
         return True
-    if (folder / f"{top}.py").exists() or (folder / top).is_dir():
+    files = [f"{top}/__init__.py", *(f"{top}{suffix}" for suffix in all_suffixes())]
+    if any((folder / name).exists() for name in files):
         return True
     try:
-        return importlib.util.find_spec(top) is not None
+        spec = importlib.util.find_spec(top)
     except (ImportError, ValueError, AttributeError):  # a loader of somebody's that does not know
         return False
+    if spec is None or spec.origin is not None:
+        return spec is not None
+    # Folders without an __init__.py. `wandb/` beside the script is what wandb writes there, no
+    # package; one with modules that the script imports is no import from elsewhere, see `reading`.
+    beside = {folder.resolve(), Path.cwd()}
+    return any(
+        Path(one).resolve().parent not in beside for one in spec.submodule_search_locations or ()
+    )
 
 
 def check_imports(
@@ -99,7 +125,7 @@ def check_imports(
 
 
 def check_data(
-    script: Path,
+    command: Command,
     profile: Profile,
     internet: bool | None,
     fetched: tuple[Record | None, bool],
@@ -112,47 +138,43 @@ def check_data(
         fetched: the script's record, and whether it is of these arguments (`record.of_script`).
         downloads: what reading the script has found.
     """
-    again = shlex.join(["rankup", "fetch", str(script)])
+    again, name = command.fetch, command.script.name
     found, exact = fetched
     if found is None:
-        return _never_fetched(script, profile, internet, downloads)
-    if missing := found.missing():
-        message = f"fetched on {found.at}, and missing now: {some(missing)}"
-        return [Finding(codes.DATA, "error", script.name, message, again)]
-    if found.proof == "failed":
-        note = f": {found.note}" if found.note else ""
-        message = f"without a network it did not start{note}"
-        return [Finding(codes.DATA, "error", script.name, message, again)]
-    items = f"{len(found.items)} items fetched on {found.at} are there"
+        return _never_fetched(command, profile, internet, downloads)
+    if faults := found.faults():
+        message = f"fetched on {found.at}, and now: {some(faults)}"
+        return [Finding(codes.DATA, "error", name, message, again)]
+    count = len(found.needed)
+    items = f"{count} items fetched on {found.at} are there"
+    if count == 1:
+        items = f"1 item fetched on {found.at} is there"
+    if not count:
+        items = f"fetched on {found.at}, and it brought nothing"
+    if doubts := found.doubts():
+        return [Finding(codes.DATA, "warning", name, f"{items}; {some(doubts)}", again)]
     if not exact:
         message = f"{items}; that was with other arguments"
-        todo = f"{again} with these, where they ask for other data"
-        return [Finding(codes.DATA, "warning", script.name, message, todo)]
-    if found.proof == "none":
-        why = f" ({found.note})" if found.note else ""
-        message = f"{items}; that they are enough was not proved{why}"
-        return [Finding(codes.DATA, "warning", script.name, message, f"{again} --only-proof")]
+        todo = f"{again} where these ask for other data"
+        return [Finding(codes.DATA, "warning", name, message, todo)]
     how = "in a network namespace" if found.proof == "namespace" else "with blocked sockets"
-    message = f"{items}; it started without a network ({how})"
-    return [Finding(codes.DATA, "ok", script.name, message)]
+    return [Finding(codes.DATA, "ok", name, f"{items}; it started without a network ({how})")]
 
 
-def check_needs(unmet: Sequence[str]) -> list[Finding]:
-    """What `[fetch]` of rankup.toml lists and is not there.
-
-    Args:
-        unmet: `WHAT: WHY; WHAT TO DO`, a line for each thing, see `login.needs`.
-    """
+def check_needs(unmet: Sequence[Unmet]) -> list[Finding]:
+    """What `[fetch]` of rankup.toml lists and is not there; `rankup run` refuses without it."""
     if not unmet:
         message = "all that rankup.toml lists is there"
         return [Finding(codes.NEEDS, "ok", "[fetch]", message)]
-    found = []
-    for line in unmet:
-        # The line ends with what to do about it.
-        why, _, todo = line.rpartition("; ")
-        message, todo = (why, todo) if why else (line, "rankup fetch")
-        found.append(Finding(codes.NEEDS, "warning", "[fetch]", message, todo))
-    return found
+    return [
+        Finding(codes.NEEDS, "error", "[fetch]", f"{one.what}: {one.why}", one.todo)
+        for one in unmet
+    ]
+
+
+def check_killed(killed: Iterable[Killed]) -> list[Finding]:
+    """Fetches that were killed and whose scripts' files are not yet as they were."""
+    return [Finding(codes.DATA, "warning", ".rankup", one.what, one.todo) for one in killed]
 
 
 def unreadable(script: Path) -> str:
@@ -182,8 +204,9 @@ def _missing(script: Path, top: str, one: Import) -> Finding:
 
 
 def _never_fetched(
-    script: Path, profile: Profile, internet: bool | None, downloads: Sequence[Download]
+    command: Command, profile: Profile, internet: bool | None, downloads: Sequence[Download]
 ) -> list[Finding]:
+    script = command.script
     if not downloads:
         message = "reading it finds nothing that it downloads"
         return [Finding(codes.DATA, "ok", script.name, message)]
@@ -204,17 +227,11 @@ def _never_fetched(
             "warning",
             script.name,
             f"it downloads, was never fetched, and {nodes} ({calls})",
-            shlex.join(["rankup", "fetch", str(script)]) + ", with its arguments",
+            command.fetch + ("" if command.args else ", with its arguments"),
         )
     ]
 
 
 def _shown(name: str | None) -> str:
     """A name; of a URL neither user, password nor query, which may be secret."""
-    if name is None or "://" not in name:
-        return name or ""
-    try:
-        parts = urlsplit(name)
-        return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
-    except ValueError:  # brackets that do not match
-        return "a URL"
+    return public(name) if name and "://" in name else name or ""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...base.findings import Finding
 from ...site.profile import Profile
+from ..torch_module import REQUIREMENT, brings_torch, loaded
 from . import codes
 from .builds import Build, Builds
 
@@ -16,7 +17,6 @@ from .builds import Build, Builds
 _OLDEST = (2, 7)
 _RANKUP = (2, 8)
 _MOST_BYTES = 64 * 1024
-_MODULE = re.compile(r"(?<![\w.-])(pytorch(?:-lightning)?|torchvision|torchaudio)(?![\w-])", re.I)
 _REQUIRED = re.compile(r"torch(?:\[[\w,\s-]*\])?\s*(?:[=<>!~;@#\s].*)?", re.IGNORECASE)
 _BELOW = re.compile(r"(==|~=|<=|<|===)\s*(\d+)(?:\.(\d+))?")
 
@@ -58,9 +58,10 @@ def read_files(folders: Sequence[Path]) -> Files:
         OSError: one is there and cannot be read.
     """
     modules = [
-        (file, number, names[0])
+        (file, number, name)
         for file, number, text in _entries(folders, "modules.sh")
-        if (names := _MODULE.findall(text))
+        for name in loaded(text)
+        if brings_torch(name)
     ]
     requirements = [
         entry for entry in _entries(folders, "requirements.txt") if _REQUIRED.fullmatch(entry[2])
@@ -93,7 +94,7 @@ def _version(builds: Builds) -> list[Finding]:
     build = builds.all[0]
     if build.problem:
         message = f"{build.folder}: {build.problem}, so it cannot be imported"
-        todo = "install it anew: pip install --force-reinstall 'torch>=2.8'"
+        todo = f"install it anew: pip install --force-reinstall '{REQUIREMENT}'"
         return [Finding(codes.TORCH, "error", "torch", message, todo)]
     number = _number(build.version)
     message = f"{build.version} in {build.folder}"
@@ -103,14 +104,14 @@ def _version(builds: Builds) -> list[Finding]:
                 codes.TORCH,
                 "error",
                 "torch",
-                f"{message} is too old for FSDP2",
-                "remove the module (PyTorch in modules.sh), ask for >= 2.7: torch>=2.7 in "
-                "requirements.txt",
+                f"{message} is too old for FSDP2, which wants 2.7",
+                "remove the module (PyTorch in modules.sh), and ask for a newer one: "
+                f"{REQUIREMENT} in requirements.txt",
             )
         ]
     if number is not None and number < _RANKUP:
         message += "; recipes of rankup want 2.8 or newer"
-        return [Finding(codes.TORCH, "warning", "torch", message, "pip install 'torch>=2.8'")]
+        return [Finding(codes.TORCH, "warning", "torch", message, f"pip install '{REQUIREMENT}'")]
     return [Finding(codes.TORCH, "ok", "torch", message)]
 
 
@@ -129,8 +130,8 @@ def _old_requirements(files: Files, project: Path) -> list[Finding]:
                     codes.TORCH,
                     "error",
                     _place(file, line, project),
-                    f"{text!r} is too old for FSDP2",
-                    "ask for >= 2.7: torch>=2.7, and see that modules.sh loads no PyTorch",
+                    f"{text!r} is too old for FSDP2, which wants 2.7",
+                    f"ask for {REQUIREMENT}, and see that modules.sh loads no PyTorch",
                 )
             )
     return found
@@ -181,7 +182,8 @@ def _twice_in_files(files: Files, project: Path) -> list[Finding]:
             "warning",
             _place(other, number, project),
             f"{text!r}, and the module {name} ({_place(file, line, project)}) brings one, too",
-            f"take one out: {name} of {file.name} and keep torch>=2.7, or torch of {other.name}",
+            f"take one out: {name} of {file.name} and ask for {REQUIREMENT}, or torch of "
+            f"{other.name}",
         )
     ]
 

@@ -48,20 +48,20 @@ def lock(folder: str | None) -> int:
     path = where.existing(folder)
     with _explained(path):
         _write_files(path, None)
-        own = wheel.put(path / "wheels")
-    code = setup(path, "lock")
-    if code == 0:  # else the old lock still names the old wheel
-        wheel.drop_others(own)
-    return code
+        wheel.put(path / "wheels")
+    return setup(path, "lock")
 
 
 def _take_wheel(path: Path) -> str:
-    """Put rankup's wheel there, unless a lock names the one that is; a note in that case."""
+    """Put rankup's wheel there, unless a lock names the one that is; a note in that case.
+
+    Older ones are removed by setup.sh, within its lock: another process may be installing one.
+    """
     lock = path / "requirements.lock"
     named = wheel.named_by(lock.read_text(errors="replace"), path) if lock.is_file() else None
     name, _ = wheel.build()
     if named is None or named.name == name:
-        wheel.drop_others(wheel.put(path / "wheels"))
+        wheel.put(path / "wheels")
         return ""
     return (
         f"requirements.lock names {named.name}, which stays; this rankup is {name}: "
@@ -88,7 +88,13 @@ def _write_files(path: Path, kind: str | None) -> None:
         raise UserError(
             f"{path / 'config.sh'} says ENV_KIND={said}, and --kind {kind}; change it there"
         )
-    start = texts.users(plan.make(path, next((one for one in KINDS if one == kind), said)))
+    wanted = plan.make(path, next((one for one in KINDS if one == kind), said))
+    if wanted.modules and wanted.kind == "wheels" and not kind and not said:
+        print(
+            f"note: {wanted.title} has modules, and there is no `module` command here: this "
+            "environment is of wheels. In a shell that has one, --kind modules makes the other"
+        )
+    start = texts.users(wanted)
     path.mkdir(parents=True, exist_ok=True)
     for name, text in start.items():
         if not (path / name).exists():

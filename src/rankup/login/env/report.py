@@ -15,7 +15,8 @@ from typing import Any
 
 from ...base.findings import Finding, as_json, exit_code, show
 from ...base.text import clean
-from . import state, where
+from ..torch_module import REQUIREMENT
+from . import codes, state, where
 from .state import State
 
 _INSIDE = Path(__file__).with_name("inside.py")
@@ -53,21 +54,21 @@ def findings(folder: Path) -> Iterator[Finding]:
 def _made(folder: Path, stamps: State, again: str) -> Finding:
     venv = folder / "venv"
     if not venv.is_dir():
-        return Finding("RK540", "error", "venv", f"{venv} is not there", again)
+        return Finding(codes.FINISHED, "error", "venv", f"{venv} is not there", again)
     if not stamps.made or not stamps.installed:
-        return Finding("RK540", "error", "venv", f"{venv} is not finished", again)
+        return Finding(codes.FINISHED, "error", "venv", f"{venv} is not finished", again)
     if why := state.elsewhere(folder, stamps.made):
-        return Finding("RK541", "error", "venv", clean(f"{venv}: {why}"), again)
+        return Finding(codes.WORKS, "error", "venv", clean(f"{venv}: {why}"), again)
     made = clean(f"{stamps.kind}, Python {stamps.made.get('python', '')}")
-    return Finding("RK540", "ok", "venv", made)
+    return Finding(codes.FINISHED, "ok", "venv", made)
 
 
 def _age(folder: Path, stamps: State, again: str) -> Finding:
     names = state.changed(folder, stamps)
     if names:
         what = " and ".join(names)
-        return Finding("RK542", "warning", "files", f"{what} changed since it was made", again)
-    return Finding("RK542", "ok", "files", "nothing has changed since it was made")
+        return Finding(codes.AGE, "warning", "files", f"{what} changed since it was made", again)
+    return Finding(codes.AGE, "ok", "files", "nothing has changed since it was made")
 
 
 def _lock(folder: Path, stamps: State) -> Iterator[Finding]:
@@ -75,10 +76,10 @@ def _lock(folder: Path, stamps: State) -> Iterator[Finding]:
     if header is None:
         return
     if header.get("requirements") == state.digest(folder):
-        yield Finding("RK543", "ok", "lock", "requirements.lock fits requirements.txt")
+        yield Finding(codes.LOCK, "ok", "lock", "requirements.lock fits requirements.txt")
         return
     yield Finding(
-        "RK543",
+        codes.LOCK,
         "error",
         "lock",
         "requirements.lock was made from another requirements.txt",
@@ -90,23 +91,25 @@ def _inside(folder: Path, stamps: State, again: str) -> Iterator[Finding]:
     """What only the environment's Python, with its modules, can say."""
     found, why = _ask(folder)
     if found is None:
-        yield Finding("RK541", "error", "activate.sh", clean(why), again)
+        yield Finding(codes.WORKS, "error", "activate.sh", clean(why), again)
         return
     lines = [clean(line) for line in found["conflicts"]]
     for line in lines:
         todo = "ask for versions that go together in requirements.txt, then: " + again
-        yield Finding("RK544", "warning", "packages", line, todo)
+        yield Finding(codes.CONFLICTS, "warning", "packages", line, todo)
     if not lines:
-        yield Finding("RK544", "ok", "packages", "pip finds no conflicts")
+        yield Finding(codes.CONFLICTS, "ok", "packages", "pip finds no conflicts")
     yield from _torch(folder, stamps, found["torch"])
     missing = [one for one in found["requirements"] if not one["fits"]]
     for one in missing:
         has = f"{one['found']} is there" if one["found"] else "it is not installed"
         text = clean(f"requirements.txt asks for {one['text']}: {has}")
-        yield Finding("RK546", "error", "requirements", text, again)
+        yield Finding(codes.REQUIREMENTS, "error", "requirements", text, again)
     if not missing:
         count = len(found["requirements"])
-        yield Finding("RK546", "ok", "requirements", f"{count} asked for by name, all there")
+        yield Finding(
+            codes.REQUIREMENTS, "ok", "requirements", f"{count} asked for by name, all there"
+        )
 
 
 def _torch(folder: Path, stamps: State, found: list[Mapping[str, str]]) -> Iterator[Finding]:
@@ -115,19 +118,19 @@ def _torch(folder: Path, stamps: State, found: list[Mapping[str, str]]) -> Itera
     others = [one for one in found if one not in own]
     if stamps.kind == "modules" and own and others:
         yield Finding(
-            "RK545",
+            codes.TORCH,
             "warning",
             "torch",
             clean(
                 f"twice: {own[0]['version']} in venv/, {others[0]['version']} from a module "
                 f"({others[0]['folder']}); the first is imported"
             ),
-            "take PyTorch and torchvision out of modules.sh and ask for torch>=2.8 in "
+            f"take PyTorch and torchvision out of modules.sh and ask for {REQUIREMENT} in "
             "requirements.txt, or take torch out of requirements.txt",
         )
     elif found:
         source = "venv/" if own else "a module"
-        yield Finding("RK545", "ok", "torch", clean(f"{found[0]['version']} from {source}"))
+        yield Finding(codes.TORCH, "ok", "torch", clean(f"{found[0]['version']} from {source}"))
 
 
 def _ask(folder: Path) -> tuple[dict[str, Any] | None, str]:

@@ -102,7 +102,9 @@ def requirement_files(path: Path, depth: int = 0) -> Iterator[Path]:
         return
     for line in _bytes(path).split(b"\n"):
         if (match := _NAMES_A_FILE.match(line)) and b"://" not in match[1]:
-            yield from requirement_files(path.parent / os.fsdecode(match[1]), depth + 1)
+            # bash drops null bytes.
+            name = os.fsdecode(match[1].replace(b"\0", b""))
+            yield from requirement_files(path.parent / name, depth + 1)
 
 
 def lock_header(folder: Path) -> Mapping[str, str] | None:
@@ -121,11 +123,17 @@ def _stamp(path: Path) -> dict[str, str]:
 
 
 def _sum(path: Path) -> str:
-    return hashlib.sha256(_bytes(path)).hexdigest() if path.is_file() else NONE
+    return hashlib.sha256(_bytes(path)).hexdigest() if _readable(path) else NONE
 
 
 def _bytes(path: Path) -> bytes:
+    """Its content; nothing of what is no file, or cannot be read."""
     try:
-        return path.read_bytes()
+        return path.read_bytes() if _readable(path) else b""
     except OSError:
         return b""
+
+
+def _readable(path: Path) -> bool:
+    """Whether it is a file, as `-f` and `-r` of bash; a pipe would be waited for."""
+    return os.path.isfile(path) and os.access(path, os.R_OK)

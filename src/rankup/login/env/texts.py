@@ -15,13 +15,12 @@ from importlib import resources
 from typing import Literal
 
 from ...base.errors import UserError
+from ..torch_module import REQUIREMENT, brings_torch
 
 Kind = Literal["modules", "wheels"]
 KINDS: tuple[Kind, ...] = ("modules", "wheels")
 _HEADER = "# From rankup, which replaces this file as long as nobody has changed it. sha256 "
 _START = re.compile(rf"#!/bin/bash\n{_HEADER}([0-9a-f]{{64}})\n")
-# PyTorch as a module of JSC (PyTorch), NERSC (pytorch), elsewhere also PyTorch-bundle and the like.
-_TORCH_MODULE = re.compile(r"(py)?torch(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -127,13 +126,13 @@ def _requirements(plan: Plan) -> str:
         "",
     ]
     if plan.kind == "wheels":
-        lines.append("torch>=2.8")
-    elif any(_TORCH_MODULE.match(one) for one in plan.modules):
+        lines.append(REQUIREMENT)
+    elif any(brings_torch(one) for one in plan.modules):
         lines += [
             "# torch comes from modules.sh. Do not name it here as well: two builds of it in one",
             "# environment do not fit together. For a newer one take PyTorch and torchvision out",
-            "# of modules.sh, and write here: torch>=2.8",
+            f"# of modules.sh, and write here: {REQUIREMENT}",
         ]
     else:
-        lines += ["# modules.sh loads no PyTorch, so that it comes from here.", "torch>=2.8"]
+        lines += ["# modules.sh loads no PyTorch, so that it comes from here.", REQUIREMENT]
     return "\n".join(lines) + "\n"

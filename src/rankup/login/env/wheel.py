@@ -10,10 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
 import re
 import sys
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -99,7 +101,7 @@ def build(package: Path = _PACKAGE) -> tuple[str, bytes]:
 
 
 def put(folder: Path) -> Path:
-    """Put the wheel of the rankup that runs into `folder`; its path.
+    """Put the wheel of the rankup that runs into `folder`, as the newest there; its path.
 
     Raises:
         OSError: it could not be written.
@@ -109,22 +111,29 @@ def put(folder: Path) -> Path:
     path = folder / name
     if not path.is_file() or path.read_bytes() != data:
         write_atomic(path, data)
+    elif any(_written(other) > _written(path) for other in _wheels(folder)):
+        os.utime(path)
     return path
 
 
 def named_by(lock: str, environment: Path) -> Path | None:
     """The wheel of rankup in `wheels/` of an environment that the text of its lock names."""
-    for path in sorted((environment / "wheels").glob(f"{_NAME}-*.whl")):
-        if f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" in lock:
-            return path
+    for path in _wheels(environment / "wheels"):
+        with suppress(FileNotFoundError):  # another process has just replaced it
+            if f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" in lock:
+                return path
     return None
 
 
-def drop_others(path: Path) -> None:
-    """Remove the other wheels of rankup beside this one."""
-    for other in path.parent.glob(f"{_NAME}-*.whl"):
-        if other != path:
-            other.unlink(missing_ok=True)
+def _wheels(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{_NAME}-*.whl"))
+
+
+def _written(path: Path) -> int:
+    """When, in ns; 0 where it is gone."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+    return 0
 
 
 def _of_project(said: Mapping[str, object]) -> Facts:

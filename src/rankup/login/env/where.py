@@ -11,6 +11,8 @@ from ...base.errors import UserError
 from ...base.files import user_path
 
 DEFAULT = "env"
+# As in parts/setup.sh.
+_IMPOSSIBLE = frozenset(':$`"\\')
 
 
 def named(folder: str | None) -> Path:
@@ -20,10 +22,10 @@ def named(folder: str | None) -> Path:
         UserError: it cannot be the folder of an environment.
     """
     path = Path(os.path.abspath(user_path(DEFAULT if folder is None else folder, "FOLDER")))
-    if ":" in str(path) or not str(path).isprintable():
+    if _IMPOSSIBLE.intersection(str(path)) or not str(path).isprintable():
         raise UserError(
-            f"{str(path)!r}: a ':' or a control character in the path cannot stand in PATH; "
-            "name another folder"
+            f"{str(path)!r}: the path has a ':', which cannot stand in PATH, or one of $ ` \" \\ "
+            "or a control character, which venv's own activate would run; name another folder"
         )
     return path
 

@@ -1,15 +1,15 @@
-"""URLs: what may be shown of one, what only the request may have, and a file name for it."""
+"""URLs as requests have them, and a file name for each."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
-from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, unquote_to_bytes, urlsplit, urlunsplit
 
+from ...base import urls
 from ...base.errors import UserError
 
-_LONGEST_NAME = 180  # bytes; a file system takes 255, and `.part.json` or a lock's name follow
+_LONGEST_NAME = 170  # bytes; a file system takes 255, and digests, `.part.json` or a lock's follow
 
 
 def parse(url: str) -> SplitResult:
@@ -18,20 +18,10 @@ def parse(url: str) -> SplitResult:
     Raises:
         UserError: it is none; neither its query nor its credentials are in the message.
     """
-    what = "a URL that starts with http:// or https:// and names a host"
-    try:
-        parts = urlsplit(url.strip())
-        parts.port  # noqa: B018 - a bad one raises here
-    except ValueError:
-        raise UserError(f"--url: this is not {what}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable():
-        raise UserError(f"--url {_safe(parts)!r} is not {what}")
+    parts = urls.web_parts(url)
+    if parts is None:
+        raise UserError(f"--url {urls.public(url)!r} is not {urls.WEB}")
     return parts
-
-
-def shown(url: str) -> str:
-    """The URL without user, password, query and fragment."""
-    return _safe(urlsplit(url.strip()))
 
 
 def credentials(url: str) -> tuple[str, str] | None:
@@ -45,62 +35,54 @@ def credentials(url: str) -> tuple[str, str] | None:
 def to_send(url: str) -> str:
     """The URL as it is requested: no credentials, no fragment, and only characters HTTP takes."""
     parts = parse(url)
-    host = _host(parts)
+    host = urls.host_of(parts)
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
     query = quote(parts.query, safe="/%:@!$&'()*+,;=~?[]")
     return urlunsplit((parts.scheme, host.encode("idna").decode(), path, query, ""))
 
 
-def identity(url: str) -> str:
-    """What tells this URL from others, without telling its query: `shown`, and a digest of it."""
-    query = urlsplit(url.strip()).query
-    return shown(url) + (f"#{_digest(query)}" if query else "")
-
-
 def place(url: str, folder: Path) -> Path:
-    """Where a file of the web lies below `folder`: `<host>/<path>`, never outside of it."""
+    """Where a file of the web lies below `folder`: `<host>/<path>`, never outside of it.
+
+    Two URLs share no place, but where they differ in user, password or fragment alone. What a name
+    does not show, since no file could have it or it may be secret, a digest in the name stands for.
+    """
     parts = parse(url)
-    words = [word for word in unquote(parts.path).split("/") if word not in ("", ".", "..")]
-    names = [_name(word) for word in (_host(parts), *words)]
-    if parts.path.endswith("/") or not words:
+    path = parts.path.partition(";")[0]
+    segments = [_decoded(raw) for raw in path.split("/")[1:]]
+    words = [word for word in segments if word not in ("", ".", "..")]
+    names = [_host(parts), *map(_name, words)]
+    listing = path.endswith("/") or not words
+    if listing:
         names.append("index")
-    if parts.query:
-        # The query says which file it is (`?id=1`), and may hold a token.
-        stem, dot, suffix = names[-1].partition(".")
-        names[-1] = f"{stem}-{_digest(parts.query)}{dot}{suffix}"
+    unseen = urls.hidden(url)  # it says which file it is (`?id=1`), and may hold a token
+    if listing or segments != words:
+        unseen += f" {path}"
+    if unseen:
+        names[-1] = _with_digest(names[-1], unseen)
     return folder.joinpath(*names)
+
+
+def _host(parts: SplitResult) -> str:
+    """`host`, `host+port`; with http `http+host`: no host has a plus in its name."""
+    words = ("" if parts.scheme == "https" else parts.scheme, parts.hostname, parts.port)
+    return _name("+".join(str(word) for word in words if word))
+
+
+def _decoded(segment: str) -> str:
+    return unquote_to_bytes(segment).decode(errors="surrogateescape")
 
 
 def _name(word: str) -> str:
     name = re.sub(r"[^\w.+=,@~-]", "_", word)
     if name.startswith("."):  # our own files beside it are hidden ones
         name = f"_{name[1:]}"
-    if len(name.encode()) <= _LONGEST_NAME:
-        return name
-    kept = name.encode()[: _LONGEST_NAME - 9].decode(errors="ignore")
-    return f"{kept}-{_digest(name)}"
+    if len(name.encode()) > _LONGEST_NAME:
+        kept = name.encode()[: _LONGEST_NAME - 9].decode(errors="ignore")
+        return f"{kept}-{urls.digest(word)}"
+    return name if name == word else _with_digest(name, word)
 
 
-def _safe(parts: SplitResult) -> str:
-    try:
-        return urlunsplit((parts.scheme, _host(parts), parts.path, "", ""))
-    except ValueError:
-        return f"{parts.scheme}://..."
-
-
-def _host(parts: SplitResult) -> str:
-    name = parts.hostname or ""
-    if ":" in name:  # IPv6
-        name = f"[{name}]"
-    return name if parts.port is None else f"{name}:{parts.port}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def redacted(text: str) -> str:
-    """A message of somebody else's: no query and no user in its URLs, and no token of the hub."""
-    text = re.sub(r"(https?://)[^\s/@'\"]+@", r"\1", text)
-    text = re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\")]*", r"\1", text)
-    return re.sub(r"\b(hf|api_org)_\w{8,}", r"\1_...", text)
+def _with_digest(name: str, text: str) -> str:
+    stem, dot, suffix = name.partition(".")
+    return f"{stem}-{urls.digest(text)}{dot}{suffix}"

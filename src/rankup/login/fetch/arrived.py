@@ -6,15 +6,17 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ...base.text import clean
 from ..record import Item
 from . import events as journal
 from .events import Event
+from .needed import is_archive, of_a_job
 from .progress import size
-from .sources import PARTIAL, Made, Renames, made
+from .sources import PARTIAL, Made, Renames, brings, made, same_name
 
 # Of a folder with more new files than these, the folder is named.
 _SEVERAL = 20
@@ -22,6 +24,11 @@ _REPOSITORY = re.compile(r"(.*?/(models|datasets|spaces)--([^/]+))(?:/.*)?")
 _HUB_URL = re.compile(
     r"(?P<site>https?://[^/]+)/(?:(?P<kind>datasets|spaces)/)?"
     r"(?P<name>[\w.-]+(?:/[\w.-]+)?)/resolve/.+"
+)
+# Of a repository that is here already the hub's library may ask for no more than this.
+_HUB_API = re.compile(
+    r"(?P<site>https?://[^/]+)/api/(?P<kind>models|datasets|spaces)/"
+    r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:/.*)?"
 )
 _MOST_LOOKED_AT = 20_000
 # Programs that download or unpack; others (uname, lscpu, a compiler) bring nothing a job needs.
@@ -32,6 +39,8 @@ _BRING = {
     *("wget", "xz", "zstd"),
 }
 _LONGEST_LOOK = 3.0  # seconds
+# Not data, and edited while the script is fetched.
+_CODE = (".py", ".pyc", ".ipynb")
 
 
 def items(
@@ -39,21 +48,24 @@ def items(
     gone: Collection[str],
     ignored: Iterable[Path],
     folder: Path,
-    hubs: Iterable[Path],
+    caches: Iterable[Path],
 ) -> tuple[Item, ...]:
-    """What came, one item per file, or per folder of many, or per repository of a hub.
+    """What came, or was made, one item per file, or per folder of many, or per repository of a hub.
 
     Args:
         gone: files that were removed after the run.
         ignored: folders that do not count.
         folder: where programs that are no Python may have put something.
-        hubs: caches with repositories; one that was asked for counts if it was there already.
+        caches: where libraries keep what they download. A hub's repository that was asked for
+            counts if it was there already.
     """
     ignored = tuple(ignored)
     files = [one for one in made(events) if one.path not in gone]
-    files += _of_programs(events, {one.path for one in files}, folder)
+    files += _of_programs(events, {one.path for one in files} | set(gone), folder)
     files = [one for one in files if _counts(one.path) and not journal.inside(one.path, ignored)]
-    sources = _asked(events, hubs)
+    caches = tuple(caches)
+    sources = _asked(events, caches)
+    needed = of_a_job(files, events, caches)
     groups: dict[str, list[Made]] = defaultdict(list)
     tops = _new_folders(events)
     prepared = {str(Path(one.path).parent) for one in files if _is_info(one.path)}
@@ -67,34 +79,32 @@ def items(
     found = [_repository(path, source) for path, source in sources.items()]
     for path, group in groups.items():
         whole = path in prepared or len(group) > _SEVERAL
-        found += [_folder(path, group)] if whole else map(_file, group)
+        made_into = [_folder(path, group)] if whole else [_file(one) for one in group]
+        found += [_marked(item, group, needed) for item in made_into if item]
     return tuple(sorted((item for item in found if item), key=lambda item: item.path))
+
+
+def _marked(item: Item, group: Sequence[Made], needed: Collection[str]) -> Item:
+    """The item, and whether a job needs it: of a folder, whether it needs one of its files."""
+    return replace(
+        item,
+        needed=any(one.path in needed and journal.inside(one.path, [item.path]) for one in group),
+    )
 
 
 def with_earlier(new: tuple[Item, ...], earlier: Iterable[Item]) -> tuple[Item, ...]:
     """The items, and those that an earlier fetch brought and that are still as they were.
 
-    A second start downloads nothing, and needs the same.
+    A second start downloads nothing, and needs the same. What the script made itself is told once.
     """
     known = {item.path for item in new}
     kept = [
         item
         for item in earlier
-        if item.path not in known and not journal.inside(item.path, known) and not item.missing()
+        if item.needed and not item.missing()
+        if item.path not in known and not journal.inside(item.path, known)
     ]
     return tuple(sorted((*new, *kept), key=lambda item: item.path))
-
-
-def without_outputs(items: Iterable[Item], second: Iterable[Event]) -> tuple[Item, ...]:
-    """The items but those that a second start has written again.
-
-    They are the script's own output (`config.json`), which a job will write anew, with another
-    size; what it needs is there already when it starts for the second time.
-    """
-    opened = journal.of(second, "open")
-    renamed = journal.of(second, "rename")
-    again = {event.text("path") for event in opened} | {event.text("to") for event in renamed}
-    return tuple(item for item in items if item.path not in again)
 
 
 def table(items: Sequence[Item]) -> list[str]:
@@ -175,13 +185,18 @@ def _asked(events: Iterable[Event], hubs: Iterable[Path]) -> dict[str, str]:
     found = {}
     hubs = tuple(hubs)
     for event in journal.of(events, "url"):
-        if match := _HUB_URL.fullmatch(event.text("url")):
-            kind = match["kind"] or "models"
-            name = f"{kind}--{match['name'].replace('/', '--')}"
-            url = f"{match['site']}/{'' if kind == 'models' else kind + '/'}{match['name']}"
+        asked = event.text("url")
+        match = _HUB_URL.fullmatch(asked) or _HUB_API.fullmatch(asked)
+        if match is None:
+            continue
+        kind = match["kind"] or "models"
+        # `gpt2/tree` is the list of the files of `gpt2`.
+        for name in dict.fromkeys((match["name"], match["name"].partition("/")[0])):
+            url = f"{match['site']}/{'' if kind == 'models' else kind + '/'}{name}"
             for hub in hubs:
-                if (hub / name).is_dir():
-                    found[str(hub / name)] = url
+                folder = hub / f"{kind}--{name.replace('/', '--')}"
+                if folder.is_dir():
+                    found[str(folder)] = url
     return found
 
 
@@ -219,7 +234,8 @@ def _brings(words: Sequence[str]) -> bool:
 def _of_programs(events: Sequence[Event], known: Collection[str], folder: Path) -> list[Made]:
     """Files that came while the script ran other programs (wget, tar), which tell us nothing.
 
-    Only `folder` is searched, and not to the end where it is large.
+    Only `folder` is searched, and not to the end where it is large. What has neither the name of a
+    URL, nor lies in a new folder while an archive came, may be anybody's, and is left out.
     """
     spawned = [event for event in journal.of(events, "spawn") if _brings(event.texts("words"))]
     if not spawned:
@@ -227,26 +243,38 @@ def _of_programs(events: Sequence[Event], known: Collection[str], folder: Path) 
     # File systems round times; what was there when the script started is not new all the same.
     first = max(spawned[0].time - 1, events[0].time)
     urls = [word for event in spawned for word in event.texts("words") if "://" in word]
-    found: list[Made] = []
+    urls += [event.text("url") for event in events if brings(event)]
+    new = [(path, alone) for path, alone in _new_files(folder, first) if path not in known]
+    archive = next((url for url in reversed(urls) if is_archive(url)), "")
+    found = []
+    for path, alone in new:
+        named = next((url for url in urls if same_name(path, url)), "")
+        only = urls[0] if len(set(urls)) == len(new) == 1 else ""  # curl -o NAME URL
+        if url := named or (archive if alone else "") or only:
+            found.append(Made(path, path, path, url, len(events)))
+    return found
+
+
+def _new_files(folder: Path, first: float) -> Iterator[tuple[str, bool]]:
+    """Files since the time `first`, and whether all is new in a file's folder."""
     seen, until = 0, time.monotonic() + _LONGEST_LOOK
     for root, folders, names in os.walk(folder):
         folders[:] = [
             name for name in folders if not name.startswith(".") and name != "__pycache__"
         ]
-        for name in names:
-            path = os.path.join(root, name)
-            seen += 1
-            try:
-                new = os.lstat(path).st_ctime >= first
-            except OSError:
-                continue
-            if new and path not in known:
-                url = next((url for url in urls if url.rpartition("/")[2] == name), "")
-                url = url or (urls[-1] if urls else "")
-                found.append(Made(path, path, path, url, len(events)))
+        new = [name for name in names if _changed(os.path.join(root, name)) >= first]
+        alone = root != str(folder) and len(new) == len(names)
+        yield from ((os.path.join(root, name), alone) for name in new if not name.endswith(_CODE))
+        seen += len(names)
         if seen > _MOST_LOOKED_AT or time.monotonic() > until:
-            break
-    return found
+            return
+
+
+def _changed(path: str) -> float:
+    try:
+        return os.lstat(path).st_ctime
+    except OSError:
+        return 0.0
 
 
 def unseen_by_jobs(items: Iterable[Item], mounted: Mapping[str, bool | None]) -> list[str]:

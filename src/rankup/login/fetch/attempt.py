@@ -6,19 +6,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ...site.caches import Caches
-from . import alone, environment, events, explain, outputs, sources, state
+from . import alone, environment, events, explain, leftover, outputs, sources, state
 from .events import Event
 from .explain import Outcome
 from .follow import Follow
-from .progress import say
+from .frames import users_frames
+from .inside import spec as inside
+from .leftover import Left
+from .lock import LockLost
 from .supervise import Ended, Interrupt, Limits, watch
+from .undo import Undone, undo
 
 _CHILD = (
     "import sys; sys.path = [p for p in sys.path if p]; "
@@ -39,6 +43,7 @@ class Start:
         walk: all samples are drawn, also where none is downloaded.
         offline: further variables.
         stdout: a descriptor for its output; None: ours.
+        check: raises `LockLost` once another process has taken the area over.
     """
 
     script: Path
@@ -55,6 +60,7 @@ class Start:
     walk: bool = False
     offline: Mapping[str, str] | None = None
     stdout: int | None = None
+    check: Callable[[], None] = lambda: None
 
     @property
     def cache_folders(self) -> tuple[Path, ...]:
@@ -68,13 +74,17 @@ class Attempt:
 
     Attributes:
         ignored: folders that were there for this start only.
+        traceback: of the script's error, which was not shown yet.
+        left: what it has made and left.
     """
 
     events: tuple[Event, ...]
     ended: Ended
     outcome: Outcome
-    undone: outputs.Undone
+    undone: Undone
     ignored: tuple[Path, ...]
+    traceback: str
+    left: Left
 
 
 def run(start: Start, interrupt: Interrupt) -> Attempt:
@@ -83,6 +93,7 @@ def run(start: Start, interrupt: Interrupt) -> Attempt:
     Raises:
         OSError: no state folder could be made, or no process started.
     """
+    start.check()
     folders = start.cache_folders
     for cache in start.caches.entries:
         if cache.said_by != "default":
@@ -91,37 +102,23 @@ def run(start: Start, interrupt: Interrupt) -> Attempt:
     try:
         kept.write_spec(_spec(start, kept))
         ended, seen, place = _watch(start, kept, interrupt)
+        start.check()
+    except LockLost:
+        raise  # whoever has taken over has put the files back, or the next fetch will
     except BaseException:
         seen = kept.journal.read_all()
-        _undo(kept, seen, _left_open(seen))
+        put_back(kept, seen, left_open(seen), keep_new=start.network == "open")
         raise
+    traceback = _read(kept.folder / inside.TRACEBACK)
     outcome = explain.outcome(seen, ended, start.limits, place)
     cut = sources.cut_short(seen, last=outcome.cut and not sources.broken_off(seen))
     if cut and outcome.reached:
         outcome = explain.incomplete(seen)
-    undone = _undo(kept, seen, ended.writing | _left_open(seen) | cut)
-    return Attempt(seen, ended, outcome, undone, (kept.folder, kept.temporary))
-
-
-def recover(area: Path, folder: Path) -> None:
-    """Undo what fetches that were killed have left, and say so, with paths below `folder` short."""
-    from .tree import Tree
-
-    for left in state.abandoned(area):
-        tree = Tree(None, str(left.folder))
-        tree.freeze()
-        writing = tree.writing()
-        tree.kill()
-        seen = left.journal.read_all()
-        undone = _undo(left, seen, writing | _left_open(seen))
-        if undone.done or undone.problems:
-            say("an earlier fetch was killed; its script's files are put back:")
-        for line in outputs.lines(undone, folder):
-            say(line)
-        last = [one for one in sources.made(seen) if Path(one.path).is_file()][-1:]
-        for one in last if not any(event.kind == "stop" for event in seen) else ():
-            if one.path not in undone.removed and not events.inside(one.path, left.caches):
-                say(f"{one.path} came last before that, and may not be whole: look at it")
+    writing = ended.writing | left_open(seen) | cut
+    undone = put_back(kept, seen, writing, keep_new=start.network == "open")
+    ignored = (kept.folder, kept.temporary)
+    left = leftover.of(seen, undone, kept.caches, ignored)
+    return Attempt(seen, ended, outcome, undone, ignored, traceback, left)
 
 
 def _spec(start: Start, kept: state.State) -> dict[str, object]:
@@ -134,6 +131,7 @@ def _spec(start: Start, kept: state.State) -> dict[str, object]:
         "pretend_gpu": start.pretend_gpu,
         "world": start.world,
         "walk": start.walk,
+        "hold": True,
         "threads": start.threads,
         # Room for stacks and for what is asked for and never touched; the rest is weighed.
         "data_limit": start.limits.memory + start.limits.memory // 2,
@@ -151,16 +149,21 @@ def _watch(
 
     def ask(pid: int) -> None:
         nonlocal place
-        place = _where_now(kept.folder / "stack.txt", pid)
+        place = _where_now(kept.folder / inside.STACK, pid)
 
-    follow = Follow(journal, quiet=start.network != "open")
+    follow = Follow(journal, kept.folder / state.ALIVE, quiet=start.network != "open")
+
+    def look() -> bool:
+        start.check()
+        return follow()
+
     ended = watch(
         alone.command([sys.executable, "-c", _CHILD], network=start.network != "none"),
         {**own, **(start.offline or {})},
         start.limits,
         interrupt,
         mark=str(kept.folder),
-        look=follow,
+        look=look,
         stuck=ask,
         stdout=start.stdout,
     )
@@ -173,18 +176,33 @@ def _where_now(file: Path, pid: int) -> str:
         os.kill(pid, signal.SIGUSR2)
         for _ in range(20):
             time.sleep(0.05)
-            with suppress(OSError):
-                if text := file.read_text(encoding="utf-8", errors="replace"):
-                    return next(iter(explain.users_frames(text)), "")
+            if text := _read(file):
+                return next(iter(users_frames(text)), "")
     return ""
 
 
-def _left_open(seen: tuple[Event, ...]) -> frozenset[str]:
+def _read(file: Path) -> str:
+    with suppress(OSError):
+        return file.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def left_open(seen: tuple[Event, ...]) -> frozenset[str]:
+    """The files that were open for writing when the script was stopped."""
     return frozenset(path for event in events.of(seen, "stop") for path in event.texts("open"))
 
 
-def _undo(kept: state.State, seen: tuple[Event, ...], writing: frozenset[str]) -> outputs.Undone:
+def put_back(
+    kept: state.State,
+    seen: tuple[Event, ...],
+    writing: frozenset[str],
+    *,
+    keep_new: bool = True,
+    but: Collection[str] = (),
+) -> Undone:
+    """Undo what a start has done, but to the paths `but`, and remove its state."""
     ignored = (kept.folder, kept.temporary)
-    undone = outputs.undo(outputs.plan(seen, writing, kept.caches, ignored))
+    plan = outputs.plan(seen, writing, kept.caches, ignored, keep_new=keep_new)
+    undone = undo(one for one in plan if one.path not in but)
     kept.remove()
     return undone

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,6 +38,7 @@ def fetch(request: Request) -> int:
         UserError: the request is wrong, or this is no place to do it; nothing has been done.
     """
     request.check()
+    absent: dict[str, str] = {}
     config = configs.load(Path.cwd())
     profile, _ = detect.choose(config, os.environ, os.uname().nodename, cluster_name=_cluster_name)
     if not request.empty:
@@ -44,7 +46,9 @@ def fetch(request: Request) -> int:
     elif config.fetch:
         # What stands in the file is meant from where it lies.
         os.chdir(config.project(Path.cwd()))
-        needs, scripts = config.fetch, [_from_file(one, request) for one in config.fetch.scripts]
+        absent = _absent(config)
+        lines = [line for line in config.fetch.scripts if line not in absent]
+        needs, scripts = config.fetch, [_from_file(line, request) for line in lines]
     else:
         raise UserError(_nothing(config))
     own = caches(config, profile, os.environ)
@@ -59,6 +63,8 @@ def fetch(request: Request) -> int:
             run.one(thing)
         for one in scripts:
             run.script(one)
+        for why in absent.values():
+            run.fail(why.partition(":")[0], why)
     except KeyboardInterrupt:
         say("interrupted; run it again: what came is kept")
         run.code = _INTERRUPTED
@@ -81,10 +87,10 @@ class _Run:
         try:
             came = thing.get(earlier)
         except FetchFailed as failure:
-            self._fail(thing.key, here.with_hint(str(failure), os.environ))
+            self.fail(thing.key, here.with_hint(str(failure), os.environ))
             return
         except OSError as error:
-            self._fail(thing.key, f"{thing.key}: {error}")
+            self.fail(thing.key, f"{thing.key}: {error}")
             return
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         done = Record(
@@ -94,7 +100,7 @@ class _Run:
             _show(done, came.lines)
         self._keep(done)
         if done.proof == "failed":
-            self._fail(thing.key, f"{thing.key} came, and does not load offline: {came.note}")
+            self.fail(thing.key, f"{thing.key} came, and does not load offline: {came.note}")
 
     def script(self, request: Request) -> None:
         """Read a script, or run it; it prints by itself what a user needs to know."""
@@ -103,9 +109,19 @@ class _Run:
             path = Path(request.script)
             code = reading.show_downloads(path, request.args, as_json=request.as_json)
         else:
-            done, code = script.fetch(request, self._config, self._profile)
+            try:
+                done, code = script.fetch(request, self._config, self._profile)
+            except FetchFailed as failure:
+                self.fail(record.script_key(Path(request.script), request.args), str(failure))
+                return
             self._keep(done)
         self.code = self.code or code
+
+    def fail(self, key: str, why: str) -> None:
+        """Remember, and say, why a thing is not here."""
+        self._failed[key] = why
+        self.code = self.code or EXIT_FAILED
+        say(why)
 
     def end(self) -> int:
         """Print what is left to say; the exit code."""
@@ -121,16 +137,11 @@ class _Run:
         try:
             record.write(self._project, done)
         except OSError as error:
-            self._fail(
+            self.fail(
                 done.key,
                 f"{done.key} is here, but {self._project} cannot be written to ({error.strerror}): "
                 "`rankup run` will not know of it",
             )
-
-    def _fail(self, key: str, why: str) -> None:
-        self._failed[key] = why
-        self.code = self.code or EXIT_FAILED
-        say(why)
 
 
 def _show(done: Record, lines: tuple[str, ...]) -> None:
@@ -169,6 +180,18 @@ def _from_file(line: str, request: Request) -> Request:
     one = replace(request, script=words[0], args=tuple(words[1:]))
     one.check()
     return one
+
+
+def _absent(config: Config) -> dict[str, str]:
+    """The lines of `fetch.scripts` whose script is not there, each with what to say of it."""
+    found = {}
+    for number, line in enumerate(config.fetch.scripts):
+        with suppress(ValueError):
+            words = shlex.split(line)
+            if words and not os.path.isfile(words[0]):
+                entry = f"fetch.scripts[{number}] in {config.file}"
+                found[line] = f"{entry}: no such file: {words[0]}"
+    return found
 
 
 def _nothing(config: Config) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import address, lock, progress
+from ...base.urls import public
+from . import lock, progress
 from .failed import FetchFailed
-from .http import Broken, Reply, Unsatisfiable, ask
+from .http import Broken, Reply, Unreached, Unsatisfiable, ask
 from .part import Part, digest
 
 _BLOCK = 1 << 20  # bytes
@@ -57,7 +58,7 @@ class _Source:
     authorization: str
 
     def __str__(self) -> str:
-        return address.shown(self.url)
+        return public(self.url)
 
 
 def download(
@@ -88,10 +89,13 @@ def download(
     # Before the lock: a cache that others keep may be there for reading only.
     if (found := _present(target, sha256, replace)) is not None:
         return found
+    _make_folder(target)
     with lock.held(target, say, patience.lock) as held:
         if (found := _present(target, sha256, replace)) is not None:
             return found
         part = Part(target, url, trusted=bool(sha256))
+        part.make_ours()
+        held.check()
         source = _Source(url, authorization)
         with progress.shown(name or target.name) as show:
             _complete(source, part, held, patience, show, say)
@@ -99,13 +103,23 @@ def download(
         if sha256 and came != sha256:
             part.remove()
             raise FetchFailed(
-                f"{address.shown(url)}: wrong checksum: the sha256 of what came is {came}, "
+                f"{public(url)}: wrong checksum: the sha256 of what came is {came}, "
                 f"{sha256} was asked for; it is removed"
             )
         held.check()
         size = part.path.stat().st_size
         part.finish(target)
     return Downloaded(target, size, came, fresh=True)
+
+
+def _make_folder(target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        there = next(one for one in target.parents if one.exists())
+        raise FetchFailed(
+            f"{target} cannot be made: {there} is a file; name another place with --to"
+        ) from None
 
 
 def _present(target: Path, sha256: str, replace: bool) -> Downloaded | None:
@@ -134,7 +148,7 @@ def _complete(
 ) -> None:
     """Make the part as long as the file, in as many attempts as it takes."""
     pauses = iter(patience.pauses)
-    best = part.usable()[0]
+    best, unreached = part.usable()[0], False
     while True:
         try:
             _attempt(source, part, held, patience.stall, show)
@@ -144,6 +158,9 @@ def _complete(
             why, asked = "what was kept is of another version", 0.0
         except Broken as broken:
             why, asked = str(broken), broken.after
+            if isinstance(broken, Unreached):  # patience would be no more than waiting
+                pauses = iter([*pauses][: 0 if unreached else 1])
+                unreached = True
         size = part.usable()[0]
         if size > best:
             best, pauses = size, iter(patience.pauses)

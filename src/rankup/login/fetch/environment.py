@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...site.caches import Caches
+from .. import offline
+from .inside.spec import STATE
 
-STATE = "RANKUP_FETCH"
 # What a job or torchrun says of itself, left over in a shell, would make the script one rank of
 # many; a launch of rankup's is not this one.
 _DROPPED = (
@@ -19,16 +20,6 @@ _THREADS = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
     *("VECLIB_MAXIMUM_THREADS", "RAYON_NUM_THREADS", "NUMEXPR_MAX_THREADS"),
 )
-# Nothing of a start that is no run belongs into anybody's list of runs.
-_SILENT = {
-    "WANDB_MODE": "disabled",
-    "COMET_START_ONLINE": "0",
-    "CLEARML_OFFLINE_MODE": "1",
-    "NEPTUNE_MODE": "debug",
-    "SWANLAB_MODE": "disabled",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-}
 
 
 def child(
@@ -48,7 +39,7 @@ def child(
     moved = caches.variables()
     return {
         **kept,
-        **_SILENT,
+        **offline.silent(),
         **moved,
         **_token(kept, moved, home),
         **dict.fromkeys(_THREADS, str(threads)),

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FILE = "events.jsonl"
-# A script that writes this much into its own journal is not read to the end at once.
+from .inside import spec
+
+FILE = spec.EVENTS
+# A script that writes this much into its own journal is not read to the end at once; and a line
+# of this length is none of ours.
 _AT_ONCE = 16 << 20
 
 
@@ -66,6 +69,10 @@ class Journal:
         except FileNotFoundError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
+        if not whole and len(data) == _AT_ONCE:
+            self._offset += len(
+                data
+            )  # the rest of that line is no event either, and is passed over
         self._offset += len(whole)
         found = [event for line in whole.splitlines() if (event := _parse(line)) is not None]
         self.events += found
@@ -73,8 +80,10 @@ class Journal:
 
     def read_all(self) -> tuple[Event, ...]:
         """All events; for when nobody writes any more."""
-        while self.read():
-            pass
+        before = -1
+        while self._offset > before:
+            before = self._offset
+            self.read()
         return tuple(self.events)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from .events import Event, of
@@ -21,7 +20,9 @@ _CUT = re.compile(
 _UNREACHED = re.compile(
     r"URLError|ConnectionRefused|ConnectError|NewConnectionError|gaierror|Network is unreachable"
     r"|LocalEntryNotFound|Name or service not known|Temporary failure in name resolution"
-    r"|No route to host|ProxyError"
+    r"|No route to host|ProxyError|ConnectTimeout|NameResolutionError"
+    r"|couldn't connect to|couldn't reach",
+    re.IGNORECASE,
 )
 _STATUS = re.compile(r"HTTP Error (\d{3})|\b(\d{3}) (?:Client|Server) Error")
 _GPU = re.compile(r"cuda|gpu|nvidia|nccl|rocm|\bhip\b|\bxpu\b|\bmps\b|accelerator", re.IGNORECASE)
@@ -31,12 +32,10 @@ _STOPS = {
     "backward": "first backward",
     "step": "first step of an optimizer",
 }
-# What torchrun would have set.
-_RANK = re.compile(r"KeyError: '?(?:LOCAL_)?(?:RANK|WORLD_SIZE)'?")
-# A frame as a traceback or faulthandler prints it.
-_FRAME = re.compile(r'File "([^"\n]+)", line (\d+),? in (\S+)')
-_NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<|/rankup/login/fetch/")
-_OFFLINE = re.compile(r"LocalEntryNotFound|OfflineModeIsEnabled|offline", re.IGNORECASE)
+# What torchrun or srun would have set; `inside.distributed` sets it.
+_NAMES = r"(?:(?:LOCAL_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|SLURM_[A-Z_]+)"
+_RANK = re.compile(f"KeyError: '?{_NAMES}'?")
+_RANK_OF_NONE = re.compile(f"environ.*{_NAMES}|getenv.*{_NAMES}")
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,9 @@ def outcome(events: Sequence[Event], ended: Ended, limits: Limits, place: str = 
         if reached := event.text("reached"):
             return Outcome(_STOPS.get(reached, reached))
     far = how_far(events)
+    if unknown := next((e.text("unknown") for e in of(events, "end") if e.text("unknown")), ""):
+        advice = "a newer rankup may; --no-run reads the script instead"
+        return Outcome(lines=(f"this rankup cannot watch this torch ({unknown}); {advice}",))
     if ended.why == "interrupt":
         return Outcome(lines=(f"stopped; {far}",))
     if ended.why == "time":
@@ -94,7 +96,7 @@ def incomplete(events: Sequence[Event]) -> Outcome:
 def _ended_itself(events: Sequence[Event], ended: Ended, limits: Limits, far: str) -> Outcome:
     end = next(iter(reversed(of(events, "end"))), None)
     if end is None:
-        return Outcome(lines=(_killed(ended.code or 0, far),))
+        return Outcome(lines=(_killed(ended.code or 0, far, limits),))
     if end.text("type") not in ("", "SystemExit"):
         return _raised(end, events, limits, far)
     code = end.number("code")
@@ -111,13 +113,21 @@ def _ended_itself(events: Sequence[Event], ended: Ended, limits: Limits, far: st
 def _raised(end: Event, events: Sequence[Event], limits: Limits, far: str) -> Outcome:
     kind, error = end.text("type"), end.text("error")
     ended = f"the script ended with {kind}"
-    if _RANK.fullmatch(f"{kind}: {end.text('message')}"):
+    if _wants_rank(kind, end.text("message"), error):
         return Outcome(lines=(f"{ended}: it expects to be one of several",), wants_world=True)
     why, cut = _cause(f"{kind}: {end.text('message')}", events, limits)
     asked = _gpu_before_batch(events)
     if not why and asked and _GPU.search(error):
         return Outcome(lines=(f"{ended}; it asked for a GPU ({asked})",), wants_gpu=True)
     return Outcome(lines=(f"{ended}; {why or far}",), cut=cut)
+
+
+def _wants_rank(kind: str, message: str, error: str) -> bool:
+    """Whether it misses a variable of a launcher: `environ[...]`, or `int(environ.get(...))`."""
+    if _RANK.fullmatch(f"{kind}: {message}"):
+        return True
+    last = "\n".join(error.strip().splitlines()[-4:])
+    return kind == "TypeError" and "NoneType" in message and bool(_RANK_OF_NONE.search(last))
 
 
 def _gpu_before_batch(events: Sequence[Event]) -> str:
@@ -145,7 +155,14 @@ def how_far(events: Sequence[Event]) -> str:
     return "it had drawn no batch" if events else "its first line was not reached"
 
 
-def _killed(code: int, far: str) -> str:
+# How native code ends where memory that it asks for is refused: abort, a failed start of a thread,
+# a pointer to nothing.
+_ABORTED = (-6, -11, 127, 134, 139)
+
+
+def _killed(code: int, far: str, limits: Limits) -> str:
+    if code in _ABORTED:
+        far = f"{far}; --memory may be too small ({size(limits.memory)} now)"
     if code == -9:
         return f"the script was killed from outside, perhaps for its memory; {far}"
     if code < 0:
@@ -167,59 +184,10 @@ def _cause(said: str, events: Sequence[Event], limits: Limits) -> tuple[str, boo
     if _MEMORY.search(said):
         advice = "give it more with --memory GB"
         return f"it needs more than {size(limits.memory)} of memory; {advice}", False
+    if _UNREACHED.search(said):
+        host = urlsplit(urls[-1].text("url")).hostname if urls else ""
+        to = f"no connection to {host} from here" if host else "the server was not reached"
+        return f"{to}{last}; is there a network here, or a proxy?", True
     if _CUT.search(said) and urls:
         return f"the connection broke{last}; run it again: what came whole is kept", True
-    if _UNREACHED.search(said):
-        return f"the server was not reached{last}; is there a network here, or a proxy?", True
     return "", False
-
-
-def wanted(events: Sequence[Event]) -> list[str]:
-    """What a start without a network asked the network for, and where in the user's code.
-
-    The last of each address, since only what came last can have ended it.
-    """
-    found: dict[str, str] = {}
-    urls = [event.text("url") for event in of(events, "url")]
-    named = {urlsplit(url).hostname for url in urls}
-    for event in of(events, "url", "connect"):
-        host, port = event.text("host"), event.number("port")
-        address = event.text("url") or (f"{host}:{port}" if port else host)
-        if address and host not in named:
-            found.pop(address, None)
-            found[address] = f"{address} ({event.where})" if event.where else address
-    return list(found.values())
-
-
-def missing(events: Sequence[Event], ended: Ended, limits: Limits, most: int = 5) -> list[str]:
-    """Why a start without a network failed: its own error, and what it asked the network for."""
-    lines: list[str] = []
-    end = next((event for event in reversed(of(events, "end")) if event.text("type")), None)
-    asked = wanted(events)
-    if end is not None and end.text("type") != "SystemExit":
-        message = next(iter(end.text("message").strip().splitlines()), "")
-        place = _raised_at(end.text("error"))
-        lines.append(f"{end.text('type')}{place}: {message}".rstrip(": "))
-    else:
-        lines += outcome(events, ended, limits).lines
-    if asked:
-        lines += [f"it wanted {one}" for one in asked[-most:]]
-    elif end is not None and end.text("type") == "FileExistsError":
-        lines.append("it does not start twice: what its first start has made is in its way")
-    elif not _OFFLINE.search(" ".join(lines)):
-        lines.append("it asked for nothing from the network: the second start went another way")
-    return lines
-
-
-def _raised_at(error: str) -> str:
-    frames = users_frames(error)
-    return f" at {frames[-1]}" if frames else ""
-
-
-def users_frames(text: str) -> list[str]:
-    """The frames of the user's own code in a traceback: "train.py:12 in main", in its order."""
-    return [
-        f"{PurePosixPath(file).name}:{line}" + ("" if name == "<module>" else f" in {name}")
-        for file, line, name in _FRAME.findall(text)
-        if not _NOT_THE_USERS.search(file)
-    ]

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from .events import Event, Journal
 from .progress import say, size
 
 _RECENT = 50  # files that may still grow; with more, the older ones are taken to be whole
 
+_TOUCH = 1.0  # seconds
+
 
 class Follow:
     """Called often; reads the journal, and tells the user.
 
     On a terminal a line comes each second at most, elsewhere every ten, and only with news.
+
+    Args:
+        alive: a file that is touched: once we are killed, its time says when.
     """
 
-    def __init__(self, journal: Journal, *, quiet: bool) -> None:
+    def __init__(self, journal: Journal, alive: Path, *, quiet: bool) -> None:
         self._journal = journal
+        self._alive = alive
+        self._touched = float("-inf")
         self._every = float("inf") if quiet else (1.0 if sys.stderr.isatty() else 10.0)
         self._said = time.monotonic()
         self._line = self._url = self._walk = ""
@@ -33,13 +42,19 @@ class Follow:
         for event in found:
             self._take(event)
         now = time.monotonic()
+        if now - self._touched > _TOUCH:
+            self._touched = now
+            with suppress(OSError):  # of another fetch by now, which has removed the folder
+                self._alive.touch()
         if now - self._said > self._every:
             self._said = now
             self._tell()
         return any(event.kind == "stop" for event in found)
 
     def _take(self, event: Event) -> None:
-        if event.kind == "url":
+        if event.kind == "problem" and self._every != float("inf"):
+            self._say(f"not watched: {event.text('what')}: {event.text('error')}")
+        elif event.kind == "url":
             self._url = event.text("url")
         elif event.kind == "walk":
             done, of = event.number("done"), event.number("of")
@@ -57,7 +72,27 @@ class Follow:
         line = f"{size(came)} so far{self._walk}{url}" if came or url or self._walk else ""
         if line != self._line:
             self._line = line
-            say(line)
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        fresh_line()
+        say(line)
+
+
+def fresh_line() -> None:
+    """Begin a new line where the script has left one unfinished, as a progress bar does.
+
+    As many blanks as a terminal has columns, less one, reach the next line from anywhere but the
+    first column. What reads a pipe cannot be looked at.
+    """
+    with suppress(OSError, ValueError):
+        if os.isatty(2):
+            columns = os.get_terminal_size(2).columns
+            os.write(2, b" " * (columns - 1) + b"\r" if columns > 1 else b"\n")
+        elif stat.S_ISREG(os.fstat(2).st_mode):
+            with open("/proc/self/fd/2", "rb") as file:
+                if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0:
+                    os.write(2, b"" if file.read(1) == b"\n" else b"\n")
 
 
 def _size(path: str) -> int:

@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 
 from ... import __version__
 from ...base.errors import UserError
-from . import address
+from ...base.urls import public
+from . import address, connect
 from .failed import FetchFailed
 
 # 408 and these pass: a busy server, or one that is being restarted.
@@ -44,6 +45,10 @@ class Broken(Exception):  # noqa: N818 - not wrong in itself: another attempt ma
     def __init__(self, why: str, after: float = 0.0) -> None:
         super().__init__(why)
         self.after = after
+
+
+class Unreached(Broken):
+    """Nobody answers: the server is down, or a firewall drops what is sent to it."""
 
 
 class Unsatisfiable(Exception):  # noqa: N818 - the rest was asked for, and there is none
@@ -77,7 +82,10 @@ class Reply:
     def __init__(self, response: Any, asked: int) -> None:
         headers: Message = response.headers
         self._response = response
-        self.start, self.total = 0, _number(headers.get("Content-Length"))
+        said = headers.get("Content-Length")
+        self.start, self.total = 0, _number(said)
+        if said is not None and self.total is None:
+            raise Broken("the server gives a length that is no number")
         if response.status == 206:
             self.start, self.total = _range(headers.get("Content-Range", ""))
             if self.start != asked:
@@ -127,14 +135,16 @@ def ask(
         authorization = f"Basic {base64.b64encode(':'.join(who).encode()).decode()}"
     if authorization:
         request.add_unredirected_header("Authorization", authorization)
-    opener = urllib.request.build_opener(_Redirects())
+    opener = urllib.request.build_opener(_Redirects(), connect.Http(), connect.Https())
     try:
         response = opener.open(request, timeout=stall)
     except urllib.error.HTTPError as error:
         with error:
             raise _answered(error, url) from None
-    except (OSError, http.client.HTTPException, UnicodeError) as error:
+    except (OSError, http.client.HTTPException) as error:
         raise _unreachable(error, url) from None
+    except ValueError:  # what is asked for has been checked: this is where it leads to
+        raise FetchFailed(f"{public(url)} redirects to no usable URL") from None
     with response:
         yield Reply(response, start)
 
@@ -154,13 +164,13 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         old, new = urlsplit(req.full_url), urlsplit(newurl)
         if new.scheme != old.scheme and new.scheme != "https":
             raise FetchFailed(
-                f"{address.shown(req.full_url)} redirects to {address.shown(newurl)}: from "
+                f"{public(req.full_url)} redirects to {public(newurl)}: from "
                 f"{old.scheme} to {new.scheme} is not followed; give that URL if you trust it"
             )
         try:
             sent = address.to_send(newurl)
         except UserError:
-            raise FetchFailed(f"{address.shown(req.full_url)} redirects to no usable URL") from None
+            raise FetchFailed(f"{public(req.full_url)} redirects to no usable URL") from None
         made = super().redirect_request(req, fp, code, msg, headers, sent)
         if made is not None and (old.scheme, old.netloc) == (new.scheme, new.netloc):
             for name, value in req.unredirected_hdrs.items():
@@ -176,23 +186,25 @@ def _answered(error: urllib.error.HTTPError, url: str) -> Exception:
     if error.code in _PASSING:
         return Broken(f"{what} from the server", _retry_after(error.headers.get("Retry-After")))
     meaning = _MEANING.get(error.code, http.client.responses.get(error.code, "unknown"))
-    moved = address.shown(error.url or url)
-    where = "" if moved == address.shown(address.to_send(url)) else f", redirected to {moved}"
-    return FetchFailed(f"{address.shown(url)}: {what}: {meaning}{where}")
+    moved = public(error.url or url)
+    where = "" if moved == public(address.to_send(url)) else f", redirected to {moved}"
+    return FetchFailed(f"{public(url)}: {what}: {meaning}{where}")
 
 
 def _unreachable(error: Exception, url: str) -> Exception:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    host = urlsplit(address.shown(url)).netloc
+    host = urlsplit(public(url)).netloc
     if isinstance(reason, ssl.SSLCertVerificationError):
         return FetchFailed(
-            f"{address.shown(url)}: the certificate of {host} is not valid here "
+            f"{public(url)}: the certificate of {host} is not valid here "
             f"({reason.verify_message}); a missing CA bundle is named by SSL_CERT_FILE"
         )
     if isinstance(reason, socket.gaierror):
         if reason.errno == socket.EAI_NONAME:
-            return FetchFailed(f"{address.shown(url)}: there is no host {host}, or no network here")
+            return FetchFailed(f"{public(url)}: there is no host {host}, or no network here")
         return Broken(f"the name {host} cannot be looked up; no network?")
+    if isinstance(reason, connect.NotReached):
+        return Unreached(f"{host} does not answer; no network here, or a firewall?")
     if isinstance(reason, TimeoutError):
         return Broken(f"{host} does not answer")
     return Broken(f"no connection to {host} ({_short(reason)})")

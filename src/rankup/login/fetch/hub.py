@@ -58,16 +58,17 @@ def fetch(
         task = replace(task, texts=str(texts))
     # One at a time for a repository: the libraries' own locks are flocks, which many parallel
     # file systems do not have.
-    with lock.held(child.cache / child.folder, say):
-        done = child.run(task, online=True)
+    with lock.held(child.cache / child.folder, say) as held:
+        done = child.run(task, held.check, online=True)
         files = tuple(done.get("files", ()))
         refusal = alone.refusal()
         proof = replace(task, prove=True, block=bool(refusal), files=files, texts=None)
         try:
-            child.run(proof, online=False, namespace=not refusal)
+            child.run(proof, held.check, online=False, namespace=not refusal)
             proved: Proof = "blocked" if refusal else "namespace"
             note = ""
         except FetchFailed as failure:
+            held.check()  # else it is no word on what is here
             proved, note = "failed", str(failure)
     items = _model_items(name, done) if name.kind == "model" else _dataset_items(name, done, child)
     moved = caches.variables()

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...base.errors import UserError
-from . import address
+from ...base.secrets import redacted
+from ...base.urls import public
 
 Kind = Literal["model", "dataset"]
 _WORD = r"\w[\w.-]*"
@@ -40,7 +41,7 @@ class Name:
         """Where a person reads about it."""
         endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
         below = "datasets/" if self.kind == "dataset" else ""
-        return address.shown(f"{endpoint.rstrip('/')}/{below}{self.repo}")
+        return public(f"{endpoint.rstrip('/')}/{below}{self.repo}")
 
 
 def parse(text: str, kind: Kind) -> Name:
@@ -63,7 +64,7 @@ def explain(name: Name, said: Mapping[str, Any], cache: str) -> str:
     """What a user is told of the child's error (`hub_child.py`); `cache` is where it wrote."""
     kinds: Sequence[str] = said["error"]
     number, status = said.get("errno"), said.get("status")
-    text = address.redacted(str(said["message"])).strip()
+    text = redacted(str(said["message"]), os.environ).strip()
     if kinds[0] == "FetchFailed":
         return f"{name}: {text}"
     token = "give your token: `hf auth login` on this machine, or HF_TOKEN in the environment"  # noqa: S105

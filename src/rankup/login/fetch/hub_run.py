@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...base.secrets import redacted
 from ...site.caches import Caches
 from .. import offline
-from . import address, alone, environment, progress
+from . import alone, environment, progress
 from .failed import FetchFailed
 from .hub_name import Kind, Name, explain
 
@@ -65,8 +67,13 @@ class Child:
         self.cache = hub_cache(caches)
         self.folder = f"{name.kind}s--{name.repo.replace('/', '--')}"
 
-    def run(self, task: Task, *, online: bool, namespace: bool = False) -> dict[str, Any]:
+    def run(
+        self, task: Task, check: Callable[[], None], *, online: bool, namespace: bool = False
+    ) -> dict[str, Any]:
         """The child's answer.
+
+        Args:
+            check: called while it runs; what it raises ends the child.
 
         Raises:
             FetchFailed: the child's error, in plain words.
@@ -94,14 +101,16 @@ class Child:
                     assert process.stdin is not None
                     with suppress(BrokenPipeError), process.stdin:
                         process.stdin.write(json.dumps(asdict(task)).encode())
-                    self._wait(process, online)
+                    self._wait(process, check, online)
                 finally:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             return self._answer(process.returncode, answer, log)
 
-    def _wait(self, process: subprocess.Popen[bytes], online: bool) -> None:
+    def _wait(
+        self, process: subprocess.Popen[bytes], check: Callable[[], None], online: bool
+    ) -> None:
         """Until it ends; without a terminal, for the libraries' bars, a line now and then."""
         quiet = not online or sys.stderr.isatty()
         with nullcontext() if quiet else progress.shown(str(self._name)) as show:
@@ -109,6 +118,7 @@ class Child:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK_EVERY)
                     return
+                check()
                 if show is not None:
                     show(size_of(self.cache / self.folder), None)
         raise FetchFailed(f"{self._name}: still not here after {_LONGEST / 3600:.0f} h; ended")
@@ -120,7 +130,7 @@ class Child:
             last = log.read_text(errors="replace").strip().splitlines()[-5:]
             raise FetchFailed(
                 f"{self._name}: the process that fetched it ended with code {code}: "
-                + address.redacted(" / ".join(last) or "it said nothing")
+                + redacted(" / ".join(last) or "it said nothing", os.environ)
             ) from None
         if "error" in said:
             raise FetchFailed(explain(self._name, said, str(self.cache)))

@@ -9,7 +9,6 @@ it writes again.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import secrets
@@ -19,7 +18,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from . import holder
 from .failed import FetchFailed
+from .holder import Holder
+
+
+class LockLost(FetchFailed):
+    """Another process may have taken over: what the lock protects is no longer ours."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +34,6 @@ class Pace:
     renew: float = 5.0
     stale: float = 60.0
     poll: float = 1.0
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who holds a lock.
-
-    Attributes:
-        token: random, of this one lock.
-        host: node, boot and process namespace, within which `pid` means something.
-        start: of the process, in clock ticks since boot: numbers of processes are used again.
-    """
-
-    token: str
-    node: str
-    host: str
-    pid: int
-    start: int
-    user: str
 
 
 class Held:
@@ -64,14 +51,22 @@ class Held:
         """Make sure, before something is written, that nobody has taken the lock over.
 
         Raises:
-            FetchFailed: somebody has, since this process stood still for too long.
+            LockLost: somebody has, since this process stood still for too long; or may have, since
+                it could not be renewed for as long.
         """
         if not self._lost and time.monotonic() - self._renewed > self._pace.stale / 2:
             self._touch()
+        name = _target_name(self._path)
         if self._lost:
-            raise FetchFailed(
+            raise LockLost(
                 f"this process stood still for more than {self._pace.stale:g} s, and another one "
-                f"has gone on with {_target_name(self._path)}; run it again"
+                f"has gone on with {name}; run it again"
+            )
+        if time.monotonic() - self._renewed > self._pace.stale:
+            raise LockLost(
+                f"the lock of {name} could not be renewed for more than {self._pace.stale:g} s, "
+                f"so that another process may have gone on with it; run it again where "
+                f"{self._path.parent} answers"
             )
 
     def release(self) -> None:
@@ -107,23 +102,31 @@ def held(target: Path, say: Callable[[str], None], pace: Pace | None = None) -> 
         say: gets a line about who is waited for, when the waiting begins and each half minute.
 
     Raises:
+        FetchFailed: the lock cannot be read, and is none of ours.
         OSError: the folder cannot be written to.
     """
     pace = pace or Pace()
     path = target.with_name(f".{target.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    me = _myself()
+    me = holder.myself()
     said = -1e9
     while not _create(path, me):
         found = _look(path)
         if found is None:  # just released
+            if path.is_symlink():
+                raise FetchFailed(f"{path} is a link to nowhere, and no lock; remove it")
+            time.sleep(pace.poll)
             continue
-        holder, _ = found
-        if _stale(path, pace) and _break(path, holder, pace):
+        who, renewed = found
+        if _stale(path, pace) and _break(path, who, pace):
             continue
         if time.monotonic() - said > 30:
             said = time.monotonic()
-            say(f"{target.name}: waiting for {_who(holder)}, which is fetching it now")
+            silent = _file_system_time(path) - renewed
+            does = "which is fetching it now"
+            if silent > 3 * pace.renew:
+                does = f"silent for {silent:.0f} s; taken over once it is {pace.stale:g} s"
+            say(f"{target.name}: waiting for {holder.who(who)}, {does}")
         time.sleep(pace.poll)
     lock = Held(path, me, pace)
     try:
@@ -139,6 +142,7 @@ def _create(path: Path, me: Holder) -> bool:
         return False
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o644)  # whatever the umask says: others want to know whose it is
             json.dump(asdict(me), file)
     except BaseException:
         path.unlink(missing_ok=True)
@@ -147,7 +151,7 @@ def _create(path: Path, me: Holder) -> bool:
 
 
 def _look(path: Path) -> tuple[Holder | None, float] | None:
-    """Holder and time of the last renewal; no holder while it is being written; None: no lock.
+    """Holder and time of the last renewal; no holder where it cannot be read; None: no lock.
 
     Opened, not just asked for its status: so that NFS does not answer from its memory.
     """
@@ -157,10 +161,13 @@ def _look(path: Path) -> tuple[Holder | None, float] | None:
             text = file.read(4096)
     except FileNotFoundError:
         return None
-    try:
-        return Holder(**json.loads(text)), renewed
-    except (ValueError, TypeError):
-        return None, renewed
+    except IsADirectoryError:
+        raise FetchFailed(f"{path} is a folder, and no lock; remove it") from None
+    except PermissionError:  # of somebody who cannot be named, but can be waited for
+        with contextlib.suppress(FileNotFoundError):
+            return None, path.stat().st_mtime
+        return None
+    return holder.parse(text), renewed
 
 
 def _stale(path: Path, pace: Pace) -> bool:
@@ -168,8 +175,8 @@ def _stale(path: Path, pace: Pace) -> bool:
     found = _look(path)
     if found is None:
         return False
-    holder, renewed = found
-    if holder is not None and holder.host == _host() and _ended(holder):
+    who, renewed = found
+    if who is not None and who.host == holder.host() and holder.ended(who):
         return True
     return _file_system_time(path) - renewed > pace.stale
 
@@ -221,51 +228,6 @@ def _set_aside(path: Path) -> None:
     aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     path.rename(aside)
     aside.unlink(missing_ok=True)
-
-
-def _myself() -> Holder:
-    pid = os.getpid()
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a number without a name
-        user = str(os.getuid())
-    return Holder(secrets.token_hex(8), os.uname().nodename, _host(), pid, _start(pid) or 0, user)
-
-
-def _host() -> str:
-    """Within this, a process number means one process: a boot of a node, and its namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return f"unknown/{os.uname().nodename}/{secrets.token_hex(8)}"
-
-
-def _ended(holder: Holder) -> bool:
-    try:
-        os.kill(holder.pid, 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):  # another user's, so it is there
-        pass
-    start = _start(holder.pid)
-    return start is not None and start != holder.start
-
-
-def _start(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot; -1 for a zombie, None where hidden."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        words = text.rpartition(")")[2].split()
-        return -1 if words[0] in ("Z", "X") else int(words[19])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _who(holder: Holder | None) -> str:
-    if holder is None:
-        return "another process"
-    return f"process {holder.pid} of {holder.user} on {holder.node}"
 
 
 def _target_name(path: Path) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...base.urls import public
 from ...site.caches import Caches
 from ..record import Item
 from . import address, hub, lock, progress, unpack
@@ -118,7 +119,7 @@ def fetch_archive(
                 found = unpack.unpack(archive, folder, known.parts, held, known.sha256)
                 archive.unlink(missing_ok=True)
     item = Item(
-        known.folder, address.shown(known.url), str(folder), found.bytes, found.files, known.sha256
+        known.folder, public(known.url), str(folder), found.bytes, found.files, known.sha256
     )
     return Came((item,), lines=(f"in it: {', '.join(known.parts)}",))
 

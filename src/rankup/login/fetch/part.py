@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...base.files import fsync_directory, write_json
-from . import address
+from ...base.urls import identity
 from .http import Version
 
 _BLOCK = 1 << 20  # bytes
@@ -31,7 +33,7 @@ class Part:
     def __init__(self, target: Path, url: str, trusted: bool) -> None:
         self.path = target.with_name(f"{target.name}.part")
         self._said = target.with_name(f"{target.name}.part.json")
-        self._identity, self._trusted = address.identity(url), trusted
+        self._identity, self._trusted = identity(url), trusted
         self._lost = 0
 
     def usable(self) -> tuple[int, Version, int | None]:
@@ -48,6 +50,22 @@ class Part:
             return 0, Version(), None
         return size, version, total
 
+    def make_ours(self) -> None:
+        """Put a copy in the place of what another user has begun, and could not be gone on with.
+
+        What may not be read either is dropped.
+        """
+        if not self.path.exists() or os.access(self.path, os.R_OK | os.W_OK):
+            return
+        copy = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        try:
+            shutil.copyfile(self.path, copy)
+            copy.replace(self.path)
+        except PermissionError:
+            self.remove()
+        finally:
+            copy.unlink(missing_ok=True)
+
     def kept(self) -> int:
         """Bytes that a next attempt will not have to fetch again, as far as can be told.
 
@@ -58,10 +76,13 @@ class Part:
     def begin(self, version: Version, total: int | None) -> None:
         """Forget what there was; from here on it is this version.
 
-        The bytes go first: should this end in between, nothing is taken for something else.
+        The bytes go first: should this end in between, nothing is taken for something else. They go
+        to a new file: the old one may be another user's, or still be open in a process that has
+        lost its lock.
         """
         self._lost = max(self._lost, self.usable()[0])
-        with self.path.open("wb"):
+        self.path.unlink(missing_ok=True)
+        with self.path.open("xb"):
             pass
         said: dict[str, Any] = {"url": self._identity, "total": total, "version": asdict(version)}
         write_json(self._said, said)

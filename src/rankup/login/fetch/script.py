@@ -15,14 +15,19 @@ from ...site import places
 from ...site.caches import Caches, caches
 from ...site.config import Config
 from ...site.profile import Profile
-from .. import offline, record
+from .. import code, offline, record
 from ..record import Item, Record
-from . import arrived, attempt, events, lock, outputs, state
+from . import arrived, events, lock, needed, said, state
 from .attempt import Attempt, Start
 from .progress import say
-from .proof import Proved, prove
+from .proof import Proved
+from .recover import recover
 from .request import Request
+from .starts import Starts
 from .supervise import Interrupt, Limits, default_memory
+from .unreached import unreached
+
+_NAMED = 5  # files that the script has made, by name
 
 
 def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, int]:
@@ -51,8 +56,9 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
         stdout=2 if request.as_json else None,
     )
     # Of two starts at once in a folder, each would take the other's outputs for old files.
-    with lock.held(start.area / "project", say):
-        attempt.recover(start.area, Path.cwd())
+    with lock.held(start.area / "project", say) as held:
+        start = replace(start, check=held.check)
+        recover(start.area, Path.cwd())
         earlier = record.find(project, record.script_key(script, request.args))
         with Interrupt() as interrupt:
             return _Fetch(request, start, own, profile, earlier, interrupt).run()
@@ -71,100 +77,97 @@ class _Fetch:
         interrupt: Interrupt,
     ) -> None:
         self._request = request
-        self._start = start
+        self._starts = Starts(start, interrupt)
         self._caches = own
         self._profile = profile
         self._earlier = earlier
         self._interrupt = interrupt
         self._items: tuple[Item, ...] = earlier.items if earlier else ()
         self._offline: Mapping[str, str] = earlier.offline if earlier else {}
+        self._code = code.digests(start.script)  # as it is started, whatever is edited meanwhile
 
     def run(self) -> tuple[Record, int]:
-        if not self._request.only_proof:
-            done = self._first()
-            self._items = self._came(done)
-            if not done.outcome.reached:
-                self._show_items()
-                return self._record("none", "; ".join(done.outcome.lines)), self._failed()
-            self._offline = _offline(done)
-            lazy = bool(events.of(done.events, "walk"))
-            self._start = replace(self._start, walk=lazy)
-            say(f"it trains (reached its {done.outcome.reached}); now without a network")
-        return self._judge(self._prove())
+        try:
+            return self._run()
+        finally:
+            self._starts.tell_files()
 
-    def _first(self) -> Attempt:
-        """The start with a network; once more where the script wants to be told something."""
-        done = self._tried(attempt.run(self._start, self._interrupt))
-        while self._told(done):
-            done = self._tried(attempt.run(self._start, self._interrupt))
-        return done
-
-    def _prove(self) -> Proved:
-        proved = prove(self._start, self._offline, self._interrupt)
-        while proved.proof == "failed" and self._told(proved.attempt):
-            proved = prove(self._start, self._offline, self._interrupt)
-        return proved
-
-    def _told(self, done: Attempt) -> bool:
-        """Whether another start would be told something that this one wanted to hear."""
-        if done.outcome.wants_gpu and not self._start.pretend_gpu:
-            say("once more, telling it that there is a GPU")
-            self._start = replace(self._start, pretend_gpu=True)
-            return True
-        if done.outcome.wants_world and not self._start.world:
-            say("once more, as the one rank of a world")
-            self._start = replace(self._start, world=True)
-            return True
-        return False
-
-    def _tried(self, done: Attempt) -> Attempt:
-        for event in events.of(done.events, "problem"):
-            say(f"not watched: {event.text('what')}: {event.text('error')}")
-        for line in done.outcome.lines:
-            say(line)
-        for line in outputs.lines(done.undone, Path.cwd()):
-            say(line)
-        if done.ended.left:
-            say(f"these processes could not be ended: {', '.join(map(str, done.ended.left))}")
-        return done
+    def _run(self) -> tuple[Record, int]:
+        shown = clean(self._request.script or "")
+        most = f"{self._request.time} at most"
+        if self._request.only_proof:
+            say(f"starting {shown} without a network, until it trains ({most})")
+            return self._judge(self._starts.prove(self._offline))
+        say(f"running {shown} here, without a GPU, until it trains ({most})")
+        done = self._starts.run()
+        for one in self._starts.first:
+            self._items = self._came(one)
+        if not done.outcome.reached:
+            self._show_items()
+            return self._record("none", "; ".join(done.outcome.lines)), self._failed()
+        self._offline = _offline(done)
+        say(f"it trains (reached its {done.outcome.reached}); now without a network")
+        return self._judge(self._starts.prove(self._offline))
 
     def _judge(self, proved: Proved) -> tuple[Record, int]:
         done = proved.attempt
-        for line in outputs.lines(done.undone, Path.cwd()):
-            say(line)
         if proved.proof in ("namespace", "blocked"):
-            self._items = arrived.without_outputs(self._items, done.events)
-        if not self._request.only_proof:
-            self._show_items()
-        if proved.proof == "none":
-            return self._record("none", proved.note), self._failed()
+            self._items = needed.without_outputs(self._items, done.events)
         if self._request.only_proof:
             self._offline = {**self._offline, **_offline(done)}
+            for event in events.of(done.events, "problem"):
+                say(f"not watched: {event.text('what')}: {event.text('error')}")
+        else:
+            self._show_items()
+        self._starts.tell_files()
+        if proved.proof == "none":
+            for line in proved.lines:
+                say(line)
+            return self._record("none", proved.note), self._failed()
         if proved.proof == "failed":
             say("it does not start without a network:")
             for line in proved.lines:
                 say(f"  {line}")
-            return self._record("failed", proved.note), EXIT_FAILED
-        for line in proved.lines:
+            # That our own limits ended it says something only where they let the first start pass.
+            limited = self._request.only_proof and done.ended.why in ("time", "memory")
+            return self._record("none" if limited else "failed", proved.note), EXIT_FAILED
+        notes = [*proved.lines, *self._unreached(done)]
+        for line in notes:
             say(f"note: {line}")
         how = "network namespace" if proved.proof == "namespace" else "Python's connections blocked"
         reached = f"reached its {done.outcome.reached} in {done.ended.seconds:.0f} s"
         self._print(f"proved: starts without a network ({how}), {reached}")
-        return self._record(proved.proof, proved.note), 0
+        return self._record(proved.proof, "; ".join(notes)), 0
+
+    def _unreached(self, done: Attempt) -> list[str]:
+        """What a job may want later, and would not find."""
+        start = self._starts.start
+        seen = [event for one in (*self._starts.first, done) for event in one.events]
+        lines = unreached(start.script, start.args, seen, self._items, start.cache_folders)
+        return [f"not reached by this start, and not here: {line}" for line in lines]
 
     def _came(self, done: Attempt) -> tuple[Item, ...]:
-        hubs = [path for path in self._start.cache_folders if path.is_dir()]
-        hubs += [path / "hub" for path in hubs]
-        gone = done.undone.removed
-        new = arrived.items(done.events, gone, done.ignored, Path.cwd(), hubs)
+        folders = [path for path in self._starts.start.cache_folders if path.is_dir()]
+        folders += [path / "hub" for path in folders]
+        gone = done.undone.removed | done.undone.restored
+        ignored = (*done.ignored, *map(Path, self._code))  # saved a moment ago, maybe
+        new = arrived.items(done.events, gone, ignored, Path.cwd(), folders)
         return arrived.with_earlier(new, self._items)
 
     def _show_items(self) -> None:
-        if not self._items:
-            return
-        self._print("here now, from the network or made by the script:")
-        for line in arrived.table(self._items):
-            self._print(line)
+        changed = self._starts.changed
+        self._items = tuple(
+            one for one in self._items if os.path.exists(one.path) and one.path not in changed
+        )
+        came = [one for one in self._items if one.needed]
+        if came:
+            self._print("here now:")
+            for line in arrived.table(came):
+                self._print(line)
+        own = [said.shown(one.path, Path.cwd()) for one in self._items if not one.needed]
+        if own:
+            more = f" and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
+            self._print(f"made by the script, kept: {', '.join(own[:_NAMED])}{more}")
         mounted = {one.path: places.mounted(self._profile, Path(one.path)) for one in self._items}
         for path in arrived.unseen_by_jobs(self._items, mounted):
             say(f"warning: compute nodes do not see {path}; put it into the project or scratch")
@@ -179,15 +182,20 @@ class _Fetch:
     def _record(self, proof: record.Proof, note: str) -> Record:
         if self._interrupt.number is not None and self._earlier is not None:
             return self._earlier  # a start that was broken off proves nothing new
-        return Record(
-            key=record.script_key(self._start.script, self._start.args),
+        done = Record(
+            key=record.script_key(self._starts.start.script, self._starts.start.args),
             at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             items=self._items,
             variables=self._caches.variables(),
             offline=dict(self._offline),
             proof=proof,
             note=note,
+            code=self._code,
         )
+        if self._earlier is None or not self._earlier.outlasts(done):
+            return done
+        say(f"what was proved on {self._earlier.at} still counts: its files are here")
+        return self._earlier
 
 
 def _offline(done: Attempt) -> dict[str, str]:

@@ -45,8 +45,10 @@ def made(events: Sequence[Event]) -> list[Made]:
     for place, event in enumerate(events):
         path, asked = event.text("path"), event.text("url")
         if event.kind == "url" and asked:
+            if not brings(event):
+                continue
             entry = last.get(event.pid)
-            if entry is not None and _same_name(found[entry][1], asked):
+            if entry is not None and same_name(found[entry][1], asked):
                 found[entry] = (*found[entry][:2], asked)
             else:
                 url[event.pid] = asked
@@ -68,17 +70,22 @@ def made(events: Sequence[Event]) -> list[Made]:
             found.append((place, path, url.get(event.pid, "")))
     names, ends = kept.by_number(), every.by_number()
     # Of threads that download at once, the last URL is anybody's; the name tells.
-    named = {_name(event.text("url")): event.text("url") for event in events if event.kind == "url"}
+    named = {_name(event.text("url")): event.text("url") for event in events if brings(event)}
     return [
         Made(
             names.get(number, path),
             ends.get(number, path),
             path,
-            source if not source or _same_name(path, source) else named.get(_last(path), source),
+            source if not source or same_name(path, source) else named.get(_last(path), source),
             place,
         )
         for number, (place, path, source) in enumerate(found)
     ]
+
+
+def brings(event: Event) -> bool:
+    """Whether a request asks for content: HEAD asks whether it is there, or counts a visit."""
+    return event.kind == "url" and event.text("method") not in ("HEAD", "OPTIONS")
 
 
 class _Names:
@@ -172,7 +179,7 @@ def cut_short(events: Sequence[Event], *, last: bool = True) -> set[str]:
         start, urls = _hops(events, place)
         found |= {path for path, those in renewed(events).items() if those & urls}
         for one in files:
-            named = any(_same_name(one.first, url) for url in urls)
+            named = any(same_name(one.first, url) for url in urls)
             if one.url in urls and (named or one.place > start):
                 found.add(one.path)
     return found
@@ -208,7 +215,7 @@ def _hops(events: Sequence[Event], place: int) -> tuple[int, set[str]]:
     return place, urls
 
 
-def _same_name(path: str, url: str) -> bool:
+def same_name(path: str, url: str) -> bool:
     """Whether a file has the name of a URL, or that name with something after it.
 
     While it comes, `weights.pt` is `weights.pt.4652adb6.partial` for torch.hub.

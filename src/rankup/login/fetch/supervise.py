@@ -14,7 +14,7 @@ from typing import Literal
 
 import psutil
 
-from .tree import Tree
+from .tree import Tree, orphans_come_here
 
 Why = Literal["exit", "stopped", "time", "memory", "interrupt"]
 _LOOK = 0.1  # seconds between two looks
@@ -106,23 +106,24 @@ def watch(
         stdout: a descriptor for its output; None: ours.
     """
     start = time.monotonic()
-    process = subprocess.Popen(
-        words,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        start_new_session=True,
-    )
-    tree = Tree(process.pid, mark)
-    try:
-        why, peak = _wait(process, tree, limits, interrupt, look, start)
-        if why == "time":
-            stuck(process.pid)
-        tree.freeze()
-        writing = tree.writing()
-    finally:
-        left = tree.kill()
-        code = None if process.pid in left else process.wait()
+    with orphans_come_here() as others:
+        process = subprocess.Popen(
+            words,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            start_new_session=True,
+        )
+        tree = Tree(process.pid, mark, others)
+        try:
+            why, peak = _wait(process, tree, limits, interrupt, look, start)
+            if why == "time":
+                stuck(process.pid)
+            tree.freeze()
+            writing = tree.writing()
+        finally:
+            left = tree.kill()
+            code = None if process.pid in left else process.wait()
     ours = why in ("time", "memory", "interrupt")
     return Ended(why, None if ours else code, time.monotonic() - start, peak, writing, tuple(left))
 

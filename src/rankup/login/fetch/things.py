@@ -8,9 +8,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ...base.files import user_path
+from ...base.urls import public
 from ...site.caches import Caches
 from ...site.needs import Needs, Url
-from ..record import Item, Record
+from ..record import Item, Record, key_of_url
 from . import address, hub, named
 from .came import Came
 from .download import download
@@ -34,12 +35,6 @@ class Thing:
     key: str
     place: Path
     get: Callable[[Record | None], Came]
-
-
-def key_of_url(url: Url) -> str:
-    """The record's key of a file from the web; without its query, yet different by it."""
-    where = "" if url.to is None else f" -> {url.to}"
-    return f"url:{address.identity(url.url)}{where}"
 
 
 def asked(request: Request) -> Needs:
@@ -94,7 +89,7 @@ def _url(url: Url, caches: Caches) -> Thing:
     def get(earlier: Record | None) -> Came:
         done = download(url.url, target, sha256=url.sha256, replace=url.to is None)
         sha256 = done.sha256 or _known(earlier, done.path, done.bytes)
-        shown = address.shown(url.url)
+        shown = public(url.url)
         return Came((Item(target.name, shown, str(target), done.bytes, 1, sha256),))
 
     return Thing(key_of_url(url), target.parent, get)

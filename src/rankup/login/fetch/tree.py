@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 
 import psutil
 
-from .environment import STATE
+from .inside.spec import STATE
+from .inside.tree import CARETAKERS
 
 _END = 10.0  # seconds; a process that waits for a disk ends late
-# These remove the shared memory of processes that are gone, and then end by themselves.
-_TIDYING = ("multiprocessing.resource_tracker", "torch_shm_manager")
 _TIDY = 1.0
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
 class Tree:
@@ -24,11 +26,14 @@ class Tree:
     Args:
         root: a child of this process; None where it is known by its mark alone.
         mark: its value of `RANKUP_FETCH`, inherited by all that it starts.
+        others: children of this process that do not belong to it; all others do, since orphans
+            come here. None: they do not.
     """
 
-    def __init__(self, root: int | None, mark: str) -> None:
+    def __init__(self, root: int | None, mark: str, others: Collection[int] | None = None) -> None:
         self._mark = mark
         self._root = root
+        self._others = others
         self._known: set[psutil.Process] = set()
         if root is not None:
             with suppress(psutil.NoSuchProcess):
@@ -36,11 +41,22 @@ class Tree:
 
     def look(self) -> list[psutil.Process]:
         """The processes that run now."""
+        self._adopt()
         for process in list(self._known):
             with suppress(psutil.Error):
                 self._known.update(process.children(recursive=True))
         self._known = {process for process in self._known if _runs(process)}
         return list(self._known)
+
+    def _adopt(self) -> None:
+        """Take in those whose parents have ended, and reap the dead among them."""
+        if self._others is None:
+            return
+        for process in psutil.Process().children():
+            if process.pid != self._root and process.pid not in self._others:
+                self._known.add(process)
+                with suppress(ChildProcessError):
+                    os.waitpid(process.pid, os.WNOHANG)
 
     def memory(self, limit: int) -> int:
         """Bytes that the processes hold in memory.
@@ -83,6 +99,31 @@ class Tree:
         return [process for process in self.look() if not _tidies(process)]
 
 
+@contextmanager
+def orphans_come_here() -> Iterator[Collection[int]]:
+    """Whose parent ends in here is this process's child from then on, whatever it calls itself.
+
+    Yields:
+        The children that this process has already.
+    """
+    others = frozenset(process.pid for process in psutil.Process().children())
+    before = _subreaper(1)
+    try:
+        yield others
+    finally:
+        _subreaper(before)
+
+
+def _subreaper(value: int) -> int:
+    """Set whether orphans come to this process; what it was. Only Linux has this."""
+    if sys.platform != "linux":
+        return 0
+    libc, before = ctypes.CDLL(None), ctypes.c_int(0)
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(value), 0, 0, 0)
+    return before.value
+
+
 def marked(mark: str) -> list[psutil.Process]:
     """This user's processes with that value of `RANKUP_FETCH`, wherever they hang."""
     found = []
@@ -96,7 +137,7 @@ def marked(mark: str) -> list[psutil.Process]:
 def _tidies(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         words = " ".join(process.cmdline())
-        return any(name in words for name in _TIDYING)
+        return any(name in words for name in CARETAKERS)
     return False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import secrets
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -45,8 +46,7 @@ def unpack(
         OSError: the folder cannot be written to.
     """
     part = folder.with_name(f"{folder.name}.part")
-    if part.exists():
-        shutil.rmtree(part)
+    _clear(part)
     part.mkdir(parents=True)
     files = size = 0
     try:
@@ -77,6 +77,15 @@ def unpack(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return Unpacked(files, size)
+
+
+def _clear(part: Path) -> None:
+    """Remove what an interrupted one has left; another user's folder is moved out of the way."""
+    if not os.path.lexists(part):
+        return
+    aside = part.with_name(f".{part.name}.{secrets.token_hex(4)}")
+    part.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sync_file_system(path: Path) -> None:

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
+from ...base.urls import public
 from .found import Download, What
 from .scopes import Call
 from .values import Values
@@ -98,7 +98,7 @@ class Use:
             return
         for value in name.values:
             if isinstance(value, str) and value:
-                shown = bare_url(value) if what == "url" else value
+                shown = public(value) if what == "url" or "://" in value else value
                 whole = by_name and not why and shown == value
                 yield replace(base, name=shown, known=not why, by_name=whole, why=why)
             else:
@@ -141,16 +141,6 @@ class Use:
 
 
 Rule: TypeAlias = Callable[[Use], Iterator[Download]]
-
-
-def bare_url(url: str) -> str:
-    """A URL without user, password, query and fragment, which may be secret."""
-    try:
-        parts = urlsplit(url)
-        host = parts.netloc.rpartition("@")[2]
-    except ValueError:
-        return url.partition("?")[0]
-    return parts._replace(netloc=host, query="", fragment="").geturl()
 
 
 def texts(value: Value) -> tuple[Any, ...]:

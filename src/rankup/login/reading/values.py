@@ -7,26 +7,24 @@ with several); all of them are given. What is not known says why. Nothing of the
 from __future__ import annotations
 
 import ast
-import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .functions import call_of
+from . import expressions
 from .names import Names
-from .operations import MOST_TEXT, added, compared, formatted, path_of, text_of
+from .operations import compared
 from .parameters import SPREAD, default_of, given
 from .scopes import Binding, Call, File, Guard, Scope
-from .worth import COMPUTED, INVOLVED, Known, Options, Unknown, Value, at
+from .worth import COMPUTED, INVOLVED, MOST_VALUES, Known, Options, Unknown, Value, at
 
-MOST_VALUES = 64
 MOST_STEPS = 300_000  # of one reading: seconds
 _MOST_DEPTH = 60
 
 
 class Values:
-    """Evaluates expressions of a project.
+    """Evaluates expressions of a project; those of several parts in `expressions`.
 
     Args:
         options: what the attributes of the parsed command line are worth.
@@ -60,24 +58,24 @@ class Values:
             case ast.Attribute():
                 return self._attribute(node, scope, depth + 1)
             case ast.JoinedStr(values=parts):
-                return self._joined(parts, scope, depth + 1)
+                return expressions.joined(self, parts, scope, depth + 1)
             case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
                 return self.of(value, scope, depth + 1)
             case ast.BinOp(left=left, op=op, right=right):
-                return self._binary(left, op, right, scope, depth + 1)
+                return expressions.binary(self, left, op, right, scope, depth + 1)
             case ast.BoolOp(op=ast.Or(), values=parts):
-                return self._first_true(parts, scope, depth + 1)
+                return expressions.first_true(self, parts, scope, depth + 1)
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 truth = self.truth(test, scope, depth + 1)
                 if truth is None:
                     return Unknown("it depends on a condition")
                 return self.of(body if truth else orelse, scope, depth + 1)
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                return self._combined(parts, scope, depth + 1, tuple)
+                return expressions.combined(self, parts, scope, depth + 1, tuple)
             case ast.Subscript(value=value, slice=key):
-                return self._item(value, key, scope, depth + 1)
+                return expressions.item(self, value, key, scope, depth + 1)
             case ast.Call():
-                return self._call(node, scope, depth + 1)
+                return expressions.call(self, node, scope, depth + 1)
             case ast.NamedExpr(value=value):
                 return self.of(value, scope, depth + 1)
         return COMPUTED
@@ -199,7 +197,9 @@ class Values:
         if dotted is not None and "(" not in dotted:
             return Unknown(f"{dotted} is not of this script")
         if node.attr == "parent":
-            return self._combined([node.value], scope, depth, lambda path: os.path.dirname(path[0]))
+            return expressions.combined(
+                self, [node.value], scope, depth, lambda path: os.path.dirname(path[0])
+            )
         if node.attr in self.options:
             return self.options[node.attr]
         if node.attr in self._said:
@@ -258,92 +258,7 @@ class Values:
         found = self._calls.get(id(scope), [])
         return [c for c in found if self.happens(c.guards, c.scope, 1) is not False]
 
-    # --- operations
-
-    def _combined(
-        self,
-        parts: Sequence[ast.expr],
-        scope: Scope,
-        depth: int,
-        make: Callable[[Sequence[Any]], Any],
-    ) -> Value:
-        """All that can be made of what the parts are worth."""
-        worth = []
-        for part in parts:
-            value = self.of(part, scope, depth)
-            if isinstance(value, Unknown):
-                return value
-            worth.append(value.values)
-        several = itertools.islice(itertools.product(*worth), MOST_VALUES + 1)
-        try:
-            made = tuple(dict.fromkeys(make(one) for one in several))
-        except (TypeError, ValueError, LookupError, AttributeError):
-            return COMPUTED
-        if len(made) > MOST_VALUES or any(isinstance(m, str) and len(m) > MOST_TEXT for m in made):
-            return INVOLVED
-        return Known(made)
-
-    def _joined(self, parts: Sequence[ast.expr], scope: Scope, depth: int) -> Value:
-        return self._combined(parts, scope, depth, lambda texts: "".join(map(text_of, texts)))
-
-    def _binary(
-        self, left: ast.expr, op: ast.operator, right: ast.expr, scope: Scope, depth: int
-    ) -> Value:
-        if isinstance(op, ast.Add):
-            return self._combined([left, right], scope, depth, lambda pair: added(*pair))
-        if isinstance(op, ast.Div):
-            return self._combined([left, right], scope, depth, lambda pair: path_of(*pair))
-        if isinstance(op, ast.Mod) and isinstance(right, ast.Tuple):
-            return self._combined(
-                [left, *right.elts], scope, depth, lambda p: formatted(p[0], tuple(p[1:]))
-            )
-        if isinstance(op, ast.Mod):
-            return self._combined([left, right], scope, depth, lambda p: formatted(p[0], (p[1],)))
-        return COMPUTED
-
-    def _first_true(self, parts: Sequence[ast.expr], scope: Scope, depth: int) -> Value:
-        found: Value = INVOLVED
-        for part in parts:
-            found = self.of(part, scope, depth)
-            if isinstance(found, Unknown) or all(found.values):
-                return found
-            if any(found.values):
-                return Unknown("it depends on a condition")
-        return found
-
-    def _item(self, value: ast.expr, key: ast.expr, scope: Scope, depth: int) -> Value:
-        for table, where in self.names.tables(value, scope):
-            wanted = self.of(key, scope, depth)
-            if isinstance(wanted, Unknown):
-                return wanted
-            for name, worth in zip(table.keys, table.values, strict=True):
-                if name is not None and self.of(name, where, depth) == wanted:
-                    return self.of(worth, where, depth)
-            return Unknown("it is in no table here")
-        if self.names.dotted(value, scope) == "os.environ":
-            return self._of_environment(key, scope, depth)
-        return self._combined([value, key], scope, depth, lambda pair: pair[0][pair[1]])
-
-    def _of_environment(self, name: ast.expr, scope: Scope, depth: int) -> Unknown:
-        """The job's environment is not this one: of a variable only its name is known."""
-        found = self.of(name, scope, depth)
-        return Unknown(
-            f"it depends on ${found.values[0]}" if isinstance(found, Known) else "it is computed"
-        )
-
-    def _call(self, node: ast.Call, scope: Scope, depth: int) -> Value:
-        if any(isinstance(one, ast.Starred) for one in node.args):
-            return COMPUTED
-        dotted = self.names.dotted(node.func, scope) or ""
-        if dotted in ("os.getenv", "os.environ.get") and node.args:
-            return self._of_environment(node.args[0], scope, depth)
-        return call_of(
-            node,
-            dotted,
-            lambda part: self.of(part, scope, depth),
-            lambda parts, make: self._combined(parts, scope, depth, make),
-            self.exists,
-        )
+    # --- files
 
     def exists(self, text: object) -> bool:
         """Whether something lies at a path, as the script would see it.

@@ -25,6 +25,7 @@ Value: TypeAlias = Known | Unknown
 Options: TypeAlias = Mapping[str, Value]
 INVOLVED = Unknown("it is too involved to be followed")
 COMPUTED = Unknown("it is computed")
+MOST_VALUES = 64  # of one expression
 
 
 def at(value: Value, index: tuple[int, ...]) -> Value:

@@ -197,3 +197,22 @@ def test_sigusr2_writes_where_the_script_is(run: Runner) -> None:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def test_a_traceback_is_held_back_where_the_parent_may_have_another_start_in_mind(
+    run: Runner,
+) -> None:
+    plain = run("import sys\nprint('before', file=sys.stderr)\nraise KeyError('RANK')\n")
+    held = run("import sys\nprint('before', file=sys.stderr)\nraise KeyError('RANK')\n", hold=True)
+    assert (held.code, held.err) == (1, "before\n")
+    kept = (run.state / "traceback.txt").read_text()
+    assert "before\n" + kept == plain.err
+    assert kept.endswith("KeyError: 'RANK'\n")
+
+
+def test_an_error_with_a_long_message_does_not_fill_the_journal(run: Runner) -> None:
+    done = run("raise ValueError('x' * 5_000_000 + 'at the end')\n")
+    end = done.one("end")
+    assert len(end["message"]) < 70_000
+    assert len(end["error"]) < 70_000
+    assert end["message"].endswith("at the end")

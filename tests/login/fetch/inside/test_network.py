@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from rankup.login.fetch.inside import network, urls
+from rankup.login.fetch.inside import network
 
 from ...web import Web
 from .running import Runner
@@ -211,27 +211,6 @@ def test_not_blocked_a_look_up_is_told_and_let_through(run: Runner) -> None:
 )
 def test_loopback_is_known_by_name_and_number(host: str, expected: bool) -> None:
     assert network.is_loopback(host) is expected
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://me:pass@host:8080/a/b.tgz?x=1#y", "https://host:8080/a/b.tgz"),
-        ("https://token@host/a", "https://host/a"),
-        ("http://[::1]:80/a", "http://[::1]:80/a"),
-        ("http://[broken/a?x=1", "http://[broken/a"),
-    ],
-)
-def test_public_urls_hold_no_secret(url: str, expected: str) -> None:
-    assert urls.public(url) == expected
-
-
-def test_messages_hold_no_secret() -> None:
-    told = "GET https://me:x@h/a?t=s failed (Max retries exceeded with url: /a/b?token=s (why))"
-    assert (
-        urls.cleaned(told)
-        == "GET https://h/a failed (Max retries exceeded with url: /a/b?... (why))"
-    )
 
 
 @pytest.mark.parametrize(

@@ -269,4 +269,30 @@ def test_threads_that_write_at_once_do_not_disturb_each_other(run: Runner) -> No
         """)
     assert done.out == "100\n", done.explain()
     assert len(done.of("rename")) == 100
-    assert done.one("open", path=str(run.folder / "same.txt"))["how"] == "create"
+    same = [one for one in done.of("open") if one["path"] == str(run.folder / "same.txt")]
+    assert {one["how"] for one in same} == {"create"}  # told by each that came before it was there
+
+
+def test_a_changed_mode_is_told_with_the_old_one(run: Runner) -> None:
+    path = _old(run)
+    path.chmod(0o644)
+    done = run("""\
+        import os
+        os.chmod("old.txt", 0o600)
+        open("new.txt", "w").close()
+        os.chmod("new.txt", 0o600)
+        """)
+    event = done.one("chmod")
+    assert (event["path"], event["mode"]) == (str(path), 0o644)
+
+
+def test_a_program_that_is_given_a_file_cannot_take_it_away(run: Runner) -> None:
+    paths = [_old(run, name) for name in ("a.txt", "d/b.txt", "c.txt")]
+    done = run("""\
+        import os, subprocess
+        subprocess.run(["rm", "a.txt"], check=True)
+        subprocess.run(["sed", "-i", "s/what/x/", "b.txt"], cwd="d", check=True)
+        os.system("true; mv c.txt moved.txt")
+        """)
+    for path in paths:
+        assert _backup(done, "handed", path).read_bytes() == OLD

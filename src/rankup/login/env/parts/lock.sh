@@ -24,13 +24,12 @@ write_lock() {
         cat "$work/found"
     } >"$new"
     mv "$new" requirements.lock
+    drop_older_wheels # only now: the old lock names one of them
     say "requirements.lock names $(grep -c '^[^ #]' requirements.lock) packages"
 }
 
 lock_with_pip() { # in an empty venv, so that what is in venv/ plays no role; modules do
-    local options=()
-    if [ "$ENV_KIND" = modules ]; then options=(--system-site-packages); fi
-    "$base" -m venv "${options[@]}" "$work/venv" &&
+    new_venv "$work/venv" &&
         "$work/venv/bin/python" -m pip install --quiet --dry-run --report "$work/report" \
             "${links[@]}" -r requirements.txt -r "$work/own.in" &&
         "$work/venv/bin/python" - "$work/report" >"$work/found" <<'END'

@@ -1,7 +1,7 @@
 
 # ---- what to do ----------------------------------------------------------------------------------
 main() {
-    local why now
+    local why
     acquire
     # That of this environment itself may be active, and is perhaps about to go.
     PATH=${PATH//"$venv/bin:"/}
@@ -30,16 +30,19 @@ main() {
         fi
     fi
     why=$(why_anew)
+    if [ -z "$why" ] && [ "$(cat venv/.installed 2>/dev/null)" = "$(wanted)" ]; then
+        drop_older_wheels
+        say "venv/ is up to date"
+        return
+    fi
+    find_packages
+    if works; then try_first "$why"; fi
     if [ -n "$why" ]; then
         say "making venv/: $why"
         make_venv
     fi
-    now=$(wanted)
-    if [ "$(cat venv/.installed 2>/dev/null)" = "$now" ]; then
-        say "venv/ is up to date"
-        return
-    fi
     install_packages
+    drop_older_wheels
     say "done; activate it with: source '$here/activate.sh'"
 }
 

@@ -2,7 +2,9 @@
 # ---- one setup at a time -------------------------------------------------------------------------
 # .lock/ holds a link for each owner so far, named 1, 2, ...; the last owner is the present one, and
 # its link says who that is. Making a link is atomic on every file system and needs no flock. Who
-# finds the last owner dead makes the next link: only one process can.
+# finds the last owner dead makes the next link: only one process can. It is made from within the
+# folder that was looked at, which counts as long as it is still .lock: one that was given back in
+# between has been renamed.
 started() { # when a process was started, in ticks since boot; nothing once it has ended
     local fields
     fields=$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) || return 0
@@ -21,17 +23,19 @@ acquire() {
     rm -rf .lock.* # of one that was killed while it gave the lock back
     while :; do
         mkdir -p .lock || fail "$here cannot be written to"
-        last=$(find .lock -mindepth 1 -printf '%f\n' 2>/dev/null | sort -n | tail -n 1)
-        owner=$([ -z "$last" ] || readlink ".lock/$last" || true)
+        if [ "$refused" -gt 100 ]; then fail "$here/.lock cannot be written to"; fi
+        cd -P .lock 2>/dev/null || { refused=$((refused + 1)) && continue; } # gone again
+        last=$(find . -mindepth 1 -printf '%f\n' 2>/dev/null | sort -n | tail -n 1)
+        owner=$([ -z "$last" ] || readlink "$last" || true)
         IFS=: read -r host pid since <<<"$owner" || true
         if [ -z "$last" ] || { [ "$host" = "$HOSTNAME" ] && ! alive "$pid" "$since"; }; then
-            if ln -sT "$HOSTNAME:$$:$(started $$)" ".lock/$((${last:-0} + 1))" 2>/dev/null; then
+            if take "$((${last:-0} + 1))"; then
+                cd -- "$here"
                 owned=yes
                 rm -rf .lock-* .tmp-* requirements.lock.new.* # of one that was killed
                 return 0
             fi
             refused=$((refused + 1)) # somebody else was quicker
-            if [ "$refused" -gt 100 ]; then fail "$here/.lock cannot be written to"; fi
         elif [ -n "$host" ] && [ "$host" != "$HOSTNAME" ]; then
             fail "process $pid on $host is at work here. If that is not so any more: rm -r '$here/.lock'"
         elif [ "$waited" -ge 3600 ]; then
@@ -43,7 +47,12 @@ acquire() {
             sleep 1
             waited=$((waited + 1))
         fi
+        cd -- "$here"
     done
+}
+
+take() { # take NUMBER: make the link of that number in the working directory, if that is .lock
+    ln -sT "$HOSTNAME:$$:$(started $$)" "$1" 2>/dev/null && [ . -ef "$here/.lock" ]
 }
 
 owned=
@@ -52,7 +61,10 @@ finish() {
     local code=$?
     if [ "${#made_here[@]}" -gt 0 ]; then rm -rf -- "${made_here[@]}"; fi
     # Renamed first, so that nobody takes the lock while its links go one by one.
-    if [ -n "$owned" ]; then mv -T .lock ".lock.$$" && rm -rf ".lock.$$"; fi
+    if [ -n "$owned" ]; then
+        mv -T "$here/.lock" "$here/.lock.$$" || true
+        rm -rf "$here/.lock.$$" || true # a link that comes just now is not worth a failure
+    fi
     exit "$code"
 }
 trap finish EXIT

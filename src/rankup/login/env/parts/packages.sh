@@ -14,6 +14,12 @@ find_wheel() { # sets wheel (rankup's own: the newest, or that of the lock) and 
     fi
 }
 
+drop_older_wheels() { # those that were put here before the one that is used; newer ones are somebody's
+    if [ -n "$wheel" ]; then
+        find wheels -maxdepth 1 -name 'rankup-*.whl' ! -newer "$wheel" ! -path "$wheel" -delete
+    fi
+}
+
 wanted() { # the text of venv/.installed, as it would be written now
     cat <<END
 name=${ENV_NAME:-env}
@@ -53,30 +59,48 @@ find_installer() { # sets installer: uv where it may be used, else pip
     installer=pip
     # uv would install what the modules have once more: it does not look at them.
     if [ "$ENV_KIND" = modules ] || ! command -v uv >/dev/null; then return 0; fi
-    if pip_is_configured && ! uv_is_configured; then
+    if pip_alone_says "$index_in_pip" "$index_in_uv" INDEX_URL EXTRA_INDEX_URL FIND_LINKS NO_INDEX -- \
+        INDEX_URL DEFAULT_INDEX INDEX EXTRA_INDEX_URL FIND_LINKS OFFLINE; then
         say "installing with pip: its settings say where packages come from, and uv does not read them"
-        return 0
+    elif pip_alone_says constraint constraint-dependencies CONSTRAINT -- CONSTRAINT; then
+        say "installing with pip: its settings constrain versions, and uv does not read them"
+    else
+        installer=uv
     fi
-    installer=uv
 }
 
-pip_is_configured() {
-    local file
-    if [ -n "${PIP_INDEX_URL:-}${PIP_EXTRA_INDEX_URL:-}${PIP_FIND_LINKS:-}${PIP_NO_INDEX:-}${PIP_CONSTRAINT:-}" ]; then
-        return 0
-    fi
-    for file in "${PIP_CONFIG_FILE:-}" /etc/pip.conf /etc/xdg/pip/pip.conf "${HOME:-}/.pip/pip.conf" \
-        "${XDG_CONFIG_HOME:-${HOME:-}/.config}/pip/pip.conf"; do
-        if [ -r "$file" ] && grep -qE '^ *(index-url|extra-index-url|find-links|no-index|constraint)' "$file"; then
-            return 0
-        fi
+# Keys of their files, as grep knows them.
+index_in_pip='(extra[-_])?index[-_]url|find[-_]links|no[-_]index'
+index_in_uv='\[\[index\]\]|index[[:space:]]*=|(index|extra-index)-url|find-links|no-index|offline'
+
+# pip_alone_says KEYS_OF_PIP KEYS_OF_UV NAME... -- NAME...: whether pip's settings say something, in
+# its files or in variables PIP_NAME, that uv's say neither in files nor in variables UV_NAME.
+pip_alone_says() {
+    local pip=$1 uv=$2 config=${XDG_CONFIG_HOME:-${HOME:-}/.config} names=()
+    shift 2
+    while [ "$1" != -- ]; do
+        names+=("PIP_$1")
+        shift
+    done
+    shift
+    is_said "$pip" "${names[@]}" -- "${PIP_CONFIG_FILE:-}" /etc/pip.conf /etc/xdg/pip/pip.conf \
+        "${HOME:-}/.pip/pip.conf" "$config/pip/pip.conf" &&
+        ! is_said "$uv" "${@/#/UV_}" -- "${UV_CONFIG_FILE:-}" "$config/uv/uv.toml" /etc/uv/uv.toml
+}
+
+is_said() { # is_said KEYS VARIABLE... -- FILE...: whether one is set, or one has such a key
+    local keys=$1
+    shift
+    while [ "$1" != -- ]; do
+        if [ -n "${!1:-}" ]; then return 0; fi
+        shift
+    done
+    shift
+    while [ "$#" -gt 0 ]; do
+        if [ -f "$1" ] && grep -qsE "^[[:space:]]*($keys)" "$1"; then return 0; fi
+        shift
     done
     return 1
-}
-
-uv_is_configured() {
-    [ -n "${UV_INDEX_URL:-}${UV_DEFAULT_INDEX:-}${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}${UV_FIND_LINKS:-}${UV_OFFLINE:-}${UV_CONSTRAINT:-}${UV_CONFIG_FILE:-}" ] ||
-        [ -r "${XDG_CONFIG_HOME:-${HOME:-}/.config}/uv/uv.toml" ] || [ -r /etc/uv/uv.toml ]
 }
 
 find_links() { # fills links: the folder of rankup's wheel, beside those the user has set
@@ -98,38 +122,63 @@ drop_unfinished() { # a package whose installation was killed looks as if it wer
     done
 }
 
-install_packages() {
-    local what why links site
+find_packages() { # sets installer, links and packages (the words that say what to install)
     find_installer
     find_links
     if [ -f requirements.lock ]; then
-        what=(--require-hashes "${links[@]}" -r requirements.lock)
-        say "installing what requirements.lock names, with $installer"
+        source=requirements.lock
+        packages=(--require-hashes "${links[@]}" -r requirements.lock)
     else
-        what=(-r requirements.txt)
-        if [ -n "$wheel" ]; then what+=("./$wheel"); fi
-        if [ -f kernel.sh ]; then what+=(ipykernel); fi
-        say "installing what requirements.txt names, with $installer"
+        source=requirements.txt
+        packages=(-r requirements.txt)
+        if [ -n "$wheel" ]; then packages+=("./$wheel"); fi
+        if [ -f kernel.sh ]; then packages+=(ipykernel); fi
     fi
+}
+
+try_first() { # try_first WHY_ANEW: end here, where the packages cannot be had, and keep what works
+    local python=$venv/bin/python work
+    say "venv/ stays as it is until all that $source names has been found"
+    if [ -n "$1" ]; then
+        work=$(mktemp -d "$here/.tmp-XXXXXX")
+        made_here+=("$work")
+        new_venv "$work/venv"
+        python=$work/venv/bin/python
+    fi
+    run_installer "$python" --quiet --dry-run ||
+        explain_failure "venv/ is as it was, and older than $source"
+    if [ -n "$1" ]; then rm -rf -- "$work"; fi
+}
+
+run_installer() { # run_installer PYTHON OPTION...
+    local python=$1 options=("${@:2}") site
+    if [ "$installer" = uv ]; then
+        uv pip install "${options[@]}" --python "$python" "${packages[@]}"
+    else
+        site=$(echo "${python%/bin/python}"/lib/python*/site-packages)
+        PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} \
+            "$python" -m pip install "${options[@]}" "${packages[@]}"
+    fi
+}
+
+install_packages() {
+    local options=()
+    say "installing what $source names, with $installer"
     rm -f venv/.installed
     drop_unfinished
     asked_for >venv/.names
-    if [ "$installer" = uv ]; then
-        # Thousands of ranks that compile at once would be slow on a parallel file system.
-        uv pip install --compile-bytecode --python "$venv/bin/python" "${what[@]}" || explain_failure
-    else
-        site=$(echo "$venv"/lib/python*/site-packages)
-        PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} \
-            "$venv/bin/python" -m pip install "${what[@]}" || explain_failure
-    fi
+    # Thousands of ranks that compile at once would be slow on a parallel file system.
+    if [ "$installer" = uv ]; then options=(--compile-bytecode); fi
+    run_installer "$venv/bin/python" "${options[@]}" ||
+        explain_failure "Once that is mended, the same command goes on from here"
     wanted >venv/.installed.new
     mv venv/.installed.new venv/.installed
 }
 
-explain_failure() {
+explain_failure() { # explain_failure [SENTENCE]
     if [ -n "${SLURM_JOB_ID:-}" ]; then
         fail "$installer failed, see above. This is job $SLURM_JOB_ID, and compute nodes often have" \
-            "no network: run it on the login node: bash '$here/setup.sh'"
+            "no network: run it on the login node: bash '$here/setup.sh'${1:+. $1}"
     fi
-    fail "$installer failed, see above. Once that is mended, the same command goes on from here"
+    fail "$installer failed, see above${1:+. $1}"
 }

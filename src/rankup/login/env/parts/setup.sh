@@ -25,6 +25,10 @@ case ${1-} in
 *) fail "it takes no word but lock, and got '$1'" ;;
 esac
 case $here in
-*[:$'\n']*) fail "$here: a ':' or a line break in a folder's name is not possible on PYTHONPATH" ;;
+*[:\$\`\"\\[:cntrl:]]*)
+    # The activate of Python's own venv has the path between double quotes.
+    fail "$(printf %q "$here"): the path has a ':', which cannot stand in PATH, or one of \$ \` \" \\ or" \
+        "a control character, which venv's own activate would run; choose another folder"
+    ;;
 esac
 

@@ -72,18 +72,29 @@ asked_for() { # the names of the packages that the lock, or requirements.txt and
         s/[._]/-/g' | LC_ALL=C sort -u
 }
 
-make_venv() {
-    local options=(--prompt "${ENV_NAME:-env}")
+works() { # whether venv/ can be activated as it is
+    [ -f venv/.installed ] && [ "$(_env_said path venv/.made)" -ef "$venv" ] &&
+        [ "$(_env_said machine venv/.made)" = "$machine" ] && venv/bin/python -c '' 2>/dev/null
+}
+
+new_venv() { # new_venv FOLDER [OPTION...]: an empty one; the modules' packages are seen in it
+    local folder=$1 options=("${@:2}")
     if [ "$ENV_KIND" = modules ]; then options+=(--system-site-packages); fi
-    rm -f venv/.made venv/.installed
     if "$base" -c 'import ensurepip' 2>/dev/null; then
-        "$base" -m venv --clear "${options[@]}" "$venv"
+        "$base" -m venv --clear "${options[@]}" "$folder"
     elif command -v uv >/dev/null; then # Debian keeps ensurepip in a package of its own
-        rm -rf -- "$venv"
-        uv venv --quiet --seed --python "$base" "${options[@]}" "$venv"
+        rm -rf -- "$folder"
+        uv venv --quiet --seed --python "$base" "${options[@]}" "$folder"
     else
         fail "$base lacks ensurepip. Debian and Ubuntu: apt-get install python3-venv; elsewhere: uv"
     fi
+}
+
+make_venv() {
+    local name=${ENV_NAME:-env}
+    rm -f venv/.made venv/.installed
+    # bash runs what stands in a prompt as $(...).
+    new_venv "$venv" --prompt "${name//[^[:alnum:]_.+ -]/-}"
     echo '*' >venv/.gitignore
     cat >venv/.made.new <<END
 path=$venv

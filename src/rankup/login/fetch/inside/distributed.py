@@ -10,9 +10,17 @@ from typing import Any
 
 from .devices import Devices
 
+_SRUN = {
+    **dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID"), "0"),
+    **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "1"),
+    **dict.fromkeys(("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), "1"),
+    **dict.fromkeys(("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE"), "1"),
+    **dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"), "localhost"),
+}
+
 
 def environment() -> dict[str, str]:
-    """torchrun's variables of a world of one; a port that is free now."""
+    """torchrun's and srun's variables of a world of one; a port that is free now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -23,6 +31,7 @@ def environment() -> dict[str, str]:
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        **_SRUN,
     }
 
 

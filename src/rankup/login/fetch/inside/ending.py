@@ -10,14 +10,16 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+from ....base.secrets import redacted
 from . import tree
 from .audit import Hook
 from .journal import Journal
 from .lazy import Lazy
 from .modules import Used
 from .spec import Spec
-from .urls import cleaned
 from .where import HERE
+
+_MOST = 64 << 10  # characters of an error in a line of the journal
 
 
 class Ending:
@@ -78,6 +80,11 @@ class Ending:
         self._journal.tell("modules", names=self._used.names())
         self._journal.tell("end", code=code, **told)
 
+    def refuse(self, what: str, error: BaseException) -> None:
+        """End the script here: it cannot be watched, and would train to its end."""
+        why = f"{what}: {type(error).__name__}: {error}"
+        self._leave(1, "end", code=1, error=None, type=None, message=None, unknown=why[:_MOST])
+
 
 def flush() -> None:
     """Write out what the script has printed; it may have put something else in its place."""
@@ -121,7 +128,13 @@ def _told(error: BaseException, lines: list[str]) -> dict[str, str | None]:
     except Exception as failed:  # somebody's own __str__
         message = f"<no message: {failed!r}>"
     return {
-        "error": cleaned("".join(lines)),
+        "error": _short(redacted("".join(lines), os.environ)),
         "type": prefix + kind.__qualname__,
-        "message": cleaned(message),
+        "message": _short(redacted(message, os.environ)),
     }
+
+
+def _short(text: str) -> str:
+    """Both ends of a text: a message may hold a whole tensor, and what counts stands at its end."""
+    half = _MOST // 2
+    return text if len(text) <= _MOST else f"{text[:half]}\n[...]\n{text[-half:]}"

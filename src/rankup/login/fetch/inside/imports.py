@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -12,6 +12,7 @@ from .journal import Journal
 
 Change = Callable[[Any], None]
 Changes = Mapping[str, Sequence[Change]]
+Refuse = Callable[[str, BaseException], None]
 
 
 class AfterImport:
@@ -19,11 +20,19 @@ class AfterImport:
 
     The module keeps its own loader, which others look at (`inspect`, `importlib.resources`); only
     its `exec_module` is wrapped for one call.
+
+    Args:
+        needed: those of `changes` without which the script must not go on.
+        refuse: ends the script; called with the name of such a change, and why it failed.
     """
 
-    def __init__(self, changes: Changes, journal: Journal) -> None:
+    def __init__(
+        self, changes: Changes, journal: Journal, needed: Collection[Change], refuse: Refuse
+    ) -> None:
         self._changes = changes
         self._journal = journal
+        self._needed = needed
+        self._refuse = refuse
 
     def install(self) -> None:
         """Begin; what is imported already is changed at once."""
@@ -62,6 +71,8 @@ class AfterImport:
             loader.exec_module = exec_module
         except AttributeError as error:
             self._journal.problem(name, error)
+            if any(change in self._needed for change in self._changes[name]):
+                self._refuse(name, error)
 
     def _apply(self, name: str, module: ModuleType) -> None:
         for number, change in enumerate(self._changes[name], 1):
@@ -73,3 +84,5 @@ class AfterImport:
         except Exception as error:
             # A version that we do not know: the script is not to suffer from it.
             self._journal.problem(what, error)
+            if change in self._needed:
+                self._refuse(what, error)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from . import accelerator, clients, devices, distributed, functions, writers
 from .audit import Handler, Hook
+from .databases import Databases
 from .devices import Devices
 from .ending import Ending
 from .imports import AfterImport, Changes
@@ -49,8 +50,10 @@ def install(spec: Spec) -> Installed:
         "httpx2": [lambda module: clients.watch_httpx(module, net)],
         "aiohttp": [lambda module: clients.watch_aiohttp(module, net)],
     }
-    AfterImport(changes, journal).install()
-    hook.install(_handlers(outputs, net, Spawned(journal)))
+    # Without these the script would not be stopped, and train to its end on a login node.
+    needed = (lazy.watch_loaders, training.watch_loader, training.watch_modules)
+    AfterImport(changes, journal, needed, ending.refuse).install()
+    hook.install(_handlers(outputs, net, Spawned(journal, outputs.handed)))
     return Installed(journal, ending)
 
 
@@ -65,6 +68,8 @@ def _handlers(outputs: Outputs, net: Network, spawned: Spawned) -> dict[str, Han
         "os.link": outputs.linked,
         "os.symlink": outputs.linked,
         "os.truncate": outputs.cut,
+        "os.chmod": outputs.mode_changed,
+        "sqlite3.connect": Databases(outputs).connected,
         "socket.connect": net.connected,
         "socket.sendto": net.sent,
         "socket.sendmsg": net.sent,

@@ -64,7 +64,7 @@ class Lazy:
     @contextmanager
     def drawing(self, iterator: Any) -> Iterator[None]:
         """A batch is drawn in here, in this process or in its workers."""
-        own = iterator._num_workers == 0 and not self.walking
+        own = not getattr(iterator, "_num_workers", 0) and not self.walking
         loader = self.loader(iterator)
         before = self._uses
         self._drawing += own

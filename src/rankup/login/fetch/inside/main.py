@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import io
 import os
 import signal
 import sys
 import types
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 
 from . import children, distributed
@@ -76,10 +78,26 @@ class _Script:
 
     def _show(self, error: BaseException) -> None:
         told = without_ours(error)
+        with self._held():
+            try:
+                sys.excepthook(*told)
+            except Exception:  # the script's own hook
+                sys.__excepthook__(*told)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """What is written to stderr in here goes into the file of the spec, if that says so."""
+        if not self._spec.hold:
+            yield
+            return
+        shown, kept = sys.stderr, io.StringIO()
+        sys.stderr = kept
         try:
-            sys.excepthook(*told)
-        except Exception:  # the script's own hook
-            sys.__excepthook__(*told)
+            yield
+        finally:
+            sys.stderr = shown
+            with suppress(OSError), open(self._spec.traceback, "wb") as file:
+                file.write(kept.getvalue().encode(errors="backslashreplace"))
 
     def _ended(self) -> None:
         if os.getpid() == self._main:

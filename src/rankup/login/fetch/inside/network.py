@@ -7,9 +7,9 @@ import ipaddress
 import os
 from collections.abc import Callable
 
+from ....base.urls import public
 from . import tree
 from .journal import Journal
-from .urls import public
 
 
 class Network:

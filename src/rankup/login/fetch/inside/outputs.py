@@ -18,6 +18,7 @@ from typing import Literal
 
 from .journal import Journal
 from .made import Made
+from .paths import aside, real_path
 
 COPY_LIMIT = 64 << 20
 How = Literal["create", "truncate", "append", "update"]
@@ -55,25 +56,37 @@ class Outputs:
                 return
             self.written(path, how, creates=bool(flags & os.O_CREAT), new=bool(flags & os.O_EXCL))
 
-    def written(self, path: object, how: How, *, creates: bool = True, new: bool = False) -> None:
+    def written(
+        self,
+        path: object,
+        how: How,
+        *,
+        creates: bool = True,
+        new: bool = False,
+        beside: bool = False,
+    ) -> None:
         """A file is about to be written to.
 
         Args:
             creates: it is made where it is missing.
             new: it must not be there yet, else the script gets an error.
+            beside: it belongs to another file, and means nothing without that.
 
         Raises:
             PermissionError: there is an old file, and it cannot be kept.
         """
-        real = self._real(path, follow=True)
+        real = real_path(path, follow=True)
         if not real or self._is_ignored(real):
             return
         with self._lock:
             try:
                 found = os.lstat(real)
             except OSError:
-                if creates:
-                    self._create(real)
+                if creates and not (beside and real in self._noted):
+                    self._noted.update([real] if beside else [])
+                    fields = {"existed": False, "size": 0, "how": "create", "backup": None}
+                    self._tell("open", path=real, **fields, **({"beside": True} if beside else {}))
+                    self._made.add(real)
                 return
             if new or not stat.S_ISREG(found.st_mode) or not os.access(real, os.W_OK):
                 return
@@ -81,9 +94,24 @@ class Outputs:
                 return
             self._keep(real, how, found)
 
+    def handed(self, path: str) -> None:
+        """The name of a file or folder is given to a program that changes such."""
+        real = real_path(path, follow=False)
+        if not real or self._is_ignored(real) or self._made.known(real) or real in self._noted:
+            return
+        with self._lock, suppress(OSError):
+            found = os.lstat(real)
+            folder = stat.S_ISDIR(found.st_mode)
+            backup = aside(self._suffix, real) if stat.S_ISREG(found.st_mode) else None
+            fields = {"backup": backup, "changed": found.st_mtime_ns, "folder": folder}
+            self._tell("handed", path=real, **fields)
+            self._noted.add(real)
+            if backup is not None:
+                os.link(real, backup)
+
     def removed(self, path: object, descriptor: int = -1) -> None:
         """`os.remove` of a file or link."""
-        real = self._real(path, follow=False, descriptor=descriptor)
+        real = real_path(path, follow=False, descriptor=descriptor)
         if not real or self._is_ignored(real):
             return
         with self._lock:
@@ -93,7 +121,7 @@ class Outputs:
                 return
             if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
                 return
-            backup = None if self._made.known(real) else self._aside(real)
+            backup = None if self._made.known(real) else aside(self._suffix, real)
             self._tell("remove", path=real, backup=backup, folder=False)
             if backup is not None:
                 self._move(real, backup)
@@ -103,7 +131,7 @@ class Outputs:
 
     def folder_removed(self, path: object, descriptor: int | None = None) -> None:
         """`shutil.rmtree` of a folder: all of it goes aside in one step."""
-        real = self._real(path, follow=False, descriptor=-1 if descriptor is None else descriptor)
+        real = real_path(path, follow=False, descriptor=-1 if descriptor is None else descriptor)
         if not real or self._is_ignored(real) or os.path.islink(real) or not os.path.isdir(real):
             return
         with self._lock:
@@ -112,7 +140,7 @@ class Outputs:
 
     def empty_folder_removed(self, path: object, descriptor: int = -1) -> None:
         """`os.rmdir`: a folder in which nothing but our backups is left counts as empty."""
-        real = self._real(path, follow=False, descriptor=descriptor)
+        real = real_path(path, follow=False, descriptor=descriptor)
         if not real or self._is_ignored(real) or os.path.islink(real):
             return
         with self._lock, suppress(OSError):
@@ -122,13 +150,13 @@ class Outputs:
 
     def renamed(self, source: object, target: object, first: int = -1, second: int = -1) -> None:
         """`os.rename` or `os.replace`: what is replaced is kept under a second name."""
-        old = self._real(source, follow=False, descriptor=first)
-        new = self._real(target, follow=False, descriptor=second)
+        old = real_path(source, follow=False, descriptor=first)
+        new = real_path(target, follow=False, descriptor=second)
         if not old or not new or self._is_ignored(new) or not os.path.lexists(old):
             return
         with self._lock:
             made = self._is_ignored(old) or self._made.known(old)
-            backup = self._aside(new) if self._replaces(old, new) else None
+            backup = aside(self._suffix, new) if self._replaces(old, new) else None
             self._tell("rename", **{"from": old, "to": new}, made=made, backup=backup)
             if backup is not None:
                 self._keep_name(new, backup)
@@ -136,7 +164,7 @@ class Outputs:
 
     def folder_made(self, path: object, mode: int = 0, descriptor: int = -1) -> None:
         """`os.mkdir`."""
-        real = self._real(path, follow=False, descriptor=descriptor)
+        real = real_path(path, follow=False, descriptor=descriptor)
         if real and not self._is_ignored(real) and not os.path.lexists(real):
             with self._lock:
                 self._tell("mkdir", path=real)
@@ -144,7 +172,7 @@ class Outputs:
 
     def linked(self, target: object, path: object, *descriptors: int) -> None:
         """`os.link` or `os.symlink`: a new name for something that is there."""
-        real = self._real(path, follow=False, descriptor=descriptors[-1] if descriptors else -1)
+        real = real_path(path, follow=False, descriptor=descriptors[-1] if descriptors else -1)
         if real and not self._is_ignored(real) and not os.path.lexists(real):
             with self._lock:
                 to = os.fsdecode(target) if isinstance(target, str | bytes | os.PathLike) else ""
@@ -156,18 +184,24 @@ class Outputs:
         if not isinstance(path, int):
             self.written(path, "update", creates=False)
 
-    def _create(self, real: str) -> None:
-        self._tell("open", path=real, existed=False, size=0, how="create", backup=None)
-        self._made.add(real)
+    def mode_changed(self, path: object, mode: int, descriptor: int = -1) -> None:
+        """`os.chmod` of a file or folder that was there."""
+        real = real_path(path, follow=True, descriptor=descriptor)
+        if real and not self._is_ignored(real) and not self._made.known(real):
+            with self._lock, suppress(OSError):
+                before = stat.S_IMODE(os.stat(real).st_mode)
+                if before != stat.S_IMODE(mode):
+                    self._tell("chmod", path=real, mode=before)
 
     def _keep(self, real: str, how: How, found: os.stat_result) -> None:
         backup: str | None = None
         if how == "truncate" and found.st_size:
-            backup = self._aside(real)
+            backup = aside(self._suffix, real)
         elif how == "update" and 0 < found.st_size <= COPY_LIMIT:
-            backup = self._aside(real)
+            backup = aside(self._suffix, real)
             self._copy(real, backup)
-        self._tell("open", path=real, existed=True, size=found.st_size, how=how, backup=backup)
+        fields = {"existed": True, "size": found.st_size, "how": how, "backup": backup}
+        self._tell("open", path=real, **fields, changed=found.st_mtime_ns)
         if how == "truncate" and backup is not None:
             self._move(real, backup)
             self._new_file(real, found)
@@ -177,7 +211,7 @@ class Outputs:
             self._noted.add(real)
 
     def _folder_aside(self, real: str) -> None:
-        backup = self._aside(real)
+        backup = aside(self._suffix, real)
         found = os.stat(real)
         self._tell("remove", path=real, backup=backup, folder=True)
         self._move(real, backup)
@@ -204,19 +238,6 @@ class Outputs:
             os.link(real, backup, follow_symlinks=False)
         except OSError:
             self._move(real, backup)
-
-    def _aside(self, real: str) -> str:
-        """A free name beside a file or folder."""
-        folder, name = os.path.split(real)
-        room = 255 - len(os.fsencode(self._suffix)) - 5
-        while len(os.fsencode(name)) > room:
-            name = name[:-1]
-        path = os.path.join(folder, f".{name}{self._suffix}")
-        number = 1
-        while os.path.lexists(path):
-            number += 1
-            path = os.path.join(folder, f".{name}{self._suffix}-{number}")
-        return path
 
     def _move(self, real: str, backup: str) -> None:
         try:
@@ -253,25 +274,6 @@ class Outputs:
             or "/__pycache__/" in real
             or self._suffix in real
         )
-
-    def _real(self, path: object, *, follow: bool, descriptor: int = -1) -> str:
-        """The absolute path without links (`follow`: not in its last part either), or nothing."""
-        if not isinstance(path, str | bytes | os.PathLike):
-            return ""
-        name = os.fsdecode(path)
-        if not name or "\0" in name:
-            return ""
-        try:
-            if not os.path.isabs(name):
-                base = os.getcwd() if descriptor < 0 else os.readlink(f"/proc/self/fd/{descriptor}")
-                name = os.path.join(base, name)
-            folder, last = os.path.split(os.path.normpath(name) if ".." not in name else name)
-            if last in ("", ".", ".."):
-                return os.path.realpath(name)
-            real = os.path.join(os.path.realpath(folder), last)
-            return os.path.realpath(real) if follow and os.path.islink(real) else real
-        except OSError:
-            return ""
 
     def _new_lock(self) -> None:
         # The thread that held it did not come along into the forked child.

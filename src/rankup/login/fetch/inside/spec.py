@@ -10,7 +10,10 @@ from typing import Any, Literal
 
 STATE = "RANKUP_FETCH"  # variable: the state folder
 MAIN = "RANKUP_FETCH_MAIN"  # variable: process id of the script itself
-_FILE = "spec.json"
+SPEC = "spec.json"
+EVENTS = "events.jsonl"
+STACK = "stack.txt"
+TRACEBACK = "traceback.txt"
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,9 @@ class Spec:
         token: part of the name of each file that is set aside.
         temporary: the script's TMPDIR, where nothing needs to be kept or told.
         walk: draw all samples also where none was downloaded while drawing, and also in a proof.
-        world: set torchrun's variables, for a world of one, before the script starts.
+        world: set torchrun's and srun's variables, for a world of one, before the script starts.
+        hold: the traceback of an error that ends the script goes into a file; the parent shows it,
+            unless it has another start in mind.
     """
 
     folder: str
@@ -44,11 +49,17 @@ class Spec:
     temporary: str = ""
     walk: bool = False
     world: bool = False
+    hold: bool = False
 
     @property
     def events(self) -> str:
         """The file that events are appended to."""
-        return os.path.join(self.folder, "events.jsonl")
+        return os.path.join(self.folder, EVENTS)
+
+    @property
+    def traceback(self) -> str:
+        """The file that a traceback is held back in."""
+        return os.path.join(self.folder, TRACEBACK)
 
     @property
     def lazy(self) -> str:
@@ -58,7 +69,7 @@ class Spec:
     @property
     def stack(self) -> str:
         """The file that SIGUSR2 writes the stacks of all threads to."""
-        return os.path.join(self.folder, "stack.txt")
+        return os.path.join(self.folder, STACK)
 
 
 def load() -> Spec:
@@ -68,7 +79,7 @@ def load() -> Spec:
         KeyError, OSError, ValueError, TypeError: the parent did not write what it should.
     """
     folder = os.path.realpath(os.environ[STATE])
-    with open(os.path.join(folder, _FILE), encoding="utf-8") as file:
+    with open(os.path.join(folder, SPEC), encoding="utf-8") as file:
         values: dict[str, Any] = json.load(file)
     known = {name: values[name] for name in Spec.__dataclass_fields__ if name in values}
     known["args"] = tuple(known.get("args", ()))

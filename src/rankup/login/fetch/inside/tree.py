@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 # They clean up shared memory after the others, and end by themselves.
-_CARETAKERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+CARETAKERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 _LISTENING = "0A"
 
 
@@ -68,7 +68,7 @@ def _stat(pid: int) -> tuple[int, int] | None:
 
 def _is_caretaker(pid: int) -> bool:
     command = _read(f"/proc/{pid}/cmdline")
-    return any(name in command for name in _CARETAKERS)
+    return any(name.encode() in command for name in CARETAKERS)
 
 
 def _writes(pid: int, number: str) -> bool:

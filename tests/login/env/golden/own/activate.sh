@@ -1,5 +1,5 @@
 #!/bin/bash
-# From rankup, which replaces this file as long as nobody has changed it. sha256 8311edbf9e2e7cbbb918bea7e3500cd7d1385acb53398af1d9b26734afdc3309
+# From rankup, which replaces this file as long as nobody has changed it. sha256 a943b719a94565518f3a2e4e5583c03f7382fcf1cea08542beab6f98776e7cf0
 # Activates this environment, in a shell or in a job:    source activate.sh
 # It loads the modules of modules.sh (kind `modules`) and puts venv/ before them.
 
@@ -52,15 +52,17 @@ _env_load() { # _env_load FOLDER: source config.sh, and for the kind `modules` m
 }
 
 _env_digest() { # sha256 of requirements.txt with all files that it names, in this order
-    _env_included "$1" 0 | while IFS= read -r file; do cat -- "$file"; done 2>/dev/null |
-        sha256sum | cut -d ' ' -f 1
+    _env_included "$1" 0 | while IFS= read -r file; do
+        if [ -f "$file" ]; then cat -- "$file"; fi
+    done 2>/dev/null | sha256sum | cut -d ' ' -f 1
 }
 
 _env_included() { # the file, and those it names with -r or -c, relative to itself
     local name
     printf '%s\n' "$1"
-    if [ "$2" -ge 9 ] || [ ! -r "$1" ]; then return 0; fi # pip says what is wrong with it
-    sed -nE 's/^[[:space:]]*(-[rc]|--(requirement|constraint)[[:space:]=])[[:space:]]*([^[:space:]#]+).*/\3/p' "$1" |
+    if [ "$2" -ge 9 ] || ! [ -f "$1" ] || ! [ -r "$1" ]; then return 0; fi # pip says what is wrong
+    # Byte by byte: in UTF-8 a line with a byte that is not would not match.
+    LC_ALL=C sed -nE 's/^[ \t]*(-[rc]|--(requirement|constraint)[ \t=])[ \t]*([^[:space:]#]+).*/\3/p' "$1" |
         while IFS= read -r name || [ -n "$name" ]; do # the last line may lack its end
             case $name in
             *://*) ;;
@@ -71,7 +73,7 @@ _env_included() { # the file, and those it names with -r or -c, relative to itse
 }
 
 _env_sum() { # sha256 of a file; - where there is none
-    if [ -r "$1" ]; then sha256sum <"$1" | cut -d ' ' -f 1; else echo -; fi
+    if [ -f "$1" ] && [ -r "$1" ]; then sha256sum <"$1" | cut -d ' ' -f 1; else echo -; fi
 }
 
 _env_said() { # _env_said NAME FILE: the value of NAME=VALUE in a stamp

@@ -1,5 +1,5 @@
 #!/bin/bash
-# From rankup, which replaces this file as long as nobody has changed it. sha256 4504cbc85fcb453fcf7ba47c8adc5536e4fcc19871fceaa6ead6f1a282e9cf39
+# From rankup, which replaces this file as long as nobody has changed it. sha256 8afd678918a82d1096f211084553a8425b4e9e42dd17eed123d6f0f0a00f2467
 # Makes venv/ from requirements.txt, or from requirements.lock where that is there, and, for the
 # kind `modules`, from modules.sh:
 #     bash setup.sh         make it, or bring it up to date; what has not changed is not done again
@@ -27,7 +27,11 @@ case ${1-} in
 *) fail "it takes no word but lock, and got '$1'" ;;
 esac
 case $here in
-*[:$'\n']*) fail "$here: a ':' or a line break in a folder's name is not possible on PYTHONPATH" ;;
+*[:\$\`\"\\[:cntrl:]]*)
+    # The activate of Python's own venv has the path between double quotes.
+    fail "$(printf %q "$here"): the path has a ':', which cannot stand in PATH, or one of \$ \` \" \\ or" \
+        "a control character, which venv's own activate would run; choose another folder"
+    ;;
 esac
 
 # ---- settings and modules ------------------------------------------------------------------------
@@ -69,15 +73,17 @@ _env_load() { # _env_load FOLDER: source config.sh, and for the kind `modules` m
 }
 
 _env_digest() { # sha256 of requirements.txt with all files that it names, in this order
-    _env_included "$1" 0 | while IFS= read -r file; do cat -- "$file"; done 2>/dev/null |
-        sha256sum | cut -d ' ' -f 1
+    _env_included "$1" 0 | while IFS= read -r file; do
+        if [ -f "$file" ]; then cat -- "$file"; fi
+    done 2>/dev/null | sha256sum | cut -d ' ' -f 1
 }
 
 _env_included() { # the file, and those it names with -r or -c, relative to itself
     local name
     printf '%s\n' "$1"
-    if [ "$2" -ge 9 ] || [ ! -r "$1" ]; then return 0; fi # pip says what is wrong with it
-    sed -nE 's/^[[:space:]]*(-[rc]|--(requirement|constraint)[[:space:]=])[[:space:]]*([^[:space:]#]+).*/\3/p' "$1" |
+    if [ "$2" -ge 9 ] || ! [ -f "$1" ] || ! [ -r "$1" ]; then return 0; fi # pip says what is wrong
+    # Byte by byte: in UTF-8 a line with a byte that is not would not match.
+    LC_ALL=C sed -nE 's/^[ \t]*(-[rc]|--(requirement|constraint)[ \t=])[ \t]*([^[:space:]#]+).*/\3/p' "$1" |
         while IFS= read -r name || [ -n "$name" ]; do # the last line may lack its end
             case $name in
             *://*) ;;
@@ -88,7 +94,7 @@ _env_included() { # the file, and those it names with -r or -c, relative to itse
 }
 
 _env_sum() { # sha256 of a file; - where there is none
-    if [ -r "$1" ]; then sha256sum <"$1" | cut -d ' ' -f 1; else echo -; fi
+    if [ -f "$1" ] && [ -r "$1" ]; then sha256sum <"$1" | cut -d ' ' -f 1; else echo -; fi
 }
 
 _env_said() { # _env_said NAME FILE: the value of NAME=VALUE in a stamp
@@ -98,7 +104,9 @@ _env_said() { # _env_said NAME FILE: the value of NAME=VALUE in a stamp
 # ---- one setup at a time -------------------------------------------------------------------------
 # .lock/ holds a link for each owner so far, named 1, 2, ...; the last owner is the present one, and
 # its link says who that is. Making a link is atomic on every file system and needs no flock. Who
-# finds the last owner dead makes the next link: only one process can.
+# finds the last owner dead makes the next link: only one process can. It is made from within the
+# folder that was looked at, which counts as long as it is still .lock: one that was given back in
+# between has been renamed.
 started() { # when a process was started, in ticks since boot; nothing once it has ended
     local fields
     fields=$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) || return 0
@@ -117,17 +125,19 @@ acquire() {
     rm -rf .lock.* # of one that was killed while it gave the lock back
     while :; do
         mkdir -p .lock || fail "$here cannot be written to"
-        last=$(find .lock -mindepth 1 -printf '%f\n' 2>/dev/null | sort -n | tail -n 1)
-        owner=$([ -z "$last" ] || readlink ".lock/$last" || true)
+        if [ "$refused" -gt 100 ]; then fail "$here/.lock cannot be written to"; fi
+        cd -P .lock 2>/dev/null || { refused=$((refused + 1)) && continue; } # gone again
+        last=$(find . -mindepth 1 -printf '%f\n' 2>/dev/null | sort -n | tail -n 1)
+        owner=$([ -z "$last" ] || readlink "$last" || true)
         IFS=: read -r host pid since <<<"$owner" || true
         if [ -z "$last" ] || { [ "$host" = "$HOSTNAME" ] && ! alive "$pid" "$since"; }; then
-            if ln -sT "$HOSTNAME:$$:$(started $$)" ".lock/$((${last:-0} + 1))" 2>/dev/null; then
+            if take "$((${last:-0} + 1))"; then
+                cd -- "$here"
                 owned=yes
                 rm -rf .lock-* .tmp-* requirements.lock.new.* # of one that was killed
                 return 0
             fi
             refused=$((refused + 1)) # somebody else was quicker
-            if [ "$refused" -gt 100 ]; then fail "$here/.lock cannot be written to"; fi
         elif [ -n "$host" ] && [ "$host" != "$HOSTNAME" ]; then
             fail "process $pid on $host is at work here. If that is not so any more: rm -r '$here/.lock'"
         elif [ "$waited" -ge 3600 ]; then
@@ -139,7 +149,12 @@ acquire() {
             sleep 1
             waited=$((waited + 1))
         fi
+        cd -- "$here"
     done
+}
+
+take() { # take NUMBER: make the link of that number in the working directory, if that is .lock
+    ln -sT "$HOSTNAME:$$:$(started $$)" "$1" 2>/dev/null && [ . -ef "$here/.lock" ]
 }
 
 owned=
@@ -148,7 +163,10 @@ finish() {
     local code=$?
     if [ "${#made_here[@]}" -gt 0 ]; then rm -rf -- "${made_here[@]}"; fi
     # Renamed first, so that nobody takes the lock while its links go one by one.
-    if [ -n "$owned" ]; then mv -T .lock ".lock.$$" && rm -rf ".lock.$$"; fi
+    if [ -n "$owned" ]; then
+        mv -T "$here/.lock" "$here/.lock.$$" || true
+        rm -rf "$here/.lock.$$" || true # a link that comes just now is not worth a failure
+    fi
     exit "$code"
 }
 trap finish EXIT
@@ -229,18 +247,29 @@ asked_for() { # the names of the packages that the lock, or requirements.txt and
         s/[._]/-/g' | LC_ALL=C sort -u
 }
 
-make_venv() {
-    local options=(--prompt "${ENV_NAME:-env}")
+works() { # whether venv/ can be activated as it is
+    [ -f venv/.installed ] && [ "$(_env_said path venv/.made)" -ef "$venv" ] &&
+        [ "$(_env_said machine venv/.made)" = "$machine" ] && venv/bin/python -c '' 2>/dev/null
+}
+
+new_venv() { # new_venv FOLDER [OPTION...]: an empty one; the modules' packages are seen in it
+    local folder=$1 options=("${@:2}")
     if [ "$ENV_KIND" = modules ]; then options+=(--system-site-packages); fi
-    rm -f venv/.made venv/.installed
     if "$base" -c 'import ensurepip' 2>/dev/null; then
-        "$base" -m venv --clear "${options[@]}" "$venv"
+        "$base" -m venv --clear "${options[@]}" "$folder"
     elif command -v uv >/dev/null; then # Debian keeps ensurepip in a package of its own
-        rm -rf -- "$venv"
-        uv venv --quiet --seed --python "$base" "${options[@]}" "$venv"
+        rm -rf -- "$folder"
+        uv venv --quiet --seed --python "$base" "${options[@]}" "$folder"
     else
         fail "$base lacks ensurepip. Debian and Ubuntu: apt-get install python3-venv; elsewhere: uv"
     fi
+}
+
+make_venv() {
+    local name=${ENV_NAME:-env}
+    rm -f venv/.made venv/.installed
+    # bash runs what stands in a prompt as $(...).
+    new_venv "$venv" --prompt "${name//[^[:alnum:]_.+ -]/-}"
     echo '*' >venv/.gitignore
     cat >venv/.made.new <<END
 path=$venv
@@ -264,6 +293,12 @@ find_wheel() { # sets wheel (rankup's own: the newest, or that of the lock) and 
         sort -n | cut -d ' ' -f 2-)
     if [ -z "$wheel" ]; then
         say "there is no wheel of rankup in wheels/, so rankup will not be in it; \`rankup env create\` writes one"
+    fi
+}
+
+drop_older_wheels() { # those that were put here before the one that is used; newer ones are somebody's
+    if [ -n "$wheel" ]; then
+        find wheels -maxdepth 1 -name 'rankup-*.whl' ! -newer "$wheel" ! -path "$wheel" -delete
     fi
 }
 
@@ -306,30 +341,48 @@ find_installer() { # sets installer: uv where it may be used, else pip
     installer=pip
     # uv would install what the modules have once more: it does not look at them.
     if [ "$ENV_KIND" = modules ] || ! command -v uv >/dev/null; then return 0; fi
-    if pip_is_configured && ! uv_is_configured; then
+    if pip_alone_says "$index_in_pip" "$index_in_uv" INDEX_URL EXTRA_INDEX_URL FIND_LINKS NO_INDEX -- \
+        INDEX_URL DEFAULT_INDEX INDEX EXTRA_INDEX_URL FIND_LINKS OFFLINE; then
         say "installing with pip: its settings say where packages come from, and uv does not read them"
-        return 0
+    elif pip_alone_says constraint constraint-dependencies CONSTRAINT -- CONSTRAINT; then
+        say "installing with pip: its settings constrain versions, and uv does not read them"
+    else
+        installer=uv
     fi
-    installer=uv
 }
 
-pip_is_configured() {
-    local file
-    if [ -n "${PIP_INDEX_URL:-}${PIP_EXTRA_INDEX_URL:-}${PIP_FIND_LINKS:-}${PIP_NO_INDEX:-}${PIP_CONSTRAINT:-}" ]; then
-        return 0
-    fi
-    for file in "${PIP_CONFIG_FILE:-}" /etc/pip.conf /etc/xdg/pip/pip.conf "${HOME:-}/.pip/pip.conf" \
-        "${XDG_CONFIG_HOME:-${HOME:-}/.config}/pip/pip.conf"; do
-        if [ -r "$file" ] && grep -qE '^ *(index-url|extra-index-url|find-links|no-index|constraint)' "$file"; then
-            return 0
-        fi
+# Keys of their files, as grep knows them.
+index_in_pip='(extra[-_])?index[-_]url|find[-_]links|no[-_]index'
+index_in_uv='\[\[index\]\]|index[[:space:]]*=|(index|extra-index)-url|find-links|no-index|offline'
+
+# pip_alone_says KEYS_OF_PIP KEYS_OF_UV NAME... -- NAME...: whether pip's settings say something, in
+# its files or in variables PIP_NAME, that uv's say neither in files nor in variables UV_NAME.
+pip_alone_says() {
+    local pip=$1 uv=$2 config=${XDG_CONFIG_HOME:-${HOME:-}/.config} names=()
+    shift 2
+    while [ "$1" != -- ]; do
+        names+=("PIP_$1")
+        shift
+    done
+    shift
+    is_said "$pip" "${names[@]}" -- "${PIP_CONFIG_FILE:-}" /etc/pip.conf /etc/xdg/pip/pip.conf \
+        "${HOME:-}/.pip/pip.conf" "$config/pip/pip.conf" &&
+        ! is_said "$uv" "${@/#/UV_}" -- "${UV_CONFIG_FILE:-}" "$config/uv/uv.toml" /etc/uv/uv.toml
+}
+
+is_said() { # is_said KEYS VARIABLE... -- FILE...: whether one is set, or one has such a key
+    local keys=$1
+    shift
+    while [ "$1" != -- ]; do
+        if [ -n "${!1:-}" ]; then return 0; fi
+        shift
+    done
+    shift
+    while [ "$#" -gt 0 ]; do
+        if [ -f "$1" ] && grep -qsE "^[[:space:]]*($keys)" "$1"; then return 0; fi
+        shift
     done
     return 1
-}
-
-uv_is_configured() {
-    [ -n "${UV_INDEX_URL:-}${UV_DEFAULT_INDEX:-}${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}${UV_FIND_LINKS:-}${UV_OFFLINE:-}${UV_CONSTRAINT:-}${UV_CONFIG_FILE:-}" ] ||
-        [ -r "${XDG_CONFIG_HOME:-${HOME:-}/.config}/uv/uv.toml" ] || [ -r /etc/uv/uv.toml ]
 }
 
 find_links() { # fills links: the folder of rankup's wheel, beside those the user has set
@@ -351,40 +404,65 @@ drop_unfinished() { # a package whose installation was killed looks as if it wer
     done
 }
 
-install_packages() {
-    local what why links site
+find_packages() { # sets installer, links and packages (the words that say what to install)
     find_installer
     find_links
     if [ -f requirements.lock ]; then
-        what=(--require-hashes "${links[@]}" -r requirements.lock)
-        say "installing what requirements.lock names, with $installer"
+        source=requirements.lock
+        packages=(--require-hashes "${links[@]}" -r requirements.lock)
     else
-        what=(-r requirements.txt)
-        if [ -n "$wheel" ]; then what+=("./$wheel"); fi
-        if [ -f kernel.sh ]; then what+=(ipykernel); fi
-        say "installing what requirements.txt names, with $installer"
+        source=requirements.txt
+        packages=(-r requirements.txt)
+        if [ -n "$wheel" ]; then packages+=("./$wheel"); fi
+        if [ -f kernel.sh ]; then packages+=(ipykernel); fi
     fi
+}
+
+try_first() { # try_first WHY_ANEW: end here, where the packages cannot be had, and keep what works
+    local python=$venv/bin/python work
+    say "venv/ stays as it is until all that $source names has been found"
+    if [ -n "$1" ]; then
+        work=$(mktemp -d "$here/.tmp-XXXXXX")
+        made_here+=("$work")
+        new_venv "$work/venv"
+        python=$work/venv/bin/python
+    fi
+    run_installer "$python" --quiet --dry-run ||
+        explain_failure "venv/ is as it was, and older than $source"
+    if [ -n "$1" ]; then rm -rf -- "$work"; fi
+}
+
+run_installer() { # run_installer PYTHON OPTION...
+    local python=$1 options=("${@:2}") site
+    if [ "$installer" = uv ]; then
+        uv pip install "${options[@]}" --python "$python" "${packages[@]}"
+    else
+        site=$(echo "${python%/bin/python}"/lib/python*/site-packages)
+        PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} \
+            "$python" -m pip install "${options[@]}" "${packages[@]}"
+    fi
+}
+
+install_packages() {
+    local options=()
+    say "installing what $source names, with $installer"
     rm -f venv/.installed
     drop_unfinished
     asked_for >venv/.names
-    if [ "$installer" = uv ]; then
-        # Thousands of ranks that compile at once would be slow on a parallel file system.
-        uv pip install --compile-bytecode --python "$venv/bin/python" "${what[@]}" || explain_failure
-    else
-        site=$(echo "$venv"/lib/python*/site-packages)
-        PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} \
-            "$venv/bin/python" -m pip install "${what[@]}" || explain_failure
-    fi
+    # Thousands of ranks that compile at once would be slow on a parallel file system.
+    if [ "$installer" = uv ]; then options=(--compile-bytecode); fi
+    run_installer "$venv/bin/python" "${options[@]}" ||
+        explain_failure "Once that is mended, the same command goes on from here"
     wanted >venv/.installed.new
     mv venv/.installed.new venv/.installed
 }
 
-explain_failure() {
+explain_failure() { # explain_failure [SENTENCE]
     if [ -n "${SLURM_JOB_ID:-}" ]; then
         fail "$installer failed, see above. This is job $SLURM_JOB_ID, and compute nodes often have" \
-            "no network: run it on the login node: bash '$here/setup.sh'"
+            "no network: run it on the login node: bash '$here/setup.sh'${1:+. $1}"
     fi
-    fail "$installer failed, see above. Once that is mended, the same command goes on from here"
+    fail "$installer failed, see above${1:+. $1}"
 }
 
 # ---- requirements.lock ---------------------------------------------------------------------------
@@ -412,13 +490,12 @@ write_lock() {
         cat "$work/found"
     } >"$new"
     mv "$new" requirements.lock
+    drop_older_wheels # only now: the old lock names one of them
     say "requirements.lock names $(grep -c '^[^ #]' requirements.lock) packages"
 }
 
 lock_with_pip() { # in an empty venv, so that what is in venv/ plays no role; modules do
-    local options=()
-    if [ "$ENV_KIND" = modules ]; then options=(--system-site-packages); fi
-    "$base" -m venv "${options[@]}" "$work/venv" &&
+    new_venv "$work/venv" &&
         "$work/venv/bin/python" -m pip install --quiet --dry-run --report "$work/report" \
             "${links[@]}" -r requirements.txt -r "$work/own.in" &&
         "$work/venv/bin/python" - "$work/report" >"$work/found" <<'END'
@@ -451,7 +528,7 @@ refuse_without_hash() { # folders and git repositories have none, and nothing co
 
 # ---- what to do ----------------------------------------------------------------------------------
 main() {
-    local why now
+    local why
     acquire
     # That of this environment itself may be active, and is perhaps about to go.
     PATH=${PATH//"$venv/bin:"/}
@@ -480,16 +557,19 @@ main() {
         fi
     fi
     why=$(why_anew)
+    if [ -z "$why" ] && [ "$(cat venv/.installed 2>/dev/null)" = "$(wanted)" ]; then
+        drop_older_wheels
+        say "venv/ is up to date"
+        return
+    fi
+    find_packages
+    if works; then try_first "$why"; fi
     if [ -n "$why" ]; then
         say "making venv/: $why"
         make_venv
     fi
-    now=$(wanted)
-    if [ "$(cat venv/.installed 2>/dev/null)" = "$now" ]; then
-        say "venv/ is up to date"
-        return
-    fi
     install_packages
+    drop_older_wheels
     say "done; activate it with: source '$here/activate.sh'"
 }
 

@@ -6,7 +6,7 @@ The process may be of any Python, so nothing newer than the syntax of Python 3.0
 import os
 import sys
 
-_NAME = "rankup_fetch_inside"
+_NAME = "rankup_of_fetch"
 
 
 def _folder() -> str:
@@ -27,20 +27,20 @@ def _hand_on() -> None:
 
 
 def _watch() -> None:
-    from importlib.util import module_from_spec, spec_from_file_location
+    """Load the watch by its path, under names of its own: this Python may have another rankup.
 
-    package = os.path.dirname(_folder())
-    spec = spec_from_file_location(
-        _NAME, os.path.join(package, "__init__.py"), submodule_search_locations=[package]
-    )
-    if spec is None or spec.loader is None:
-        raise ImportError(package)
-    module = module_from_spec(spec)
-    sys.modules[_NAME] = module
-    spec.loader.exec_module(module)
-    from rankup_fetch_inside.child import install  # type: ignore[import-not-found]
+    The packages above it are not run, only what they hold is found.
+    """
+    from importlib import import_module
+    from types import ModuleType
 
-    install()
+    folder = _folder()
+    above = {"": 4, ".login": 3, ".login.fetch": 2}
+    for below, steps in above.items():
+        module = ModuleType(_NAME + below)
+        module.__path__ = [os.path.normpath(os.path.join(folder, *[os.pardir] * steps))]
+        sys.modules[_NAME + below] = module
+    import_module(_NAME + ".login.fetch.inside.child").install()
 
 
 if os.environ.get("RANKUP_FETCH") and sys.version_info >= (3, 10):

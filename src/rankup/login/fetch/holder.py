@@ -1,0 +1,89 @@
+"""Who holds a lock: a process that others on this host can look for."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock.
+
+    Attributes:
+        token: random, of this one lock.
+        host: node, boot and process namespace, within which `pid` means something.
+        start: of the process, in clock ticks since boot: numbers of processes are used again.
+    """
+
+    token: str
+    node: str
+    host: str
+    pid: int
+    start: int
+    user: str
+
+
+def myself() -> Holder:
+    """This process, for one lock."""
+    pid = os.getpid()
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name
+        user = str(os.getuid())
+    return Holder(secrets.token_hex(8), os.uname().nodename, host(), pid, _start(pid) or 0, user)
+
+
+def host() -> str:
+    """Within this, a process number means one process: a boot of a node, and its namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return f"unknown/{os.uname().nodename}/{secrets.token_hex(8)}"
+
+
+def ended(holder: Holder) -> bool:
+    """Whether the process is gone; to be asked on its host alone."""
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):  # another user's, so it is there
+        pass
+    start = _start(holder.pid)
+    return start is not None and start != holder.start
+
+
+def _start(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; -1 for a zombie, None where hidden."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        words = text.rpartition(")")[2].split()
+        return -1 if words[0] in ("Z", "X") else int(words[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def who(holder: Holder | None) -> str:
+    """In words."""
+    if holder is None:
+        return "another process"
+    return f"process {holder.pid} of {holder.user} on {holder.node}"
+
+
+def parse(text: str) -> Holder | None:
+    """Who has written this into a lock; None where it says nothing that makes sense."""
+    try:
+        holder = Holder(**json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    words = (holder.token, holder.node, holder.host, holder.user)
+    sound = all(isinstance(word, str) for word in words) and all(
+        type(number) is int for number in (holder.pid, holder.start)
+    )
+    return holder if sound and holder.pid > 0 else None

@@ -1,0 +1,130 @@
+"""What stands in a lock's place, and cannot be read or makes no sense, holds nobody up for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rankup.login.fetch import lock
+from rankup.login.fetch.failed import FetchFailed
+from rankup.login.fetch.lock import Pace
+
+from ..others import as_another_user
+from ..others import shared as shared
+from .locks import PACE, file_of, left_by_another, quiet
+
+_WAITS = """
+import time
+from rankup.login.fetch.lock import Pace, held
+start = time.monotonic()
+with held(target, print, Pace(0.05, 1.0, 0.01)):
+    print(time.monotonic() - start)
+"""
+
+
+def test_a_torn_lock_is_somebodys_until_it_is_old(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    path = file_of(target)
+    path.write_text('{"token": "x"')
+    assert not lock._stale(path, PACE)
+    with lock.held(target, quiet, PACE):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_can_be_read_by_others_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with lock.held(tmp_path / "a.bin", quiet, PACE):
+            assert file_of(tmp_path / "a.bin").stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(before)
+
+
+def test_a_lock_that_may_not_be_read_is_waited_for_until_it_is_old(shared: Path) -> None:
+    target = shared / "a.bin"
+    path = left_by_another(target, host="another boot")
+    path.chmod(0)
+    said = as_another_user(_WAITS, target)
+    assert "a.bin: waiting for another process" in said
+    assert float(said.split()[-1]) > 0.8 * PACE.stale
+
+
+def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "a.bin")
+    path.symlink_to(tmp_path / "none")
+    with (
+        pytest.raises(FetchFailed, match="a link to nowhere, and no lock; remove it"),
+        lock.held(tmp_path / "a.bin", quiet, PACE),
+    ):
+        pass
+
+
+def test_a_folder_in_the_place_of_the_lock_is_named(tmp_path: Path) -> None:
+    file_of(tmp_path / "a.bin").mkdir()
+    with (
+        pytest.raises(FetchFailed, match=r"\.a\.bin\.lock is a folder, and no lock; remove it"),
+        lock.held(tmp_path / "a.bin", quiet, PACE),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "changes", [{"pid": "1"}, {"pid": 0}, {"pid": -1}, {"start": None}, {"host": 1}, {"user": []}]
+)
+def test_a_lock_that_says_nonsense_is_nobodys_until_it_is_old(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    target = tmp_path / "a.bin"
+    path = left_by_another(target, **changes)
+    found = lock._look(path)
+    assert found is not None
+    assert found[0] is None
+    assert not lock._stale(path, PACE)
+    os.utime(path, (1, 1))
+    with lock.held(target, quiet, PACE):
+        pass
+
+
+def test_who_waits_for_a_silent_holder_is_told_until_when(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    path = left_by_another(target, host="another boot", node="other", pid=7, user="me")
+    now = path.stat().st_mtime
+    os.utime(path, (now - 20, now - 20))
+    said: list[str] = []
+    with lock.held(target, said.append, Pace(renew=5, stale=20.5, poll=0.01)):
+        pass
+    assert said == [
+        "a.bin: waiting for process 7 of me on other, silent for 20 s; taken over once it is 20.5 s"
+    ]
+
+
+def test_a_lock_that_cannot_be_seen_is_asked_for_at_the_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system whose memory of a folder is old, a file may be there for some calls only."""
+    target = tmp_path / "a.bin"
+    left_by_another(target)
+    asked: list[Path] = []
+
+    def unseen(path: Path) -> None:
+        asked.append(path)
+        if len(asked) == 5:
+            path.unlink()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lock, "_look", unseen)
+        start = time.monotonic()
+        thread = threading.Thread(target=lambda: _enter(target, Pace(60, 60, 0.1)))
+        thread.start()
+        thread.join(20)
+    assert time.monotonic() - start >= 0.5
+
+
+def _enter(target: Path, pace: Pace) -> None:
+    with lock.held(target, quiet, pace):
+        pass
