@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def of_project(project: Path) -> tuple[str | None, str]:
 
 
 def staleness(environment: str | None) -> str:
-    """Why the job's environment is older than its requirements; empty where it is not.
+    """Why the job's environment is older than its requirements, and what to do; empty if it is not.
 
     Args:
         environment: the file that the job sources; None for this Python's.
@@ -49,7 +50,9 @@ def staleness(environment: str | None) -> str:
     from ..login import env
 
     script = own()[0] if environment is None else environment
-    return "" if script is None else env.staleness(Path(script))
+    if script is None or not (why := env.staleness(Path(script))):
+        return ""
+    return f"{why}; run: {shlex.join(['rankup', 'env', 'create', str(Path(script).parent)])}"
 
 
 def container(image: str | None, profile: Profile, inside: list[str]) -> tuple[str, ...]:

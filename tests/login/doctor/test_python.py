@@ -69,10 +69,10 @@ def test_one_that_was_never_made_says_the_command(project: Path) -> None:
 
 
 def test_one_that_is_older_than_its_files_is_a_warning(project: Path) -> None:
-    old = "env is older than its modules.sh; run: rankup env create env"
+    old = "env is older than its modules.sh"
     [found] = python.check_environment(project, inside(project), lambda folder: old)
-    assert (found.level, found.message) == ("warning", "env is older than its modules.sh")
-    assert found.todo == "rankup env create env"
+    assert (found.level, found.message) == ("warning", old)
+    assert found.todo == f"rankup env create {project / 'env'}"
 
 
 def test_without_the_files_there_is_nothing_to_say(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import psutil
 
+from ...base.processes import end_group
 from .asking import Clock, Late
 
 # Every process that doctor starts, through Slurm's client too, has it in its environment: so it
@@ -38,9 +37,7 @@ def run(words: Sequence[str], environment: Mapping[str, str], clock: Clock) -> s
     try:
         output, _ = process.communicate(timeout=clock.left())
     except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        end_group(process)
         raise Late(f"`{' '.join(words)}`") from None
     return output
 

@@ -69,7 +69,7 @@ def check_environment(
     """Whether the project's `env`, or the one that is active, is made, and as its files ask.
 
     Args:
-        staleness: `WHY; run: COMMAND` where an environment is older than its files, else empty.
+        staleness: why an environment is older than its files, else empty.
     """
     # An environment may lie elsewhere, under another name: the one that is active is known by its
     # files.
@@ -88,9 +88,8 @@ def check_environment(
             )
         ]
     if why := staleness(folder):
-        message, _, todo = why.partition("; run: ")
-        todo = todo or shlex.join(["rankup", "env", "create", str(folder)])
-        return [Finding(codes.ENVIRONMENT, "warning", "environment", message, todo)]
+        todo = shlex.join(["rankup", "env", "create", str(folder)])
+        return [Finding(codes.ENVIRONMENT, "warning", "environment", why, todo)]
     if not _same(folder / _VENV, python.prefix):
         return [
             Finding(

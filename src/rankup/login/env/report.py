@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from os import killpg
 from pathlib import Path
 from typing import Any
 
 from ...base.findings import Finding, as_json, exit_code, show
+from ...base.processes import end_group
 from ...base.text import clean
 from ..torch_module import REQUIREMENT
 from . import codes, state, where
@@ -152,9 +150,7 @@ def _ask(folder: Path) -> tuple[dict[str, Any] | None, str]:
     except subprocess.TimeoutExpired:
         return None, f"it took more than {_TIMEOUT:g} s to look into the environment"
     finally:
-        with suppress(ProcessLookupError):
-            killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        end_group(process)
     if process.returncode:
         said = [line for line in errors.splitlines() if line.strip()]
         return None, said[-1] if said else f"exit code {process.returncode}"

@@ -10,7 +10,6 @@ import hashlib
 import os
 import platform
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +69,8 @@ def changed(folder: Path, state: State) -> list[str]:
 def staleness(environment: Path) -> str:
     """One line: why an environment is older than its files; empty if it is not, or is not ours.
 
+    `rankup env create` with its folder mends it.
+
     Args:
         environment: its folder, or its `activate.sh`.
     """
@@ -77,13 +78,12 @@ def staleness(environment: Path) -> str:
     state = read(folder)
     if not state.made:
         return ""
-    again = f"run: rankup env create {shlex.quote(str(folder))}"
     if not state.installed:
-        return f"{folder} is not finished; {again}"
+        return f"{folder} is not finished"
     if why := elsewhere(folder, state.made):
-        return f"{folder}: {why}; {again}"
+        return f"{folder}: {why}"
     if names := changed(folder, state):
-        return f"{folder} is older than its {' and '.join(names)}; {again}"
+        return f"{folder} is older than its {' and '.join(names)}"
     return ""
 
 

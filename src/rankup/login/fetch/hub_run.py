@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...base.processes import end_group
 from ...base.secrets import redacted
 from ...site.caches import Caches
 from .. import offline
@@ -103,9 +103,7 @@ class Child:
                         process.stdin.write(json.dumps(asdict(task)).encode())
                     self._wait(process, check, online)
                 finally:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+                    end_group(process)
             return self._answer(process.returncode, answer, log)
 
     def _wait(
