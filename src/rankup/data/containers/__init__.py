@@ -1,0 +1,87 @@
+"""Formats with many samples in few files, each reduced to an index. No torch.
+
+A format is a module with two functions, found by its name in `KNOWN`:
+
+    scan(path, choice) -> Index         where everything lies
+    fallback(index, root) -> Fallback   reads what does not lie in one piece, where there is any
+
+Both may use a C library on a file from anywhere, so that `isolated.py` runs the first of them in a
+child process.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..index import Index
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of a source is taken for what; None: by its name, as each format's `scan` says.
+
+    Attributes:
+        label: name of the column, array or data set with the labels.
+        key: name of the column with the keys.
+        fields: names of what else is taken; empty: all.
+        split: the split of samples that belong to none.
+    """
+
+    label: str | None = None
+    key: str | None = None
+    fields: tuple[str, ...] = ()
+    split: str = "train"
+
+
+class Fallback(Protocol):
+    """Reads samples that do not lie in one piece. Opens when it first reads; can be pickled."""
+
+    def chunks(self, field: str, number: int) -> Iterator[bytes | memoryview]:
+        """The bytes of one field of one sample, piece by piece.
+
+        Args:
+            number: `~offset` of the index.
+
+        Raises:
+            BadContainer: they cannot be read.
+        """
+
+
+class Format(Protocol):
+    """A module of this folder."""
+
+    def scan(self, path: Path, choice: Choice) -> Index:
+        """Where everything lies; samples in the container's own order within their splits.
+
+        Raises:
+            BadContainer: it is damaged, hostile, or not of this format.
+            UserError: what `choice` names is not in it.
+            OSError: it cannot be read.
+        """
+
+    def fallback(self, index: Index, root: Path) -> Fallback:
+        """Reads what has a negative offset."""
+
+
+# Name -> module.
+KNOWN = {
+    "hdf5": "hdf5",
+    "arrow": "arrow",
+    "tar": "tar",
+    "squashfs": "squashfs",
+    "files": "files",
+    "zip": "zipped",
+    "parquet": "parquet",
+    "numpy": "arrays",
+    "hf": "hugging_face",
+}
+
+
+def module(name: str) -> Format:
+    """The module of a format."""
+    found: Format = importlib.import_module(f"{__name__}.{KNOWN[name]}")  # type: ignore[assignment]
+    return found

@@ -1,0 +1,135 @@
+"""Arrays in one uncompressed .npz, mapped into memory instead of read.
+
+A .npz is a zip of .npy files. Stored without compression and aligned, each array can be mapped
+where it lies; `numpy.load` reads the same file. The zip's CRC of each member finds damage.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import secrets
+import struct
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.files import fsync_directory
+from .errors import BadContainer
+
+_ALIGN = 64
+_LOCAL = struct.Struct("<4s5H3I2H")  # a zip's local header: sizes of name and extra field come last
+_EXTRA_ID = 0x7275  # of the padding; readers pass over an extra field they do not know
+
+
+def save(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Replace `path` by these arrays, old or new. The same arrays give the same bytes.
+
+    Raises:
+        OSError: it could not be written; `path` is unchanged.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+                for name, array in arrays.items():
+                    _member(archive, file, name, np.ascontiguousarray(array))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def _member(
+    archive: zipfile.ZipFile, file: io.BufferedWriter, name: str, array: npt.NDArray[Any]
+) -> None:
+    info = zipfile.ZipInfo(f"{name}.npy")  # its date is the beginning of 1980
+    info.external_attr = 0o644 << 16
+    # The zip64 field (20 bytes), which is always written, comes before what is padded here.
+    at = file.tell() + _LOCAL.size + len(info.filename) + 20 + 4
+    info.extra = struct.pack("<HH", _EXTRA_ID, -at % _ALIGN) + bytes(-at % _ALIGN)
+    with archive.open(info, "w", force_zip64=True) as member:
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header, np.lib.format.header_data_from_array_1_0(array)
+        )
+        member.write(header.getvalue())
+        # Not by array.tofile: the zip counts its CRC on the way.
+        flat = array.reshape(-1).view(np.uint8)
+        for start in range(0, len(flat), 1 << 24):
+            member.write(flat[start : start + (1 << 24)].data)
+
+
+def load(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays by name, mapped and read-only: nothing is read before it is touched.
+
+    Raises:
+        BadContainer: not a .npz, damaged, compressed, or with arrays of Python objects.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        try:
+            # One map for all; the arrays keep it alive.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with zipfile.ZipFile(file) as archive:
+                return {
+                    info.filename.removesuffix(".npy"): _mapped(mapped, info)
+                    for info in archive.infolist()
+                }
+        except (zipfile.BadZipFile, ValueError, struct.error, EOFError, OverflowError) as error:
+            raise BadContainer(f"{path} is no .npz, or a damaged one: {error}") from None
+        except (NotImplementedError, SyntaxError, RecursionError, MemoryError) as error:
+            raise BadContainer(f"{path} is no .npz of ours, or a damaged one: {error}") from None
+
+
+def damaged(path: Path) -> list[str]:
+    """Names of the arrays whose bytes do not match their checksum. Reads all of the file."""
+    with zipfile.ZipFile(path) as archive:
+        return [
+            info.filename.removesuffix(".npy")
+            for info in archive.infolist()
+            if not _sound(archive, info)
+        ]
+
+
+def _sound(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bool:
+    try:
+        with archive.open(info) as member:
+            while member.read(1 << 24):
+                pass
+    except (zipfile.BadZipFile, OSError, ValueError, EOFError):
+        return False
+    return True
+
+
+def _mapped(mapped: mmap.mmap, info: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{info.filename} is compressed")
+    if info.flag_bits & 0x1:
+        raise ValueError(f"{info.filename} is encrypted")
+    *_, name, extra = _LOCAL.unpack_from(mapped, info.header_offset)
+    start = info.header_offset + _LOCAL.size + name + extra
+    stop = start + info.file_size
+    if stop > len(mapped):
+        raise ValueError(f"{info.filename} ends past the end of the file")
+    head = io.BytesIO(mapped[start : min(stop, start + 4096)])
+    if np.lib.format.read_magic(head) != (1, 0):  # type: ignore[no-untyped-call]
+        raise ValueError(f"{info.filename} is an .npy of another version")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(head)  # type: ignore[no-untyped-call]
+    if dtype.hasobject or fortran:
+        raise ValueError(f"{info.filename} holds {dtype}, which cannot be mapped")
+    count = 1
+    for size in shape:
+        count *= size
+    start += head.tell()
+    if count < 0 or start + count * dtype.itemsize != stop:
+        raise ValueError(f"{info.filename} is not as long as it says")
+    return np.frombuffer(mapped, dtype, count, start).reshape(shape)

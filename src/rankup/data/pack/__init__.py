@@ -1,0 +1,1 @@
+"""`rankup pack`: many small files become a few. No torch."""

@@ -1,0 +1,1 @@
+"""What `rankup pack` is given that is no container: class folders, lists, presets. No torch."""

@@ -1,0 +1,71 @@
+"""Millions of strings in two arrays: a Python list of them would be copied into every worker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Strings:
+    """Byte strings one after another; `self[i]` is bytes.
+
+    Attributes:
+        data: uint8, all of them.
+        ends: int64 (n + 1), where each begins, and the end of the last.
+    """
+
+    data: npt.NDArray[np.uint8]
+    ends: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, values: Iterable[bytes]) -> Strings:
+        """From byte strings, in their order."""
+        values = list(values)
+        ends = np.zeros(len(values) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=ends[1:])
+        return cls(np.frombuffer(b"".join(values), np.uint8), ends)
+
+    @classmethod
+    def fixed(cls, rows: npt.NDArray[np.bytes_]) -> Strings:
+        """From a numpy array of strings of one width, padded with zeros."""
+        width = rows.dtype.itemsize
+        lengths = np.char.str_len(rows).astype(np.int64)
+        ends = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        cells = np.frombuffer(np.ascontiguousarray(rows).tobytes(), np.uint8)
+        cells = cells.reshape(len(rows), width)
+        return cls(cells[np.arange(width) < lengths[:, None]], ends)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, row: int) -> bytes:
+        return self.data[int(self.ends[row]) : int(self.ends[row + 1])].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        ends = self.ends.tolist()
+        data = np.ascontiguousarray(self.data).data
+        return (bytes(data[a:b]) for a, b in itertools.pairwise(ends))
+
+    def text(self, row: int) -> str:
+        """As str; bytes that are no UTF-8 as surrogates, as file names have them."""
+        return self[row].decode("utf-8", "surrogateescape")
+
+    def take(self, rows: npt.NDArray[np.integer]) -> Strings:
+        """The given rows, in their order."""
+        starts, lengths = self.ends[:-1][rows], np.diff(self.ends)[rows]
+        ends = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        # Of each byte: its place in its string, added to where that string began.
+        places = np.arange(int(ends[-1])) - np.repeat(ends[:-1] - starts, lengths)
+        return Strings(self.data[places], ends)
+
+    def find(self, value: bytes) -> int | None:
+        """The row of a value; None where there is none."""
+        long_enough = np.flatnonzero(np.diff(self.ends) == len(value))
+        return next((int(row) for row in long_enough if self[int(row)] == value), None)

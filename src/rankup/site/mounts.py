@@ -1,0 +1,49 @@
+"""What is mounted where, from `/proc/self/mounts`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_MOUNTS = Path("/proc/self/mounts")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A line of `/proc/self/mounts`."""
+
+    source: str
+    point: str
+    kind: str
+
+
+def parse(text: str) -> list[Mount]:
+    """The lines of `/proc/self/mounts`, with its escapes (`\\040`) resolved."""
+    rows = (line.split(" ") for line in text.splitlines())
+    return [Mount(*map(_unescaped, row[:3])) for row in rows if len(row) >= 3]
+
+
+def table() -> list[Mount]:
+    """What is mounted now; nothing where the system does not say (no Linux)."""
+    try:
+        return parse(_MOUNTS.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return []
+
+
+def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
+    """The mount that a path lies on: the longest, of equal ones the last."""
+    on = [one for one in mounts if Path(path).is_relative_to(one.point)]
+    return max(reversed(on), key=lambda one: len(one.point), default=None)
+
+
+def kind_of(path: Path) -> str:
+    """The type of the file system behind a path, as `ext4`; empty where it is not known."""
+    mount = mount_of(str(path.resolve()), table())
+    return mount.kind if mount is not None else ""
+
+
+def _unescaped(word: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
