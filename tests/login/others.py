@@ -17,7 +17,7 @@ _NOBODY = 65534
 _BEGIN = """
 import encodings.idna, getpass, http.client, os, shutil, sys, urllib.request
 from pathlib import Path
-import rankup.login.fetch.download, rankup.login.fetch.unpack
+import rankup.base.lock, rankup.login.fetch.download, rankup.login.fetch.unpack
 target = Path(sys.argv[1])
 if os.getuid() == 0:
     os.setgroups([])

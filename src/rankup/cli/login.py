@@ -18,7 +18,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what this machine is, and what would keep a job from running."""
-    from ..login.doctor import show
+    from ..login.doctor.command import show
 
     raise typer.Exit(show(script, tuple(args or ()), as_json=as_json))
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from rankup.base.findings import Finding
-from rankup.login.doctor import codes, examine, gather
+from rankup.login.doctor import codes, gather
+from rankup.login.doctor.examine import examine
 from rankup.login.doctor.gather import Check
 from tests.conftest import RunRankup
 from tests.login.doctor.test_asking import gone
@@ -126,7 +127,7 @@ def test_a_command_of_slurm_that_hangs_holds_up_nothing(
 
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom rankup.login.doctor import show\nshow(None, (), as_json=True)\n"
+        "import sys\nfrom rankup.login.doctor.command import show\nshow(None, (), as_json=True)\n"
         "sys.exit('torch' in sys.modules)"
     )
     words = [sys.executable, "-c", program]

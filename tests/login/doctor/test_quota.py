@@ -12,6 +12,7 @@ from rankup.login.doctor import quota, quotas
 from rankup.login.doctor.asking import Clock
 from rankup.login.doctor.quota import Quota
 from rankup.login.doctor.space import Folder
+from rankup.site.mounts import Mount
 
 RECORDED = Path(__file__).with_name("recorded")
 
@@ -93,21 +94,12 @@ def test_no_text_is_too_strange(command: str, text: str) -> None:
     quota.check_quota(quota.parse([command], text), [])
 
 
-def test_the_mount_of_a_path() -> None:
-    table = quota.mounts(
-        "rootfs / rootfs rw 0 0\n/dev/sda / ext4 rw 0 0\nfs /my\\040p lustre rw 0 0\nbroken\n"
-    )
-    assert quota.mount_of("/my p/x", table) == quota.Mount("fs", "/my p", "lustre")
-    assert quota.mount_of("/home", table) == quota.Mount("/dev/sda", "/", "ext4")
-    assert quota.mount_of("/my p2", table) == quota.Mount("/dev/sda", "/", "ext4")
-
-
 def test_each_kind_of_file_system_has_its_command() -> None:
     def words(kind: str) -> list[list[str]]:
-        mount = quota.Mount("/dev/project1", "/p", kind)
+        mount = Mount("/dev/project1", "/p", kind)
         return quota.command(mount, "/p/x", "me", "proj")
 
-    lustre = quota.Mount("o2ib:/fs", "/p", "lustre")
+    lustre = Mount("o2ib:/fs", "/p", "lustre")
     both = quota.command(lustre, "/p/x", "me", "proj", 4711)
     assert both[1] == ["lfs", "quota", "-p", "4711", "/p/x"]
     assert words("lustre") == [["lfs", "quota", "-u", "me", "/p/x"]]
@@ -138,3 +130,24 @@ def test_commands_of_the_site_are_asked_and_one_that_hangs_is_named(tmp_path: Pa
     # Whether `quota` is asked depends on what file system the tests run on.
     assert {one.name for one in found} <= {"server:/home"}
     assert quota.check_quota(found, late)[-1].level == "warning"
+
+
+def test_the_quotas_of_one_folder_in_lines(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    jutil = programs / "jutil"
+    jutil.write_text(f"#!/bin/sh\ncat {RECORDED}/jutil-json.txt\n")
+    jutil.chmod(0o755)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin"}
+    said = [
+        line
+        for line in quotas.lines(tmp_path, "proj", environment, 5.0)
+        if line.endswith("says jutil)")
+    ]
+    assert len(said) == 2
+    assert said[0].startswith("/p/scratch/x: ")
+    assert ", 3.93M of 4M files (project, says jutil)" in said[0]
+    jutil.write_text("#!/bin/sh\nsleep 300\n")
+    late = "`jutil project dataquota -p proj -o json -U KB` did not answer in time"
+    assert late in quotas.lines(tmp_path, "proj", environment, 0.5)
+    assert quotas.lines(tmp_path, None, {"PATH": str(tmp_path)}) == []

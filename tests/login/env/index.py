@@ -12,7 +12,10 @@ from pathlib import Path
 from rankup.login.env.wheel import facts
 
 # What rankup needs on every Python; each is there as an empty package.
-_DEPENDENCIES = ("typer", "rich", "numpy", "psutil", "xxhash", "nvidia-ml-py")
+_DEPENDENCIES = (
+    *("typer", "rich", "numpy", "psutil", "xxhash", "nvidia-ml-py"),
+    *("h5py", "pyarrow"),
+)
 
 
 def wheel(

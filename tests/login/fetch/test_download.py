@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from rankup.base.lock import Pace
 from rankup.login.fetch.download import Downloaded, Patience, download
 from rankup.login.fetch.failed import FetchFailed
-from rankup.login.fetch.lock import Pace
 
 from ..web import Web
 

@@ -25,7 +25,7 @@ from rankup.login.fetch.download import Patience, download
 print(download(sys.argv[3], target, patience=Patience(pauses=())).sha256)
 """
 _UNPACK = """
-from rankup.login.fetch import lock
+from rankup.base import lock
 from rankup.login.fetch.unpack import unpack
 archive = target.with_name("d.tar")
 with lock.held(target, print) as held:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rankup.base.lock import LockLost
 from rankup.login.fetch import attempt, hub_run, state
 from rankup.login.fetch.attempt import Start
 from rankup.login.fetch.hub_name import Name
 from rankup.login.fetch.hub_run import Child, Task
-from rankup.login.fetch.lock import LockLost
 from rankup.login.fetch.recover import recover
 from rankup.login.fetch.supervise import Interrupt, Limits
 from rankup.login.fetch.tree import marked

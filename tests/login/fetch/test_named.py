@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from rankup.base.lock import Pace
 from rankup.login.fetch import named, unpack
 from rankup.login.fetch.came import Came
 from rankup.login.fetch.download import Patience
 from rankup.login.fetch.failed import FetchFailed
-from rankup.login.fetch.lock import Pace
 from rankup.login.fetch.named import Archive
 from rankup.site.caches import Caches
 

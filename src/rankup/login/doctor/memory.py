@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ...base.amounts import size
 from ...base.findings import Finding
 from . import codes
-from .amounts import size
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - its size is asked, nothing is written
 _LITTLE = 10**9

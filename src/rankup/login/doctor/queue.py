@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
+from ...base.amounts import some
 from ...base.errors import nearest
 from ...base.findings import Finding, Level
 from ...site.profile import Profile
 from ...slurm.limits import clock, differences
 from ...slurm.partitions import Partition
 from . import codes
-from .amounts import some
 
 Presence = Literal["answers", "silent", "absent"]
 _MOST_PARTITIONS = 6

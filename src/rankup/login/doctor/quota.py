@@ -11,12 +11,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from ...base.amounts import number, size
 from ...base.findings import Finding, Level
+from ...site.mounts import Mount
 from . import codes
-from .amounts import number, size
 
 _NEAR = 0.9
 
@@ -42,27 +42,6 @@ class Quota:
     soft_files: int
     hard_files: int
     said_by: str
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A line of `/proc/self/mounts`."""
-
-    source: str
-    point: str
-    kind: str
-
-
-def mounts(text: str) -> list[Mount]:
-    """The lines of `/proc/self/mounts`, with its escapes (`\\040`) resolved."""
-    rows = (line.split(" ") for line in text.splitlines())
-    return [Mount(*map(_unescaped, row[:3])) for row in rows if len(row) >= 3]
-
-
-def mount_of(path: str, table: Sequence[Mount]) -> Mount | None:
-    """The mount that a path lies on: the longest, of equal ones the last."""
-    on = [one for one in table if Path(path).is_relative_to(one.point)]
-    return max(reversed(on), key=lambda one: len(one.point), default=None)
 
 
 def command(
@@ -111,7 +90,7 @@ def check_quota(quotas: Sequence[Quota], late: Sequence[str]) -> list[Finding]:
     Args:
         late: commands that did not answer in time.
     """
-    found = [_judge(one) for one in dict.fromkeys(quotas) if _limited(one)]
+    found = [_judge(one) for one in dict.fromkeys(quotas) if limited(one)]
     for command_line in late:
         message = f"`{command_line}` did not answer in time"
         todo = "ask it yourself; what is said above of space left does not know quotas"
@@ -119,17 +98,23 @@ def check_quota(quotas: Sequence[Quota], late: Sequence[str]) -> list[Finding]:
     return found
 
 
-def _limited(one: Quota) -> bool:
-    return any((one.soft, one.hard, one.soft_files, one.hard_files))
-
-
-def _judge(one: Quota) -> Finding:
+def in_words(one: Quota) -> str:
+    """Used and allowed, bytes and files, as far as there are limits; whose, and who says so."""
     parts = []
     if one.soft or one.hard:
         parts.append(f"{size(one.used)} of {size(one.soft or one.hard)}")
     if one.soft_files or one.hard_files:
         parts.append(f"{number(one.files)} of {number(one.soft_files or one.hard_files)} files")
-    message = f"{one.name}: {', '.join(parts)} ({one.whose}, says {one.said_by})"
+    return f"{one.name}: {', '.join(parts)} ({one.whose}, says {one.said_by})"
+
+
+def limited(one: Quota) -> bool:
+    """Whether it limits anything."""
+    return any((one.soft, one.hard, one.soft_files, one.hard_files))
+
+
+def _judge(one: Quota) -> Finding:
+    message = in_words(one)
     level: Level = "ok"
     todo = ""
     pairs = ((one.used, one.soft, one.hard), (one.files, one.soft_files, one.hard_files))
@@ -237,7 +222,3 @@ def _figure(word: str) -> int | None:
         return 0
     match = re.fullmatch(r"\[?(\d{1,18})(?:\.\d+)?\]?\*?\]?", word)
     return int(match[1]) if match else None
-
-
-def _unescaped(word: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from ...site import mounts
 from . import commands, quota
 from .asking import Clock, Late, Question
 from .quota import Quota
@@ -19,7 +20,6 @@ from .space import Folder
 # <linux/fs.h>: FS_IOC_FSGETXATTR, and struct fsxattr, whose fourth number is the project.
 _FSGETXATTR = 0x801C581F
 _FSXATTR = struct.Struct("5I8x")
-_MOUNTS = Path("/proc/self/mounts")
 
 
 def known(
@@ -28,12 +28,30 @@ def known(
     """All quotas that a command on PATH knows, and the commands that did not answer in time."""
     asked = [
         (words, Question(words[0], clock, partial(commands.run, words, environment, clock)))
-        for words in _commands(folders, project, _table())
+        for words in _commands(folders, project, mounts.table())
         if shutil.which(words[0], path=environment.get("PATH")) is not None
     ]
     said = [(words, _said(question)) for words, question in asked]
     found = [one for words, text in said if text is not None for one in quota.parse(words, text)]
     return found, [" ".join(words) for words, text in said if text is None]
+
+
+def lines(
+    folder: Path,
+    project: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    seconds: float = 2.0,
+) -> list[str]:
+    """The quotas that count for a folder, a line each, for those who are about to fill it.
+
+    Args:
+        project: of the user, for commands that ask by its name.
+        seconds: after which a command is no longer waited for, and named as late.
+    """
+    environment = os.environ if environment is None else environment
+    found, late = known([Folder("here", folder)], project, environment, Clock(seconds))
+    said = [quota.in_words(one) for one in dict.fromkeys(found) if quota.limited(one)]
+    return said + [f"`{words}` did not answer in time" for words in late]
 
 
 def _said(question: Question[str]) -> str | None:
@@ -47,13 +65,13 @@ def _said(question: Question[str]) -> str | None:
 
 
 def _commands(
-    folders: Sequence[Folder], project: str | None, table: Sequence[quota.Mount]
+    folders: Sequence[Folder], project: str | None, table: Sequence[mounts.Mount]
 ) -> list[list[str]]:
     found: dict[tuple[str, ...], None] = {}
     for folder in folders:
         # As the user wrote it and behind links: home is often a link into a file system.
         path = str(folder.path.resolve())
-        mount = quota.mount_of(path, table)
+        mount = mounts.mount_of(path, table)
         if mount is not None:
             number = project_number(path) if mount.kind == "lustre" else 0
             for words in quota.command(mount, path, getpass.getuser(), project, number):
@@ -76,10 +94,3 @@ def project_number(folder: str) -> int:
     finally:
         os.close(descriptor)
     return int(_FSXATTR.unpack(said)[3])
-
-
-def _table() -> list[quota.Mount]:
-    try:
-        return quota.mounts(_MOUNTS.read_text(encoding="utf-8", errors="replace"))
-    except OSError:  # no Linux
-        return []

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.machinery import all_suffixes
 from pathlib import Path
 
+from ...base.amounts import some
 from ...base.findings import Finding
 from ...base.urls import public
 from ...site.profile import Profile
@@ -19,7 +20,6 @@ from ..needs import Unmet
 from ..reading import Download, Import
 from ..record import Record
 from . import codes
-from .amounts import some
 
 # Modules whose package has another name; for the others it is their own.
 _PACKAGES = {

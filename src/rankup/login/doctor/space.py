@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...base.amounts import number, size
 from ...base.findings import Finding, Level
 from ...site import places
 from ...site.caches import Caches
 from ...site.config import Config
 from ...site.profile import Profile
 from . import codes
-from .amounts import number, size
 
 HOME = "$HOME"
 # A job writes here: full is an error. The other folders are only read, as far as is known.

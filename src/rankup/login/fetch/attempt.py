@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ...base.lock import LockLost
 from ...site.caches import Caches
 from . import alone, environment, events, explain, leftover, outputs, sources, state
 from .events import Event
@@ -20,7 +21,6 @@ from .follow import Follow
 from .frames import users_frames
 from .inside import spec as inside
 from .leftover import Left
-from .lock import LockLost
 from .supervise import Ended, Interrupt, Limits, watch
 from .undo import Undone, undo
 

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ...base.errors import EXIT_FAILED, UserError
+from ...base.lock import LockFailed
 from ...base.text import clean
 from ...site import config as configs
 from ...site import detect
@@ -86,7 +87,7 @@ class _Run:
         earlier = record.find(self._project, thing.key)
         try:
             came = thing.get(earlier)
-        except FetchFailed as failure:
+        except (FetchFailed, LockFailed) as failure:
             self.fail(thing.key, here.with_hint(str(failure), os.environ))
             return
         except OSError as error:
@@ -111,7 +112,7 @@ class _Run:
         else:
             try:
                 done, code = script.fetch(request, self._config, self._profile)
-            except FetchFailed as failure:
+            except (FetchFailed, LockFailed) as failure:
                 self.fail(record.script_key(Path(request.script), request.args), str(failure))
                 return
             self._keep(done)

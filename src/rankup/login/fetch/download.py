@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...base import lock
 from ...base.urls import public
-from . import lock, progress
+from . import progress
 from .failed import FetchFailed
 from .http import Broken, Reply, Unreached, Unsatisfiable, ask
 from .part import Part, digest
@@ -90,7 +91,7 @@ def download(
     if (found := _present(target, sha256, replace)) is not None:
         return found
     _make_folder(target)
-    with lock.held(target, say, patience.lock) as held:
+    with lock.held(target, say, patience.lock, doing="fetching") as held:
         if (found := _present(target, sha256, replace)) is not None:
             return found
         part = Part(target, url, trusted=bool(sha256))

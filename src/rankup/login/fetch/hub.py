@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...base import lock
 from ...base.errors import UserError
 from ...site.caches import Caches
 from .. import offline
 from ..record import Item, Proof
-from . import alone, lock, progress
+from . import alone, progress
 from .came import Came
 from .failed import FetchFailed
 from .hub_name import Kind, Name
@@ -58,7 +59,7 @@ def fetch(
         task = replace(task, texts=str(texts))
     # One at a time for a repository: the libraries' own locks are flocks, which many parallel
     # file systems do not have.
-    with lock.held(child.cache / child.folder, say) as held:
+    with lock.held(child.cache / child.folder, say, doing="fetching") as held:
         done = child.run(task, held.check, online=True)
         files = tuple(done.get("files", ()))
         refusal = alone.refusal()

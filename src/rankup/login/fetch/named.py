@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...base import lock
 from ...base.urls import public
 from ...site.caches import Caches
 from ..record import Item
-from . import address, hub, lock, progress, unpack
+from . import address, hub, progress, unpack
 from .came import Came
 from .download import Patience, download
 from .failed import FetchFailed
@@ -104,7 +105,7 @@ def fetch_archive(
     folder = caches.own / "datasets" / known.folder
     found = _unpacked(folder, known)
     if found is None:
-        with lock.held(folder, say, patience.lock) as held:
+        with lock.held(folder, say, patience.lock, doing="fetching") as held:
             found = _unpacked(folder, known)
             if found is None:
                 archive = address.place(known.url, caches.own / "files")

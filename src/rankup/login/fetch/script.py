@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ...base import lock
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.text import clean
 from ...site import places
@@ -17,7 +18,7 @@ from ...site.config import Config
 from ...site.profile import Profile
 from .. import code, offline, record
 from ..record import Item, Record
-from . import arrived, events, lock, needed, said, state
+from . import arrived, events, needed, said, state
 from .attempt import Attempt, Start
 from .progress import say
 from .proof import Proved
@@ -56,7 +57,7 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
         stdout=2 if request.as_json else None,
     )
     # Of two starts at once in a folder, each would take the other's outputs for old files.
-    with lock.held(start.area / "project", say) as held:
+    with lock.held(start.area / "project", say, doing="fetching") as held:
         start = replace(start, check=held.check)
         recover(start.area, Path.cwd())
         earlier = record.find(project, record.script_key(script, request.args))

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ...base import lock
 from ...base.files import fsync_directory, write_json
-from . import lock, progress
+from . import progress
 from .failed import FetchFailed
 
 # Written last, before the folder gets its name.

@@ -16,16 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch import holder, lock
-from rankup.login.fetch.failed import FetchFailed
-from rankup.login.fetch.lock import Holder, Pace
+from rankup.base import holder, lock
+from rankup.base.lock import Holder, LockFailed, Pace
 
 from .locks import PACE, file_of, left_by_another, quiet
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from rankup.login.fetch.lock import Pace, held
+from rankup.base.lock import Pace, held
 with held(Path(sys.argv[1]), print, Pace(0.05, 1.0, 0.01)) as lock:
     print("held", flush=True)
     sys.stdin.readline()
@@ -35,7 +34,7 @@ print("released", flush=True)
 _COUNT = """
 import sys, time
 from pathlib import Path
-from rankup.login.fetch.lock import Pace, held
+from rankup.base.lock import Pace, held
 target = Path(sys.argv[1])
 for _ in range(int(sys.argv[2])):
     with held(target, lambda line: None, Pace(0.05, 1.0, 0.001)):
@@ -87,6 +86,45 @@ def test_a_waiter_says_whom_it_waits_for(tmp_path: Path) -> None:
     assert len(said) == 1
     assert said[0].startswith(f"a.bin: waiting for process {process.pid} of ")
     assert os.uname().nodename in said[0]
+
+
+def test_who_does_not_wait_is_told_who_holds_it_and_since_when(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    process = _start(target)
+    content = file_of(target).read_text()
+    try:
+        with (
+            pytest.raises(lock.Taken) as caught,
+            lock.held(target, quiet, PACE, wait=False, doing="packing"),
+        ):
+            pass
+        said = str(caught.value)
+        assert said.startswith(f"{target}: process {process.pid} of ")
+        assert f" on {os.uname().nodename} is packing it since " in said
+        assert said.endswith(
+            f"{time.localtime().tm_year}-{time.strftime('%m-%d')}; wait for its end"
+        )
+        assert file_of(target).read_text() == content
+        process.kill()
+        process.wait(20)
+        with lock.held(target, quiet, Pace(stale=600, poll=0.01), wait=False):  # nobody's any more
+            assert json.loads(file_of(target).read_text())["pid"] == os.getpid()
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+def test_who_does_not_wait_for_a_silent_holder_is_told_when_to_come_again(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    path = left_by_another(target, host="another boot", node="other", pid=7, user="me", since=0)
+    now = path.stat().st_mtime
+    os.utime(path, (now - 20, now - 20))
+    words = (
+        "process 7 of me on other is working on it; wait for its end, or, as it has been silent "
+        "for 20 s and may be gone, run it again once that is 60 s"
+    )
+    with pytest.raises(lock.Taken, match=words), lock.held(target, quiet, wait=False):
+        pass
 
 
 def test_the_lock_of_a_killed_process_of_this_host_is_taken_at_once(tmp_path: Path) -> None:
@@ -249,7 +287,7 @@ def test_check_raises_after_a_loss(tmp_path: Path) -> None:
 def _lost(held: lock.Held) -> bool:
     try:
         held.check()
-    except FetchFailed as failure:
+    except LockFailed as failure:
         return "stood still" in str(failure)
     return False
 

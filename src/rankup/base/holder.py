@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 import os
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,7 @@ class Holder:
         token: random, of this one lock.
         host: node, boot and process namespace, within which `pid` means something.
         start: of the process, in clock ticks since boot: numbers of processes are used again.
+        since: when the lock was made, in seconds of the node's clock; 0: not known.
     """
 
     token: str
@@ -26,6 +29,7 @@ class Holder:
     pid: int
     start: int
     user: str
+    since: float = 0.0
 
 
 def myself() -> Holder:
@@ -35,7 +39,9 @@ def myself() -> Holder:
         user = getpass.getuser()
     except (KeyError, OSError):  # a number without a name
         user = str(os.getuid())
-    return Holder(secrets.token_hex(8), os.uname().nodename, host(), pid, _start(pid) or 0, user)
+    node = os.uname().nodename
+    start = _start(pid) or 0
+    return Holder(secrets.token_hex(8), node, host(), pid, start, user, round(time.time(), 3))
 
 
 def host() -> str:
@@ -76,6 +82,14 @@ def who(holder: Holder | None) -> str:
     return f"process {holder.pid} of {holder.user} on {holder.node}"
 
 
+def since(holder: Holder) -> str:
+    """When its lock was made, in words."""
+    try:
+        return time.strftime("%H:%M:%S on %Y-%m-%d", time.localtime(holder.since))
+    except (ValueError, OverflowError, OSError):
+        return "an unknown time"
+
+
 def parse(text: str) -> Holder | None:
     """Who has written this into a lock; None where it says nothing that makes sense."""
     try:
@@ -86,4 +100,6 @@ def parse(text: str) -> Holder | None:
     sound = all(isinstance(word, str) for word in words) and all(
         type(number) is int for number in (holder.pid, holder.start)
     )
+    if not isinstance(holder.since, int | float) or not math.isfinite(holder.since):
+        return None
     return holder if sound and holder.pid > 0 else None

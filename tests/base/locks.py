@@ -6,8 +6,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from rankup.login.fetch import holder
-from rankup.login.fetch.lock import Pace
+from rankup.base import holder
+from rankup.base.lock import Pace
 
 PACE = Pace(renew=0.05, stale=1.0, poll=0.01)
 

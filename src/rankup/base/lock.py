@@ -19,12 +19,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import holder
-from .failed import FetchFailed
+from .errors import RunFailed
 from .holder import Holder
 
 
-class LockLost(FetchFailed):
+class LockFailed(RunFailed):
+    """A lock cannot be had, or no longer."""
+
+
+class LockLost(LockFailed):
     """Another process may have taken over: what the lock protects is no longer ours."""
+
+
+class Taken(LockFailed):
+    """Another process holds the lock, and it was not to be waited for."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +103,26 @@ class Held:
 
 
 @contextlib.contextmanager
-def held(target: Path, say: Callable[[str], None], pace: Pace | None = None) -> Iterator[Held]:
+def held(
+    target: Path,
+    say: Callable[[str], None],
+    pace: Pace | None = None,
+    *,
+    doing: str = "working on",
+    wait: bool = True,
+) -> Iterator[Held]:
     """Hold the lock of `target`, a hidden file beside it; waits, as long as it takes.
 
     Args:
         say: gets a line about who is waited for, when the waiting begins and each half minute.
 
+        doing: what a holder does with the target, as `fetching`.
+        wait: where False, a lock that is held is an error, and one that was left behind on this
+            host is taken over.
+
     Raises:
-        FetchFailed: the lock cannot be read, and is none of ours.
+        LockFailed: the lock cannot be read, and is none of ours.
+        Taken: somebody holds it, and `wait` is False; says who, where and since when.
         OSError: the folder cannot be written to.
     """
     pace = pace or Pace()
@@ -114,16 +134,19 @@ def held(target: Path, say: Callable[[str], None], pace: Pace | None = None) -> 
         found = _look(path)
         if found is None:  # just released
             if path.is_symlink():
-                raise FetchFailed(f"{path} is a link to nowhere, and no lock; remove it")
+                raise LockFailed(f"{path} is a link to nowhere, and no lock; remove it")
             time.sleep(pace.poll)
             continue
         who, renewed = found
-        if _stale(path, pace) and _break(path, who, pace):
+        stale = _stale(path, pace)
+        if stale and _break(path, who, pace):
             continue
+        if not wait and not stale:
+            raise Taken(_taken(target, who, _file_system_time(path) - renewed, doing, pace))
         if time.monotonic() - said > 30:
             said = time.monotonic()
             silent = _file_system_time(path) - renewed
-            does = "which is fetching it now"
+            does = f"which is {doing} it now"
             if silent > 3 * pace.renew:
                 does = f"silent for {silent:.0f} s; taken over once it is {pace.stale:g} s"
             say(f"{target.name}: waiting for {holder.who(who)}, {does}")
@@ -133,6 +156,17 @@ def held(target: Path, say: Callable[[str], None], pace: Pace | None = None) -> 
         yield lock
     finally:
         lock.release()
+
+
+def _taken(target: Path, who: Holder | None, silent: float, doing: str, pace: Pace) -> str:
+    since = f" since {holder.since(who)}" if who is not None and who.since else ""
+    text = f"{target}: {holder.who(who)} is {doing} it{since}; wait for its end"
+    if silent > 3 * pace.renew:
+        text += (
+            f", or, as it has been silent for {silent:.0f} s and may be gone, run it again once "
+            f"that is {pace.stale:g} s"
+        )
+    return text
 
 
 def _create(path: Path, me: Holder) -> bool:
@@ -162,7 +196,7 @@ def _look(path: Path) -> tuple[Holder | None, float] | None:
     except FileNotFoundError:
         return None
     except IsADirectoryError:
-        raise FetchFailed(f"{path} is a folder, and no lock; remove it") from None
+        raise LockFailed(f"{path} is a folder, and no lock; remove it") from None
     except PermissionError:  # of somebody who cannot be named, but can be waited for
         with contextlib.suppress(FileNotFoundError):
             return None, path.stat().st_mtime

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch import lock
-from rankup.login.fetch.failed import FetchFailed
-from rankup.login.fetch.lock import Pace
+from rankup.base import lock
+from rankup.base.lock import LockFailed, Pace
 
-from ..others import as_another_user
-from ..others import shared as shared
+from ..login.others import as_another_user
+from ..login.others import shared as shared
 from .locks import PACE, file_of, left_by_another, quiet
 
 _WAITS = """
 import time
-from rankup.login.fetch.lock import Pace, held
+from rankup.base.lock import Pace, held
 start = time.monotonic()
 with held(target, print, Pace(0.05, 1.0, 0.01)):
     print(time.monotonic() - start)
@@ -58,7 +57,7 @@ def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.bin")
     path.symlink_to(tmp_path / "none")
     with (
-        pytest.raises(FetchFailed, match="a link to nowhere, and no lock; remove it"),
+        pytest.raises(LockFailed, match="a link to nowhere, and no lock; remove it"),
         lock.held(tmp_path / "a.bin", quiet, PACE),
     ):
         pass
@@ -67,14 +66,24 @@ def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
 def test_a_folder_in_the_place_of_the_lock_is_named(tmp_path: Path) -> None:
     file_of(tmp_path / "a.bin").mkdir()
     with (
-        pytest.raises(FetchFailed, match=r"\.a\.bin\.lock is a folder, and no lock; remove it"),
+        pytest.raises(LockFailed, match=r"\.a\.bin\.lock is a folder, and no lock; remove it"),
         lock.held(tmp_path / "a.bin", quiet, PACE),
     ):
         pass
 
 
 @pytest.mark.parametrize(
-    "changes", [{"pid": "1"}, {"pid": 0}, {"pid": -1}, {"start": None}, {"host": 1}, {"user": []}]
+    "changes",
+    [
+        {"pid": "1"},
+        {"pid": 0},
+        {"pid": -1},
+        {"start": None},
+        {"host": 1},
+        {"user": []},
+        {"since": "x"},
+        {"since": float("nan")},
+    ],
 )
 def test_a_lock_that_says_nonsense_is_nobodys_until_it_is_old(
     tmp_path: Path, changes: dict[str, object]
