@@ -35,10 +35,15 @@ _HOME = {
     "on_login_node": "site.login",
 }
 
-__all__ = ["__version__", *sorted(_HOME)]
+# Rooms that are public themselves, as in `rankup.data.open`.
+_ROOMS = ("data",)
+
+__all__ = ["__version__", *sorted([*_HOME, *_ROOMS])]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"rankup.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'rankup' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"rankup.{_HOME[name]}"), name)
@@ -47,4 +52,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, *_ROOMS})

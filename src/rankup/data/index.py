@@ -9,6 +9,7 @@ all others.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from .errors import BadContainer
 from .strings import Strings
 
 VERSION = 1
+_MOST = 1 << 62  # bytes of a sample; more does not fit into a column of lengths
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -79,6 +81,7 @@ class Index:
         keys: of the samples; unique and in order within a split where rankup has written them.
         labels: int64 (n,), rows of `classes` where there are any; -1: none. None: no labels at all.
         sizes: int64, bytes of each file when the index was made; empty where that is not known.
+        times: int64, modification time of each file then, ns since 1970; None: not noted.
         frames: uint64, xxh3 of the bytes around the samples, see `frames`; None where nobody has
             computed them.
         facts: JSON values: who wrote it, with which options, what a reader may want to see.
@@ -94,6 +97,7 @@ class Index:
     sizes: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
     frames: UInt64s | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    times: Int64s | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -200,6 +204,8 @@ def save(index: Index, path: Path) -> None:
         arrays["labels"] = index.labels
     if index.frames is not None:
         arrays["frames"] = index.frames
+    if index.times is not None:
+        arrays["times"] = index.times
     fields = []
     for number, one in enumerate(index.fields):
         for column in ("offset", "length", "file", "hash"):
@@ -260,10 +266,14 @@ def load(path: Path) -> Index:
             tuple(map(str, about["classes"])),
             arrays["sizes"],
             arrays.get("frames"),
-            dict(about["facts"]),
+            {str(name): value for name, value in about["facts"].items()},
+            arrays.get("times"),
         )
         problem = inconsistency(index)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (
+        *(LookupError, TypeError, ValueError, ArithmeticError),
+        *(AttributeError, SyntaxError, RecursionError),
+    ) as error:
         raise BadContainer(f"{path} is no index of rankup, or damaged: {error!r}") from None
     if problem:
         raise BadContainer(f"{path} is a damaged index: {problem}; pack again, or restore it")
@@ -279,6 +289,12 @@ def inconsistency(index: Index) -> str:
     ]
     if index.labels is not None:
         shapes.append(("labels", index.labels, n, "i8"))
+    if index.times is not None:
+        shapes.append(("times", index.times, len(index.files), "i8"))
+    if len(index.sizes):
+        shapes.append(("sizes", index.sizes, len(index.files), "i8"))
+    if index.frames is not None:
+        shapes.append(("frames", index.frames, None, "u8"))
     for one in index.fields:
         shapes += [("offset", one.offset, n, "i8"), ("length", one.length, n, "i8")]
         if one.file is not None:
@@ -287,13 +303,17 @@ def inconsistency(index: Index) -> str:
             shapes.append(("hash", one.hash, n, "u8"))
         if one.dtype and np.dtype(one.dtype).hasobject:
             return f"field {one.name} would be Python objects"
+        if min(one.shape, default=0) < 0 or _bytes(one) > _MOST:
+            return f"a sample of field {one.name} would have the shape {one.shape}"
     for name, values, size, kind in shapes:
         if values.ndim != 1 or values.dtype != np.dtype(f"<{kind}"):
             return f"{name} is {values.dtype} of shape {values.shape}, not 1-d {kind}"
         if size is not None and len(values) != size:
             return f"{name} has {len(values)} rows for {n} samples"
     for strings in (index.keys, index.files):
-        if strings.data.dtype != np.uint8 or strings.ends[-1] > len(strings.data):
+        if strings.data.dtype != np.uint8 or strings.data.ndim != 1 or not len(strings.ends):
+            return f"names are {strings.data.dtype}, and end at {strings.ends.shape} places"
+        if strings.ends[0] != 0 or strings.ends[-1] > len(strings.data):
             return "names go past their end"
     at = 0
     for split in index.splits:
@@ -301,3 +321,7 @@ def inconsistency(index: Index) -> str:
             return f"split {split.name} does not begin where the one before ends"
         at = split.stop
     return "" if at == n else f"the splits have {at} of {n} samples"
+
+
+def _bytes(one: Field) -> int:
+    return math.prod(one.shape) * (np.dtype(one.dtype).itemsize if one.dtype else 1)

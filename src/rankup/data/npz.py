@@ -11,7 +11,9 @@ import mmap
 import os
 import secrets
 import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,12 @@ from .errors import BadContainer
 
 _ALIGN = 64
 _LOCAL = struct.Struct("<4s5H3I2H")  # a zip's local header: sizes of name and extra field come last
+# What zipfile, and numpy with the text that is an array's header, raise for bytes by chance.
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
+    *(ValueError, ArithmeticError, EOFError, RuntimeError, SyntaxError, MemoryError),
+    *(TypeError, LookupError),
+)
 _EXTRA_ID = 0x7275  # of the padding; readers pass over an extra field they do not know
 
 
@@ -84,20 +92,26 @@ def load(path: Path) -> dict[str, npt.NDArray[Any]]:
                     info.filename.removesuffix(".npy"): _mapped(mapped, info)
                     for info in archive.infolist()
                 }
-        except (zipfile.BadZipFile, ValueError, struct.error, EOFError, OverflowError) as error:
-            raise BadContainer(f"{path} is no .npz, or a damaged one: {error}") from None
-        except (NotImplementedError, SyntaxError, RecursionError, MemoryError) as error:
+        except _DAMAGE as error:
             raise BadContainer(f"{path} is no .npz of ours, or a damaged one: {error}") from None
 
 
 def damaged(path: Path) -> list[str]:
-    """Names of the arrays whose bytes do not match their checksum. Reads all of the file."""
-    with zipfile.ZipFile(path) as archive:
-        return [
-            info.filename.removesuffix(".npy")
-            for info in archive.infolist()
-            if not _sound(archive, info)
-        ]
+    """Names of the arrays whose bytes do not match their checksum. Reads all of the file.
+
+    Raises:
+        BadContainer: it is no zip at all.
+        OSError: it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [
+                info.filename.removesuffix(".npy")
+                for info in archive.infolist()
+                if not _sound(archive, info)
+            ]
+    except _DAMAGE as error:
+        raise BadContainer(f"{path} is no .npz, or a damaged one: {error}") from None
 
 
 def _sound(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bool:
@@ -105,7 +119,7 @@ def _sound(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bool:
         with archive.open(info) as member:
             while member.read(1 << 24):
                 pass
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError):
+    except (*_DAMAGE, OSError):
         return False
     return True
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
+import stat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +22,8 @@ from .strings import Strings
 
 How = Literal["mmap", "pread"]
 VARIABLE = "RANKUP_READ"
-# Files that stay open; containers have few. Plain files are opened for each sample instead.
-_KEPT = 256
+# Files that stay open at most; one that is mapped has a descriptor too, Python keeps it.
+_OPEN = 4096
 # What only looks like a local disk to a process.
 _NETWORK = {
     *("nfs", "nfs4", "lustre", "gpfs", "mmfs", "beegfs", "beegfs_nodev", "cifs", "smb3", "smbfs"),
@@ -51,19 +53,27 @@ class Spans:
     """Bytes of the files of an index.
 
     Opens a file when it is first read. A forked child goes on with what is open, since reading by
-    position moves nothing; pickled, only the paths travel.
+    position moves nothing; pickled, only the paths travel. Where files are many (single photos),
+    each is opened for each read, since a process may not have them all open.
+
+    A mapped file must not be cut short while it is in use: the kernel ends a process that reads
+    behind the new end with SIGBUS. So does a disk that fails. `pread` gives errors instead.
 
     Args:
         root: what the files' names are relative to.
         files: their names.
         sizes: bytes that each had when it was indexed; empty where that is not known.
         how: `mmap` or `pread`, see `way`.
+        keep: whether files stay open, or mapped; by default where they are few.
     """
 
-    def __init__(self, root: Path, files: Strings, sizes: Int64s, how: How) -> None:
+    def __init__(
+        self, root: Path, files: Strings, sizes: Int64s, how: How, *, keep: bool = True
+    ) -> None:
         self._root, self._files, self._sizes, self._how = root, files, sizes, how
-        self._kept: dict[int, tuple[int, memoryview | None, int]] = {}
-        self._keep = len(files) <= _KEPT
+        # File -> (its descriptor, or its bytes where they are mapped; its size)
+        self._kept: dict[int, tuple[int | memoryview, int]] = {}
+        self._keep = keep and len(files) <= _descriptors()
 
     @property
     def how(self) -> How:
@@ -71,7 +81,16 @@ class Spans:
         return self._how
 
     def path(self, file: int) -> Path:
-        """Where a file lies."""
+        """Where a file lies.
+
+        Raises:
+            BadContainer: there is no such file.
+        """
+        if not 0 <= file < len(self._files):
+            raise BadContainer(
+                f"{self._root} has {len(self._files)} files, and a sample should lie in the one "
+                f"numbered {file}: its index is damaged"
+            )
         name = self._files.text(file)
         return self._root / name if name else self._root
 
@@ -82,69 +101,96 @@ class Spans:
             BadContainer: the file ends before, or is not the one that was indexed.
             OSError: it cannot be read.
         """
-        if not self._keep:
-            descriptor, view, size = self._open(file)
-            try:
-                return self._read(file, offset, length, descriptor, view, size)
-            finally:
-                os.close(descriptor)
         kept = self._kept.get(file)
         if kept is None:
-            kept = self._kept.setdefault(file, fresh := self._open(file))
-            if kept is not fresh:  # another thread was quicker
-                os.close(fresh[0])
-        return self._read(file, offset, length, *kept)
+            kept = self._opened(file)
+            if not self._keep:
+                return self._read_once(file, offset, length, kept)
+        data, size = kept
+        stop = offset + length
+        if offset < 0 or length < 0 or stop > size:
+            raise self._beyond(file, offset, length, size)
+        if data.__class__ is memoryview:
+            return data[offset:stop]
+        return self._by_position(file, offset, length, data)  # type: ignore[arg-type]
 
-    def _read(
-        self, file: int, offset: int, length: int, fd: int, view: memoryview | None, size: int
-    ) -> memoryview | bytes:
-        if offset < 0 or length < 0 or offset + length > size:
-            raise BadContainer(
-                f"{self.path(file)} has {size} bytes, and a sample should be {length} bytes at "
-                f"{offset}: it was cut short, or its index is damaged"
-            )
-        if view is not None:
-            return view[offset : offset + length]
-        data = os.pread(fd, length, offset)
+    def _read_once(
+        self, file: int, offset: int, length: int, opened: tuple[int | memoryview, int]
+    ) -> bytes:
+        descriptor, size = opened
+        assert isinstance(descriptor, int)
+        try:
+            if offset < 0 or length < 0 or offset + length > size:
+                raise self._beyond(file, offset, length, size)
+            return self._by_position(file, offset, length, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _by_position(self, file: int, offset: int, length: int, descriptor: int) -> bytes:
+        data = os.pread(descriptor, length, offset)
         if len(data) == length:  # else it is more than 2 GiB, or was cut short just now
             return data
         parts = [data]
         done = len(data)
         while done < length:
-            part = os.pread(fd, length - done, offset + done)
+            part = os.pread(descriptor, length - done, offset + done)
             if not part:
                 raise BadContainer(f"{self.path(file)} was cut short while it was read")
             parts.append(part)
             done += len(part)
         return b"".join(parts)
 
-    def _open(self, file: int) -> tuple[int, memoryview | None, int]:
+    def _beyond(self, file: int, offset: int, length: int, size: int) -> BadContainer:
+        return BadContainer(
+            f"{self.path(file)} has {size} bytes, and a sample should be {length} bytes at "
+            f"{offset}: it was cut short, or its index is damaged"
+        )
+
+    def _opened(self, file: int) -> tuple[int | memoryview, int]:
         path = self.path(file)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # A pipe in the place of a file would otherwise wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            size = os.fstat(descriptor).st_size
-            if len(self._sizes) and size != self._sizes[file]:
-                raise BadContainer(
-                    f"{path} has {size} bytes, and had {self._sizes[file]} when it was indexed: it "
-                    f"was changed or cut short since"
-                )
-            view = None
-            if self._how == "mmap" and self._keep and size:
-                mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-                view = memoryview(mapped)
+            fresh = self._checked(file, path, descriptor)
+            if not self._keep:
+                return fresh
+            kept = self._kept.setdefault(file, fresh)
         except BaseException:
             os.close(descriptor)
             raise
-        return descriptor, view, size
+        if kept[0] is not descriptor:  # it is mapped, or another thread was quicker
+            os.close(descriptor)
+        return kept
+
+    def _checked(self, file: int, path: Path, descriptor: int) -> tuple[int | memoryview, int]:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise BadContainer(f"{path} is no file")
+        size = about.st_size
+        if len(self._sizes) and size != self._sizes[file]:
+            raise BadContainer(
+                f"{path} has {size} bytes, and had {self._sizes[file]} when it was indexed: it was "
+                f"changed or cut short since"
+            )
+        if self._how == "mmap" and self._keep and size:
+            return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)), size
+        return descriptor, size
 
     def close(self) -> None:
         """Close the descriptors; views that were handed out stay valid."""
         kept, self._kept = self._kept, {}
-        for descriptor, _, _ in kept.values():
-            os.close(descriptor)
+        for data, _ in kept.values():
+            if isinstance(data, int):
+                os.close(data)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
 
     def __del__(self) -> None:
         self.close()
+
+
+def _descriptors() -> int:
+    """How many files may stay open: half of what a process may have, the rest is not ours."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _OPEN if soft == resource.RLIM_INFINITY else min(_OPEN, soft // 2)

@@ -1,0 +1,135 @@
+"""Which format a file or folder has: by its first bytes and by what is in it, not by its name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...base.errors import UserError
+from ...base.text import clean
+
+KNOWN = (
+    "HDF5, Arrow IPC (file or stream), tar, SquashFS, zip, Parquet, .npy/.npz; a folder of .tar, "
+    ".arrow or .parquet files, a Hugging Face data set saved to disk, or a folder of class folders"
+)
+PART = ".part"
+_INDEX = ".index.npz"
+
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_BEGINS = {
+    b"hsqs": "squashfs",
+    b"ARROW1": "arrow",
+    b"PAR1": "parquet",
+    b"\x93NUMPY": "numpy",
+    b"\xff\xff\xff\xff": "arrow",  # a stream's first message
+}
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+_BLOCK = 512  # of a tar
+_HUGGING_FACE = ("dataset_dict.json", "dataset_info.json", "state.json")
+_LISTS = (".csv", ".tsv", ".json", ".jsonl", ".pkl", ".pickle")
+_SINGLE = (".h5", ".hdf5", ".sqsh", ".squashfs", ".sfs")
+_HIDDEN = ("Thumbs.db",)
+
+
+def detect(path: Path) -> str:
+    """The name of the format, one of `containers.KNOWN`.
+
+    Raises:
+        UserError: there is nothing at `path`, or nothing that is known; what is known is listed.
+        OSError: it cannot be read.
+    """
+    part = path.with_name(path.name + PART)
+    if not path.exists():
+        if part.exists():
+            raise UserError(
+                f"{path} is not there, but {part} is: a pack that was interrupted; "
+                f"`rankup pack … {path} --resume` finishes it"
+            )
+        raise UserError(f"no file or folder {path}")
+    if path.is_dir():
+        return _folder(path)
+    if not path.is_file():
+        raise UserError(f"{path} is neither a file nor a folder")
+    return _file(path)
+
+
+def _file(path: Path) -> str:
+    if path.name.endswith(_INDEX):
+        data = path.name.removesuffix(_INDEX)
+        raise UserError(f"{path} is the index of {data}: open {path.with_name(data)} instead")
+    with path.open("rb") as file:
+        head = file.read(_BLOCK)
+        for begin, name in _BEGINS.items():
+            if head.startswith(begin):
+                return name
+        if head.startswith(_ZIP):
+            return "numpy" if path.suffix == ".npz" else "zip"
+        # What h5py's users put in front of their file has a power of two as its length.
+        at = 0
+        while at < 1 << 24:
+            file.seek(at)
+            if file.read(len(_HDF5)) == _HDF5:
+                return "hdf5"
+            at = max(512, at * 2)
+    if _is_tar(head) or (path.suffix == ".tar" and not any(head)):
+        return "tar"
+    for begin, name in _COMPRESSED.items():
+        if head.startswith(begin):
+            raise UserError(
+                f"{path} is compressed as a whole ({name}), so that no sample in it can be read "
+                f"without all before it: decompress it first"
+            )
+    raise UserError(f"{path} {_seems(path, head)}; what can be opened: {KNOWN}")
+
+
+def _seems(path: Path, head: bytes) -> str:
+    if not head:
+        return "is empty"
+    if path.suffix.lower() in _LISTS:
+        return "seems to be a list of files: `rankup pack` takes it; open what that makes"
+    return f"is of no format known here (it begins with {head[:8]!r})"
+
+
+def _is_tar(head: bytes) -> bool:
+    """Whether the first header's sum is right, which also a tar older than `ustar` has."""
+    if len(head) < _BLOCK:
+        return False
+    try:
+        written = int(head[148:156].strip(b"\0 ") or b"x", 8)
+    except ValueError:
+        return False
+    return written == sum(head[:148]) + sum(head[156:]) + 8 * ord(" ")
+
+
+def _folder(path: Path) -> str:
+    if path.name.endswith(PART):
+        whole = path.with_name(path.name.removesuffix(PART))
+        raise UserError(
+            f"{path} is an interrupted pack; `rankup pack … {whole} --resume` finishes it"
+        )
+    with os.scandir(path) as entries:
+        names = [e.name for e in entries if not e.name.startswith(".") and e.name not in _HIDDEN]
+    if not names:
+        raise UserError(f"{path} is an empty folder; what can be opened: {KNOWN}")
+    if any(name in names for name in _HUGGING_FACE):
+        return "hf"
+    ends = {os.path.splitext(name)[1].lower() for name in names}
+    for end in ("arrow", "tar", "parquet"):
+        if f".{end}" in ends:
+            return end
+    if "data" in names and any((path / "data").glob("*.parquet")):
+        return "parquet"  # as a repository of the Hub has it
+    single = [name for name in names if os.path.splitext(name)[1].lower() in _SINGLE]
+    if single and not any((path / name).is_dir() for name in names):
+        raise UserError(
+            f"{path} holds {len(single)} container{'s' if len(single) > 1 else ''} of one file "
+            f"each: open {clean(str(path / min(single)))}"
+        )
+    return "files"

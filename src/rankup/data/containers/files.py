@@ -1,0 +1,256 @@
+"""Folders of plain files: every file is a sample, in one piece.
+
+On a parallel file system each `stat` costs up to milliseconds, so that many are asked at a time; on
+a local disk the threads cost a tenth of the time.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.errors import UserError
+from .. import keys
+from ..errors import BadContainer
+from ..index import Field, Index, Int64s, Split, ordered
+from ..strings import Strings
+from . import Choice, Fallback
+from .grouping import group
+
+# What file managers and version control leave behind.
+_LEFTOVERS = {b"Thumbs.db", b"ehthumbs.db", b"desktop.ini", b"__MACOSX"}
+_THREADS = 16
+_AT_ONCE = 512  # files of one folder that one task asks for
+_NAMED = 5  # problems that a message names
+_KINDS = {
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The files below a folder, sorted by the bytes of their names.
+
+    Attributes:
+        names: relative to the folder, with `/`.
+        sizes: int64, bytes.
+        times: int64, modification times in ns.
+        skipped: hidden files and leftovers that are not among them; such a folder counts as one.
+    """
+
+    names: Strings
+    sizes: Int64s
+    times: Int64s
+    skipped: int
+
+
+def scan(path: Path, choice: Choice) -> Index:
+    """A tree of files: splits and classes by its folders, see `grouping`.
+
+    Links are followed; hidden files (`.DS_Store`, `._x`, `.git`, `Thumbs.db`) are left out and
+    counted in `facts["skipped"]`.
+
+    Raises:
+        UserError: `path` is no folder; or what in it cannot be a sample, by name: unreadable files
+            and folders, dead links, links that lead round in circles, sockets, pipes, devices.
+    """
+    return grouped(walk(path), choice)
+
+
+def grouped(tree: Tree, choice: Choice) -> Index:
+    """The index of a tree whose folders tell splits and classes.
+
+    Raises:
+        UserError: a few files stand beside class folders, or `choice` names a column.
+    """
+    if choice.label or choice.key or choice.fields:
+        raise UserError(
+            "folders of files have no columns to choose from: leave out what was asked for, or "
+            "give a list (CSV or JSON) with such columns"
+        )
+    found = group(tree.names, choice=choice)
+    index = Index(
+        "files",
+        tree.names,
+        (),
+        found.keys,
+        (lone(np.arange(len(tree.names)), tree.sizes),),
+        found.labels,
+        found.classes,
+        tree.sizes,
+        facts={"skipped": tree.skipped} if tree.skipped else {},
+        times=tree.times,
+    )
+    index = ordered(index, found.split_of, found.splits)
+    for split in index.splits:
+        _refuse_strays(index, split)
+    return index
+
+
+def lone(file: npt.NDArray[np.integer], sizes: Int64s) -> Field:
+    """The field of samples that are whole files.
+
+    Args:
+        file: (n,) their rows among the files.
+        sizes: int64 (files,), bytes of the files.
+    """
+    zeros = np.zeros(len(file), np.int64)
+    return Field("data", zeros, sizes[file], file.astype(np.uint32))
+
+
+def _refuse_strays(index: Index, split: Split) -> None:
+    """A README beside a thousand class folders would be a sample, and take away the labels."""
+    names = index.keys.take(np.arange(split.start, split.stop))
+    tops = [name[: name.find(b"/") + 1] for name in names]
+    folders = len(set(tops) - {b""})
+    strays = [shown(name) for name, top in zip(names, tops, strict=True) if not top]
+    if 0 < len(strays) < folders:
+        some = ", ".join(strays[:_NAMED])
+        where = f"{split.folder}/" if split.folder else "the folder"
+        raise UserError(
+            f"{where} has {folders} folders, and beside them {some}, which is in none of these "
+            f"classes: move it away, or give a list (CSV or JSON) of the samples"
+        )
+
+
+def fallback(index: Index, root: Path) -> Fallback:
+    """Nothing to fall back to: every file lies in one piece."""
+    raise BadContainer(f"the index of the files in {root} is damaged: offsets are negative")
+
+
+def walk(root: Path) -> Tree:
+    """All files below a folder.
+
+    Raises:
+        UserError: as `scan` says; all of them are counted, the first ones named.
+    """
+    files: list[_File] = []
+    problems: list[str] = []
+    skipped = 0
+    with ThreadPoolExecutor(_THREADS, "rankup-walk") as pool:
+        first = pool.submit(_list, _Folder(os.fsencode(root), b"", ()))
+        waiting: deque[Future[_Found]] = deque([first])
+        while waiting:
+            found = waiting.popleft().result()
+            waiting.extend(pool.submit(task) for task in found.tasks)
+            files += found.files
+            problems += found.problems
+            skipped += found.skipped
+    refuse(problems, f"in {root}", "cannot be packed")
+    files.sort()
+    names = Strings.of([one.name for one in files])
+    sizes = np.fromiter((one.size for one in files), np.int64, len(files))
+    times = np.fromiter((one.time for one in files), np.int64, len(files))
+    return Tree(names, sizes, times, skipped)
+
+
+def refuse(problems: list[str], where: str, what: str) -> None:
+    """End with all problems counted and the first ones named, where there are any.
+
+    Raises:
+        UserError: there are.
+    """
+    if problems:
+        count = f"{len(problems)} files or folders" if len(problems) > 1 else "one"
+        more = f"\n  and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
+        lines = "".join(f"\n  {line}" for line in sorted(problems)[:_NAMED])
+        raise UserError(f"{where}, {count} {what}:{lines}{more}")
+
+
+def shown(path: bytes) -> str:
+    """A path in a message; bytes that are no UTF-8 are written out."""
+    return path.decode("utf-8", "backslashreplace")
+
+
+class _File(NamedTuple):
+    name: bytes
+    size: int
+    time: int
+
+
+class _Folder(NamedTuple):
+    path: bytes
+    prefix: bytes  # of the names of what is in it
+    above: tuple[tuple[int, int], ...]  # devices and inodes of the folders it lies in
+
+
+class _Found(NamedTuple):
+    files: list[_File]
+    problems: list[str]
+    skipped: int
+    tasks: list[Callable[[], _Found]]  # what is still to be looked at
+
+
+def _list(folder: _Folder) -> _Found:
+    try:
+        about = os.stat(folder.path)
+        here = (about.st_dev, about.st_ino)
+        if here in folder.above:
+            return _problem(f"{shown(folder.path)} is a link to a folder that it lies in")
+        with os.scandir(folder.path) as listing:
+            entries = list(listing)
+    except OSError as error:
+        return _problem(f"{shown(folder.path)}: {error.strerror or error}")
+    above = (*folder.above, here)
+    files, tasks, skipped = [], list[Callable[[], _Found]](), 0
+    for entry in entries:
+        if entry.name.startswith(b".") or entry.name in _LEFTOVERS:
+            skipped += 1
+        elif _is_folder(entry):
+            below = _Folder(entry.path, folder.prefix + entry.name + b"/", above)
+            tasks.append(partial(_list, below))
+        else:
+            files.append(entry)
+    for start in range(_AT_ONCE, len(files), _AT_ONCE):
+        tasks.append(partial(_ask, files[start : start + _AT_ONCE], folder.prefix))
+    found = _ask(files[:_AT_ONCE], folder.prefix)
+    return _Found(found.files, found.problems, skipped, tasks)
+
+
+def _ask(entries: Iterable[os.DirEntry[bytes]], prefix: bytes) -> _Found:
+    files, problems = [], []
+    for entry in entries:
+        name = prefix + entry.name
+        try:
+            about = entry.stat()
+        except OSError as error:
+            dead = entry.is_symlink() and isinstance(error, FileNotFoundError)
+            reason = "is a link to nothing" if dead else f"cannot be read: {error.strerror}"
+            problems.append(f"{shown(entry.path)} {reason}")
+            continue
+        mode = about.st_mode
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+            problems.append(f"{shown(entry.path)} is {kind}")
+        # Who may read is asked only where not everybody may: it is one more call per file.
+        elif not mode & stat.S_IROTH and not os.access(entry.path, os.R_OK):
+            problems.append(f"{shown(entry.path)} cannot be read: no permission")
+        elif b"\\" in name and not keys.safe(name):
+            problems.append(f"{shown(entry.path)} has a name that is a path elsewhere on Windows")
+        else:
+            files.append(_File(name, about.st_size, about.st_mtime_ns))
+    return _Found(files, problems, 0, [])
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself; `_ask` names it
+        return False
+
+
+def _problem(text: str) -> _Found:
+    return _Found([], [text], 0, [])

@@ -1,0 +1,199 @@
+"""Data sets of an HDF5 file that may come from anywhere, looked at before they are read.
+
+libhdf5 believes a file: it follows links into other files, and allocates what a shape declares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import BadContainer
+from ..index import Field, Int64s, Split, UInt64s
+from ..strings import Strings
+from . import hdf5_heap
+
+# No known writer makes chunks of this size; a row of one is read as a whole.
+_CHUNK = 1 << 30
+_OBJECTS = 10_000
+
+
+def opened(path: Path) -> h5py.File:
+    """The file for reading; without locks, which hang or fail on parallel file systems."""
+    return h5py.File(path, "r", locking=False)
+
+
+def members(group: h5py.Group) -> Iterator[tuple[str, h5py.Group | h5py.Dataset]]:
+    """Groups and data sets of a group by name; soft links, which point elsewhere in it, are not.
+
+    Raises:
+        BadContainer: a link into another file, or very many objects.
+    """
+    if len(group) > _OBJECTS:
+        raise BadContainer(
+            f"{group.name} has {len(group)} objects: rankup reads data sets whose rows are "
+            "samples, not one data set per sample"
+        )
+    for name in group:
+        link = group.get(name, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise BadContainer(
+                f"{group.name} has a link {name!r} into another file, which is not followed: copy "
+                "the data into one file (h5repack, or h5py's copy with expand_external=True)"
+            )
+        if isinstance(link, h5py.HardLink):
+            found = group[name]
+            if isinstance(found, h5py.Group | h5py.Dataset):
+                yield name, found
+
+
+def place(data: h5py.Dataset, size: int) -> int | None:
+    """Where the elements of a data set lie one after another in the file; None: in chunks.
+
+    What comes back without an error may be read: it is no larger than the file, or its chunks
+    are all there. A data set without elements lies at 0.
+
+    Args:
+        size: bytes of the file.
+
+    Raises:
+        BadContainer: it goes past the end of the file, was never written, or lies in other files.
+    """
+    how = data.id.get_create_plist()
+    layout = how.get_layout()
+    if layout == h5py.h5d.VIRTUAL or how.get_external_count():
+        raise BadContainer(
+            f"{data.name} lies in other files (virtual or external storage), which are not "
+            "followed: copy the data into one file"
+        )
+    if data.shape is None:
+        raise BadContainer(f"{data.name} has no shape")
+    length = math.prod(data.shape) * data.id.get_type().get_size()
+    if length == 0:
+        return 0
+    if layout == h5py.h5d.CONTIGUOUS:
+        offset = data.id.get_offset()
+        if offset is None:
+            raise BadContainer(f"{data.name} was declared and never written")
+        stored = data.id.get_storage_size()
+        if stored != length and stored >= length // 2 and data.dtype.hasobject:
+            length = stored  # the type's size is that in memory: of text a pointer
+        if stored != length or offset + length > size:
+            raise BadContainer(
+                f"{data.name} should be {length} bytes at {offset} of a file of {size} bytes: the "
+                "file was cut short, or is damaged"
+            )
+        return int(offset)
+    if layout == h5py.h5d.CHUNKED:
+        _check_chunks(data, how)
+    return None
+
+
+def _check_chunks(data: h5py.Dataset, how: h5py.h5p.PropDCID) -> None:
+    chunk = math.prod(data.chunks) * data.id.get_type().get_size()
+    if chunk > _CHUNK:
+        raise BadContainer(f"{data.name} has chunks of {chunk} bytes; up to {_CHUNK} are read")
+    declared = math.prod(
+        -(-rows // step) for rows, step in zip(data.shape, data.chunks, strict=True)
+    )
+    written = data.id.get_num_chunks()
+    if written != declared:
+        raise BadContainer(f"{data.name} has {written} of {declared} chunks: not all was written")
+    for number in range(how.get_nfilters()):
+        code, _, _, name = how.get_filter(number)
+        if not h5py.h5z.filter_avail(code):
+            shown = name.decode(errors="replace") or f"number {code}"
+            raise BadContainer(
+                f"{data.name} is compressed with the filter {shown}, which this h5py does not "
+                "have: write it with gzip or uncompressed (h5repack -f NONE)"
+            )
+
+
+def column(data: h5py.Dataset, size: int) -> npt.NDArray[np.generic]:
+    """All of a data set, looked at before; texts of variable length as bytes objects.
+
+    Raises:
+        BadContainer: as `place`.
+    """
+    at = place(data, size)
+    if at is not None and data.dtype.hasobject and data.ndim == 1 and hdf5_heap.is_heap(data):
+        return np.array(hdf5_heap.texts(data, at), dtype=object)
+    found: npt.NDArray[np.generic] = data[()]
+    return found
+
+
+def spread(sizes: Int64s) -> Int64s:
+    """Where each of several begins, and the end of the last: 0 in front of the running sum."""
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return ends
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a split has."""
+
+    split: Split
+    keys: Strings
+    fields: tuple[Field, ...]
+    labels: Int64s | None
+
+
+def joined(parts: Sequence[Strings]) -> Strings:
+    """The strings of several, one after another."""
+    if not parts:
+        return Strings.of([])
+    lengths = np.concatenate([np.diff(part.ends) for part in parts])
+    return Strings(np.concatenate([part.data for part in parts]), spread(lengths))
+
+
+def together(splits: Sequence[str], parts: Sequence[tuple[Field, ...]]) -> tuple[Field, ...]:
+    """The fields of all splits, one split after another.
+
+    Raises:
+        BadContainer: the splits do not have the same fields.
+    """
+    if not parts:
+        return ()
+    about = [[(one.name, one.dtype, one.shape) for one in fields] for fields in parts]
+    for split, other in zip(splits, about, strict=True):
+        if other != about[0]:
+            raise BadContainer(
+                f"its splits have different data sets: {_listed(about[0])} in {splits[0]}, "
+                f"{_listed(other)} in {split}; --fields chooses those that are in all"
+            )
+    return tuple(
+        replace(
+            same[0],
+            offset=np.concatenate([one.offset for one in same]),
+            length=np.concatenate([one.length for one in same]),
+            hash=None
+            if same[0].hash is None
+            else np.concatenate([one.hash for one in same if one.hash is not None]),
+        )
+        for same in zip(*parts, strict=True)
+    )
+
+
+def _listed(about: Sequence[tuple[str, str, tuple[int, ...]]]) -> str:
+    return ", ".join(f"{name} ({dtype} {shape})" for name, dtype, shape in about) or "none"
+
+
+def rows(
+    name: str,
+    at: int,
+    dtype: np.dtype[np.generic],
+    shape: tuple[int, ...],
+    hash_of: UInt64s | None = None,
+) -> Field:
+    """The field of an array (n, …) that lies at an offset."""
+    one = int(np.prod(shape[1:], dtype=object)) * dtype.itemsize
+    offset = at + np.arange(shape[0], dtype=np.int64) * one
+    length = np.full(shape[0], one, np.int64)
+    return Field(name, offset, length, None, hash_of, dtype.str, tuple(map(int, shape[1:])))

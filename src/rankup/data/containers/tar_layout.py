@@ -1,0 +1,298 @@
+"""Tar shards in WebDataset's naming, with every byte's place known before they are written.
+
+train-000000.tar    n01/x.JPEG, n01/x.cls, n01/y.JPEG, n01/y.cls, …
+train-000000.idx    where its members lie, for DALI
+classnames.txt      one class per line
+info.json           shards, samples and classes; timm reads it, and `tar.scan`
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ...base.errors import UserError
+from ...base.files import write_atomic
+from .. import keys as safe_keys
+from ..index import Field, Index, Int64s, UInt64s
+from ..pack.layout import Piece, Shape
+from ..strings import Strings
+from . import tar_dali, tar_headers, tar_info, tar_names, tar_shards
+from .grouping import LONE
+from .stems import LABEL, cut
+from .tar_headers import BLOCK
+
+
+@dataclass(frozen=True)
+class TarLayout:
+    """See `pack.layout.Layout`.
+
+    Attributes:
+        changed: row -> name (of a lone field) or stem under which a sample is written.
+        heads: of each field what stands before its bytes behind the headers: an .npy header.
+        ends: int64 (n,), where all of each sample ends, its label too.
+    """
+
+    index: Index
+    sizes: Int64s
+    units: Int64s
+    changed: Mapping[int, bytes]
+    heads: tuple[bytes, ...]
+    ends: Int64s
+
+    def begin(self, root: Path) -> TarLayout:
+        """Make the shards; what is no sample is zeros at their end."""
+        for name, size in zip(self.index.files, self.sizes.tolist(), strict=True):
+            with (root / name.decode()).open("wb") as file:
+                file.truncate(size)
+        return self
+
+    def attach(self, root: Path) -> TarLayout:
+        """The same: nothing depends on the files."""
+        return self
+
+    def before(self, start: int, stop: int) -> Iterator[Piece]:
+        """Headers, padding and labels of the samples [start, stop)."""
+        index = self.index
+        stems, names = self._names(start, stop)
+        heads = []
+        for field, of, npy in zip(index.fields, names, self.heads, strict=True):
+            true = self._true_keys(start, stop) if field is index.fields[0] else {}
+            sizes = field.length[start:stop] + len(npy)
+            found = tar_headers.headers(of, sizes, true)
+            heads.append([one + npy for one in found] if npy else found)
+        labels = self._labels(stems, start, stop)
+        files = _files(index)[start:stop].tolist()
+        columns = [
+            (field.offset[start:stop].tolist(), field.length[start:stop].tolist())
+            for field in index.fields
+        ]
+        last, tail, tail_at = -1, b"", 0
+        for row, file in enumerate(files):
+            if file != last:
+                if tail:
+                    yield Piece(last, tail_at, tail)
+                last, tail = file, b""
+            for (offsets, lengths), head in zip(columns, heads, strict=True):
+                at, size = offsets[row], lengths[row]
+                piece = tail + head[row]
+                yield Piece(file, at - len(piece), piece)
+                tail_at = at + size
+                tail = bytes(-tail_at % BLOCK)
+            tail += labels[row]
+        if tail:
+            yield Piece(last, tail_at, tail)
+
+    def after(self, start: int, stop: int, hashes: UInt64s) -> Iterator[Piece]:
+        """Nothing: a tar has no place for hashes."""
+        return iter(())
+
+    def finish(self, root: Path, hashes: UInt64s) -> None:
+        """DALI's indexes, and what the data set is."""
+        index = self.index
+        files = _files(index)
+        counts = np.bincount(files, minlength=len(index.files)).tolist()
+        start = 0
+        for name, count in zip(index.files, counts, strict=True):
+            path = root / name.decode()
+            write_atomic(
+                path.with_suffix(".idx"), tar_dali.text(self._members(start, start + count))
+            )
+            start += count
+        if index.classes:
+            lines = (name.replace("\n", " ") + "\n" for name in index.classes)
+            text = "".join(lines).encode("utf-8", "surrogateescape")
+            write_atomic(root / tar_info.CLASSES, text)
+        ends = {} if _is_lone(index) else {one.name: _end(one) for one in index.fields}
+        about = json.dumps(tar_info.about(index, counts, ends), indent=1)
+        write_atomic(root / tar_info.NAME, about + "\n")
+
+    def _members(self, start: int, stop: int) -> Iterator[list[tar_dali.Member]]:
+        """Name, offset and size of the members of each sample [start, stop)."""
+        index = self.index
+        stems, names = self._names(start, stop)
+        columns = [
+            (
+                (field.offset[start:stop] - len(npy)).tolist(),
+                (field.length[start:stop] + len(npy)).tolist(),
+            )
+            for field, npy in zip(index.fields, self.heads, strict=True)
+        ]
+        labels = [-1] * len(stems)
+        if index.labels is not None:
+            labels = index.labels[start:stop].tolist()
+        ends = self.ends[start:stop].tolist()
+        for row, label in enumerate(labels):
+            members = [
+                (of[row], offsets[row], sizes[row])
+                for of, (offsets, sizes) in zip(names, columns, strict=True)
+            ]
+            if label >= 0:
+                name = stems[row] + b"." + LABEL.encode()
+                members.append((name, ends[row] - BLOCK, len(str(label))))
+            yield members
+
+    def _names(self, start: int, stop: int) -> tuple[list[bytes], list[list[bytes]]]:
+        """Stems of the samples, and the names of the members of each field."""
+        keys = self.index.keys
+        written = [keys[row] for row in range(start, stop)]
+        for row in self._changed(start, stop):
+            written[row - start] = self.changed[row]
+        if _is_lone(self.index):
+            return [cut(name)[0] for name in written], [written]
+        suffixes = [_suffix(field) for field in self.index.fields]
+        return written, [[name + suffix for name in written] for suffix in suffixes]
+
+    def _changed(self, start: int, stop: int) -> list[int]:
+        if len(self.changed) < stop - start:
+            return [row for row in self.changed if start <= row < stop]
+        return [row for row in range(start, stop) if row in self.changed]
+
+    def _true_keys(self, start: int, stop: int) -> dict[int, bytes]:
+        return {row - start: self.index.keys[row] for row in self._changed(start, stop)}
+
+    def _labels(self, stems: Sequence[bytes], start: int, stop: int) -> list[bytes]:
+        """The member with the label of each sample, whole; empty for those without."""
+        result = [b""] * len(stems)
+        if self.index.labels is None:
+            return result
+        labels = self.index.labels[start:stop]
+        rows = np.flatnonzero(labels >= 0).tolist()
+        texts = [b"%d" % label for label in labels[rows].tolist()]
+        names = [stems[row] + b"." + LABEL.encode() for row in rows]
+        found = tar_headers.headers(names, np.array([len(t) for t in texts], np.int64), {})
+        for row, header, text in zip(rows, found, texts, strict=True):
+            result[row] = header + text.ljust(BLOCK, b"\0")
+        return result
+
+
+def plan(source: Index, shape: Shape) -> TarLayout:
+    """Where everything of `source` stands in tar shards of `shape.shard` bytes.
+
+    Raises:
+        UserError: a split or field has a name that no file can have.
+        BadContainer: a key is no relative path.
+    """
+    _check(source)
+    lone = _is_lone(source)
+    spans = [(split.start, split.stop) for split in source.splits]
+    changed = tar_names.lone(source.keys, spans) if lone else tar_names.several(source.keys)
+    heads = tuple(_npy(field) for field in source.fields)
+    before, total = _lengths(source, changed, heads, lone)
+    starts, files, names, sizes = tar_shards.shards(source.splits, total, shape.shard)
+    at = starts.copy()
+    fields = []
+    for field, head in zip(source.fields, before, strict=True):
+        at += head
+        fields.append(replace(field, offset=at.copy(), file=files, hash=None))
+        at += field.length
+        at += -at % BLOCK
+    index = replace(
+        source,
+        container="tar",
+        files=Strings.of(names),
+        fields=tuple(fields),
+        sizes=sizes,
+        frames=None,
+        times=None,
+        facts={},
+    )
+    return TarLayout(index, sizes, tar_shards.units(source, files), changed, heads, starts + total)
+
+
+def _check(source: Index) -> None:
+    for split in source.splits:
+        if not split.name or split.name.startswith(".") or {"/", "\0", "\n"} & set(split.name):
+            raise UserError(f"a split is named {split.name!r}, which cannot begin a file's name")
+    known: set[str] = {LABEL} if source.labels is not None else set()
+    for name in [] if _is_lone(source) else [one.name for one in source.fields]:
+        if name.lower() in known:
+            raise UserError(
+                f"field {name!r} would be the second .{name.lower()} of each sample (case does not "
+                f"count, and .{LABEL} is the label): leave it out with --fields, or rename it"
+            )
+        known.add(name.lower())
+        safe = safe_keys.safe(name.encode("utf-8", "surrogateescape")) and "/" not in name
+        if not safe or name.startswith("__"):
+            raise UserError(
+                f"a field is named {name!r}, which cannot end a file's name, or is one of "
+                f"WebDataset's own: leave it out with --fields, or rename it"
+            )
+    for key in source.keys:
+        safe_keys.check(key, "the source")
+
+
+def _is_lone(index: Index) -> bool:
+    return len(index.fields) == 1 and index.fields[0].name == LONE and not index.fields[0].dtype
+
+
+def _end(field: Field) -> str:
+    return f"{field.name}.npy" if field.dtype else field.name
+
+
+def _suffix(field: Field) -> bytes:
+    return b"." + _end(field).encode("utf-8", "surrogateescape")
+
+
+def _npy(field: Field) -> bytes:
+    """The header that makes a row of an array field an .npy file."""
+    if not field.dtype:
+        return b""
+    head = io.BytesIO()
+    dtype = np.lib.format.dtype_to_descr(np.dtype(field.dtype))
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": dtype, "fortran_order": False, "shape": field.shape}
+    )
+    return head.getvalue()
+
+
+def _lengths(
+    source: Index, changed: Mapping[int, bytes], heads: Sequence[bytes], lone: bool
+) -> tuple[list[Int64s], Int64s]:
+    """Of each field the bytes before its data, and of each sample all bytes."""
+    n = len(source)
+    before = [np.full(n, BLOCK + len(npy), np.int64) for npy in heads]
+    label = np.zeros(n, np.int64)
+    if source.labels is not None:
+        label[source.labels >= 0] = 2 * BLOCK
+    suffixes = [b""] if lone else [_suffix(field) for field in source.fields]
+    for row in _odd(source, changed, max(len(LABEL) + 1, *map(len, suffixes))):
+        key = source.keys[row]
+        name = changed.get(row, key)
+        for number, (field, suffix) in enumerate(zip(source.fields, suffixes, strict=True)):
+            size = int(field.length[row]) + len(heads[number])
+            true = key if number == 0 and row in changed else None
+            header = tar_headers.length(name + suffix, size, true)
+            before[number][row] = header + len(heads[number])
+        if label[row]:
+            stem = cut(name)[0] if lone else name
+            label[row] = tar_headers.length(stem + b"." + LABEL.encode(), 1) + BLOCK
+    total = label
+    for field, head in zip(source.fields, before, strict=True):
+        total = total + head + field.length
+        total += -total % BLOCK
+    return before, total
+
+
+def _odd(source: Index, changed: Mapping[int, bytes], longest: int) -> list[int]:
+    """Rows of which a member may need a PAX header."""
+    keys = source.keys
+    odd = np.diff(keys.ends) + longest > 100
+    beyond = np.flatnonzero(keys.data[: int(keys.ends[-1])] >= 128)
+    odd[np.searchsorted(keys.ends, beyond, side="right") - 1] = True
+    for field in source.fields:
+        odd |= field.length >= 8**11 - 4096
+        if not field.name.isascii():
+            odd[:] = True
+    odd[list(changed)] = True
+    return np.flatnonzero(odd).tolist()
+
+
+def _files(index: Index) -> Int64s:
+    field = index.fields[0]
+    return np.zeros(len(index), np.int64) if field.file is None else field.file.astype(np.int64)

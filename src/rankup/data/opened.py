@@ -1,0 +1,313 @@
+"""`rankup.data.open`: the samples of any container, by their numbers, as bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import UserError
+from . import index as indexes
+from . import kept, keys, stamp
+from .containers import KNOWN, Choice, Fallback, detect, isolated, module
+from .errors import BadContainer
+from .index import Field, Index
+from .spans import How, Spans, way
+
+_CHUNK = 16 << 20
+
+
+class _Column(NamedTuple):
+    """A field, as the reader wants it: plain integers out of memory views."""
+
+    field: Field
+    offset: memoryview
+    length: memoryview
+    file: memoryview | None
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    how: Literal["auto", "mmap", "pread"] | None = None,
+    choice: Choice | None = None,
+) -> Samples:
+    """Open what `rankup pack` has made, or data of others in a format that is known.
+
+    A pack has its index. Other data is scanned for one, by a C library only in a child process;
+    it is kept in rankup's cache until the data changes.
+
+    Args:
+        path: a file, or a folder.
+        how: `mmap` for memory and local disks, `pread` for network file systems; by default the
+            type of the file system decides, or `$RANKUP_READ`.
+        choice: what of data of others is taken for what.
+
+    Raises:
+        BadContainer: it is damaged, hostile, or not what its index says.
+        UserError: there is nothing at `path`, or nothing that is known.
+        OSError: it cannot be read.
+    """
+    root = Path(path)
+    read = way(root, how)
+    choice = choice or Choice()
+    index, lasting = _index(root, choice)
+    return Samples(index, root.absolute(), read, choice if lasting else None)
+
+
+def packed(root: Path) -> Index | None:
+    """The index that a pack has, whether or not its data is still what it says.
+
+    Raises:
+        BadContainer: it is damaged or hostile.
+    """
+    beside = indexes.place(root)
+    if not beside.is_file() or root.name.endswith(detect.PART):
+        return None
+    index = indexes.load(beside)
+    if index.container not in KNOWN:
+        raise BadContainer(f"{beside} is of a container {index.container!r}, which is not known")
+    alone = not root.is_dir() and len(index.files) == 1  # then it has no name
+    for name in index.files:
+        if not keys.safe(name) and not (alone and name == b""):
+            raise BadContainer(
+                f"{beside} names a file {keys.shown(name)}, which is none of a pack: it is damaged"
+            )
+    return index
+
+
+def _index(root: Path, choice: Choice) -> tuple[Index, bool]:
+    """The index, and whether another process would find it without a scan."""
+    own = packed(root)
+    if own is not None:
+        if choice != Choice():
+            raise UserError(f"{root} was packed by rankup: `choice` is for data of others")
+        why = stamp.unfit(own, root)
+        if why:
+            raise BadContainer(
+                f"{root} is not what its index describes: {why}; it was changed or cut short since "
+                f"it was packed. If it is right as it is, remove {indexes.place(root)}"
+            )
+        return own, True
+    name = detect.detect(root)
+    at = kept.folder()
+    found = kept.find(root, choice, at) if at is not None else None
+    if found is not None:
+        return found, True
+    seen = stamp.seen(root)
+    index = isolated.scan(name, root, choice)
+    saved = kept.keep(index, root, choice, seen, at) if at is not None else None
+    return saved or index, saved is not None
+
+
+class Samples:
+    """Samples by number, 0 to `len(samples) - 1`, each with one or more fields of bytes.
+
+    Cheap to hand to workers: a forked child shares everything, and pickled only the path travels
+    (the index too, where there was no place to keep it). No locks: reading moves nothing.
+
+    Attributes:
+        index: where everything lies.
+        root: the container.
+        splits, fields, classes: names.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        root: Path,
+        how: How,
+        choice: Choice | None = None,
+        *,
+        any_size: bool = False,
+    ) -> None:
+        self.index, self.root = index, root
+        self.classes = index.classes
+        self.fields = tuple(one.name for one in index.fields)
+        self.splits = tuple(one.name for one in index.splits)
+        self._choice = choice  # with which the index is found again; None: it has to travel
+        # Of what is damaged as much is read as there is.
+        sizes = index.sizes[:0] if any_size else index.sizes
+        # A file that is one sample is not read twice in a row.
+        self._spans = Spans(root, index.files, sizes, how, keep=index.container != "files")
+        self._read = self._spans.read
+        # Without a name it is the first one.
+        columns = [(one.name, _column(one)) for one in index.fields]
+        self._columns: dict[str | None, _Column] = dict(columns)
+        self._columns.update((None, column) for _, column in columns[:1])
+        self._labels = None if index.labels is None else index.labels.data
+        self._start, self._length = 0, len(index)
+        self._split: str | None = None
+        self._fallback: list[Fallback] = []  # one, once it is needed; shared by the splits
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def how(self) -> How:
+        """How bytes are read, `mmap` or `pread`."""
+        return self._spans.how
+
+    def file(self, number: int) -> Path:
+        """Where a file of the index lies."""
+        return self._spans.path(number)
+
+    def read(self, row: int, field: str | None = None) -> memoryview | bytes:
+        """The bytes of a sample: where they are mapped a view, which costs no copy.
+
+        Args:
+            row: of the samples, not negative.
+            field: its name; the first one without.
+
+        Raises:
+            IndexError: there is no such sample.
+            UserError: there is no such field.
+            BadContainer: the bytes are not where they should be.
+            OSError: they cannot be read.
+        """
+        if not 0 <= row < self._length:
+            raise IndexError(f"no sample {row}: there are {self._length}, from 0 on")
+        row += self._start
+        try:
+            _, offsets, lengths, files = self._columns[field]
+        except KeyError:
+            self.index.field(field)
+            raise
+        offset = offsets[row]
+        if offset < 0:
+            parts = list(self._pieces(field, offset))
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        return self._read(files[row] if files is not None else 0, offset, lengths[row])
+
+    def span(self, row: int, field: str | None, start: int, stop: int) -> memoryview | bytes:
+        """Bytes [start, stop) of a sample, as `read` gives them all; for a look at its head.
+
+        Of a sample that does not lie in one piece all is read.
+        """
+        at = self._row(row)
+        column = self._columns.get(field) or _column(self.index.field(field))
+        offset, length = column.offset[at], column.length[at]
+        if offset < 0:
+            return self.read(row, field)[start:stop]
+        stop = min(stop, length)
+        start = min(start, stop)
+        file = column.file[at] if column.file is not None else 0
+        return self._read(file, offset + start, stop - start)
+
+    def chunks(self, row: int, field: str | None = None) -> Iterator[memoryview | bytes]:
+        """As `read`, in pieces of at most some megabytes: for samples larger than memory."""
+        if not 0 <= row < self._length:
+            raise IndexError(f"no sample {row}: there are {self._length}, from 0 on")
+        row += self._start
+        column = self._columns.get(field) or _column(self.index.field(field))
+        offset, length = column.offset[row], column.length[row]
+        if offset < 0:
+            yield from self._pieces(field, offset)
+            return
+        file = column.file[row] if column.file is not None else 0
+        if not length:  # a file that is not there is an error, also of an empty sample
+            yield self._read(file, offset, length)
+        for at in range(0, length, _CHUNK):
+            yield self._read(file, offset + at, min(_CHUNK, length - at))
+
+    def array(self, row: int, field: str | None = None) -> npt.NDArray[Any]:
+        """A sample of an array field, of the field's dtype and shape, read-only.
+
+        Raises:
+            UserError: the field is bytes.
+            BadContainer: its bytes are more or less than the array has.
+        """
+        about = self.index.field(field)
+        if not about.dtype:
+            raise UserError(f"field {about.name!r} is bytes and no array: use read()")
+        data = self.read(row, field)
+        try:
+            return np.frombuffer(data, about.dtype).reshape(about.shape)
+        except ValueError:
+            raise BadContainer(
+                f"{self.path(row)} in {self.root} has {len(data)} bytes, no {about.dtype} of shape "
+                f"{about.shape}: its index is damaged"
+            ) from None
+
+    def key(self, row: int) -> str:
+        """The name of a sample within its split, as `n01440764/x.JPEG`."""
+        return self.index.keys.text(self._row(row))
+
+    def path(self, row: int) -> str:
+        """Split and key of a sample, as it is named to people: `train/n01440764/x.JPEG`."""
+        return self.index.path(self._row(row))
+
+    def label(self, row: int) -> int | None:
+        """The class of a sample as a number; None where it has none."""
+        label = self._labels[self._row(row)] if self._labels is not None else -1
+        return label if label >= 0 else None
+
+    def class_name(self, label: int) -> str:
+        """The name of a class, or its number where classes have no names."""
+        return self.classes[label] if 0 <= label < len(self.classes) else str(label)
+
+    def split(self, name: str) -> Samples:
+        """The samples of one split, from 0 on; files that are open are shared.
+
+        Raises:
+            UserError: there is none of that name.
+        """
+        one = self.index.split(name)
+        if self._split is not None:
+            raise UserError(f"these are the samples of {self._split!r} alone; take {name!r} of all")
+        part = Samples.__new__(Samples)
+        part.__dict__.update(self.__dict__)
+        part._start, part._length = one.start, one.stop - one.start
+        part._split, part.splits = one.name, (one.name,)
+        return part
+
+    def close(self) -> None:
+        """Close the files, also of the splits; views that were handed out stay valid."""
+        self._spans.close()
+
+    def __enter__(self) -> Samples:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._choice is not None:
+            return _again, (self.root, self.how, self._choice, len(self.index), self._split)
+        return _with, (self.index, self.root, self.how, self._split)
+
+    def _row(self, row: int) -> int:
+        if not 0 <= row < self._length:
+            raise IndexError(f"no sample {row}: there are {self._length}, from 0 on")
+        return row + self._start
+
+    def _pieces(self, field: str | None, offset: int) -> Iterator[bytes | memoryview]:
+        if not self._fallback:
+            format = module(self.index.container)
+            if not hasattr(format, "fallback"):  # there, each sample lies in one piece
+                raise BadContainer(
+                    f"{self.root}: a sample begins at {offset}: its index is damaged"
+                )
+            self._fallback.append(format.fallback(self.index, self.root))
+        return self._fallback[0].chunks(self.index.field(field).name, ~offset)
+
+
+def _column(field: Field) -> _Column:
+    file = None if field.file is None else field.file.data
+    return _Column(field, field.offset.data, field.length.data, file)
+
+
+def _again(root: Path, how: How, choice: Choice, count: int, part: str | None) -> Samples:
+    samples = open(root, how=how, choice=choice)
+    if len(samples) != count:
+        raise BadContainer(f"{root} was changed while it was in use: {len(samples)} samples")
+    return samples if part is None else samples.split(part)
+
+
+def _with(index: Index, root: Path, how: How, part: str | None) -> Samples:
+    samples = Samples(index, root, how)
+    return samples if part is None else samples.split(part)

@@ -1,0 +1,307 @@
+"""Samples that a list names: a file each, or several as an image and its caption.
+
+Columns, by their names in any case: a path (`path`, `file`, `filename`, … or any whose values are
+files), `label` (`class`, `target`), `split` (`subset`). Relative paths begin at the list's folder,
+or where the first of them is not there, at the current one. One path column: its bytes are the
+field `data`, keys are the paths below the folder that all have in common. Several: a field each,
+and keys are the first one's paths without extension.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base.errors import UserError, nearest
+from .. import keys
+from ..containers import Choice
+from ..containers.files import refuse, shown
+from ..index import Field, Index, Int64s, Split, ordered, split_order
+from ..strings import Strings
+from . import tables
+from .tables import Table
+
+_THREADS = 16  # a `stat` costs milliseconds on a parallel file system
+_AT_ONCE = 1024
+_NAME_OF_SPLIT = re.compile(r"(?:^|[_.-])(train|val|valid|validation|dev|test)(?:$|[_.-])")
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """Names of the columns, as the list has them."""
+
+    paths: list[str]
+    label: str | None
+    split: str | None
+    key: str | None
+
+
+def scan(path: Path, choice: Choice) -> Index:
+    """The samples of a list.
+
+    Args:
+        choice: `label` and `key` name columns, `fields` the path columns.
+
+    Raises:
+        UserError: the list is not readable; files that it names are missing (all are counted, the
+            first ones named); a column is nothing that is known; two samples have one key.
+        BadContainer: a damaged pickle; a key that is no safe path.
+        OSError: the list cannot be read.
+    """
+    asked = [name for name in (choice.label, choice.key, *choice.fields) if name]
+    table = tables.read(path, asked)
+    roles = _roles(path, table, choice)
+    base = _base(path, table.columns[roles.paths[0]])
+    names, rows_of = _files(path, table, roles.paths, base)
+    sizes, times = _asked(path, names)
+    split_names, split_of = _splits(path, table, roles, choice)
+    found, folders = _keys(path, table, roles, names, rows_of, split_of, split_names)
+    labels: Int64s | None = None
+    classes: tuple[str, ...] = ()
+    if roles.label is not None:
+        labels, classes = labelled(table.columns[roles.label], _place(path, table))
+    zeros = np.zeros(len(table), np.int64)
+    lone = len(roles.paths) == 1
+    index = Index(
+        "files",
+        Strings.of(names),
+        (),
+        Strings.of(found),
+        tuple(
+            Field("data" if lone else column, zeros, sizes[rows], rows.astype(np.uint32))
+            for column, rows in zip(roles.paths, rows_of, strict=True)
+        ),
+        labels,
+        classes,
+        sizes,
+        times=times,
+    )
+    order = sorted(range(len(split_names)), key=lambda one: split_order(split_names[one].lower()))
+    place = np.argsort(np.array(order, np.int64))
+    splits = tuple(Split(split_names[one], 0, 0, folders[one]) for one in order)
+    return ordered(index, place[split_of] if len(order) else split_of, splits)
+
+
+def labelled(values: Sequence[Any], place: Callable[[int], str]) -> tuple[Int64s, tuple[str, ...]]:
+    """Numbers and class names of a column of labels.
+
+    Args:
+        values: ints, or strings of ints: as they are, -1 for none. Other strings: names of classes,
+            numbered in their order. None and empty: no label.
+
+    Raises:
+        UserError: something else, or both; the place is named.
+    """
+    given = {value for value in values if _hashable(value)}
+    given -= {None, ""}
+    if all(type(value) is str for value in given) and not all(map(_is_number, given)):
+        classes = sorted(given)
+        number_of: dict[Any, int] = {name: number for number, name in enumerate(classes)}
+    else:
+        classes = []
+        number_of = {value: int(value) for value in given if _is_number(value)}
+    number_of |= {None: -1, "": -1}
+    for row, value in enumerate(values):
+        number = number_of.get(value) if _hashable(value) else None
+        if number is None or not -1 <= number < 1 << 31:
+            raise UserError(
+                f"{place(row)}: {value!r} is no label: whole numbers from 0 (-1: none) expected, "
+                "or names in every row"
+            )
+    labels = np.fromiter(map(number_of.__getitem__, values), np.int64, len(values))
+    return labels, tuple(classes)
+
+
+def _hashable(value: Any) -> bool:
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) is str:
+        return re.fullmatch(r"-?[0-9]{1,10}", value.strip()) is not None
+    return type(value) is int
+
+
+def _place(path: Path, table: Table) -> Callable[[int], str]:
+    return lambda row: f"{path}, {table.place(row)}"
+
+
+def _roles(path: Path, table: Table, choice: Choice) -> _Roles:
+    columns = table.columns
+    lower = {name.lower(): name for name in columns}
+
+    def named(asked: str | None, known: Iterable[str]) -> str | None:
+        if asked is None:
+            return next((lower[name] for name in known if name in lower), None)
+        if asked not in columns and asked.lower() not in lower:
+            raise UserError(f"{path} has no column {asked!r}: {nearest(asked, columns)}")
+        return asked if asked in columns else lower[asked.lower()]
+
+    label = named(choice.label, tables.LABELS)
+    key = named(choice.key, ())
+    split = named(None, tables.SPLITS)
+    chosen = [one for name in choice.fields if (one := named(name, ())) is not None]
+    if chosen:
+        return _Roles(chosen, label, split, key)
+    paths: list[str] = []
+    others: list[str] = []
+    for name, values in columns.items():
+        if name in (label, key, split) or name == "" or name.startswith("Unnamed:"):
+            continue  # the last two: the row numbers that pandas writes
+        first = next((value for value in values if value), None)
+        is_path = name.lower() in tables.PATHS or (type(first) is str and _is_file(path, first))
+        (paths if is_path else others).append(name)
+    if not paths:
+        raise UserError(
+            f"{path} has no column with paths of files: one named `path` expected, found "
+            f"{', '.join(columns) or 'nothing'}"
+        )
+    if others:
+        raise UserError(
+            f"{path}: the column{'s' * (len(others) > 1)} {', '.join(others)} hold neither files "
+            f"nor labels, and text is packed from files only: `--fields {','.join(paths)}` leaves "
+            "them out"
+        )
+    return _Roles(paths, label, split, key)
+
+
+def _is_file(path: Path, value: str) -> bool:
+    try:
+        return os.path.isfile(path.parent / value) or os.path.isfile(value)
+    except ValueError:  # a NUL
+        return False
+
+
+def _base(path: Path, values: Sequence[Any]) -> bytes:
+    """What relative paths are relative to; the first one decides for all."""
+    folder = os.fsencode(path.parent.absolute())
+    first = next((value for value in values if type(value) is str and value), "")
+    if os.path.isabs(first) or _exists(os.path.join(folder, os.fsencode(first))):
+        return folder
+    here = os.fsencode(Path.cwd())
+    return here if _exists(os.path.join(here, os.fsencode(first))) else folder
+
+
+def _exists(path: bytes) -> bool:
+    return b"\0" not in path and os.path.exists(path)
+
+
+def _files(
+    path: Path, table: Table, columns: Sequence[str], base: bytes
+) -> tuple[list[bytes], list[Int64s]]:
+    """The files, each once, and of each column the row of each sample's file."""
+    number_of: dict[bytes, int] = {}
+    rows_of = []
+    for column in columns:
+        rows = np.empty(len(table), np.int64)
+        for row, value in enumerate(table.columns[column]):
+            if type(value) is not str or not value or "\0" in value:
+                raise UserError(f"{_place(path, table)(row)}: {column} is {value!r}, not a path")
+            name = os.path.join(base, os.fsencode(value))
+            rows[row] = number_of.setdefault(name, len(number_of))
+        rows_of.append(rows)
+    return list(number_of), rows_of
+
+
+def _asked(path: Path, names: Sequence[bytes]) -> tuple[Int64s, Int64s]:
+    """Sizes and times of files."""
+    sizes, times = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
+
+    def ask(start: int) -> list[str]:
+        problems = []
+        for row in range(start, min(start + _AT_ONCE, len(names))):
+            try:
+                about = os.stat(names[row])
+            except OSError as error:
+                problems.append(f"{shown(names[row])}: {error.strerror}")
+                continue
+            if not stat.S_ISREG(about.st_mode):
+                problems.append(f"{shown(names[row])} is no file")
+            sizes[row], times[row] = about.st_size, about.st_mtime_ns
+        return problems
+
+    with ThreadPoolExecutor(_THREADS, "rankup-list") as pool:
+        found = pool.map(ask, range(0, len(names), _AT_ONCE))
+        problems = [problem for part in found for problem in part]
+    refuse(problems, f"of the {len(names)} files in {path}", "cannot be packed")
+    return sizes, times
+
+
+def _splits(path: Path, table: Table, roles: _Roles, choice: Choice) -> tuple[list[str], Int64s]:
+    """Names of splits, and which each row belongs to."""
+    if roles.split is None:
+        told = _NAME_OF_SPLIT.search(path.stem.lower())
+        # Only where nothing else was asked for: `imagenet_val.pkl` holds the split `val`.
+        name = told[1] if told and choice.split == Choice.split else choice.split
+        return [name], np.zeros(len(table), np.int64)
+    number_of: dict[str, int] = {}
+    rows = np.empty(len(table), np.int64)
+    for row, value in enumerate(table.columns[roles.split]):
+        name = str(value).strip() if type(value) in (str, int) else ""
+        name = choice.split if value is None or value == "" else name
+        if not keys.safe(os.fsencode(name)) or "/" in name:
+            raise UserError(f"{_place(path, table)(row)}: {value!r} is no name of a split")
+        rows[row] = number_of.setdefault(name, len(number_of))
+    return list(number_of), rows
+
+
+def _keys(
+    path: Path,
+    table: Table,
+    roles: _Roles,
+    names: Sequence[bytes],
+    rows_of: Sequence[Int64s],
+    split_of: Int64s,
+    split_names: Sequence[str],
+) -> tuple[list[bytes], list[str]]:
+    """Keys of the rows, and folders of the splits."""
+    folders = split_names if len(split_names) > 1 or roles.split else [""]
+    if roles.key is not None:
+        values = table.columns[roles.key]
+        found = [os.fsencode(str(value)) if value is not None else b"" for value in values]
+    else:
+        found, folders = _below([names[row] for row in rows_of[0]], split_of, list(folders))
+        if len(roles.paths) > 1:
+            found = [os.path.splitext(name)[0] for name in found]
+    seen: dict[tuple[int, bytes], int] = {}
+    for row, (split, key) in enumerate(zip(split_of.tolist(), found, strict=True)):
+        keys.check(key, f"{path}, {table.place(row)}:")
+        before = seen.setdefault((split, key), row)
+        if before != row:
+            raise UserError(
+                f"{path}: {table.place(before)} and {table.place(row)} are both "
+                f"{shown(key)} of the split {split_names[split]}: remove one, or name a column "
+                "of keys (`--key`)"
+            )
+    return found, list(folders)
+
+
+def _below(
+    names: Sequence[bytes], split_of: Int64s, folders: list[str]
+) -> tuple[list[bytes], list[str]]:
+    """Paths below the folder that all have in common, or where each split has one, that of its own.
+
+    Args:
+        folders: of the splits, where they do not have their own.
+    """
+    if not names:
+        return [], folders
+    names = [os.path.normpath(name) for name in names]
+    common = os.path.commonpath({os.path.dirname(name) for name in names})
+    start = len(common.rstrip(b"/")) + 1
+    found = [name[start:] for name in names]
+    tops: list[set[bytes]] = [set() for _ in folders]
+    for split, name in zip(split_of.tolist(), found, strict=True):
+        tops[split].add(name[: name.find(b"/") + 1])
+    own = [next(iter(top)) for top in tops if len(top) == 1]
+    if len(folders) > 1 and len(set(own)) == len(folders) and b"" not in own:
+        return [name[name.find(b"/") + 1 :] for name in found], [os.fsdecode(o[:-1]) for o in own]
+    return found, folders

@@ -1,0 +1,130 @@
+"""Whether data on a disk is still what an index was made of, without reading it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import xxhash
+
+from .index import Index
+
+_END = 4096
+# Files of one container that are looked at: an open costs milliseconds on a parallel file system,
+# and the size of each is looked at again when it is first read.
+_LOOKED_AT = 64
+# Files below a folder up to which each of them is looked at, beyond it only the folders are.
+_FEW = 1000
+_FOLDERS = 100_000
+
+# (name below the folder, bytes, mtime in ns, inode)
+Seen = list[tuple[str, int, int, int]]
+
+
+def ends(path: Path) -> str:
+    """xxh3 of the first and the last 4 KiB of a file, 16 hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        digest = xxhash.xxh3_64(file.read(_END))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _END))
+        digest.update(file.read(_END))
+    return digest.hexdigest()
+
+
+def all_ends(index: Index, root: Path) -> list[str]:
+    """`ends` of each file of a container: `facts["ends"]` of its index.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return [ends(_path(index, root, row)) for row in range(len(index.files))]
+
+
+def unfit(index: Index, root: Path) -> str:
+    """In which way a container is not what its index says; empty where it is.
+
+    Looks at the sizes and the ends of its files; of many, at some.
+    """
+    count = len(index.files)
+    written = index.facts.get("ends")
+    if written is not None and (not isinstance(written, list) or len(written) != count):
+        return f"the index has not the ends of its {count} files"
+    step = max(1, -(-count // _LOOKED_AT))
+    for row in {*range(0, count, step), count - 1} if count else ():
+        path = _path(index, root, row)
+        try:
+            about = path.stat()
+            if not stat.S_ISREG(about.st_mode):
+                return f"{path} is no file"
+            size = about.st_size
+            if len(index.sizes) and size != index.sizes[row]:
+                return f"{path} has {size} bytes, and had {index.sizes[row]}"
+            if written is not None and ends(path) != written[row]:
+                return f"{path} begins or ends with other bytes"
+        except OSError as error:
+            return f"{path} cannot be read: {error.strerror}"
+    return ""
+
+
+def seen(path: Path) -> Seen:
+    """What tells whether a file or a tree changes: of it and all folders below size, time, inode.
+
+    Files too, where they are few: a folder's time tells that a file came or went, not that one was
+    written anew. Nothing for a tree too large to look at.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = [_look(path, "")]
+    files: Seen = []
+    if not path.is_dir():
+        return found
+    known = {(os.stat(path).st_dev, os.stat(path).st_ino)}
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(path / folder) as entries:
+            for entry in entries:
+                name = os.path.join(folder, entry.name)
+                if entry.is_dir():
+                    about = entry.stat()
+                    if (about.st_dev, about.st_ino) in known:
+                        continue
+                    known.add((about.st_dev, about.st_ino))
+                    found.append(_look(path, name))
+                    waiting.append(name)
+                    if len(found) > _FOLDERS:
+                        return []
+                elif len(files) <= _FEW and entry.is_file():
+                    files.append(_look(path, name))
+    return found + (files if len(files) <= _FEW else [])
+
+
+def unchanged(path: Path, before: Seen) -> bool:
+    """Whether all that `seen` saw is as it was."""
+    try:
+        return bool(before) and all(_look(path, one[0]) == tuple(one) for one in before)
+    except (OSError, ValueError, TypeError, IndexError):
+        return False
+
+
+def newest(before: Seen) -> float:
+    """When the last of it was changed, in seconds since 1970."""
+    return max((one[2] for one in before), default=0) / 1e9
+
+
+def _look(path: Path, name: str) -> tuple[str, int, int, int]:
+    about = (path / name).stat()
+    # A folder's own size is no property of what is in it.
+    size = 0 if stat.S_ISDIR(about.st_mode) else about.st_size
+    return name, size, about.st_mtime_ns, about.st_ino
+
+
+def _path(index: Index, root: Path, row: int) -> Path:
+    name = index.files.text(row)
+    return root / name if name else root

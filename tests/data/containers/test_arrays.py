@@ -1,0 +1,276 @@
+"""Arrays of numpy as a container."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankup.base.errors import UserError
+from rankup.data.containers import Choice, arrays
+from rankup.data.errors import BadContainer
+from rankup.data.index import Index
+from rankup.data.spans import Spans
+
+Array = npt.NDArray[Any]
+
+
+def rows(index: Index, path: Path, name: str | None = None) -> Array:
+    """A field of all samples, read through the index."""
+    field = index.field(name)
+    spans = Spans(path, index.files, index.sizes, "pread")
+    back = arrays.fallback(index, path)
+    parts = [
+        bytes(spans.read(0, offset, length))
+        if offset >= 0
+        else b"".join(back.chunks(field.name, ~offset))
+        for offset, length in zip(field.offset.tolist(), field.length.tolist(), strict=True)
+    ]
+    assert list(map(len, parts)) == field.length.tolist()
+    return np.frombuffer(b"".join(parts), field.dtype).reshape(len(index), *field.shape)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">i2", "|u1", "<c8", "|b1", "<U3", "|S2", "<M8[ns]"])
+@pytest.mark.parametrize("shape", [(5,), (4, 3), (1, 2, 3, 4), (0, 3)])
+def test_npy(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.arange(int(np.prod(shape))).reshape(shape).astype("<i8").astype(dtype)
+    path = tmp_path / "a.npy"
+    np.save(path, array)
+    index = arrays.scan(path, Choice())
+    assert index.field().name == "data"
+    assert (index.field().dtype, index.field().shape) == (array.dtype.str, shape[1:])
+    assert list(index.keys) == [b"%08d" % row for row in range(shape[0])]
+    assert np.array_equal(rows(index, path), array)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_as_mnist(tmp_path: Path, save: Any) -> None:
+    draw = np.random.default_rng(0)
+    parts = {
+        "x_test": draw.integers(0, 256, (3, 4, 4), np.uint8),
+        "x_train": draw.integers(0, 256, (7, 4, 4), np.uint8),
+        "y_train": draw.integers(0, 10, 7),
+        "y_test": draw.integers(0, 10, 3).astype(np.uint8),
+    }
+    path = tmp_path / "mnist.npz"
+    save(path, **parts)
+    index = arrays.scan(path, Choice())
+    assert [(s.name, s.start, s.stop) for s in index.splits] == [("train", 0, 7), ("test", 7, 10)]
+    assert (index.field().offset < 0).all() == (save is np.savez_compressed)
+    both = np.concatenate([parts["x_train"], parts["x_test"]])
+    assert np.array_equal(rows(index, path), both)
+    assert index.labels is not None
+    assert index.labels.tolist() == [*parts["y_train"], *parts["y_test"]]
+    assert index.path(8) == "test/00000001"
+    # Samples may be taken in another order.
+    order = np.array([9, 0, 5])
+    some = index.take(order, (index.splits[0].__class__("some", 0, 3),))
+    assert np.array_equal(rows(some, path), both[order])
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_fields_of_several_arrays(tmp_path: Path, save: Any) -> None:
+    path = tmp_path / "a.npz"
+    image, mask, kind = (
+        np.ones((4, 2, 2), "f4"),
+        np.arange(4.0),
+        np.array([["b"], ["a"], ["b"], [""]]),
+    )
+    save(path, image=image, mask=mask, label=kind)
+    index = arrays.scan(path, Choice())
+    assert [one.name for one in index.fields] == ["image", "mask"]
+    assert np.array_equal(rows(index, path, "mask"), mask)
+    assert index.classes == ("a", "b")
+    assert index.labels is not None
+    assert index.labels.tolist() == [1, 0, 1, -1]
+    assert arrays.scan(path, Choice(fields=("mask",))).field().name == "data"
+    with pytest.raises(UserError, match=r"no array 'imag'.*did you mean image"):
+        arrays.scan(path, Choice(fields=("imag",)))
+    with pytest.raises(UserError, match="mask is no labels"):
+        arrays.scan(path, Choice(label="mask"))
+
+
+def test_an_unlabelled_split(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, train_images=np.ones((2, 3)), train_labels=[0, 4], test_images=np.ones((1, 3)))
+    index = arrays.scan(path, Choice())
+    assert index.labels is not None
+    assert index.labels.tolist() == [0, 4, -1]
+
+
+def test_names_that_tell_no_splits(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, x_train=np.ones(2), other=np.ones(2))
+    index = arrays.scan(path, Choice(split="val"))
+    assert [s.name for s in index.splits] == ["val"]
+    assert [one.name for one in index.fields] == ["x_train", "other"]
+
+
+def test_a_lone_array_is_data_whatever_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "labels.npy"
+    np.save(path, np.arange(3))
+    index = arrays.scan(path, Choice())
+    assert index.labels is None
+    assert rows(index, path).tolist() == [0, 1, 2]
+
+
+def saved(**parts: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **parts)
+    return out.getvalue()
+
+
+def one(array: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array, allow_pickle=True)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (one(np.array([{}, 1], object)), "Python objects"),
+        (saved(a=np.array([{}, 1], object)), "Python objects"),
+        (one(np.asfortranarray(np.ones((3, 2)))), "ascontiguousarray"),
+        (one(np.float64(3)), "single number"),
+        (one(np.ones((3, 0))), "without any values"),
+        (one(np.zeros(2, [("x", "i4"), ("y", "f4")])), "one array per column"),
+        (saved(a=np.ones(3), b=np.ones(4)), r"different lengths \(a 3, b 4\)"),
+        (saved(x=np.ones(3), y=[0, 1, -7]), "labels from -7 to 1"),
+        (saved(x_train=np.ones((3, 2)), x_test=np.ones((3, 4))), "other types or shapes"),
+        (saved(x_train=np.ones(3), z_test=np.ones(3)), "has no z of the split train"),
+        (saved(y=[1], labels=[1]), None),
+    ],
+)
+def test_what_cannot_be_samples_is_said(tmp_path: Path, data: bytes, message: str | None) -> None:
+    path = tmp_path / "a.npz"
+    path.write_bytes(data)
+    if message is None:
+        assert arrays.scan(path, Choice()).labels is not None
+        return
+    with pytest.raises(UserError, match=message):
+        arrays.scan(path, Choice())
+
+
+class _Code:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path("/dev/shm/rankup_was_here").touch, ())
+
+
+def _bomb() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", one(np.zeros(1000)))
+    data = bytearray(out.getvalue())
+    at = data.rindex(b"PK\x01\x02")
+    data[at + 24 : at + 28] = (1 << 31).to_bytes(4, "little")
+    return bytes(data)
+
+
+def _header(shape: str, descr: str = "'<f8'", fortran: str = "False") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(80)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"PK\x03\x04",
+        b"no array at all",
+        pickle.dumps(_Code()),
+        one(np.ones(10))[:-1],
+        one(np.ones(10)) + b"x",
+        saved(a=np.ones(10))[:-30],
+        _header("(11,)"),
+        _header("(-10, -1)"),
+        _header("(1000000000000000000000,)"),
+        _header("(10, " + "9" * 400 + ")"),
+        _header("(10,)", "'|V0'"),
+        _header("(10,)", "__import__('os')"),
+        _header("(10,)", "(" * 300 + ")" * 300),
+        _header("(10.0,)"),
+        b"\x93NUMPY\x03\x00\xff\xff\xff\xff",
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
+        _bomb(),
+    ],
+)
+def test_hostile_files(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.npz"
+    path.write_bytes(data)
+    with pytest.raises((BadContainer, UserError)):
+        arrays.scan(path, Choice())
+    assert not Path("/dev/shm/rankup_was_here").exists()
+
+
+def test_a_damaged_compressed_member_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, a=np.random.default_rng(0).integers(0, 256, 5000, np.uint8))
+    data = bytearray(path.read_bytes())
+    data[2000] ^= 1
+    path.write_bytes(data)
+    index = arrays.scan(path, Choice())
+    with pytest.raises(BadContainer, match="the array a is damaged"):
+        rows(index, path)
+
+
+def test_a_fallback_travels_without_what_it_has_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, a=np.arange(1000))
+    back = arrays.fallback(arrays.scan(path, Choice()), path)
+    first = b"".join(back.chunks("data", 5))
+    sent = pickle.dumps(back)
+    assert len(sent) < 500
+    assert b"".join(pickle.loads(sent).chunks("data", 5)) == first
+    with pytest.raises(BadContainer, match="fewer rows"):
+        list(back.chunks("data", 1000))
+    with pytest.raises(BadContainer, match="no field"):
+        list(back.chunks("other", 0))
+
+
+def _fuzzed(data: st.DataObject, tmp: Path) -> None:
+    base = data.draw(st.sampled_from(_BASES))
+    broken = bytearray(base)
+    for _ in range(data.draw(st.integers(1, 4))):
+        broken[data.draw(st.integers(0, len(base) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp / "a.npz"
+    path.write_bytes(
+        broken[: data.draw(st.integers(0, len(base)))] if data.draw(st.booleans()) else broken
+    )
+    try:
+        index = arrays.scan(path, Choice())
+        for field in index.fields:
+            rows(index, path, field.name)
+    except UserError:
+        pass
+
+
+_BASES = [saved(x=np.ones((3, 2)), y=np.arange(3)), one(np.ones((3, 2)))]
+_OUT = io.BytesIO()
+np.savez_compressed(_OUT, x=np.ones((3, 2)), y=np.arange(3))
+_BASES.append(_OUT.getvalue())
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_damage_ends_with_the_documented_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    _fuzzed(data, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=1500)
+@given(st.data())
+def test_much_damage_ends_with_the_documented_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    _fuzzed(data, tmp_path_factory.getbasetemp())

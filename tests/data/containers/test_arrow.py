@@ -1,0 +1,320 @@
+"""Arrow files of others: the course's, Hugging Face's, with nulls, lists, compression and views."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.data.containers import Choice, arrow
+from rankup.data.errors import BadContainer
+from rankup.data.index import Split
+
+from .arrow_made import read
+
+
+def write(
+    path: Path, columns: dict[str, Any], *, batch: int = 7, stream: bool = False, **options: Any
+) -> Path:
+    """A table in batches of some rows, as a file or as a stream."""
+    table = pa.table(columns).replace_schema_metadata(options.pop("metadata", None))
+    new = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with new(str(path), table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=batch)
+    return path
+
+
+def photos(count: int) -> list[bytes]:
+    """What begins as photos do."""
+    draw = np.random.default_rng(count)
+    return [b"\xff\xd8\xff" + draw.bytes(int(draw.integers(0, 400))) for _ in range(count)]
+
+
+def test_the_course_s_file(tmp_path: Path) -> None:
+    """`image_data` binary and `label` uint16, a record batch per sample."""
+    images = photos(50)
+    schema = pa.schema([("image_data", pa.binary()), ("label", pa.uint16())])
+    path = tmp_path / "imagenet-train.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for number, image in enumerate(images):
+            columns = [pa.array([image], pa.binary()), pa.array([number], pa.uint16())]
+            writer.write(pa.record_batch(columns, schema=schema))
+    found = arrow.scan(path, Choice())
+    assert [one.name for one in found.fields] == ["data"]
+    assert (found.fields[0].offset > 0).all()
+    assert found.splits == (Split("train", 0, 50),)
+    back = read(found, path)
+    assert [one.values[0] for one in back] == images
+    assert [one.label for one in back] == list(range(50))
+    assert back[49].key == b"000049.jpg"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "type_", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.binary(4)]
+)
+def test_bytes_of_each_kind(tmp_path: Path, type_: pa.DataType, stream: bool) -> None:
+    values = [b"%04d" % n for n in range(40)]
+    if type_ != pa.binary(4):
+        values[3], values[17] = b"", b"x" * 5000
+    path = write(tmp_path / "x.arrow", {"v": pa.array(values, type_)}, stream=stream)
+    found = arrow.scan(path, Choice())
+    assert (found.fields[0].offset > 0).all()
+    assert [one.values[0] for one in read(found, path)] == values
+    assert found.labels is None
+    suffix = b".txt" if "string" in str(type_) else b".bin"
+    assert found.keys[39] == b"000039" + suffix
+
+
+def test_numbers_lists_and_tensors_are_arrays(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(30, 2, 3)).astype("<f4")
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(x)
+    tokens = draw.integers(0, 100, (30, 4))
+    columns = {
+        "a": pa.array(np.arange(30, dtype="<u2")),
+        "half": pa.array(np.arange(30, dtype="<f2")),
+        "fixed": pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 6),
+        "tensor": tensors,
+        "tokens": pa.array(tokens.tolist(), pa.list_(pa.int32())),
+        "flag": pa.array([n % 3 == 0 for n in range(30)]),
+        "flags": pa.array([[True, n % 2 == 0] for n in range(30)], pa.list_(pa.bool_(), 2)),
+    }
+    path = write(tmp_path / "x.arrow", columns)
+    found = arrow.scan(path, Choice())
+    assert {one.name: (one.dtype, one.shape) for one in found.fields} == {
+        "a": ("<u2", ()),
+        "half": ("<f2", ()),
+        "fixed": ("<f4", (6,)),
+        "tensor": ("<f4", (6,)),
+        "tokens": ("<i4", (4,)),
+        "flag": ("|b1", ()),
+        "flags": ("|b1", (2,)),
+    }
+    assert {one.name for one in found.fields if (one.offset < 0).any()} == {"flag", "flags"}
+    for row, one in enumerate(read(found, path)):
+        a, half, fixed, tensor, token, flag, flags = one.values
+        assert np.frombuffer(a, "<u2") == row
+        assert np.frombuffer(half, "<f2") == row
+        assert fixed == tensor == x[row].tobytes()
+        assert np.frombuffer(token, "<i4").tolist() == tokens[row].tolist()
+        assert flag == bytes([row % 3 == 0])
+        assert flags == bytes([True, row % 2 == 0])
+
+
+def test_what_is_sliced_lies_where_it_lies(tmp_path: Path) -> None:
+    """Offsets of a slice do not begin at zero in every writer's file."""
+    values = pa.array([b"%d" % n * n for n in range(100)])
+    path = write(tmp_path / "x.arrow", {"v": values.slice(13, 50)}, batch=9)
+    assert [one.values[0] for one in read(arrow.scan(path, Choice()), path)] == [
+        b"%d" % n * n for n in range(13, 63)
+    ]
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_compressed_batches_are_read_through_pyarrow(
+    tmp_path: Path, codec: str, stream: bool
+) -> None:
+    values = [b"abc" * n for n in range(60)]
+    columns = {"v": pa.array(values), "n": pa.array(range(60)), "label": pa.array(["x", "w"] * 30)}
+    path = write(tmp_path / "x.arrow", columns, compression=codec, stream=stream)
+    found = arrow.scan(path, Choice())
+    assert (found.fields[0].offset < 0).all()
+    assert found.classes == ("w", "x")
+    back = read(found, path)
+    assert [one.values[0] for one in back] == values
+    assert [np.frombuffer(one.values[1], "<i8")[0] for one in back] == list(range(60))
+    assert [one.label for one in back] == [1, 0] * 30
+    # In any order, and after it has travelled to another process.
+    fallback = pickle.loads(pickle.dumps(arrow.fallback(found, path)))
+    for row in (59, 3, 31, 30, 3):
+        number = ~int(found.fields[0].offset[row])
+        assert b"".join(map(bytes, fallback.chunks("v", number))) == values[row]
+
+
+def test_views_and_dictionaries(tmp_path: Path) -> None:
+    values = ["short", "x" * 40, "", "y" * 13] * 5
+    columns = {
+        "view": pa.array(values, pa.string_view()),
+        "dict": pa.array(values).dictionary_encode(),
+        "label": pa.array(["b", "a", None, "b"] * 5).dictionary_encode(),
+    }
+    path = write(tmp_path / "x.arrow", columns)
+    found = arrow.scan(path, Choice())
+    back = read(found, path)
+    assert [one.values for one in back] == [(v.encode(), v.encode()) for v in values]
+    assert [one.label for one in back] == [1, 0, -1, 1] * 5
+    # Without the view, the rest is read where it lies.
+    plain = {"v": pa.array(values), "label": columns["label"]}
+    found = arrow.scan(write(tmp_path / "y.arrow", plain), Choice())
+    assert (found.fields[0].offset > 0).all()
+    assert found.labels is not None
+    assert found.labels.tolist() == [1, 0, -1, 1] * 5
+
+
+def test_feather_files_of_pandas(tmp_path: Path) -> None:
+    path = tmp_path / "x.feather"
+    feather.write_feather(pa.table({"text": ["a", "bb"], "y": [1, 0]}), str(path))
+    back = read(arrow.scan(path, Choice()), path)
+    assert [(one.values[0], one.label) for one in back] == [(b"a", 1), (b"bb", 0)]
+
+
+def test_nulls(tmp_path: Path) -> None:
+    values = [b"a", None, b"", b"dd"] * 6
+    columns = {
+        "v": pa.array(values),
+        "w": pa.array([{"bytes": v, "path": None} if v else None for v in values]),
+        "label": pa.array([1, 2, None, 3] * 6, pa.int32()),
+    }
+    path = write(tmp_path / "x.arrow", columns)
+    found = arrow.scan(path, Choice())
+    assert found.facts["nulls"] == {"v": 6, "w": 12}
+    assert [one.values for one in read(found, path)] == [(v or b"", v or b"") for v in values]
+    assert [one.label for one in read(found, path)] == [1, 2, -1, 3] * 6
+    path = write(tmp_path / "y.arrow", {"n": pa.array([1, None])})
+    with pytest.raises(UserError, match="missing values"):
+        arrow.scan(path, Choice())
+    path = write(tmp_path / "z.arrow", {"n": pa.array([[1, None], [1, 2]], pa.list_(pa.int8(), 2))})
+    with pytest.raises(UserError, match="missing values"):
+        arrow.scan(path, Choice())
+
+
+def test_hugging_face_s_images_and_class_names(tmp_path: Path) -> None:
+    features = {"image": {"_type": "Image"}, "kind": {"_type": "ClassLabel", "names": ["x", "y"]}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    images = photos(20)
+    columns = {
+        "image": pa.array([{"bytes": v, "path": f"{n}.JPEG"} for n, v in enumerate(images)]),
+        "kind": pa.array([0, 1] * 10),
+    }
+    path = write(tmp_path / "x.arrow", columns, metadata=metadata, stream=True)
+    found = arrow.scan(path, Choice())
+    assert found.classes == ("x", "y")
+    back = read(found, path)
+    assert [one.values[0] for one in back] == images
+    assert [one.key for one in back] == [b"%d.JPEG" % n for n in range(20)]
+    columns["kind"] = pa.array([2] * 20)
+    path = write(tmp_path / "y.arrow", columns, metadata=metadata)
+    with pytest.raises(BadContainer, match="label 2, and 2 classes"):
+        arrow.scan(path, Choice())
+
+
+def test_keys_only_where_they_are_fit(tmp_path: Path) -> None:
+    values = pa.array([b"1", b"2"])
+
+    def keys(**columns: Any) -> list[bytes]:
+        path = write(tmp_path / "x.arrow", {"v": values, **columns})
+        return list(arrow.scan(path, Choice(fields=("v",))).keys)
+
+    numbers = [b"000000.bin", b"000001.bin"]
+    assert keys(key=["b", "a"]) == [b"b", b"a"]
+    assert keys(key=["b", "b"], path=["x/y", "x/z"]) == [b"x/y", b"x/z"]
+    assert keys(key=["b", "b"]) == numbers
+    assert keys(path=["/etc/passwd", "b"]) == numbers
+    assert keys(path=["../a", "b"]) == numbers
+    assert keys(id=["a", None]) == numbers
+    assert keys(id=["a" * 5000, "b"]) == numbers
+    path = write(tmp_path / "x.arrow", {"v": values, "name": ["b", "b"]})
+    with pytest.raises(BadContainer, match=r"'name' cannot be keys: .* twice"):
+        arrow.scan(path, Choice(key="name"))
+    # What is no key is no less a column of the user.
+    path = write(tmp_path / "x.arrow", {"v": values, "id": ["b", "b"]})
+    assert [one.name for one in arrow.scan(path, Choice()).fields] == ["v", "id"]
+
+
+def test_labels(tmp_path: Path) -> None:
+    def labels(values: Any, **choice: Any) -> tuple[Any, tuple[str, ...]]:
+        path = write(tmp_path / "x.arrow", {"v": pa.array([b"1", b"2"]), "label": values})
+        found = arrow.scan(path, Choice(**choice))
+        return found.labels.tolist() if found.labels is not None else None, found.classes
+
+    assert labels(pa.array([5, -1], pa.int8())) == ([5, -1], ())
+    assert labels(pa.array(["ü", "a"])) == ([1, 0], ("a", "ü"))
+    assert labels(pa.array([True, False])) == ([1, 0], ())
+    assert labels(pa.array([0.5, 1.5])) == (None, ())  # a regression's target is an array
+    with pytest.raises(UserError, match="labels are whole numbers or names"):
+        labels(pa.array([0.5, 1.5]), label="label")
+    for bad in (pa.array([-2, 0]), pa.array([2**63, 0], pa.uint64())):
+        with pytest.raises(BadContainer, match="labels from"):
+            labels(bad)
+    with pytest.raises(UserError, match="no column 'lable'; did you mean label"):
+        labels(pa.array([1, 0]), label="lable")
+
+
+def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
+    columns = {
+        "v": pa.array([b"1", b"2"]),
+        "deep": pa.array([[{"a": 1}], []]),
+        "map": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int32())),
+        "when": pa.array([0, 1], pa.timestamp("s")),
+        "after": pa.array([b"3", b"4"]),
+    }
+    for left in ("deep", "map", "when"):
+        some = {name: columns[name] for name in ("v", left, "after")}
+        path = write(tmp_path / "x.arrow", some)
+        with pytest.raises(UserError, match=rf"column '{left}' .* --fields"):
+            arrow.scan(path, Choice())
+    path = write(tmp_path / "y.arrow", columns)
+    found = arrow.scan(path, Choice(fields=("after", "v")))
+    assert [one.values for one in read(found, path)] == [(b"3", b"1"), (b"4", b"2")]
+    path = write(tmp_path / "z.arrow", {"n": pa.array([[1], [1, 2]])})
+    with pytest.raises(UserError, match="lists of different lengths"):
+        arrow.scan(path, Choice())
+    path = write(tmp_path / "w.arrow", {"../x": pa.array([b"1"]), "b": pa.array([b"1"])})
+    with pytest.raises(UserError, match="cannot be a field"):
+        arrow.scan(path, Choice())
+
+
+def test_a_folder_of_files_has_splits_by_their_names(tmp_path: Path) -> None:
+    for name, value in (
+        ("x-train-00001-of-00002", b"2"),
+        ("x-train-00000-of-00002", b"1"),
+        ("x-validation-00000-of-00001", b"3"),
+        ("extra-00000-of-00001", b"4"),
+    ):
+        write(tmp_path / f"{name}.arrow", {"v": pa.array([value, value])})
+    found = arrow.scan(tmp_path, Choice())
+    assert [(s.name, s.start, s.stop) for s in found.splits] == [
+        ("train", 0, 4),
+        ("validation", 4, 6),
+        ("extra", 6, 8),
+    ]
+    assert b"".join(one.values[0] for one in read(found, tmp_path)) == b"11223344"
+    write(tmp_path / "other.arrow", {"w": pa.array([b"1"])})
+    with pytest.raises(UserError, match="different columns"):
+        arrow.scan(tmp_path, Choice())
+
+
+def test_empty_tables(tmp_path: Path) -> None:
+    for stream in (False, True):
+        path = write(tmp_path / "x.arrow", {"v": pa.array([], pa.binary())}, stream=stream)
+        assert len(arrow.scan(path, Choice())) == 0
+    (tmp_path / "y.arrow").touch()
+    with pytest.raises(BadContainer, match="is empty"):
+        arrow.scan(tmp_path / "y.arrow", Choice())
+
+
+@pytest.mark.slow
+def test_200_000_batches_of_one_row(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    schema = pa.schema([("image_data", pa.binary()), ("label", pa.uint16())])
+    batch = pa.record_batch([pa.array([b"12345"]), pa.array([7], pa.uint16())], schema=schema)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for _ in range(200_000):
+            writer.write(batch)
+    start = time.monotonic()
+    found = arrow.scan(path, Choice())
+    assert time.monotonic() - start < 10
+    assert len(found) == 200_000
+    assert (np.diff(found.fields[0].offset) > 0).all()
+    assert found.labels is not None
+    assert (found.labels == 7).all()

@@ -1,0 +1,269 @@
+"""Our Arrow files: every byte has its place beforehand, and others' tools read what comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankup.base.errors import UserError
+from rankup.data.containers import Choice, arrow, arrow_layout
+from rankup.data.containers.arrow_schema import ALIGN
+from rankup.data.errors import BadContainer
+from rankup.data.index import Split
+from rankup.data.pack.layout import UNIT, Shape
+
+from .arrow_made import Sample, index_of, pack, read, samples
+
+
+def _table(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
+    splits = {"train": samples(700), "val": samples(3, seed=1)}
+    pack(tmp_path / "out", splits)
+    for name, part in splits.items():
+        table = _table(tmp_path / "out" / f"{name}.arrow")
+        table.validate(full=True)
+        assert table.schema.names == ["data", "label", "key", "hash"]
+        assert table["data"].to_pylist() == [one.values[0] for one in part]
+        assert table["label"].to_pylist() == [one.label for one in part]
+        assert table["key"].to_pylist() == [one.key.decode() for one in part]
+        hashes = [xxhash.xxh3_64_intdigest(one.values[0]) for one in part]
+        assert table["hash"].to_pylist() == hashes
+
+
+def test_hugging_face_reads_it_with_its_classes(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    pack(tmp_path / "out", {"train": samples(300), "test": samples(5, seed=1)})
+    files = {name: str(tmp_path / "out" / f"{name}.arrow") for name in ("train", "test")}
+    found = datasets.load_dataset("arrow", data_files=files, cache_dir=str(tmp_path / "cache"))
+    assert found["train"].features["label"].names == ["a", "b", "c"]
+    assert found["test"][4]["data"] == samples(5, seed=1)[4].values[0]
+    assert len(found["train"]) == 300
+
+
+def test_the_scan_finds_what_the_layout_planned(tmp_path: Path) -> None:
+    splits = {"train": samples(600), "val": samples(0), "test": samples(40, seed=2)}
+    layout = pack(tmp_path / "out", splits)
+    found = arrow.scan(tmp_path / "out", Choice())
+    assert found.splits == layout.index.splits
+    assert found.classes == ("a", "b", "c")
+    assert list(found.keys) == list(layout.index.keys)
+    assert list(found.files) == list(layout.index.files)
+    assert found.labels is not None
+    assert layout.index.labels is not None
+    assert found.labels.tolist() == layout.index.labels.tolist()
+    mine, its = layout.index.fields[0], found.fields[0]
+    assert its.file is not None
+    assert mine.file is not None
+    for one, other in ((mine.offset, its.offset), (mine.length, its.length), (mine.file, its.file)):
+        assert one.tolist() == other.tolist()
+    assert its.hash is not None
+    assert read(found, tmp_path / "out") == [s for part in splits.values() for s in part]
+    assert found.sizes.tolist() == layout.sizes.tolist()
+
+
+def test_one_file_of_ours_is_a_container_too(tmp_path: Path) -> None:
+    pack(tmp_path / "out", {"train": samples(10), "val": samples(4, seed=1)})
+    one = tmp_path / "out" / "val.arrow"
+    found = arrow.scan(one, Choice())
+    assert found.splits == (Split("val", 0, 4, "val"),)
+    assert read(found, one) == samples(4, seed=1)
+
+
+def test_several_fields_and_arrays(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(300, 2, 3)).astype("<f4")
+    z = (draw.normal(size=(300, 2)) + 1j).astype("<c8")
+    b = draw.random((300, 5)) < 0.5
+    big = np.arange(300, dtype=">i4")
+    y = draw.integers(0, 9, 300)
+    parts = [
+        Sample(
+            b"%04d" % n,
+            -1,
+            (b"jpg%d" % n * (n % 7), x[n].tobytes(), z[n].tobytes(), b[n].tobytes(),
+             big[n].tobytes(), y[n].tobytes(), b""),
+        )
+        for n in range(300)
+    ]  # fmt: skip
+    fields = [
+        ("key", "", ()),  # a field may have the name of a column of ours
+        ("x", "<f4", (2, 3)),
+        ("z", "<c8", (2,)),
+        ("b", "|b1", (5,)),
+        ("big", ">i4", ()),
+        ("y", "<i8", ()),
+        ("none", "<f8", (0, 4)),
+    ]
+    pack(tmp_path / "out", {"train": parts}, fields=fields, labels=False, classes=())
+    table = _table(tmp_path / "out" / "train.arrow")
+    table.validate(full=True)
+    assert np.array(table["x"].to_pylist(), "<f4").tolist() == x.tolist()
+    assert table["y"].to_pylist() == y.tolist()
+    assert np.array(table["b"].to_pylist()).tolist() == b.astype(int).tolist()
+    assert table["key_"].to_pylist() == [one.key.decode() for one in parts]
+    found = arrow.scan(tmp_path / "out", Choice())
+    assert [(f.name, f.dtype, f.shape) for f in found.fields] == fields
+    assert found.labels is None
+    assert read(found, tmp_path / "out") == parts
+    some = arrow.scan(tmp_path / "out", Choice(fields=("y", "x")))
+    assert sorted(f.name for f in some.fields) == ["x", "y"]
+    with pytest.raises(UserError, match="no field 'w'"):
+        arrow.scan(tmp_path / "out", Choice(fields=("w",)))
+
+
+def test_keys_that_are_no_utf8_stay_as_they_are(tmp_path: Path) -> None:
+    # Together these two are valid; each of them is not.
+    parts = [Sample(b"a\xc3", 0, (b"1",)), Sample(b"\xa9b", 1, (b"2",))]
+    pack(tmp_path / "out", {"train": parts})
+    assert _table(tmp_path / "out" / "train.arrow")["key"].type == pa.binary()
+    assert read(arrow.scan(tmp_path / "out", Choice()), tmp_path / "out") == parts
+    unicode = [Sample("ä/日本/😀.jpg".encode(), 0, (b"1",))]
+    pack(tmp_path / "utf8", {"train": unicode})
+    assert _table(tmp_path / "utf8" / "train.arrow")["key"].to_pylist() == ["ä/日本/😀.jpg"]
+
+
+def test_nothing_at_all(tmp_path: Path) -> None:
+    pack(tmp_path / "out", {"train": [], "val": []})
+    assert _table(tmp_path / "out" / "val.arrow").num_rows == 0
+    found = arrow.scan(tmp_path / "out", Choice())
+    assert len(found) == 0
+    assert [s.name for s in found.splits] == ["train", "val"]
+    assert found.classes == ("a", "b", "c")
+
+
+def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        pack(tmp_path / name, {"train": samples(300)})
+    one, other = ((tmp_path / name / "train.arrow").read_bytes() for name in ("a", "b"))
+    assert one == other
+
+
+def test_batches_and_units(tmp_path: Path) -> None:
+    sizes = [1 << 20] * 40 + [40 << 20] + [10] * 9000
+    parts = [Sample(b"%06d" % n, 0, (bytes(0),)) for n, _ in enumerate(sizes)]
+    source = index_of({"train": parts, "val": parts[:3]})
+    source.fields[0].length[: len(sizes)] = sizes
+    layout = arrow_layout.plan(source, Shape())
+    rows = np.diff(layout.starts)
+    lengths = np.add.reduceat(source.fields[0].length, layout.starts[:-1])
+    assert rows.max() <= 256
+    assert lengths[rows > 1].max() <= 16 << 20
+    assert 40 in layout.starts  # the large one begins a batch
+    assert 41 in layout.starts  # … and is alone in it
+    assert set(layout.units.tolist()) <= set(layout.starts.tolist())
+    assert len(sizes) in layout.units
+    of_unit = np.add.reduceat(source.fields[0].length, layout.units[:-1])
+    assert of_unit.max() < UNIT + (40 << 20)
+    assert np.diff(layout.units).max() < 8192 + 256
+    # The body of each batch is aligned, and so all of its buffers are.
+    bodies = layout.offset + len(layout.files[0].form.data)
+    assert (bodies[layout.file == 0] % ALIGN == 0).all()
+    assert (layout.places[..., 0] % ALIGN == 0).all()
+
+
+def test_a_sample_and_a_file_over_4_gib(tmp_path: Path) -> None:
+    size = (4 << 30) + 5
+    source = index_of({"train": [Sample(b"a", 0, (b"",)), Sample(b"b", 1, (b"",))]})
+    source.fields[0].length[:] = size, 3
+    layout = arrow_layout.plan(source, Shape()).begin(tmp_path)
+    path = tmp_path / "train.arrow"
+    with path.open("r+b") as file:
+        for start, stop in zip(layout.units[:-1], layout.units[1:], strict=True):
+            hashes = np.zeros((1, int(stop - start)), np.uint64)
+            for piece in (*layout.before(start, stop), *layout.after(start, stop, hashes)):
+                file.seek(piece.offset)
+                file.write(piece.data)
+        first, last = layout.index.fields[0].offset.tolist()
+        file.seek(first + size - 3)
+        file.write(b"end")
+        file.seek(last)
+        file.write(b"abc")
+    layout.finish(tmp_path, np.zeros((1, 2), np.uint64))
+    assert path.stat().st_blocks * 512 < 1 << 20  # sparse: nothing of it was written
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    assert reader.num_record_batches == 2
+    _, ends, big = reader.get_batch(0).column(0).buffers()
+    assert np.frombuffer(ends, "<i8", 2).tolist() == [0, size]
+    assert big.slice(size - 3, 3).to_pybytes() == b"end"
+    found = arrow.scan(tmp_path, Choice())
+    assert found.fields[0].length.tolist() == [size, 3]
+    assert found.fields[0].offset.tolist() == [first, last]
+
+
+def test_100_000_classes(tmp_path: Path) -> None:
+    classes = [f"class {n}" for n in range(100_000)]
+    parts = [Sample(b"a", 99_999, (b"x",))]
+    pack(tmp_path / "out", {"train": parts}, classes=classes)
+    found = arrow.scan(tmp_path / "out", Choice())
+    assert found.classes == tuple(classes)
+    assert read(found, tmp_path / "out") == parts
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    with pytest.raises(UserError, match=r"split named 'a/b'"):
+        arrow_layout.plan(index_of({"a/b": samples(1)}), Shape())
+    wide = index_of({"train": []}, fields=[("x", "<f8", (1 << 20, 1 << 10))])
+    with pytest.raises(UserError, match="at most 2 GiB"):
+        arrow_layout.plan(wide, Shape())
+    torn = index_of({"train": samples(2)}, fields=[("x", "<f8", (3,))])
+    with pytest.raises(BadContainer, match="should have 24 bytes per sample"):
+        arrow_layout.plan(torn, Shape())
+
+
+def test_finish_finds_that_a_file_was_changed(tmp_path: Path) -> None:
+    layout = pack(tmp_path / "out", {"train": samples(5)})
+    path = tmp_path / "out" / "train.arrow"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(BadContainer, match="cannot be read"):
+        layout.finish(tmp_path / "out", np.zeros((1, 5), np.uint64))
+
+
+_keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/\\."), min_size=1)
+_values = st.binary(max_size=300) | st.just(b"\0" * 70_000)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    parts=st.dictionaries(
+        st.sampled_from(["train", "val", "test", "other one"]),
+        st.dictionaries(_keys, st.tuples(_values, _values, st.integers(-1, 2)), max_size=8),
+        min_size=1,
+    ),
+    labels=st.booleans(),
+    two=st.booleans(),
+)
+def test_any_samples_come_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: dict[str, dict[str, tuple[bytes, bytes, int]]],
+    labels: bool,
+    two: bool,
+) -> None:
+    root = tmp_path_factory.mktemp("any") / "out"
+    splits = {
+        split: [
+            Sample(key.encode(), label if labels else -1, (a, b) if two else (a,))
+            for key, (a, b, label) in part.items()
+        ]
+        for split, part in sorted(parts.items(), key=lambda item: arrow_order(item[0]))
+    }
+    fields = [("jpg", "", ()), ("txt", "", ())][: 2 if two else 1]
+    pack(root, splits, fields=fields, labels=labels)
+    found = arrow.scan(root, Choice())
+    assert [s.name for s in found.splits] == list(splits)
+    assert read(found, root) == [one for part in splits.values() for one in part]
+
+
+def arrow_order(name: str) -> tuple[int, str]:
+    """As an index has its splits."""
+    from rankup.data.index import split_order
+
+    return split_order(name)

@@ -1,0 +1,574 @@
+"""HDF5 files of others: the course's, arrays, and those that mean harm."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.data import index as indexes
+from rankup.data.containers import Choice, hdf5, hdf5_parts
+from rankup.data.errors import BadContainer
+from rankup.data.index import Index
+from rankup.data.strings import Strings
+
+from .hdf5_made import course, index_of, pack, raw, samples
+from .test_hdf5_layout import photos
+
+
+def scanned(path: Path, choice: Choice | None = None) -> Index:
+    """The index, after it was written and read as the child process does."""
+    beside = path.with_name("scanned.npz")
+    indexes.save(hdf5.scan(path, choice or Choice()), beside)
+    return indexes.load(beside)
+
+
+def labels(index: Index) -> list[int]:
+    """As a list."""
+    assert index.labels is not None
+    return [int(label) for label in index.labels]
+
+
+def test_the_courses_file(tmp_path: Path, data_root: Path | None) -> None:
+    made = [*photos(data_root, 12), b"", b"short", b"\xff\xd8\xff" + bytes(300)]
+    path = tmp_path / "imagenet.h5"
+    pairs = [(data, row * 66) for row, data in enumerate(made)]
+    course(path, {"val": pairs[11:], "train": pairs[:11]})
+    index = scanned(path)
+    assert [(s.name, s.start, s.stop, s.folder) for s in index.splits] == [
+        ("train", 0, 11, "train"),
+        ("val", 11, 15, "val"),
+    ]
+    assert labels(index) == [row * 66 for row in range(15)]
+    assert [one.name for one in index.fields] == ["data"]
+    assert index.keys[0] == b"00.jpg"
+    assert index.fields[0].length.tolist() == [len(data) for data in made]
+    assert samples(path, index) == made
+    # In another order, as after `index.ordered`, and as a part.
+    order = np.array([14, 3, 12, 0])
+    assert samples(path, index.take(order, ())) == [made[row] for row in order]
+
+
+def test_rows_in_forked_and_spawned_processes(tmp_path: Path) -> None:
+    """A handle of libhdf5 that came over a fork is not used."""
+    path = tmp_path / "x.h5"
+    made = [bytes([row]) * (row * 1000) for row in range(50)]
+    course(path, {"train": [(data, 0) for data in made]})
+    rest = hdf5.fallback(scanned(path), path)
+    assert b"".join(rest.chunks("data", 7)) == made[7]  # open before the fork
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            jobs = [pool.apply_async(_read, (rest, row)) for row in range(50)]
+            assert [job.get(60) for job in jobs] == made
+        assert b"".join(rest.chunks("data", 8)) == made[8]
+    assert b"".join(pickle.loads(pickle.dumps(rest)).chunks("data", 9)) == made[9]
+    rest.close()
+    assert b"".join(rest.chunks("data", 1)) == made[1]
+
+
+def _read(rest: hdf5.Rows, row: int) -> bytes:
+    return b"".join(rest.chunks("data", row))
+
+
+def test_arrays_of_others(tmp_path: Path) -> None:
+    """In one piece they are read where they lie; compressed ones row by row."""
+    path = tmp_path / "x.h5"
+    draw = np.random.default_rng(0)
+    plain = draw.normal(size=(100, 4, 3))
+    swapped = np.arange(100, dtype=">i4")
+    packed = draw.integers(0, 255, (100, 8, 8), np.uint8)
+    with h5py.File(path, "w", userblock_size=512) as file:
+        group = file.create_group("run/signals")
+        group["plain"] = plain
+        group["swapped"] = swapped
+        group["flag"] = swapped % 2 == 0
+        group.create_dataset("packed", data=packed, chunks=(7, 8, 3), compression="gzip")
+        group.create_dataset("text", data=[f"text {row} ü" for row in range(100)])
+        group["Target"] = (np.arange(100) % 3).reshape(100, 1).astype(np.uint8)
+        file["class_names"] = ["a", "b", "c"]
+        file.attrs["note"] = "of another program"
+    index = scanned(path)
+    assert [(s.name, s.stop, s.folder) for s in index.splits] == [("train", 100, "")]
+    assert index.classes == ("a", "b", "c")
+    assert labels(index) == [row % 3 for row in range(100)]
+    assert index.keys[42] == b"42"
+    about = {one.name: (one.dtype, one.shape, int(one.offset[0]) >= 0) for one in index.fields}
+    assert about == {
+        "plain": ("<f8", (4, 3), True),
+        "swapped": (">i4", (), True),
+        "flag": ("|b1", (), True),
+        "packed": ("|u1", (8, 8), False),
+        "text": ("", (), False),
+    }
+    assert samples(path, index, "plain") == raw(plain)
+    assert samples(path, index, "swapped") == raw(swapped)
+    assert samples(path, index, "packed") == raw(packed)
+    assert samples(path, index, "text")[99] == "text 99 ü".encode()
+    assert b"".join(samples(path, index, "flag")) == (swapped % 2 == 0).tobytes()
+    shuffled = index.take(np.array([99, 0, 50, 13]), ())
+    assert samples(path, shuffled, "packed") == [packed[row].tobytes() for row in (99, 0, 50, 13)]
+
+
+def test_rows_larger_than_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdf5, "_KEPT", 100)
+    values = np.arange(600, dtype=np.int16).reshape(6, 100)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=values, chunks=(4, 50), compression="gzip")
+    found = samples(tmp_path / "x.h5", scanned(tmp_path / "x.h5"))
+    assert found == raw(values)
+
+
+def test_values_that_numpy_holds_otherwise(tmp_path: Path) -> None:
+    """An integer of 24 bits, an enumeration: h5py turns them into what numpy has."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        kind = h5py.h5t.STD_I32LE.copy()
+        kind.set_precision(24)
+        space = h5py.h5s.create_simple((3,))
+        odd = h5py.h5d.create(file.id, b"odd", kind, space)
+        odd.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array([-1, 5, 70_000], np.int32))
+        enum = h5py.enum_dtype({"A": 0, "B": 1}, np.int16)
+        file.create_dataset("enum", data=np.array([0, 1, 1], np.int16), dtype=enum)
+        file.create_dataset("compact", (3,), np.float32, data=np.ones(3), dcpl=_compact())
+        kind.set_size(3)
+        h5py.h5d.create(file.id, b"three", kind, space).write(
+            h5py.h5s.ALL, h5py.h5s.ALL, np.array([-1, 5, 70_000], np.int32)
+        )
+    with pytest.raises(UserError, match=r"/three is of a type.*--fields"):
+        scanned(path)
+    index = scanned(path, Choice(fields=("odd", "enum", "compact")))
+    odd_dtype = index.field("odd").dtype
+    values = np.frombuffer(b"".join(samples(path, index, "odd")), odd_dtype)
+    assert values.tolist() == [-1, 5, 70_000]
+    assert np.frombuffer(b"".join(samples(path, index, "enum")), "<i2").tolist() == [0, 1, 1]
+    assert np.frombuffer(b"".join(samples(path, index, "compact")), "<f4").tolist() == [1, 1, 1]
+
+
+def _compact() -> h5py.h5p.PropDCID:
+    how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    how.set_layout(h5py.h5d.COMPACT)
+    return how
+
+
+def test_vlen_in_chunks_and_text_as_labels_and_keys(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    made = [bytes([65 + row]) * row for row in range(9)]
+    with h5py.File(path, "w") as file:
+        for split, first, last in (("train", 0, 5), ("test", 5, 9)):
+            group = file.create_group(split)
+            kind = h5py.vlen_dtype(np.dtype("int8"))
+            images = group.create_dataset("img", (last - first,), kind, maxshape=(None,))
+            for row in range(first, last):
+                images[row - first] = np.frombuffer(made[row], np.int8)
+            group["path"] = [f"dir/{row}.png" for row in range(first, last)]
+            if split == "train":
+                group["label"] = ["dog", "cat", "dog", "ä", "cat"]
+    index = scanned(path)
+    assert [split.name for split in index.splits] == ["train", "test"]
+    assert index.classes == ("cat", "dog", "ä")
+    assert labels(index) == [1, 0, 1, 2, 0, -1, -1, -1, -1]
+    assert index.keys[8] == b"dir/8.png"
+    assert samples(path, index) == made
+
+
+def test_what_is_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["a"] = np.zeros((4, 2))
+        file["b"] = np.zeros((3, 2))
+        file["c"] = np.arange(4)
+        file["y"] = np.arange(4) + 10.5
+        file["structured"] = np.zeros(4, [("u", "i4"), ("v", "f4")])
+        file["soft"] = h5py.SoftLink("/a")
+    with pytest.raises(UserError, match=r"a 4, b 3.*--fields"):
+        scanned(path)
+    index = scanned(path, Choice(fields=("a", "y"), label="c", split="val"))
+    assert [one.name for one in index.fields] == ["a", "y"]
+    assert labels(index) == [0, 1, 2, 3]
+    assert index.splits[0].name == "val"
+    with pytest.raises(UserError, match=r"no data set 'd'.*known are"):
+        scanned(path, Choice(fields=("a",), label="d"))
+    with pytest.raises(UserError, match="has no labels"):
+        scanned(path, Choice(fields=("a",), label="y"))
+    with pytest.raises(UserError, match="has no keys"):
+        scanned(path, Choice(fields=("a",), key="c"))
+    with pytest.raises(UserError, match="a structure"):
+        scanned(path, Choice(fields=("a", "structured")))
+    with pytest.raises(UserError, match="nothing but labels"):
+        scanned(path, Choice(fields=("c",), label="c"))
+
+
+def test_what_is_chosen_of_ours(tmp_path: Path) -> None:
+    fields = {"jpg": [b"a", b"bb"], "txt": [b"c", b"d"]}
+    pack(tmp_path / "x.h5", index_of(fields, {"train": 2}), fields)
+    assert [one.name for one in scanned(tmp_path / "x.h5", Choice(fields=("txt",))).fields] == [
+        "txt"
+    ]
+    with pytest.raises(UserError, match="no field 'mp4'"):
+        scanned(tmp_path / "x.h5", Choice(fields=("mp4",)))
+    with pytest.raises(UserError, match="leave --label"):
+        scanned(tmp_path / "x.h5", Choice(label="txt"))
+
+
+def _ours(tmp_path: Path) -> Path:
+    path = tmp_path / "x.h5"
+    made = [b"abc", b"defg", b"", b"h" * 100]
+    source = index_of(
+        {"data": made}, {"train": 3, "val": 1}, labels=[0, 1, 0, 1], classes=["a", "b"]
+    )
+    pack(path, source, {"data": made})
+    return path
+
+
+def _again(name: str, **how: object) -> Callable[[h5py.File], None]:
+    """Replace a data set by another."""
+
+    def change(file: h5py.File) -> None:
+        if name in file:
+            del file[name]
+        file.create_dataset(name, **how)
+
+    return change
+
+
+def _external_storage(file: h5py.File) -> None:
+    del file["train/data"]
+    file.create_dataset("train/data", (7,), "u1", external=[("/etc/hostname", 0, 7)])
+
+
+def _virtual(file: h5py.File) -> None:
+    del file["train/data"]
+    layout = h5py.VirtualLayout((7,), "u1")
+    layout[:] = h5py.VirtualSource("/etc/hostname", "data", (7,))
+    file.create_virtual_dataset("train/data", layout)
+
+
+def _link(file: h5py.File, link: object) -> None:
+    del file["train/keys"]
+    file["train/keys"] = link
+
+
+HOSTILE: dict[str, Callable[[h5py.File], None]] = {
+    "offsets fall": _again("train/offsets", data=np.array([0, 5, 3, 7])),
+    "offsets below zero": _again("train/offsets", data=np.array([0, -5, 3, 7])),
+    "offsets begin late": _again("train/offsets", data=np.array([3, 3, 3, 7])),
+    "offsets past the data": _again("train/offsets", data=np.array([0, 3, 7, 1 << 62])),
+    "offsets overflow": _again("train/offsets", data=np.array([0, 1 << 62, -(1 << 62), 7])),
+    "offsets of another type": _again("train/offsets", data=np.array([0.0, 3, 7, 7])),
+    "too few offsets": _again("train/offsets", data=np.array([0, 3, 7])),
+    "offsets in two dimensions": _again("train/offsets", data=np.zeros((2, 2), np.int64)),
+    "offsets in chunks": _again("train/offsets", data=np.array([0, 3, 7, 7]), chunks=(2,)),
+    "offsets nowhere": lambda file: file.__delitem__("train/offsets"),
+    "offsets are a group": lambda file: (
+        file.__delitem__("train/offsets"),
+        file.create_group("train/offsets"),
+    ),
+    "data of another type": _again("train/data", data=np.zeros(7, np.int8)),
+    "huge data": _again("train/data", shape=(1 << 60,), dtype="u1"),
+    "huge keys": _again("train/keys", shape=(1 << 50,), dtype="S100"),
+    "huge keys in chunks": _again("train/keys", shape=(1 << 50,), dtype="S100", chunks=(1 << 20,)),
+    "keys that leave": _again("train/keys", data=np.array([b"a", b"../../x", b"c"])),
+    "an absolute key": _again("train/keys", data=np.array([b"/etc/x", b"b", b"c"])),
+    "an empty key": _again("train/keys", data=np.array([b"", b"b", b"c"])),
+    "a key of two": _again("train/keys", data=np.array([b"a\0b", b"b", b"c"])),
+    "keys that are objects": _again("train/keys", data=["a", "b", "c"]),
+    "keys that are numbers": _again("train/keys", data=np.arange(3)),
+    "keys that are references": _again("train/keys", shape=(3,), dtype=h5py.ref_dtype),
+    "other labels": _again("train/labels", data=np.zeros(3, np.int32)),
+    "labels in one split": lambda file: file.__delitem__("val/labels"),
+    "other hashes": _again("train/hashes", data=np.zeros(4, np.uint64)),
+    "a split is a data set": _again("val", data=np.zeros(4)),
+    "folder leaves": lambda file: file["train"].attrs.__setitem__("folder", "../up"),
+    "folder is a number": lambda file: file["train"].attrs.__setitem__("folder", 3),
+    "another version": lambda file: file.attrs.__setitem__("rankup_hdf5", 99),
+    "a version in words": lambda file: file.attrs.__setitem__("rankup_hdf5", "one"),
+    "storage elsewhere": _external_storage,
+    "virtual": _virtual,
+    "link into another file": lambda file: _link(file, h5py.ExternalLink("/etc/hostname", "/x")),
+    "soft link": lambda file: _link(file, h5py.SoftLink("/val/keys")),
+    "soft link in a circle": lambda file: _link(file, h5py.SoftLink("/train/keys")),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_changed_file_of_ours_is_refused(tmp_path: Path, name: str) -> None:
+    path = _ours(tmp_path)
+    with h5py.File(path, "r+") as file:
+        HOSTILE[name](file)
+    if name == "a split is a data set":  # what is no split of ours does not count
+        assert [split.name for split in scanned(path).splits] == ["train"]
+        return
+    with pytest.raises(BadContainer, match=r"x\.h5"):
+        scanned(path)
+
+
+FOREIGN: dict[str, Callable[[h5py.File], None]] = {
+    "references": _again("x", shape=(3,), dtype=h5py.ref_dtype),
+    "region references": _again("x", shape=(3,), dtype=h5py.regionref_dtype),
+    "never written": _again("x", shape=(1 << 50, 7), dtype="f8"),
+    "chunks never written": _again("x", shape=(1 << 40, 7), dtype="f8", chunks=(1 << 10, 7)),
+    "huge chunks": _again("x", shape=(1 << 31,), dtype="f8", chunks=(1 << 28,)),
+    "many rows of nothing": _again("x", shape=(1 << 50, 0), dtype="f8"),
+    "link into another file": lambda file: file.__setitem__("x", h5py.ExternalLink("y.h5", "/x")),
+    "storage elsewhere": _again("x", shape=(9,), dtype="u1", external=[("/etc/hostname", 0, 9)]),
+    "vlen never written": _again("x", shape=(1 << 50,), dtype=h5py.vlen_dtype(np.uint8)),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_files_that_lie_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        FOREIGN[name](file)
+    with pytest.raises(BadContainer, match=r"x\.h5"):
+        scanned(path)
+
+
+def test_splits_that_differ(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["train/x"], file["val/x"] = np.zeros((3, 2)), np.zeros((3, 4))
+    with pytest.raises(BadContainer, match=r"different data sets.*train.*val"):
+        scanned(path)
+    kind = h5py.vlen_dtype(np.uint8)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("train/images", (1,), kind)[0] = np.arange(3, dtype=np.uint8)
+        file.create_dataset("val/photos", (1,), kind)[0] = np.arange(3, dtype=np.uint8)
+    with pytest.raises(UserError, match="'images' in one split and 'photos'"):
+        scanned(path)
+
+
+def test_one_data_set_per_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdf5_parts, "_OBJECTS", 20)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for number in range(21):
+            file[str(number)] = np.arange(number)
+    with pytest.raises(BadContainer, match="one data set per sample"):
+        scanned(tmp_path / "x.h5")
+
+
+def test_groups_in_a_circle_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["train/x"] = np.arange(3)
+        file["train/self"] = file["train"]
+        file["train/root"] = file["/"]
+    assert len(scanned(path)) == 3
+
+
+def test_lengths_that_lie(tmp_path: Path) -> None:
+    """A row of variable length that says to be longer than the file."""
+    path = tmp_path / "x.h5"
+    course(path, {"train": [(b"abc", 0), (b"defg", 1)]})
+    with h5py.File(path) as file:
+        at = file["train/images"].id.get_offset()
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff\xff\xff\x7f")
+    with pytest.raises(BadContainer, match="longer together than the file"):
+        scanned(path)
+    # One that only does not fit is found when it is read.
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\x03\0\0\0" + b"\xff" * 8)
+    index = scanned(path)
+    with pytest.raises(BadContainer, match="row 0 of data"):
+        samples(path, index)
+
+
+def test_rows_in_heaps_of_every_size(tmp_path: Path) -> None:
+    """Many in one heap, one in several pieces, behind a block of the user; h5py agrees."""
+    path = tmp_path / "x.h5"
+    draw = random.Random(3)
+    made = [draw.randbytes(draw.randrange(60)) for _ in range(2000)]
+    made[7:9] = [draw.randbytes(20 << 20), draw.randbytes(5000)]
+    with h5py.File(path, "w", userblock_size=1024) as file:
+        kind = h5py.vlen_dtype(np.uint8)
+        for split, rows in (("val", made[:900]), ("train", made[900:])):
+            images = file.create_dataset(f"{split}/images", (len(rows),), kind)
+            for row, data in enumerate(rows):
+                images[row] = np.frombuffer(data, np.uint8)
+    index = scanned(path)
+    assert samples(path, index) == made[900:] + made[:900]
+    with h5py.File(path) as file:
+        assert [row.tobytes() for row in file["val/images"][:20]] == made[:20]
+
+
+def test_a_heap_without_end_ends(tmp_path: Path) -> None:
+    """An object of no size, at which libhdf5 stays for ever."""
+    path = tmp_path / "x.h5"
+    course(path, {"train": [(b"a" * 20, 0), (b"b" * 20, 1), (b"c" * 20, 2)]})
+    with h5py.File(path, "r+") as file:
+        file["train/label"] = ["x", "y", "z"]
+        del file["train/targets"]
+    whole = path.read_bytes()
+    heaps = [found.start() for found in re.finditer(b"GCOL", whole)]
+    for at, value in ((16, 65_000), (24, 0), (24, 1 << 63), (24, (1 << 64) - 8), (8, 16), (8, 0)):
+        damaged = bytearray(whole)
+        for heap in heaps:
+            damaged[heap + at : heap + at + 8] = value.to_bytes(8, "little")
+        path.write_bytes(damaged)
+        try:
+            index = scanned(path)
+        except BadContainer:
+            continue
+        with pytest.raises(BadContainer, match=r"x\.h5: row 0 of data"):
+            samples(path, index)
+
+
+def test_what_is_no_hdf5(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    path.write_bytes(b"PK\x03\x04" * 1000)
+    with pytest.raises(BadContainer, match=r"x\.h5 is no HDF5"):
+        scanned(path)
+    path.write_bytes(b"")
+    with pytest.raises(BadContainer):
+        scanned(path)
+    with pytest.raises(FileNotFoundError):
+        scanned(tmp_path / "none.h5")
+    with h5py.File(path, "w"):
+        pass
+    with pytest.raises(UserError, match="no data set"):
+        scanned(path)
+
+
+def test_every_cut_is_found(tmp_path: Path) -> None:
+    whole = _ours(tmp_path).read_bytes()
+    path = tmp_path / "cut.h5"
+    for size in range(0, len(whole), 97):
+        path.write_bytes(whole[:size])
+        with pytest.raises(BadContainer):
+            scanned(path)
+
+
+def test_ten_thousand_rows_of_keys_are_checked_at_once(tmp_path: Path) -> None:
+    """The quick search of keys finds what the thorough one does, at every place of a table."""
+    n = 3000
+    made = [b""] * n
+    for bad in (b"..", b"a/..", b"../a", b"a/./b", b".", b"/a", b"a/", b"a//b", b"C:\\x"):
+        for row in (0, n // 2, n - 1):
+            keys = [b"%03d/%04d" % (k % 7, k) for k in range(n)]
+            keys[row] = bad
+            pack(tmp_path / "x.h5", index_of({"data": made}, {"train": n}, keys), {"data": made})
+            with pytest.raises(BadContainer, match="relative path"):
+                scanned(tmp_path / "x.h5")
+    fine = [b"a..b", b"...", b".x", b"x.", "ü/.x..".encode(), b"a\\b"]
+    source = index_of({"data": made[:6]}, {"train": 6}, fine)
+    pack(tmp_path / "x.h5", source, {"data": made[:6]})
+    assert list(scanned(tmp_path / "x.h5").keys) == fine
+    assert Strings.of(fine)[0] == b"a..b"
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from rankup.data.containers import Choice, hdf5
+from rankup.data.errors import BadContainer
+from rankup.base.errors import UserError
+from rankup.data import index as indexes
+from rankup.data.spans import Spans
+import faulthandler
+import resource
+resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+for line in sys.stdin:
+    path = Path(line.rstrip())
+    # What hangs in C is ended like what crashes there.
+    faulthandler.dump_traceback_later(_SECONDS, exit=True)
+    try:
+        index = hdf5.scan(path, Choice())
+        assert not indexes.inconsistency(index), indexes.inconsistency(index)
+        spans = Spans(path, index.files, index.sizes, "pread")
+        rest = hdf5.fallback(index, path)
+        for one in index.fields:
+            for offset, length in zip(one.offset.tolist(), one.length.tolist(), strict=True):
+                if offset >= 0:
+                    spans.read(0, offset, length)
+                else:
+                    try:
+                        list(rest.chunks(one.name, ~offset))
+                    except BadContainer:
+                        pass
+        rest.close()
+        print("ok", flush=True)
+    except UserError as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+def _fuzz(whole: bytes, folder: Path, turns: int, seed: int) -> dict[str, int]:
+    """Answers of scans of damaged files, and how often; `died N` where libhdf5 crashed."""
+    draw = random.Random(seed)
+    answers: dict[str, int] = {}
+    child: subprocess.Popen[str] | None = None
+    path = folder / "fuzz.h5"
+    try:
+        for turn in range(turns):
+            data = bytearray(whole)
+            for _ in range(draw.choice([1, 1, 2, 8])):
+                at = draw.randrange(len(data))
+                data[at] = draw.choice(
+                    [draw.randrange(256), 0, 255, data[at] ^ 1 << draw.randrange(8)]
+                )
+            if draw.random() < 0.1:
+                del data[draw.randrange(len(data)) :]
+            # A new file each time: libhdf5 goes on with one that something has left open.
+            path.unlink(missing_ok=True)
+            path = folder / f"fuzz-{turn}.h5"
+            path.write_bytes(data)
+            if child is None:
+                child = subprocess.Popen(
+                    [sys.executable, "-c", _CHILD.replace("_SECONDS", "10")],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(f"{path}\n")
+            child.stdin.flush()
+            answer = child.stdout.readline().strip()
+            if not answer:
+                _, errors = child.communicate(timeout=30)
+                # Else it is an error that is not documented.
+                assert child.returncode < 0 or "Timeout (" in errors, errors
+                answer, child = f"died {child.returncode}", None
+            answers[answer] = answers.get(answer, 0) + 1
+    finally:
+        if child is not None:
+            child.kill()
+            child.communicate(timeout=30)
+    return answers
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["ours", "course", "arrays"])
+def test_flipped_bytes_find_only_the_documented_error(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.h5"
+    if kind == "ours":
+        path = _ours(tmp_path)
+    elif kind == "course":
+        course(path, {"train": [(b"abc" * 50, 0), (b"defg", 1)], "val": [(b"h" * 5000, 2)]})
+    else:
+        with h5py.File(path, "w") as file:
+            file["x"] = np.arange(30.0).reshape(10, 3)
+            file.create_dataset(
+                "z", data=np.arange(40).reshape(10, 4), chunks=(3, 4), compression=4
+            )
+            file["label"] = [f"c{row % 3}" for row in range(10)]
+    answers = _fuzz(path.read_bytes(), tmp_path, 1500, seed=7)
+    print(kind, answers)
+    assert answers["ok"] > 10
+    assert answers["BadContainer"] > 10

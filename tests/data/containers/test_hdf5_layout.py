@@ -1,0 +1,297 @@
+"""The HDF5 files that we write: every byte in place, and h5py reads them as any other."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankup.base.errors import UserError
+from rankup.data import index as indexes
+from rankup.data.containers import Choice, hdf5
+from rankup.data.containers.hdf5_layout import plan
+from rankup.data.containers.hdf5_ours import link, name_of
+from rankup.data.errors import BadContainer
+from rankup.data.index import Field, Index
+from rankup.data.keys import safe
+from rankup.data.pack.layout import UNIT, Shape
+from rankup.data.strings import Strings
+
+from .hdf5_made import Values, fill, index_of, pack, raw, samples, with_hashes
+
+
+def check_round_trip(root: Path, source: Index, fields: dict[str, Values]) -> Index:
+    """Pack, scan, and compare everything."""
+    layout = pack(root, source, fields)
+    found = hdf5.scan(root, Choice())
+    assert indexes.inconsistency(found) == ""
+    expected = with_hashes(layout.index, fields)
+    assert found.splits == source.splits
+    assert list(found.keys) == list(source.keys)
+    assert found.classes == source.classes
+    if source.labels is None or not source.splits:
+        assert found.labels is None
+    else:
+        assert found.labels is not None
+        assert found.labels.tolist() == source.labels.tolist()
+    assert len(found.fields) == len(expected.fields)
+    for one, other in zip(found.fields, expected.fields, strict=True):
+        assert (one.name, one.dtype, one.shape) == (other.name, other.dtype, other.shape)
+        assert one.offset.tolist() == other.offset.tolist()
+        assert one.length.tolist() == other.length.tolist()
+        assert one.hash is not None
+        assert other.hash is not None
+        assert one.hash.tolist() == other.hash.tolist()
+        assert samples(root, found, one.name) == list(raw(fields[one.name]))
+    assert found.sizes.tolist() == [root.stat().st_size] == layout.sizes.tolist()
+    return found
+
+
+def photos(data_root: Path | None, count: int) -> list[bytes]:
+    """Real photos, or bytes of about their sizes."""
+    if data_root is not None:
+        paths = sorted((data_root / "imagenet-sample").rglob("*.JPEG"))[:count]
+        if len(paths) == count:
+            return [path.read_bytes() for path in paths]
+    draw = random.Random(0)
+    return [b"\xff\xd8\xff" + draw.randbytes(draw.randrange(200_000)) for _ in range(count)]
+
+
+def test_photos_come_back_and_h5py_reads_them(tmp_path: Path, data_root: Path | None) -> None:
+    made = photos(data_root, 40)
+    root = tmp_path / "x.h5"
+    source = index_of(
+        {"data": made},
+        {"train": 30, "val": 10},
+        keys=[b"n0144/%04d.JPEG" % row for row in range(40)],
+        labels=[row % 2 for row in range(40)],
+        classes=["tench", "Zürich"],
+    )
+    check_round_trip(root, source, {"data": made})
+    with h5py.File(root) as file:
+        train, val = file["train"], file["val"]
+        offsets = val["offsets"][:]
+        for row in range(10):
+            a, b = offsets[row], offsets[row + 1]
+            assert file["val/data"][a:b].tobytes() == made[30 + row]
+        assert train["labels"][:].tolist() == [row % 2 for row in range(30)]
+        assert train["keys"].asstr()[3] == "n0144/0003.JPEG"
+        assert file["classes"].asstr()[:].tolist() == ["tench", "Zürich"]
+        assert all(one.chunks is None for one in (train["data"], train["keys"], train["hashes"]))
+
+
+def test_several_fields_arrays_and_names_that_hdf5_cannot_have(tmp_path: Path) -> None:
+    fields: dict[str, Values] = {
+        "jpg": [b"a", b"", b"ccc"],
+        "labels": np.arange(18, dtype=">f4").reshape(3, 2, 3),
+        "data": [b"", b"", b""],
+        "a/b%.": np.array([True, False, True]),
+        ".": np.array([1 + 2j, 0, 3], np.complex64),
+        "when": np.array(["2020-01-01", "2021-01-01", "2022-01-01"], "M8[D]"),
+        "name": np.array(["ab", "ü", ""]),
+        "none": np.zeros((3, 0, 4), np.int16),
+        "caf\udce9": np.arange(3, dtype=np.uint8),
+    }
+    source = index_of(fields, {"hashes": 2, "val/ü": 1}, keys=[b"a\xff/b", "ü".encode(), b"k"])
+    root = tmp_path / "x.h5"
+    check_round_trip(root, source, fields)
+    with h5py.File(root) as file:
+        assert file[link("hashes")]["jpg/data"][:].tobytes() == b"a"
+        assert file[link("hashes")][link("labels")][1].tolist() == [[6, 7, 8], [9, 10, 11]]
+        assert file[link("hashes")]["when"][0] == np.datetime64("2020-01-01")
+        key = file[link("hashes")]["keys"].asstr(errors="surrogateescape")[0]
+        assert key == "a\udcff/b"
+
+
+def test_a_lone_array_is_an_ordinary_data_set(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    root = tmp_path / "x.h5"
+    check_round_trip(root, index_of({"data": values}, {"train": 5}), {"data": values})
+    with h5py.File(root) as file:
+        assert np.array_equal(file["train/data"][:], values)
+    # Under another name it stays what it was called.
+    check_round_trip(root, index_of({"x": values}, {"train": 5}), {"x": values})
+    with h5py.File(root) as file:
+        assert np.array_equal(file["train/x"][:], values)
+
+
+@pytest.mark.parametrize("splits", [{}, {"train": 0}, {"train": 0, "val": 1, "test": 0}])
+def test_no_samples_and_splits_without_any(tmp_path: Path, splits: dict[str, int]) -> None:
+    made = [b"one"] * sum(splits.values())
+    labels = [0] * len(made)
+    source = index_of({"data": made}, splits, labels=labels, classes=["only"])
+    found = pack(tmp_path / "x.h5", source, {"data": made})
+    assert len(found.units) == 1 + len(made)
+    if splits:
+        check_round_trip(tmp_path / "x.h5", source, {"data": made})
+    else:
+        assert len(hdf5.scan(tmp_path / "x.h5", Choice())) == 0
+    arrays = {"x": np.zeros((len(made), 2)), "y": np.zeros((len(made), 2), np.int8)}
+    if splits:
+        check_round_trip(tmp_path / "y.h5", index_of(arrays, splits), arrays)
+
+
+def test_a_hundred_thousand_classes(tmp_path: Path) -> None:
+    made = [b"x"] * 3
+    names = [f"klasse-{row:06d}-ä" for row in range(100_000)]
+    source = index_of({"data": made}, {"train": 3}, labels=[0, 99_999, -1], classes=names)
+    check_round_trip(tmp_path / "x.h5", source, {"data": made})
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(
+        st.tuples(st.binary(min_size=1, max_size=20), st.binary(max_size=50), st.integers(-1, 5)),
+        max_size=12,
+    ),
+    st.lists(st.integers(0, 5), max_size=3),
+    st.booleans(),
+)
+def test_any_samples_come_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[bytes, bytes, int]],
+    sizes: list[int],
+    lone: bool,
+) -> None:
+    rows = [row for row in rows if safe(row[0])]
+    cut = [min(size, len(rows) - min(sum(sizes[:n]), len(rows))) for n, size in enumerate(sizes)]
+    splits = {f"s{number}": size for number, size in enumerate(cut)}
+    rest = len(rows) - sum(cut)
+    splits["rest"] = rest
+    fields: dict[str, Values] = {"data": [row[1] for row in rows]}
+    if not lone:
+        fields["n"] = np.array([row[2] for row in rows], np.int32)
+    source = index_of(fields, splits, [row[0] for row in rows], [row[2] for row in rows])
+    check_round_trip(tmp_path_factory.mktemp("any") / "x.h5", source, fields)
+
+
+def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
+    """In any order of units, from any process, whenever."""
+    draw = random.Random(1)
+    made = [draw.randbytes(draw.randrange(60)) for _ in range(20_000)]
+    source = index_of({"data": made}, {"train": 17_000, "val": 3_000}, labels=[0] * len(made))
+    first, second = tmp_path / "a.h5", tmp_path / "b.h5"
+    layout = pack(first, source, {"data": made})
+    assert layout.units.tolist() == [0, 8192, 16_384, 17_000, 20_000]
+    time.sleep(1.1)  # times in HDF5 are seconds
+    plan(source, Shape()).begin(second)
+    other = pickle.loads(pickle.dumps(plan(source, Shape()))).attach(second)
+    fill(other, second, {"data": made}, [3, 0, 2, 1])
+    other.finish(second, np.zeros((1, len(made)), np.uint64))
+    other.finish(second, np.zeros((1, len(made)), np.uint64))  # a second time, after a kill
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_begin_replaces_what_an_interrupted_one_left(tmp_path: Path) -> None:
+    made = [b"abc"]
+    source = index_of({"data": made}, {"train": 1})
+    pack(tmp_path / "a.h5", source, {"data": made})
+    (tmp_path / "b.h5").write_bytes(b"half a file" * 1000)
+    pack(tmp_path / "b.h5", source, {"data": made})
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
+def test_an_unfinished_file_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "x.h5"
+    plan(index_of({"data": [b"abc"]}, {"train": 1}), Shape()).begin(root)
+    with pytest.raises(BadContainer, match="interrupted"):
+        hdf5.scan(root, Choice())
+
+
+def test_a_sample_over_4_gib(tmp_path: Path) -> None:
+    """Sparse: only its ends are written."""
+    huge = (4 << 30) + 12345
+    source = index_of({"data": [b"a", b"", b"c"]}, {"train": 3})
+    length = np.array([100, huge, 7], np.int64)
+    source = Index(
+        *(source.container, source.files, source.splits, source.keys),
+        (Field("data", source.fields[0].offset, length),),
+    )
+    root = tmp_path / "x.h5"
+    layout = plan(source, Shape()).begin(root)
+    assert layout.units.tolist() == [0, 1, 2, 3]
+    at = layout.index.fields[0].offset
+    with root.open("r+b") as file:
+        file.seek(int(at[1]) + huge - 3)
+        file.write(b"end" + b"seventh")
+    layout.finish(root, np.zeros((1, 3), np.uint64))
+    assert root.stat().st_blocks * 512 < 10 << 20
+    found = hdf5.scan(root, Choice())
+    assert found.fields[0].offset.tolist() == at.tolist()
+    with h5py.File(root) as file:
+        a, b = file["train/offsets"][1:3]
+        assert b - a == huge
+        assert file["train/data"][b - 3 : b + 7].tobytes() == b"endseventh"
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 20_000),
+            st.sampled_from([0, 1, 5000, 1 << 20, UNIT - 1, UNIT, UNIT + 1, 5 << 30]),
+        ),
+        max_size=8,
+    ),
+    st.integers(0, 3),
+)
+def test_units_are_large_bounded_and_of_one_split(runs: list[tuple[int, int]], splits: int) -> None:
+    length = np.repeat([size for _, size in runs], [count for count, _ in runs]).astype(np.int64)
+    n = len(length)
+    counts = {f"s{number}": n // 4 for number in range(splits)}
+    counts["rest"] = n - sum(counts.values())
+    source = index_of({"data": [b""] * n}, counts)
+    source.fields[0].length[:] = length
+    layout = plan(source, Shape())
+    units = layout.units.tolist()
+    assert units[0] == 0
+    assert units[-1] == n
+    ends = {split.stop for split in source.splits}
+    for start, stop in itertools.pairwise(units):
+        size, count = int(length[start:stop].sum()), stop - start
+        assert 0 < count <= 8192
+        assert len({source.split_of(row).name for row in (start, stop - 1)}) == 1
+        assert count == 1 or size < 2 * UNIT
+        assert count == 1 or length[start:stop].max() <= UNIT
+        whole = size >= UNIT or count == 8192 or stop in ends or length[stop] > UNIT
+        assert whole
+
+
+@pytest.mark.parametrize("name", ["train", "a/b", "%", "%41", ".", "..", "labels", "ü\udce9", "\0"])
+def test_names_come_back(name: str) -> None:
+    assert name_of(link(name)) == name
+    assert "/" not in link(name)
+    assert link(name).strip(".")
+    assert link(name) not in ("labels", "keys", "hashes", "offsets", "classes")
+
+
+def test_what_hdf5_cannot_hold_is_named() -> None:
+    good = index_of({"data": [b"abc"]}, {"train": 1})
+
+    def refused(source: Index, match: str) -> None:
+        with pytest.raises(UserError, match=match):
+            plan(source, Shape())
+
+    refused(index_of({"data": [b"abc"]}, {"train": 1}, keys=[b"a\0b"]), "zero byte")
+    refused(index_of({"data": [b"abc"]}, {"": 1}), "no name for a split")
+    refused(index_of({"\ud800": [b"abc"]}, {"train": 1}), "no name for a field")
+    refused(index_of({"data": [b"abc"]}, {"train": 1}, classes=["a\0"]), "no name for a class")
+    structured = np.zeros(1, [("a", "<i4"), ("b", "<i4")])
+    refused(index_of({"x": structured}, {"train": 1}), "leave it out")
+    uneven = index_of({"x": np.zeros((1, 3))}, {"train": 1})
+    uneven.fields[0].length[0] = 23
+    refused(uneven, "23 bytes, not the 24")
+    unknown = index_of({"data": [b"abc"]}, {"train": 1})
+    unknown.fields[0].length[0] = -1
+    refused(unknown, "not known")
+    twice = Index(*("files", good.files, good.splits, good.keys, (good.fields[0], good.fields[0])))
+    refused(twice, "two fields")
+    assert Strings.of([b""]).data.dtype == plan(good, Shape()).index.files.data.dtype

@@ -1,0 +1,393 @@
+"""Tar shards of ours: other programs read the same samples from them, and so does `scan`."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import tarfile
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankup.base.errors import UserError
+from rankup.data.containers import Choice, tar, tar_headers, tar_info
+from rankup.data.errors import BadContainer
+from rankup.data.index import Index, Split
+from rankup.data.keys import safe
+from rankup.data.pack.layout import Shape, plan
+from tests.data.containers.tar_made import Data, content, source, write
+
+# Names that go wrong in one way or another when they are written as they are.
+ODD = [
+    *(b"a.jpg", b"a.png", b"b.tar.gz", b"LICENSE", b".hidden", b"trailing.", b"x.cls", b"A.CLS"),
+    *("é ü.JPEG".encode(), b"raw\xff.jpg", b"new\nline.jpg", b"n\n/x.jpg", b"%2E.jpg", b"a%.data"),
+    *(b"d.ir/x.jpg", b"__meta__/x.jpg", b"__meta__", b"n" * 90 + b"/" + b"x" * 90 + b".jpg"),
+    *(b"exactly/" + b"x" * 88 + b".jpg", b"exactly/" + b"y" * 89 + b".jpg", b"case.jpg"),
+    *(
+        b"case.JPG",
+        b"a",
+        b"a.data",
+        b"..x",
+        b"x..y",
+        b" ",
+        b"sp ace.jpg",
+        b"q.weird-ext!",
+        b"k.__url__",
+    ),
+]
+
+
+def _same(found: Index, index: Index, data: Data, root: Path) -> None:
+    """Whether the samples are those of `index`, each under its key."""
+    assert [(s.name, s.folder, s.start, s.stop) for s in found.splits] == [
+        (s.name, s.folder, s.start, s.stop) for s in index.splits
+    ]
+    assert list(found.keys) == list(index.keys)
+    assert found.classes == index.classes
+    if index.labels is None:
+        assert found.labels is None
+    else:
+        assert found.labels is not None
+        assert found.labels.tolist() == index.labels.tolist()
+    assert [(f.name, f.dtype, f.shape) for f in found.fields] == [
+        (f.name, f.dtype, f.shape) for f in index.fields
+    ]
+    for name, values in data.items():
+        assert content(found, root, name) == list(values)
+
+
+def _round_trip(index: Index, data: Data, root: Path, shard: int = 1 << 30) -> None:
+    layout = write(index, data, root, shard)
+    _same(layout.index, index, data, root)
+    _same(tar.scan(root, Choice()), index, data, root)
+
+
+def _bytes(count: int, seed: int = 0, most: int = 2000) -> list[bytes]:
+    draw = random.Random(seed)
+    return [draw.randbytes(draw.choice([0, 1, 511, 512, 513, most])) for _ in range(count)]
+
+
+def _read(root: Path) -> list[dict[str, bytes]]:
+    """All samples as webdataset gives them, in the order of the shards."""
+    shards = [str(path) for path in sorted(root.glob("*.tar"))]
+    return [
+        {key: value for key, value in one.items() if not key.startswith("__") or key == "__key__"}
+        for one in webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
+    ]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("shard", [1, 6000, 1 << 30])
+def test_odd_names_round_trip(tmp_path: Path, labelled: bool, shard: int) -> None:
+    keys = sorted(ODD)
+    data = {"data": _bytes(len(keys))}
+    numbers = [row % 3 - 1 for row in range(len(keys))] if labelled else None
+    splits = (Split("train", 0, 20, "train"), Split("val", 20, 20), Split("test", 20, len(keys)))
+    index = source(keys, data, numbers, splits, ("one", "two") if labelled else ())
+    _round_trip(index, data, tmp_path / "out", shard)
+
+
+def test_webdataset_keeps_odd_names_apart(tmp_path: Path) -> None:
+    data = {"data": _bytes(len(ODD))}
+    index = source(sorted(ODD), data, list(range(len(ODD))))
+    write(index, data, tmp_path)
+    found = _read(tmp_path)
+    assert [int(one["cls"]) for one in found] == list(range(len(ODD)))
+    for one, value in zip(found, data["data"], strict=True):
+        (field,) = set(one) - {"__key__", "cls"}
+        assert one[field] == value
+    assert len({one["__key__"] for one in found}) == len(ODD)
+
+
+def test_usual_names_stay_as_they_are(tmp_path: Path) -> None:
+    keys = [b"n01/a.JPEG", b"n01/b.png", b"n02/a.JPEG"]
+    data = {"data": [b"1", b"22", b"333"]}
+    write(source(keys, data, [0, 0, 1], classes=("tench", "shark")), data, tmp_path)
+    done = subprocess.run(
+        ["tar", "--list", "-f", tmp_path / "train-000000.tar"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == [
+        *("n01/a.JPEG", "n01/a.cls", "n01/b.png", "n01/b.cls", "n02/a.JPEG", "n02/a.cls"),
+    ]
+    assert done.stderr == ""
+    assert [sorted(one) for one in _read(tmp_path)] == [
+        ["__key__", "cls", "jpeg"],
+        ["__key__", "cls", "png"],
+        ["__key__", "cls", "jpeg"],
+    ]
+    assert (tmp_path / "classnames.txt").read_text() == "tench\nshark\n"
+
+
+def test_gnu_tar_and_tarfile_give_the_bytes_back(tmp_path: Path) -> None:
+    keys = sorted(ODD)
+    data = {"data": _bytes(len(keys))}
+    root, out = tmp_path / "packed", tmp_path / "out"
+    layout = write(source(keys, data), data, root)
+    out.mkdir()
+    shard = root / "train-000000.tar"
+    done = subprocess.run(
+        ["tar", "--warning=no-unknown-keyword", "-xf", shard, "-C", out],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    with tarfile.open(shard) as archive:
+        members = archive.getmembers()
+        assert len(members) == len(keys)
+        for member, key, value, offset in zip(
+            members, keys, data["data"], layout.index.fields[0].offset.tolist(), strict=True
+        ):
+            assert (member.mode, member.uid, member.gid, member.mtime) == (0o644, 0, 0, 0)
+            assert (member.offset_data, member.size) == (offset, len(value))
+            assert (out / member.name).read_bytes() == value
+            true = member.pax_headers.get("RANKUP.key", member.name)
+            assert true.encode("utf-8", "surrogateescape") == key
+
+
+def test_several_fields_and_arrays(tmp_path: Path) -> None:
+    keys = [b"a/0", b"a/1.x", b"b/" + b"2" * 98, "ü".encode()]
+    rows = np.arange(24, dtype="<f4").reshape(4, 2, 3)
+    data = {
+        "jpg": _bytes(4),
+        "Depth": [row.tobytes() for row in rows],
+        "cap tion": [b"a", b"", b"\xff" * 600, b"d"],
+        "seg.png": _bytes(4, 1),
+        "flag": [b"\x00", b"\x01", b"\x01", b"\x00"],
+    }
+    arrays = {"Depth": ("<f4", (2, 3)), "flag": ("|b1", ())}
+    index = source(keys, data, [0, -1, 1, 1], classes=("x", "y"), arrays=arrays)
+    _round_trip(index, data, tmp_path)
+    chosen = tar.scan(tmp_path, Choice(fields=("flag", "Depth")))
+    assert [(one.name, one.dtype) for one in chosen.fields] == [("flag", "|b1"), ("Depth", "<f4")]
+    assert content(chosen, tmp_path, "Depth") == data["Depth"]
+    found = _read(tmp_path)
+    assert [one["__key__"] for one in found] == ["a/0", "a/1%2Ex", "b/" + "2" * 98, "ü"]
+    decoded = list(
+        webdataset.WebDataset(str(tmp_path / "train-000000.tar"), shardshuffle=False).decode()
+    )
+    for one, row in zip(decoded, rows, strict=True):
+        assert one["depth.npy"].tolist() == row.tolist()
+    with (tmp_path / "one.npy").open("wb") as file:
+        file.write(found[2]["depth.npy"])
+    assert np.load(tmp_path / "one.npy", allow_pickle=False).tolist() == rows[2].tolist()
+
+
+def test_a_lone_field_with_a_name_keeps_it(tmp_path: Path) -> None:
+    rows = np.arange(6, dtype=">i2").reshape(3, 2)
+    data = {"x": [row.tobytes() for row in rows]}
+    index = source([b"0", b"1", b"2"], data, arrays={"x": (">i2", (2,))})
+    _round_trip(index, data, tmp_path / "array")
+    named = {"jpg": [b"a", b"b", b"c"]}
+    _round_trip(source([b"0", b"1", b"2"], named), named, tmp_path / "named")
+
+
+def test_nothing_at_all(tmp_path: Path) -> None:
+    index = source([], {"data": []})
+    _round_trip(index, {"data": []}, tmp_path)
+    assert (tmp_path / "train-000000.tar").read_bytes() == bytes(10240)
+    assert _read(tmp_path) == []
+    nothing: dict[str, list[bytes]] = {"x": [], "txt": []}
+    arrays = {"x": ("<f8", (3,))}
+    _round_trip(source([], nothing, [], arrays=arrays), nothing, tmp_path / "fields")
+
+
+def test_class_names_of_any_number_and_kind(tmp_path: Path) -> None:
+    data = {"data": [b"a", b"b"]}
+    names = ("new\nline", "tab\tand\u2028line", "\udcff", *map(str, range(99_997)))
+    index = source([b"a.x", b"b.x"], data, [99_999, 0], classes=names)
+    _round_trip(index, data, tmp_path)
+    (tmp_path / "info.json").unlink()
+    classes = tar.scan(tmp_path, Choice()).classes
+    assert classes == ("new line", *names[1:])
+
+
+def test_shards_have_their_size_and_units_lie_in_one(tmp_path: Path) -> None:
+    data = {"data": [bytes(3000)] * 40}
+    keys = [b"%03d.bin" % row for row in range(40)]
+    layout = write(source(keys, data), data, tmp_path, 20480)
+    assert layout.sizes.tolist() == [20480] * 8  # five of 3584 bytes, and the end
+    assert layout.units.tolist() == list(range(0, 41, 5))
+    many = source([b"%06d.bin" % row for row in range(20_000)], {"data": [b"x"] * 20_000})
+    assert plan("tar", many, Shape()).units.tolist() == [0, 8192, 16384, 20000]
+
+
+def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
+    data = {"data": _bytes(len(ODD))}
+    index = source(sorted(ODD), data, [1] * len(ODD), classes=("a", "b"))
+    for name in ("one", "two"):
+        write(index, data, tmp_path / name, 20_000)
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "two").iterdir())
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_the_index_for_dali_is_what_tarfile_sees(tmp_path: Path) -> None:
+    keys = [b"a b.jpg", b"c.JPEG", b"d.e.png", b"x" * 120 + b".jpg"]
+    data = {"data": _bytes(4)}
+    write(source(keys, data, [0, 10, -1, 2]), data, tmp_path)
+    head, *lines = (tmp_path / "train-000000.idx").read_text().splitlines()
+    assert head == "v1.2 4"
+    with tarfile.open(tmp_path / "train-000000.tar") as archive:
+        members = iter(archive.getmembers())
+    for line in lines:
+        words = line.split(" ")
+        assert len(words) % 4 == 0
+        for at in range(0, len(words), 4):
+            member = next(members)
+            name = member.name.replace(" ", "%20")
+            extension = name.partition(".")[2]
+            assert words[at : at + 4] == [
+                *(extension, str(member.offset_data), str(member.size), name),
+            ]
+    assert next(members, None) is None
+
+
+def test_info_is_what_timm_reads(tmp_path: Path) -> None:
+    data = {"data": [bytes(2000)] * 9}
+    keys = [b"%d.bin" % row for row in range(9)]
+    splits = (Split("train", 0, 6, "train"), Split("val", 6, 9, "val"))
+    write(source(keys, data, splits=splits), data, tmp_path, 10240)
+    info = tar_info.read(tmp_path)
+    assert info.shards == {
+        **{"train-000000.tar": "train", "train-000001.tar": "train"},
+        **{"val-000000.tar": "val"},
+    }
+    train = json.loads((tmp_path / "info.json").read_text())["splits"]["train"]
+    assert train["num_samples"] == 6
+    assert train["filenames"] == ["train-000000.tar", "train-000001.tar"]
+    assert train["shard_lengths"] == [3, 3]
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    data = {"jpg": [b"1"], "cls": [b"2"]}
+    with pytest.raises(UserError, match=r"'cls' would be the second \.cls"):
+        plan("tar", source([b"0"], data, [0]), Shape())
+    with pytest.raises(UserError, match=r"'JPG' would be the second"):
+        plan("tar", source([b"0"], {"jpg": [b"1"], "JPG": [b"2"]}), Shape())
+    with pytest.raises(UserError, match="cannot end a file's name"):
+        plan("tar", source([b"0"], {"a/b": [b"1"], "c": [b"1"]}), Shape())
+    with pytest.raises(UserError, match="WebDataset's own"):
+        plan("tar", source([b"0"], {"__key__": [b"1"], "c": [b"1"]}), Shape())
+    for name in ("../up", ".x", ""):
+        with pytest.raises(UserError, match="cannot begin a file's name"):
+            plan("tar", source([b"0"], {"data": [b"1"]}, splits=(Split(name, 0, 1),)), Shape())
+    with pytest.raises(BadContainer, match=r"\.\./up"):
+        plan("tar", source([b"../up"], {"data": [b"1"]}), Shape())
+
+
+def test_a_missing_shard_and_a_damaged_info_are_named(tmp_path: Path) -> None:
+    data = {"data": [bytes(2000)] * 9}
+    write(source([b"%d.bin" % row for row in range(9)], data), data, tmp_path, 10240)
+    (tmp_path / "train-000001.tar").rename(tmp_path / "away")
+    with pytest.raises(BadContainer, match=r"lacks 1 of the 3 shards.*train-000001\.tar"):
+        tar.scan(tmp_path, Choice())
+    (tmp_path / "away").rename(tmp_path / "train-000001.tar")
+    whole = (tmp_path / "info.json").read_text()
+    (tmp_path / "info.json").write_text(whole.replace('"splits"', '"spilts"'))
+    with pytest.raises(BadContainer, match=r"info\.json is damaged"):
+        tar.scan(tmp_path, Choice())
+    (tmp_path / "info.json").write_text(whole[:40])  # then they are anybody's tars
+    assert len(tar.scan(tmp_path, Choice())) == 9
+
+
+def test_sizes_from_8_gib_stand_in_a_pax_header(tmp_path: Path) -> None:
+    sizes = np.array([8**11 - 1, 8**11, 5 << 30, 3])
+    keys = [b"a.bin", b"b.bin", b"c.bin", b"d.bin"]
+    index = source(keys, {"data": [b""] * 4}, [0, 1, 2, 3])
+    index.fields[0].length[:] = sizes
+    layout = plan("tar", index, Shape(1 << 50)).begin(tmp_path)  # sparse: it has no blocks
+    path = tmp_path / "train-000000.tar"
+    with path.open("r+b") as file:
+        for start, stop in zip(layout.units[:-1], layout.units[1:], strict=True):
+            for piece in layout.before(int(start), int(stop)):
+                os.pwrite(file.fileno(), piece.data, piece.offset)
+    with tarfile.open(path) as archive:
+        members = [one for one in archive.getmembers() if one.name.endswith(".bin")]
+    assert [one.size for one in members] == sizes.tolist()
+    assert [one.offset_data for one in members] == layout.index.fields[0].offset.tolist()
+    found = tar.scan(path, Choice())
+    assert found.fields[0].length.tolist() == sizes.tolist()
+    assert found.fields[0].offset.tolist() == layout.index.fields[0].offset.tolist()
+    assert found.labels is not None
+    assert found.labels.tolist() == [0, 1, 2, 3]
+
+
+def test_a_tar_of_real_photos_is_what_gnu_tar_packs(data_root: Path | None, tmp_path: Path) -> None:
+    photos = sorted((data_root / "imagenet-sample").rglob("*.JPEG")) if data_root else []
+    if not photos:
+        for row in range(20):
+            (tmp_path / f"photo{row}.JPEG").write_bytes(random.Random(row).randbytes(5000))
+        photos = sorted(tmp_path.glob("*.JPEG"))
+    data = {"data": [path.read_bytes() for path in photos]}
+    keys = [b"n%02d/%s" % (row % 7, path.name.encode()) for row, path in enumerate(photos)]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    data = {"data": [data["data"][row] for row in order]}
+    keys = [keys[row] for row in order]
+    numbers = [int(key[1:3]) for key in keys]
+    index = source(keys, data, numbers, classes=tuple("abcdefg"))
+    _round_trip(index, data, tmp_path / "out", 8 << 20)
+    out = tmp_path / "extracted"
+    out.mkdir()
+    for shard in sorted((tmp_path / "out").glob("*.tar")):
+        subprocess.run(["tar", "-xf", shard, "-C", out], timeout=60, check=True)
+    assert [(out / os.fsdecode(key)).read_bytes() for key in keys] == data["data"]
+
+
+_character = st.sampled_from([*b"a.%/_\n \\\xff\xc3\xa9Z-~", *b"cls"])
+_key = st.lists(_character, min_size=1, max_size=12).map(bytes) | st.binary(
+    min_size=95, max_size=105
+)
+
+
+def _round_trip_of(keys: set[bytes], labelled: bool, seed: int, shard: int) -> None:
+    kept = sorted(key for key in keys if safe(key))
+    data = {"data": _bytes(len(kept), seed)}
+    draw = random.Random(seed)
+    numbers = [draw.randint(-1, 10**9) for _ in kept] if labelled else None
+    cut = draw.randint(0, len(kept))
+    splits = (Split("train", 0, cut, "train"), Split("dev", cut, len(kept), "x"))
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        root = Path(folder)
+        _round_trip(source(kept, data, numbers, splits), data, root, shard)
+        found = _read(root)
+        assert len(found) == len(kept)
+        assert all(len(one) == 2 + ("cls" in one) for one in found)
+
+
+@given(st.sets(_key, max_size=8), st.booleans(), st.integers(0, 99), st.sampled_from([1, 9000]))
+@settings(deadline=None, max_examples=25)
+def test_any_names_round_trip(keys: set[bytes], labelled: bool, seed: int, shard: int) -> None:
+    _round_trip_of(keys, labelled, seed, shard)
+
+
+@pytest.mark.slow
+@given(st.sets(_key, max_size=12), st.booleans(), st.integers(0, 99), st.sampled_from([1, 9000]))
+@settings(deadline=None, max_examples=500)
+def test_any_names_round_trip_often(
+    keys: set[bytes], labelled: bool, seed: int, shard: int
+) -> None:
+    _round_trip_of(keys, labelled, seed, shard)
+
+
+def test_headers_say_how_long_they_are() -> None:
+    names = [b"a" * size for size in (1, 99, 100, 101, 480, 500, 1000)]
+    for key in (None, b"k", b"k" * 900):
+        for name in [*names, "é".encode(), b"\xff"]:
+            (one,) = tar_headers.headers([name], np.array([3]), {} if key is None else {0: key})
+            assert len(one) == tar_headers.length(name, 3, key)

@@ -1,0 +1,229 @@
+"""Data sets known by name: small copies of their trees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io  # type: ignore[import-untyped]
+
+from rankup.base.errors import UserError
+from rankup.data.containers import Choice
+from rankup.data.errors import BadContainer
+from rankup.data.index import Index
+from rankup.data.sources import matlab, presets, scan_source
+
+WNIDS = ("n01440764", "n01443537", "n02119789")
+WORDS = ("tench, Tinca tinca", "goldfish, Carassius auratus", "kit fox, Vulpes macrotis")
+# ILSVRC counts its classes in another order than that of the wnids: the kit fox is the first.
+NUMBERS = {"n02119789": 1, "n01440764": 449, "n01443537": 450}
+VALIDATION = ("n02119789", "n01440764", "n01440764", "n01443537")
+LABELS = {
+    "train/n01440764/n01440764_1.JPEG": 0,
+    "train/n01443537/n01443537_1.JPEG": 1,
+    "train/n02119789/n02119789_1.JPEG": 2,
+    "val/ILSVRC2012_val_00000001.JPEG": 2,
+    "val/ILSVRC2012_val_00000002.JPEG": 0,
+    "val/ILSVRC2012_val_00000003.JPEG": 0,
+    "val/ILSVRC2012_val_00000004.JPEG": 1,
+}
+
+
+def tree(root: Path) -> Path:
+    for wnid in WNIDS:
+        write(root / "train" / wnid / f"{wnid}_1.JPEG", wnid)
+    for number in range(1, 5):
+        write(root / "val" / f"ILSVRC2012_val_{number:08}.JPEG", str(number))
+    return root
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def meta(path: Path, wnids: Sequence[str] = WNIDS, compressed: bool = True) -> None:
+    """As the devkit has it: `synsets` with numbers, text and lists."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kinds = [
+        *(("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("gloss", "O")),
+        *(("num_children", "O"), ("children", "O"), ("wordnet_height", "O")),
+    ]
+    rows = [
+        (NUMBERS[wnid], wnid, WORDS[WNIDS.index(wnid)], "ü gloss", 0, np.array([]), 1.5)
+        for wnid in sorted(wnids, key=lambda wnid: NUMBERS[wnid])
+    ]
+    rows.append((1860, "n00001740", "entity", "", 3, np.arange(3.0), 19))
+    synsets = np.array(rows, dtype=kinds).reshape(-1, 1)
+    scipy.io.savemat(path, {"other": 1.0, "synsets": synsets}, do_compression=compressed)
+
+
+def imagenet(path: Path, **options: Path) -> Index:
+    return scan_source(path, Choice(), preset="imagenet", **options)
+
+
+def labels(index: Index) -> dict[str, int]:
+    assert index.labels is not None
+    return {index.path(row): int(index.labels[row]) for row in range(len(index))}
+
+
+def whole(index: Index, path: Path) -> None:
+    """Every file is where the index says."""
+    field = index.field()
+    assert field.file is not None
+    for row in range(len(index)):
+        name = index.files.text(int(field.file[row]))
+        assert (path / name).stat().st_size == field.length[row]
+        assert name.endswith(index.path(row))
+
+
+def kaggle(path: Path) -> Path:
+    root = tree(path / "ILSVRC" / "Data" / "CLS-LOC")
+    write(root / "test" / "ILSVRC2012_test_00000001.JPEG", "?")
+    lines = [
+        f"ILSVRC2012_val_{number:08},{wnid} 1 2 3 4 {wnid} 5 6 7 8 "
+        for number, wnid in enumerate(VALIDATION, 1)
+    ]
+    write(path / "LOC_val_solution.csv", "\n".join(["ImageId,PredictionString", *lines[::-1]]))
+    pairs = zip(WNIDS, WORDS, strict=True)
+    write(path / "LOC_synset_mapping.txt", "\n".join(f"{wnid} {words}" for wnid, words in pairs))
+    return root
+
+
+def test_kaggle(tmp_path: Path) -> None:
+    root = kaggle(tmp_path)
+    for path in (tmp_path, root, tmp_path / "ILSVRC"):
+        index = imagenet(path)
+        assert labels(index) == {**LABELS, "test/ILSVRC2012_test_00000001.JPEG": -1}
+        assert index.classes[0] == "n01440764 tench, Tinca tinca"
+        assert [s.folder for s in index.splits] == ["train", "val", "test"]
+        whole(index, path)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_the_devkit(tmp_path: Path, compressed: bool) -> None:
+    tree(tmp_path)
+    kit = tmp_path / "ILSVRC2012_devkit_t12" / "data"
+    told = "\n".join(str(NUMBERS[wnid]) for wnid in VALIDATION)
+    write(kit / "ILSVRC2012_validation_ground_truth.txt", told + "\n")
+    with pytest.raises(UserError, match=r"ILSVRC's own numbers.*meta\.mat"):
+        imagenet(tmp_path)
+    meta(kit / "meta.mat", compressed=compressed)
+    index = imagenet(tmp_path)
+    assert labels(index) == LABELS
+    assert index.classes == tuple(f"{a} {b}" for a, b in zip(WNIDS, WORDS, strict=True))
+    whole(index, tmp_path)
+    write(kit / "ILSVRC2012_validation_ground_truth.txt", told + "\n1\n")
+    with pytest.raises(UserError, match=r"has 5 labels, and .*val has 4 images"):
+        imagenet(tmp_path)
+
+
+def test_a_file_of_wnids(tmp_path: Path) -> None:
+    tree(tmp_path / "data")
+    write(tmp_path / "labels.txt", "\n".join(VALIDATION))
+    index = imagenet(tmp_path / "data", labels_file=tmp_path / "labels.txt")
+    assert labels(index) == LABELS
+    assert index.classes == WNIDS
+    write(
+        tmp_path / "data" / "imagenet_class_index.json",
+        json.dumps({str(row): [wnid, "great_fish"] for row, wnid in enumerate(WNIDS)}),
+    )
+    write(tmp_path / "data" / "imagenet_2012_validation_synset_labels.txt", "\n".join(VALIDATION))
+    index = imagenet(tmp_path / "data")
+    assert labels(index) == LABELS
+    assert index.classes[2] == "n02119789 great fish"
+
+
+def test_torchvision_has_folders_in_val(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for wnid in WNIDS:
+            write(tmp_path / split / wnid / f"{split}_{wnid}.JPEG", "")
+    index = imagenet(tmp_path)
+    assert labels(index)["val/n02119789/val_n02119789.JPEG"] == 2
+    write(tmp_path / "labels.txt", "")
+    with pytest.raises(UserError, match="not needed"):
+        imagenet(tmp_path, labels_file=tmp_path / "labels.txt")
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="neither train/ nor val/"):
+        imagenet(tmp_path)
+    tree(tmp_path)
+    with pytest.raises(UserError, match=r"flat, and .* missing: put LOC_val_solution\.csv"):
+        imagenet(tmp_path)
+    write(
+        tmp_path / "LOC_val_solution.csv", "ImageId,PredictionString\nILSVRC2012_val_00000001,x 1"
+    )
+    with pytest.raises(UserError, match=r"00000002\.JPEG: no label"):
+        imagenet(tmp_path)
+    write(tmp_path / "imagenet_class_index.json", "[1]")
+    with pytest.raises(UserError, match="is not as expected"):
+        imagenet(tmp_path)
+    with pytest.raises(UserError, match="no columns to choose from: leave out x"):
+        scan_source(tmp_path, Choice(label="x"), preset="imagenet")
+
+
+def woof(root: Path) -> Path:
+    for wnid in presets.WOOFS:
+        for split in ("train", "val"):
+            write(root / split / wnid / f"{split}_{wnid}.JPEG", "")
+    rows = [
+        f"{split}/{wnid}/{split}_{wnid}.JPEG,{wnid},n02086240,{split == 'val'}"
+        for split in ("train", "val")
+        for wnid in presets.WOOFS
+    ]
+    header = "path,noisy_labels_0,noisy_labels_50,is_valid"
+    write(root / "noisy_imagewoof.csv", "\n".join([header, *rows]))
+    return root
+
+
+def test_imagewoof(tmp_path: Path) -> None:
+    woof(tmp_path / "imagewoof2-160")
+    for path in (tmp_path, tmp_path / "imagewoof2-160"):
+        index = scan_source(path, Choice(), preset="imagewoof")
+        assert [(s.name, s.start, s.stop) for s in index.splits] == [
+            ("train", 0, 10),
+            ("val", 10, 20),
+        ]
+        assert index.classes[0] == "n02086240 Shih-Tzu"
+        assert labels(index)["val/n02115641/val_n02115641.JPEG"] == 9
+        assert list(index.classes) == sorted(index.classes)
+        whole(index, path)
+    noisy = scan_source(path, Choice(label="noisy_labels_50"), preset="imagewoof")
+    assert set(labels(noisy).values()) == {0}
+    with pytest.raises(UserError, match=r"no columns 'path' and 'noisy_labels_7'.*noisy_labels_50"):
+        scan_source(path, Choice(label="noisy_labels_7"), preset="imagewoof")
+
+
+def test_what_is_no_imagewoof(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="it has no train/"):
+        scan_source(tmp_path, Choice(), preset="imagewoof")
+    woof(tmp_path)
+    write(tmp_path / "train" / "n00000000" / "x.JPEG", "")
+    write(tmp_path / "train" / "README", "")
+    with pytest.raises(UserError) as caught:
+        scan_source(tmp_path, Choice(), preset="imagewoof")
+    assert "train/README: no label" in str(caught.value)
+    assert "train/n00000000/x.JPEG: 'n00000000'" in str(caught.value)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_damaged_matlab_files(tmp_path: Path, compressed: bool) -> None:
+    path = tmp_path / "meta.mat"
+    meta(path, compressed=compressed)
+    data = path.read_bytes()
+    assert len(matlab.table(path, "synsets")) == 4
+    with pytest.raises(BadContainer, match="no table 'nothing'"):
+        matlab.table(path, "nothing")
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        broken = bytearray(data)
+        for at in draw.integers(100, len(data), 3):
+            broken[at] = draw.integers(0, 256)
+        path.write_bytes(broken[: draw.integers(0, len(data))] if draw.random() < 0.3 else broken)
+        with suppress(BadContainer):
+            matlab.table(path, "synsets")

@@ -1,0 +1,112 @@
+"""Formats are told by what is in a file, and what is not known is said with what is."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.data.containers.detect import detect
+
+
+def _tar(path: Path, kind: int, mode: str = "w") -> None:
+    with tarfile.open(path, mode, format=kind) as tar:  # type: ignore[call-overload]
+        tar.addfile(tarfile.TarInfo("a"), io.BytesIO(b""))
+
+
+def test_files_are_known_by_their_first_bytes(tmp_path: Path) -> None:
+    table = pa.table({"a": [1, 2]})
+    for options in ({}, {"userblock_size": 1024}):
+        with h5py.File(tmp_path / "odd", "w", **options):
+            pass
+        assert detect(tmp_path / "odd") == "hdf5"
+    with pa.ipc.new_file(str(tmp_path / "odd"), table.schema) as out:
+        out.write(table)
+    assert detect(tmp_path / "odd") == "arrow"
+    with pa.ipc.new_stream(str(tmp_path / "odd"), table.schema) as out:
+        out.write(table)
+    assert detect(tmp_path / "odd") == "arrow"
+    pq.write_table(table, tmp_path / "odd")
+    assert detect(tmp_path / "odd") == "parquet"
+    for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        _tar(tmp_path / "odd", kind)
+        assert detect(tmp_path / "odd") == "tar"
+    with zipfile.ZipFile(tmp_path / "odd", "w") as archive:
+        archive.writestr("a", b"b")
+    assert detect(tmp_path / "odd") == "zip"
+    np.savez(tmp_path / "a.npz", x=np.arange(3))
+    assert detect(tmp_path / "a.npz") == "numpy"
+    np.save(tmp_path / "a.npy", np.arange(3))
+    assert detect(tmp_path / "a.npy") == "numpy"
+    (tmp_path / "odd").write_bytes(b"hsqs" + bytes(92))
+    assert detect(tmp_path / "odd") == "squashfs"
+    with tarfile.open(tmp_path / "empty.tar", "w"):
+        pass
+    assert detect(tmp_path / "empty.tar") == "tar"
+
+
+def test_folders_are_known_by_what_is_in_them(tmp_path: Path) -> None:
+    for name, expected in (
+        ("x-000000.tar", "tar"),
+        ("train.arrow", "arrow"),
+        ("train-00000-of-00001.parquet", "parquet"),
+        ("dataset_dict.json", "hf"),
+        ("photo.jpg", "files"),
+    ):
+        folder = tmp_path / f"with {name}"
+        folder.mkdir()
+        (folder / name).write_bytes(b"")
+        (folder / ".hidden.tar").write_bytes(b"")
+        assert detect(folder) == expected
+    (tmp_path / "classes" / "cat").mkdir(parents=True)
+    assert detect(tmp_path / "classes") == "files"
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    (tmp_path / "hub" / "data" / "a.parquet").write_bytes(b"")
+    assert detect(tmp_path / "hub") == "parquet"
+    state = tmp_path / "saved"
+    state.mkdir()
+    for name in ("state.json", "data-00000-of-00001.arrow", "dataset_info.json"):
+        (state / name).write_bytes(b"")
+    assert detect(state) == "hf"
+
+
+def test_what_is_not_known_is_said(tmp_path: Path) -> None:
+    def refused(name: str, data: bytes | None, why: str) -> None:
+        if data is not None:
+            (tmp_path / name).write_bytes(data)
+        with pytest.raises(UserError, match=why):
+            detect(tmp_path / name)
+
+    refused("gone", None, "no file or folder")
+    refused("a.txt", b"words", "no format known here.*HDF5")
+    refused("empty", b"", "is empty")
+    refused("list.csv", b"path,label\n", "rankup pack")
+    refused("a.h5.index.npz", b"PK", "the index of a.h5")
+    for name, magic in (("gzip", b"\x1f\x8b\x08"), ("xz", b"\xfd7zXZ\x00"), ("bzip2", b"BZh9")):
+        refused("a.tar.x", magic, f"compressed as a whole .{name}")
+    (tmp_path / "nothing").mkdir()
+    refused("nothing", None, "empty folder")
+    os.mkfifo(tmp_path / "pipe")
+    refused("pipe", None, "neither")
+    (tmp_path / "two").mkdir()
+    for name in ("a.h5", "b.h5", "a.h5.index.npz"):
+        (tmp_path / "two" / name).write_bytes(b"")
+    refused("two", None, "2 containers of one file each: open .*a.h5")
+
+
+def test_an_interrupted_pack_is_no_container(tmp_path: Path) -> None:
+    (tmp_path / "out.h5.part").mkdir()
+    (tmp_path / "out.h5.part" / "index.npz").write_bytes(b"")
+    with pytest.raises(UserError, match=r"interrupted.*rankup pack … .*out\.h5 --resume"):
+        detect(tmp_path / "out.h5")
+    with pytest.raises(UserError, match=r"interrupted pack.*out\.h5 --resume"):
+        detect(tmp_path / "out.h5.part")

@@ -1,0 +1,191 @@
+"""The index: saved and mapped again, put in order, and never believed without a look."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.data import index as indexes
+from rankup.data import npz
+from rankup.data.errors import BadContainer
+from rankup.data.index import Field, Index, Split
+from rankup.data.strings import Strings
+
+from .made import pack, samples
+
+
+def _index() -> Index:
+    return Index(
+        "hdf5",
+        Strings.of([b""]),
+        (Split("train", 0, 2, "tr\udcff"), Split("val", 2, 3)),
+        Strings.of([b"b", b"\xff", b"c"]),
+        (
+            Field(
+                "image",
+                np.array([8, ~0, 30]),
+                np.array([3, -1, 0]),
+                hash=np.arange(3, dtype=np.uint64),
+            ),
+            Field("x", np.arange(3) * 8, np.full(3, 8), np.zeros(3, np.uint32), None, "<f4", (2,)),
+        ),
+        np.array([0, -1, 1]),
+        ("cat", "dög"),
+        np.array([99]),
+        np.array([7], np.uint64),
+        {"writer": "x", "options": [1, None]},
+        np.array([5]),
+    )
+
+
+def _same(one: Index, other: Index) -> None:
+    assert (one.container, one.splits, one.classes, one.facts) == (
+        other.container,
+        other.splits,
+        other.classes,
+        other.facts,
+    )
+    assert list(one.keys) == list(other.keys)
+    assert list(one.files) == list(other.files)
+    pairs = [(one.labels, other.labels), (one.sizes, other.sizes), (one.frames, other.frames)]
+    pairs += [(one.times, other.times)]
+    for a, b in zip(one.fields, other.fields, strict=True):
+        assert (a.name, a.dtype, a.shape) == (b.name, b.dtype, b.shape)
+        pairs += [(getattr(a, c), getattr(b, c)) for c in ("offset", "length", "file", "hash")]
+    for left, right in pairs:
+        assert (left is None) == (right is None)
+        if left is not None:
+            np.testing.assert_array_equal(left, right)
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "i.npz"
+    indexes.save(_index(), path)
+    _same(indexes.load(path), _index())
+    bare = replace(
+        _index(), labels=None, frames=None, times=None, fields=(), sizes=np.empty(0, np.int64)
+    )
+    indexes.save(bare, path)
+    _same(indexes.load(path), bare)
+
+
+def test_samples_are_named_and_found() -> None:
+    index = _index()
+    assert [index.path(row) for row in range(3)] == ["train/b", "train/\udcff", "val/c"]
+    assert index.field().name == "image"
+    assert index.split("val") == Split("val", 2, 3)
+    with pytest.raises(UserError, match="image, x"):
+        index.field("y")
+    with pytest.raises(UserError, match="train, val"):
+        index.split("test")
+
+
+def test_samples_are_ordered_by_split_and_bytes_of_the_key() -> None:
+    keys = [b"b", b"a\xff", b"a", b"B", b"z", b"\xc3\xbc"]
+    index = replace(
+        _index(),
+        keys=Strings.of(keys),
+        labels=np.arange(6),
+        fields=(Field("data", np.arange(6) * 10, np.arange(6)),),
+        splits=(Split("all", 0, 6),),
+    )
+    found = indexes.ordered(
+        index,
+        np.array([1, 0, 0, 1, -1, 0]),
+        (Split("train", 0, 0), Split("val", 0, 0, "v"), Split("none", 0, 0)),
+    )
+    assert list(found.keys) == [b"a", b"a\xff", b"\xc3\xbc", b"B", b"b"]
+    assert found.labels is not None
+    assert found.labels.tolist() == [2, 1, 5, 3, 0]
+    assert found.fields[0].offset.tolist() == [20, 10, 50, 30, 0]
+    assert found.splits == (Split("train", 0, 3), Split("val", 3, 5, "v"), Split("none", 5, 5))
+    assert sorted(["zoo", "test", "val", "train"], key=indexes.split_order) == [
+        "train",
+        "val",
+        "test",
+        "zoo",
+    ]
+
+
+def test_it_lies_in_a_folder_or_beside_a_file(tmp_path: Path) -> None:
+    assert indexes.place(tmp_path) == tmp_path / "index.npz"
+    assert indexes.place(tmp_path / "a.h5") == tmp_path / "a.h5.index.npz"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("labels", np.zeros(2, np.int64), "labels has 2 rows for 3"),
+        ("labels", np.zeros(3, np.int32), "labels is int32"),
+        ("offset_0", np.zeros(4, np.int64), "offset has 4 rows"),
+        ("file_1", np.zeros(3, np.int64), "file is int64"),
+        ("hash_0", np.zeros((3, 1), np.uint64), "hash is uint64 of shape"),
+        ("keys_ends", np.array([0, 1, 2, 99]), "past their end"),
+        ("times", np.zeros(2, np.int64), "times has 2 rows"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(
+    tmp_path: Path, name: str, value: np.ndarray, why: str
+) -> None:
+    path = tmp_path / "i.npz"
+    indexes.save(_index(), path)
+    npz.save(path, {**npz.load(path), name: value})
+    with pytest.raises(BadContainer, match=why):
+        indexes.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rankup_index": 99}, "version 99"),
+        ({"splits": []}, "0 of 3"),
+        ({"splits": [{"name": "a", "start": 1, "stop": 3, "folder": ""}]}, "does not begin"),
+        ({"splits": 3}, "no index"),
+        ({"fields": [{"name": "a"}]}, "no index|damaged"),
+        ({"fields": [{"name": "a", "dtype": "nonsense", "shape": []}]}, "no index"),
+        ({"fields": [{"name": "a", "dtype": "O", "shape": []}]}, "Python objects"),
+        ({"facts": None}, "no index"),
+    ],
+)
+def test_what_it_says_of_itself_is_looked_at(
+    tmp_path: Path, change: dict[str, object], why: str
+) -> None:
+    path = tmp_path / "i.npz"
+    indexes.save(_index(), path)
+    arrays = npz.load(path)
+    about = {**json.loads(arrays["about"].tobytes()), **change}
+    npz.save(path, {**arrays, "about": np.frombuffer(json.dumps(about).encode(), np.uint8)})
+    with pytest.raises(BadContainer, match=why):
+        indexes.load(path)
+
+
+@pytest.mark.parametrize("rounds", [100, pytest.param(3000, marks=pytest.mark.slow)])
+def test_a_damaged_index_gives_bytes_or_the_documented_error(tmp_path: Path, rounds: int) -> None:
+    from rankup.data.opened import open as open_samples
+
+    root = tmp_path / "p"
+    pack(root, {"train": samples(20), "val": samples(7, 1)})
+    path = indexes.place(root)
+    whole = path.read_bytes()
+    draw = random.Random(rounds)
+    for _ in range(rounds):
+        data = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            data[draw.randrange(len(data))] = draw.choice([0, 255, draw.randrange(256)])
+        path.write_bytes(data)
+        try:
+            found = open_samples(root, how=draw.choice(["mmap", "pread"]))
+        except (UserError, OSError):
+            continue
+        for row in range(len(found)):
+            found.label(row)
+            found.path(row)
+            with suppress(UserError, OSError):
+                bytes(found.read(row))

@@ -1,0 +1,80 @@
+"""Keys of others become paths of ours."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PureWindowsPath
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankup.data import keys
+from rankup.data.errors import BadContainer
+
+SAFE = (
+    b"a",
+    b"n01440764/x.JPEG",
+    b"..a/b..",
+    b".hidden",
+    b"a b/\xff\xfe",
+    "ü/日本.png".encode(),
+    b"back\\slash",
+    b"new\nline",
+    b"C:drive",
+    b"a" * 4096,
+)
+UNSAFE = (
+    b"",
+    b"/etc/passwd",
+    b"../up",
+    b"a/../b",
+    b"a/..",
+    b"..",
+    b".",
+    b"./a",
+    b"a/./b",
+    b"a/.",
+    b"a//b",
+    b"a/",
+    b"a\0b",
+    b"\\root",
+    b"\\\\server\\share",
+    b"C:\\x",
+    b"c:\\..\\x",
+    b"a\\..\\..\\b",
+    b"a" * 4097,
+)
+
+
+@pytest.mark.parametrize("key", SAFE)
+def test_safe(key: bytes) -> None:
+    assert keys.safe(key)
+    keys.check(key, "it")
+
+
+@pytest.mark.parametrize("key", UNSAFE)
+def test_unsafe(key: bytes) -> None:
+    assert not keys.safe(key)
+    with pytest.raises(BadContainer, match=r"the\.tar has a sample named"):
+        keys.check(key, "the.tar")
+
+
+def test_the_message_is_short_and_escaped() -> None:
+    with pytest.raises(BadContainer) as caught:
+        keys.check(b"../\x1b[2J\n" + b"x" * 5000, "the.tar")
+    assert "\x1b" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text("a./\\:\0", max_size=8))
+def test_a_safe_key_stays_below_its_folder(key: str) -> None:
+    if keys.safe(key.encode()):
+        assert os.path.normpath(f"/x/y/{key}") == f"/x/y/{key}"
+        if "\\" in key:
+            windows = PureWindowsPath(key)
+            assert not windows.root
+            assert ".." not in windows.parts
+        assert str(Path("/x/y", key)).startswith("/x/y/")

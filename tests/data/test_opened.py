@@ -1,0 +1,213 @@
+"""`rankup.data.open`: samples of a pack and of other people's data, in any kind of worker."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankup
+from rankup.base.errors import UserError
+from rankup.data import index as indexes
+from rankup.data import opened
+from rankup.data.containers import Choice
+from rankup.data.errors import BadContainer
+from rankup.data.index import Field, Index, Split
+from rankup.data.opened import Samples
+from rankup.data.strings import Strings
+
+from .made import pack, samples
+
+WAYS = ["mmap", "pread"]
+TRAIN, VAL = samples(40), samples(9, 1)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    pack(tmp_path / "p", {"train": TRAIN, "val": VAL})
+    return tmp_path / "p"
+
+
+def _equal(found: Samples, expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for row, (key, data, label) in enumerate(expected):
+        assert bytes(found.read(row)) == data
+        assert b"".join(found.chunks(row)) == data
+        assert bytes(found.span(row, None, 3, 9)) == data[3:9]
+        assert found.key(row) == key
+        assert found.label(row) == label
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_samples_are_what_was_packed(root: Path, how: Any) -> None:
+    with rankup.data.open(str(root), how=how) as found:
+        assert found.how == how
+        assert (found.splits, found.fields) == (("train", "val"), ("data",))
+        _equal(found, TRAIN + VAL)
+        _equal(found.split("val"), VAL)
+        assert found.path(41) == found.split("val").path(1) == "val/c1/00001.bin"
+        assert found.class_name(2) == "c2"
+        assert found.class_name(77) == "77"
+        assert isinstance(found.read(5), memoryview if how == "mmap" else bytes)
+
+
+def test_what_is_not_there_is_said(root: Path) -> None:
+    found = rankup.data.open(root)
+    val = found.split("val")
+    for read in (val.read, val.key, val.label, val.path, lambda row: list(val.chunks(row))):
+        for row in (-1, 9, 2**70):
+            with pytest.raises(IndexError, match="9"):
+                read(row)
+    with pytest.raises(UserError, match="it has data"):
+        found.read(0, "other")
+    with pytest.raises(UserError, match="train, val"):
+        found.split("test")
+    with pytest.raises(UserError, match="'val' alone"):
+        val.split("train")
+    with pytest.raises(UserError, match="no array"):
+        found.array(0)
+    with pytest.raises(UserError, match="data of others"):
+        rankup.data.open(root, choice=Choice(label="y"))
+
+
+def test_array_fields_are_arrays(tmp_path: Path) -> None:
+    values = np.arange(24, dtype="<f4").reshape(4, 2, 3)
+    (tmp_path / "a").write_bytes(b"x" + values.tobytes())
+    offset = 1 + np.arange(4) * 24
+    field = Field("x", offset, np.full(4, 24), dtype="<f4", shape=(2, 3))
+    index = Index(
+        "hdf5", Strings.of([b""]), (Split("train", 0, 4),), Strings.of([b"k"] * 4), (field,)
+    )
+    for how in WAYS:
+        found = Samples(index, tmp_path / "a", how)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found.array(3), values[3])
+        assert found.label(0) is None
+        assert not found.array(0, "x").flags.writeable
+    short = replace(index, fields=(replace(field, length=np.full(4, 20)),))
+    with pytest.raises(BadContainer, match="20 bytes"):
+        Samples(short, tmp_path / "a", "pread").array(1)
+
+
+class _Inflated:
+    """A fallback that counts where it is made."""
+
+    def chunks(self, field: str, number: int) -> Iterator[bytes]:
+        yield from (b"%s %d" % (field.encode(), number), b"!" * number)
+
+
+def test_what_lies_in_pieces_is_read_by_its_format(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = indexes.load(indexes.place(root))
+    offset = index.fields[0].offset.copy()
+    offset[3], offset[45] = ~7, ~0
+    index = replace(index, fields=(replace(index.fields[0], offset=offset),))
+    fake = type("Fake", (), {"fallback": staticmethod(lambda index, root: _Inflated())})
+    monkeypatch.setattr(opened, "module", lambda name: {"tar": fake}[name])
+    found = Samples(index, root, "mmap")
+    assert found.read(3) == b"data 7!!!!!!!"
+    assert found.split("val").read(5) == b"data 0"
+    assert list(found.chunks(3)) == [b"data 7", b"!!!!!!!"]
+    assert found.span(3, "data", 2, 6) == b"ta 7"
+    assert bytes(found.read(4)) == TRAIN[4][1]
+    monkeypatch.setattr(opened, "module", lambda name: object())
+    with pytest.raises(BadContainer, match="its index is damaged"):
+        Samples(index, root, "mmap").read(3)
+
+
+# A program of its own: a fork server lives as long as who has started it.
+READERS = """
+import multiprocessing, random, sys
+import rankup
+
+def read(found, rows, out):
+    out.put([bytes(found.read(row)) for row in rows])
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[3])
+    found = rankup.data.open(sys.argv[1], how=sys.argv[2]).split("train")
+    rows = [random.randrange(len(found)) for _ in range(300)]
+    expected = [bytes(found.read(row)) for row in rows]
+    queue = context.Queue()
+    workers = [context.Process(target=read, args=(found, rows, queue)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    print([queue.get(timeout=60) == expected for _ in workers])
+    for worker in workers:
+        worker.join(60)
+    print([worker.exitcode for worker in workers])
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "start"),
+    [("mmap", "fork"), ("pread", "fork"), ("mmap", "spawn"), ("pread", "forkserver")],
+)
+def test_workers_of_any_kind_read_at_once(root: Path, tmp_path: Path, how: str, start: str) -> None:
+    (tmp_path / "readers.py").write_text(READERS)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "readers.py", root, how, start],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("[True, True]\n[0, 0]\n", "")
+
+
+def test_pickled_only_the_path_travels(root: Path) -> None:
+    found = rankup.data.open(root)
+    for part, expected in ((found, TRAIN + VAL), (found.split("val"), VAL)):
+        packed = pickle.dumps(part)
+        assert len(packed) < 1000
+        _equal(pickle.loads(packed), expected)
+    packed = pickle.dumps(found)
+    for name in ("index.npz", "train.bin", "val.bin"):
+        (root / name).unlink()
+    root.rmdir()
+    pack(root, {"train": TRAIN, "val": VAL[:3]})
+    with pytest.raises(BadContainer, match="changed while it was in use"):
+        pickle.loads(packed)
+
+
+def test_data_that_does_not_fit_its_index_is_refused(root: Path) -> None:
+    data = (root / "val.bin").read_bytes()
+    for changed in (data[:-1], data + b"x", b"H" + data[1:], data[:-1] + b"z"):
+        (root / "val.bin").write_bytes(changed)
+        with pytest.raises(
+            BadContainer, match=r"not what its index describes.*val\.bin.*index\.npz"
+        ):
+            rankup.data.open(root)
+    (root / "val.bin").unlink()
+    with pytest.raises(BadContainer, match="cannot be read"):
+        rankup.data.open(root)
+
+
+@pytest.mark.parametrize("name", [b"/etc/passwd", b"../p/val.bin", b"a/../../x", b"", b"a\0b"])
+def test_a_pack_has_no_files_elsewhere(root: Path, name: bytes) -> None:
+    index = replace(indexes.load(indexes.place(root)), files=Strings.of([b"train.bin", name]))
+    indexes.save(index, indexes.place(root))
+    with pytest.raises(BadContainer, match="names a file"):
+        rankup.data.open(root)
+
+
+def test_nothing_slow_is_imported(root: Path) -> None:
+    program = (
+        "import sys, rankup; found = rankup.data.open(sys.argv[1]); found.read(3)\n"
+        "print([name for name in ('torch', 'h5py', 'pyarrow', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, root],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -1,0 +1,181 @@
+"""Data of others is opened too: scanned once, and again when it has changed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankup
+from rankup.data import kept
+from rankup.data.containers import Choice, isolated
+from rankup.data.index import Field, Index, Split
+from rankup.data.strings import Strings
+
+from .made import samples
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own."""
+    monkeypatch.setenv("RANKUP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rankup" / "indexes"
+
+
+class _Scans:
+    """A format that counts how often it is asked: each line of the file is a sample."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def scan(self, path: Path, choice: Choice) -> Index:
+        self.count += 1
+        words = path.read_bytes().split(b"\n")[1:-1]
+        ends = np.cumsum([len(word) + 1 for word in words]) + 512
+        length = np.array([len(word) for word in words])
+        field = Field("data", ends - length - 1, length)
+        keys = Strings.of(b"%d" % row for row in range(len(words)))
+        return Index(
+            "tar", Strings.of([b""]), (Split(choice.split, 0, len(words)),), keys, (field,)
+        )
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> _Scans:
+    fake = _Scans()
+    monkeypatch.setattr(isolated, "module", lambda name: fake)
+    return fake
+
+
+def _foreign(path: Path, *words: bytes, age: float = 100) -> None:
+    """Something that looks like a tar, of the given age in seconds."""
+    head = bytearray(511)
+    head[148:156] = b"%06o\0 " % (8 * 32 + 10)
+    path.write_bytes(bytes(head) + b"\n" + b"".join(word + b"\n" for word in words))
+    os.utime(path, (time.time() - age,) * 2)
+
+
+def test_a_foreign_file_is_scanned_once(cache: Path, scans: _Scans, tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    _foreign(path, b"one", b"three")
+    for _ in range(3):
+        found = rankup.data.open(path)
+        assert [bytes(found.read(row)) for row in range(2)] == [b"one", b"three"]
+    assert scans.count == 1
+    assert len(pickle.dumps(found)) < 1000
+    assert bytes(pickle.loads(pickle.dumps(found)).read(1)) == b"three"
+    assert scans.count == 1
+    assert rankup.data.open(path, choice=Choice(split="val")).splits == ("val",)
+    assert scans.count == 2
+    _foreign(path, b"one", b"seven", age=50)  # of the same size
+    assert bytes(rankup.data.open(path).read(1)) == b"seven"
+    assert scans.count == 3
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_damaged_entry_is_made_anew(cache: Path, scans: _Scans, tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    _foreign(path, b"one")
+    rankup.data.open(path)
+    (entry,) = cache.iterdir()
+    for damage in (b"", b"PK\x03\x04", entry.read_bytes()[:-30]):
+        entry.write_bytes(damage)
+        assert bytes(rankup.data.open(path).read(0)) == b"one"
+    assert scans.count == 4
+    rankup.data.open(path)
+    assert scans.count == 4
+
+
+def test_without_a_cache_the_index_travels(cache: Path, scans: _Scans, tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    _foreign(path, b"one", b"two", age=0)  # too new to tell whether it changes again
+    found = pickle.loads(pickle.dumps(rankup.data.open(path)))
+    assert bytes(found.read(1)) == b"two"
+    assert scans.count == 1
+    assert not cache.exists()
+    _foreign(path, b"one", b"two")
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file in the place of the folder")
+    found = pickle.loads(pickle.dumps(rankup.data.open(path)))
+    assert bytes(found.read(1)) == b"two"
+    assert scans.count == 2
+
+
+def test_the_cache_is_bounded(
+    cache: Path, scans: _Scans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "_ENTRIES", 3)
+    for row in range(5):
+        _foreign(tmp_path / f"{row}.tar", b"%d" % row)
+        rankup.data.open(tmp_path / f"{row}.tar")
+        for one in cache.iterdir():  # so that they differ in age
+            os.utime(one, (one.stat().st_atime, one.stat().st_mtime - 10))
+    assert len(list(cache.iterdir())) == 3
+    rankup.data.open(tmp_path / "4.tar")
+    assert scans.count == 5
+    rankup.data.open(tmp_path / "0.tar")
+    assert scans.count == 6
+
+
+def test_a_folder_that_changed_is_scanned_again(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[Path] = []
+
+    def scan(path: Path, choice: Choice) -> Index:
+        counts.append(path)
+        names = sorted(os.path.relpath(p, path).encode() for p in path.rglob("*") if p.is_file())
+        n = len(names)
+        field = Field(
+            "data", np.zeros(n, np.int64), np.ones(n, np.int64), np.arange(n, dtype=np.uint32)
+        )
+        return Index(
+            "files", Strings.of(names), (Split("train", 0, n),), Strings.of(names), (field,)
+        )
+
+    fake = type("Fake", (), {"scan": staticmethod(scan)})
+    monkeypatch.setattr(isolated, "module", lambda name: fake)
+    root = tmp_path / "tree"
+    (root / "cat" / "deep").mkdir(parents=True)
+    (root / "cat" / "a").write_bytes(b"a")
+
+    def settle() -> None:
+        for path in (root, *root.rglob("*")):
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 100))
+
+    settle()
+    for _ in range(2):
+        assert len(rankup.data.open(root)) == 1
+    assert len(counts) == 1
+    (root / "cat" / "deep" / "b").write_bytes(b"b")
+    settle()
+    assert len(rankup.data.open(root)) == 2
+    (root / "cat" / "a").write_bytes(b"changed")
+    rankup.data.open(root)
+    assert len(counts) == 3
+
+
+def test_photos_in_class_folders_are_opened_as_they_are(
+    cache: Path, tmp_path: Path, data_root: Path | None
+) -> None:
+    root = tmp_path / "photos"
+    if data_root is not None:
+        root = data_root / "imagenet-sample"
+    for key, data, _ in samples(30) if data_root is None else []:
+        path = root / str(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with rankup.data.open(root) as found:
+        before = len(os.listdir("/proc/self/fd"))
+        files = sorted(path for path in root.rglob("*") if path.is_file())
+        assert [found.key(row) for row in range(len(found))] == [
+            str(path.relative_to(root)) for path in files
+        ]
+        for row, path in enumerate(files):
+            assert bytes(found.read(row)) == path.read_bytes()
+            assert found.class_name(found.label(row) or 0) == path.parent.name
+        assert len(os.listdir("/proc/self/fd")) == before  # each is opened for itself

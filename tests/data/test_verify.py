@@ -1,0 +1,259 @@
+"""`inspect --verify`: any byte that changes is found, and the sample is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import xxhash
+
+import rankup
+from rankup.data import frames
+from rankup.data import index as indexes
+from rankup.data.errors import BadContainer
+from rankup.data.index import Field, Index, Split
+from rankup.data.inspect import show, verify
+from rankup.data.inspect.parts import parts
+from rankup.data.inspect.workers import spread
+from rankup.data.strings import Strings
+
+from .made import finished, pack, samples
+
+TRAIN, VAL = samples(60), samples(9, 1)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    pack(tmp_path / "p", {"train": TRAIN, "val": VAL})
+    return tmp_path / "p"
+
+
+def _flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def _damage(root: Path, capsys: pytest.CaptureFixture[str], **options: str) -> list[dict[str, str]]:
+    code = show(str(root), verify=True, as_json=True, **options)  # type: ignore[arg-type]
+    told = json.loads(capsys.readouterr().out)["verify"]["damaged"]
+    assert code == bool(told)
+    return list(told)
+
+
+def test_a_sound_pack_is_sound(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(str(root), verify=True) == 0
+    said = capsys.readouterr().out
+    assert "is sound: 69 samples" in said
+    assert "all bytes around them" in said
+    assert show(str(root), verify=True, split="val") == 0
+    assert "is sound: 9 samples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_flipped_byte_of_a_sample_names_it(
+    root: Path, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    index = indexes.load(indexes.place(root))
+    draw = random.Random(count)
+    for row in [1, 59, *(draw.randrange(1, 60) for _ in range(count))]:
+        at = int(index.fields[0].offset[row]) + draw.randrange(len(TRAIN[row][1]))
+        _flip(root / "train.bin", at)
+        found = _damage(root, capsys)
+        assert {one["what"] for one in found} - {str(root)} == {f"train/{TRAIN[row][0]}"}
+        assert _damage(root, capsys, split="val") == []
+        _flip(root / "train.bin", at)
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_flipped_byte_anywhere_is_found(
+    root: Path, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    draw = random.Random(count)
+    for _ in range(count):
+        path = root / draw.choice(["train.bin", "val.bin"])
+        at = draw.randrange(path.stat().st_size)
+        _flip(path, at)
+        assert _damage(root, capsys), f"byte {at} of {path}"
+        _flip(path, at)
+
+
+def test_between_samples_the_ones_around_are_named(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _flip(root / "train.bin", int(indexes.load(indexes.place(root)).fields[0].offset[40]) - 1)
+    assert show(str(root), verify=True) == 1
+    said = capsys.readouterr().out
+    assert "bytes of no sample in train.bin" in said
+    assert "train/c0/00000.bin to train/c2/00059.bin" in said
+
+
+def test_a_pack_that_was_cut_short_names_what_is_missing(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.truncate(root / "val.bin", (root / "val.bin").stat().st_size // 2)
+    found = _damage(root, capsys)
+    assert found[0]["what"] == str(root)
+    assert "val.bin has" in found[0]["why"]
+    missing = [one["what"] for one in found if one["what"].startswith("val/")]
+    assert missing[-1] == f"val/{VAL[-1][0]}"
+    assert all(not one["what"].startswith("train/") for one in found)
+    (root / "val.bin").unlink()
+    names = {one["what"] for one in _damage(root, capsys)}
+    assert {f"val/{key}" for key, _, _ in VAL} <= names
+
+
+def test_a_damaged_index_is_damage(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = indexes.place(root)
+    whole = path.read_bytes()
+    labels = indexes.load(path).labels
+    assert labels is not None
+    _flip(path, whole.index(labels.tobytes()) + 8)
+    (one,) = _damage(root, capsys)
+    assert one["what"] == str(path)
+    assert "'labels' has changed" in one["why"]
+    path.write_bytes(whole[:-40])
+    (one,) = _damage(root, capsys)
+    assert one["what"] == str(path)
+    assert show(str(root), verify=True) == 1
+    assert "is damaged" in capsys.readouterr().out
+
+
+def test_files_beside_the_data_are_looked_at(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "classes.txt").write_text("c0\n")
+    index = indexes.load(indexes.place(root))
+    index = replace(index, facts={**index.facts, "beside": frames.beside(root, index)})
+    indexes.save(index, indexes.place(root))
+    assert _damage(root, capsys) == []
+    (root / "classes.txt").write_text("c1\n")
+    assert [one["what"] for one in _damage(root, capsys)] == [str(root / "classes.txt")]
+    (root / "classes.txt").unlink()
+    assert [one["why"] for one in _damage(root, capsys)] == ["it is not there"]
+    hostile = replace(index, facts={**index.facts, "beside": {"../../x": "0"}})
+    indexes.save(hostile, indexes.place(root))
+    assert "no file of a pack" in _damage(root, capsys)[0]["why"]
+
+
+def test_without_hashes_it_says_what_can_be_read(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = indexes.load(indexes.place(root))
+    length = index.fields[0].length.copy()
+    length[3] = 1 << 40
+    bare = replace(index, frames=None, fields=(replace(index.fields[0], hash=None),))
+    indexes.save(bare, indexes.place(root))
+    assert show(str(root), verify=True) == 0
+    assert "no hashes to compare" in capsys.readouterr().out
+    bare = replace(bare, fields=(replace(bare.fields[0], length=length),))
+    indexes.save(bare, indexes.place(root))
+    (one,) = _damage(root, capsys)
+    assert one["what"] == f"train/{TRAIN[3][0]}"
+    assert "cannot be read" in one["why"]
+
+
+def test_several_fields_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "p"
+    index = pack(root, {"train": samples(5, most=50)})
+    one = index.fields[0]
+    second = replace(one, name="text", offset=one.offset - 1, length=one.length * 0 + 1)
+    digest = np.array(
+        [xxhash.xxh3_64_intdigest(b"d" if row == 0 else b"\0") for row in range(5)], np.uint64
+    )
+    fields = (replace(one, name="image"), replace(second, hash=digest))
+    finished(replace(index, fields=fields), root)
+    assert _damage(root, capsys) == []
+    _flip(root / "train.bin", int(one.offset[2]) - 1)
+    assert "train/c2/00002.bin.text" in {found["what"] for found in _damage(root, capsys)}
+
+
+def test_large_samples_are_hashed_piece_by_piece(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = rankup.data.open(root, how="pread")
+    whole = [verify.hashed(found, row, 0) for row in range(len(found))]
+    monkeypatch.setattr(verify, "_WHOLE", -1)
+    monkeypatch.setattr("rankup.data.opened._CHUNK", 100)
+    assert [verify.hashed(found, row, 0) for row in range(len(found))] == whole
+    assert [digest for digest, _ in whole] == found.index.fields[0].hash.tolist()  # type: ignore[union-attr]
+
+
+def test_parts_follow_the_files_and_cover_everything_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rankup.data.inspect.parts._BYTES", 1000)
+    monkeypatch.setattr("rankup.data.inspect.parts._ROWS", 100)
+    draw = np.random.default_rng(0)
+    place = draw.permutation(50)
+    fields = tuple(
+        Field(name, place * 100 + at, np.full(50, 50), (place % 2).astype(np.uint32))
+        for name, at in (("a", 0), ("b", 50))
+    )
+    fields[1].offset[7] = ~3
+    fields[1].length[7] = -1
+    keys = Strings.of(b"k" for _ in range(50))
+    index = Index("tar", Strings.of([b"x", b"y"]), (Split("train", 0, 50),), keys, fields)
+    found = parts(index, 10, 50)
+    spans = [span for part in range(len(found)) for span in found.of(part)]
+    expected = [(field, row) for field in (0, 1) for row in range(10, 50) if (field, row) != (1, 7)]
+    assert sorted(spans) == expected
+    places = [(fields[f].file[row], fields[f].offset[row]) for f, row in spans]  # type: ignore[index]
+    assert places == sorted(places)
+    assert len(found) > 3
+    assert parts(index, 0, 50).of(len(parts(index, 0, 50)) - 1)[-1] == (1, 7)
+    assert len(parts(index, 5, 5)) == 0
+
+
+def test_a_killed_process_and_an_error_are_told(tmp_path: Path) -> None:
+    def work(part: int) -> int:
+        if part == 3:
+            os.kill(os.getpid(), 9)
+        if part == 30:
+            raise FileNotFoundError(2, "No such file", "x")
+        return part
+
+    assert sorted(spread(work, [0, 1, 2], 2)) == [0, 1, 2]
+    assert list(spread(work, [], 2)) == []
+    with pytest.raises(BadContainer, match="SIGKILL"):
+        list(spread(work, list(range(10)), 2))
+    with pytest.raises(FileNotFoundError):
+        list(spread(work, list(range(20, 40)), 2))
+
+
+def test_a_parent_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    program = (
+        "import os, time; from rankup.data.inspect.workers import spread\n"
+        "def work(part):\n"
+        "    time.sleep(0.1)\n"
+        "    return os.getpid()\n"
+        "for pid in spread(work, range(10_000), 2):\n"
+        "    print(pid, flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        workers = {int(process.stdout.readline()) for _ in range(8)}
+        process.kill()
+    assert len(workers) == 2
+    end = time.monotonic() + 10
+    while any(_runs(worker) for worker in workers):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
