@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
-from . import login, run, views  # noqa: F401 - the verbs register themselves
+from . import data, login, run, views  # noqa: F401 - the verbs register themselves
 from .app import app
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from ...base.errors import UserError
 from ..index import Index, Int64s, UInt64s
 
 # Bytes of samples that a unit has at least; it is what is done or not after an interruption.
@@ -106,6 +107,8 @@ def plan(container: str, source: Index, shape: Shape) -> Layout:
     Raises:
         UserError: these samples cannot be written as this container; the reason is named.
     """
+    if not source.fields:
+        raise UserError("the source has names and labels, and no bytes for them")
     module = importlib.import_module(f"rankup.data.containers.{LAYOUTS[container]}")
     layout: Layout = module.plan(source, shape)
     return layout

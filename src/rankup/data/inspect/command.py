@@ -1,0 +1,166 @@
+"""`rankup inspect`: chooses what to do, says what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...base.amounts import size
+from ...base.errors import EXIT_FAILED, UserError
+from ...base.files import user_path
+from .. import opened
+from ..errors import BadContainer
+from ..index import Index, Split
+from ..opened import Samples
+from ..pack.progress import Progress
+from . import extract as extracting
+from . import verify as verifying
+from .facts import describe
+from .printing import lines, safe
+from .verify import Damage
+
+_NAMED = 20  # of what is damaged; all of it in the JSON
+
+
+def show(
+    path: str,
+    *,
+    verify: bool = False,
+    extract: str | None = None,
+    as_json: bool = False,
+    samples: int = 3,
+    split: str | None = None,
+) -> int:
+    """Print what a container holds; or check it, or write its samples as files.
+
+    Args:
+        path: the container.
+        verify: compare every byte with the hashes that were written with it.
+        extract: a new or empty folder for the files.
+        as_json: print JSON.
+        samples: how many of each split are shown.
+        split: this one alone.
+
+    Returns:
+        The exit code: 1 where something is damaged.
+
+    Raises:
+        UserError: there is no container, none that is known, or no place for its files.
+        OSError: the machine cannot read or write it.
+    """
+    if samples < 0:
+        raise UserError(f"--samples is {samples}; it should be 0 or more")
+    root = user_path(path, "FILE")
+    out = None if extract is None else user_path(extract, "--extract")
+    told: dict[str, Any] = {}
+    damaged: Sequence[Damage] = ()
+    if verify:
+        told["verify"], damaged = _verify(root, split, as_json)
+    if out is not None and not damaged:
+        told["extract"], damaged = _extract(root, split, out, as_json)
+    if not told:
+        with opened.open(root) as found:
+            about = describe(found, _splits(found.index, split), samples)
+        print(json.dumps(about, indent=2) if as_json else "\n".join(map(safe, lines(about))))
+    elif as_json:
+        print(json.dumps({"path": str(root), **told}, indent=2))
+    return EXIT_FAILED if damaged else 0
+
+
+def _splits(index: Index, name: str | None) -> tuple[Split, ...]:
+    return index.splits if name is None else (index.split(name),)
+
+
+def _verify(root: Path, split: str | None, quiet: bool) -> tuple[dict[str, Any], Sequence[Damage]]:
+    try:
+        samples = _readable(root)
+    except BadContainer as error:
+        damaged = verifying.index_damage(root)
+        if not damaged:  # it is no pack of ours that is damaged, but data of others
+            raise
+        _name(damaged, quiet)
+        _say(f"{root} is damaged: {error}", quiet)
+        return {"damaged": [asdict(one) for one in damaged]}, damaged
+    with samples:
+        splits = _splits(samples.index, split)
+        start, stop = _range(splits)
+        with _Shown("verifying", samples, splits, quiet) as watch:
+            done = verifying.verify(samples, start, stop, watch)
+    _name(done.damaged, quiet)
+    what = f"{done.samples:,} samples, {size(done.size)}"
+    if done.damaged:
+        _say(f"{root} is damaged: {len(done.damaged)} of its parts, out of {what}", quiet)
+    elif done.hashed:
+        around = ", and all bytes around them" if done.around else ""
+        _say(f"{root} is sound: {what}: each has the bytes that were packed{around}", quiet)
+    else:
+        _say(
+            f"{root} can be read: {what}; there are no hashes to compare their bytes with "
+            f"(what `rankup pack` writes has them)",
+            quiet,
+        )
+    return asdict(done), done.damaged
+
+
+def _extract(
+    root: Path, split: str | None, out: Path, quiet: bool
+) -> tuple[dict[str, Any], Sequence[Damage]]:
+    with opened.open(root, how="pread") as samples:
+        splits = _splits(samples.index, split)
+        with _Shown("extracting", samples, splits, quiet) as watch:
+            done = extracting.extract(samples, splits, out, watch)
+    _name(done.damaged, quiet)
+    what = f"{done.samples:,} samples, {size(done.size)}"
+    if done.damaged:
+        _say(
+            f"{len(done.damaged)} of {what} are damaged or could not be written; what there is "
+            f"lies in {done.folder}",
+            quiet,
+        )
+    else:
+        _say(f"{what}, now in {done.folder}", quiet)
+    return {**asdict(done), "folder": str(done.folder)}, done.damaged
+
+
+def _readable(root: Path) -> Samples:
+    """All that can be read, also of a pack that is not what its index says."""
+    own = opened.packed(root)
+    if own is None:
+        return opened.open(root, how="pread")
+    return Samples(own, root.absolute(), "pread", any_size=True)
+
+
+def _range(splits: tuple[Split, ...]) -> tuple[int, int]:
+    return (splits[0].start, splits[-1].stop) if splits else (0, 0)
+
+
+class _Shown:
+    """A progress bar for the samples of some splits."""
+
+    def __init__(self, what: str, samples: Samples, splits: tuple[Split, ...], quiet: bool) -> None:
+        start, stop = _range(splits)
+        fields = samples.index.fields
+        known = sum(int(one.length[start:stop].clip(0).sum()) for one in fields)
+        self._progress = Progress(what, known, (stop - start) * len(fields), quiet=quiet)
+
+    def __enter__(self) -> Progress:
+        return self._progress
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.close()
+
+
+def _name(damaged: Sequence[Damage], quiet: bool) -> None:
+    for one in damaged[:_NAMED]:
+        _say(f"{one.what}: {one.why}", quiet)
+    if len(damaged) > _NAMED:
+        _say(f"… and {len(damaged) - _NAMED} more (--json names all)", quiet)
+
+
+def _say(line: str, quiet: bool) -> None:
+    if not quiet:
+        print(safe(line), file=sys.stdout)

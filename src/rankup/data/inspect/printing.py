@@ -1,0 +1,152 @@
+"""The facts of a container in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...base.amounts import size
+from ...base.text import clean
+
+_WIDTH = 30
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_FORMATS = {
+    "hdf5": "HDF5",
+    "arrow": "Arrow IPC",
+    "tar": "tar shards",
+    "squashfs": "SquashFS",
+    "files": "plain files",
+    "numpy": "numpy arrays",
+    "hf": "Hugging Face data set",
+    "parquet": "Parquet",
+}
+
+
+def safe(text: str) -> str:
+    """A name as a terminal may have it: control characters and bytes of no UTF-8 written out."""
+    # A carriage return would else stand for a line drawn over.
+    return clean(text.replace("\r", "\\x0d")).encode("utf-8", "backslashreplace").decode()
+
+
+def lines(about: Mapping[str, Any]) -> Iterator[str]:
+    """What `rankup inspect` prints."""
+    kind = _FORMATS.get(about["container"], about["container"])
+    yield f"{about['path']}: {kind}, {_count(about['samples'], 'sample')}"
+    yield from _splits(about["splits"])
+    yield from _classes(about["classes"])
+    for field in about["fields"]:
+        yield from _field(field, len(about["fields"]) > 1)
+    yield from _first(about["first"])
+    yield from _container(about)
+
+
+def _count(count: int, word: str) -> str:
+    many = {"class": "classes"}.get(word, f"{word}s")
+    return f"{count:,} {word if count == 1 else many}".replace(",", "\N{NO-BREAK SPACE}")
+
+
+def _splits(splits: list[dict[str, Any]]) -> Iterator[str]:
+    yield ""
+    width = max((len(one["name"]) for one in splits), default=0)
+    for one in splits:
+        labels = "" if one["labelled"] == one["samples"] else f", {one['labelled']:,} with a label"
+        labels = labels if one["labelled"] else ", without labels"
+        what = f"{_count(one['samples'], 'sample')}, {size(one['bytes'])}"
+        yield f"  {one['name']:{width}}  {what}{labels if one['samples'] else ''}"
+
+
+def _classes(classes: Mapping[str, Any]) -> Iterator[str]:
+    if not classes["count"]:
+        return
+    yield ""
+    yield f"  {_count(classes['count'], 'class')}" + ("" if classes["named"] else ", without names")
+    for one in classes["first"]:
+        counts = ", ".join(f"{count} {split}" for split, count in one["samples"].items())
+        named = f"{one['label']} {one['name']}" if classes["named"] else str(one["label"])
+        yield f"    {named}: {counts}"
+    if classes["count"] > len(classes["first"]):
+        yield "    …"
+    for split, one in classes["balance"].items():
+        yield f"    {split}: {_balance(one)}"
+
+
+def _balance(one: Mapping[str, Any]) -> str:
+    few, many = one["fewest"], one["most"]
+    without = f"; {_count(one['without'], 'class')} with none" if one["without"] else ""
+    if few["samples"] == many["samples"]:
+        return f"{few['samples']} in each{without}"
+    ratio = many["samples"] / few["samples"]
+    return (
+        f"from {few['samples']} ({few['name']}) to {many['samples']} ({many['name']}), "
+        f"{ratio:.3g} times as many{without}"
+    )
+
+
+def _field(field: Mapping[str, Any], several: bool) -> Iterator[str]:
+    yield ""
+    name = f"  {field['name']}: " if several or "dtype" in field else "  "
+    if "dtype" in field:
+        shape = " x ".join(map(str, field["shape"])) or "one value"
+        yield f"{name}{field['dtype']}, {shape}"
+        return
+    if "median" not in field:
+        unknown = field["unknown"]
+        yield f"{name}sizes that are known only once they are read" if unknown else f"{name}none"
+        return
+    low, middle, high = (size(field[which]) for which in ("smallest", "median", "largest"))
+    yield f"{name}{low} to {high}, half of them below {middle}"
+    bars = field["histogram"]
+    labels = [f"{size(bar['from'])} to {size(bar['to'])}" for bar in bars]
+    width, most = max(map(len, labels)), max(bar["count"] for bar in bars)
+    for bar, label in zip(bars, labels, strict=True):
+        yield f"    {label:>{width}}  {_bar(bar['count'], most)} {bar['count']}".rstrip()
+
+
+def _bar(count: int, most: int) -> str:
+    """A bar of at most 30 characters; whoever is not zero has at least a line."""
+    eighths = max(round(count / most * _WIDTH * 8), 1) if count else 0
+    return _EIGHTHS[8] * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _first(first: list[dict[str, Any]]) -> Iterator[str]:
+    if not first:
+        return
+    yield ""
+    yield "  first of each split:"
+    width = max(len(one["path"]) for one in first)
+    for one in first:
+        fields = "; ".join(_value(name, of, one) for name, of in one["fields"].items())
+        label = "" if one["label"] is None else f", label {one['label']}"
+        named = f" ({one['class']})" if one["class"] not in (None, str(one["label"])) else ""
+        yield f"    {one['path']:{width}}  {fields}{label}{named}"
+
+
+def _value(name: str, of: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
+    before = f"{name} " if len(sample["fields"]) > 1 else ""
+    if "dtype" in of:
+        return f"{before}{of['dtype']} {' x '.join(map(str, of['shape']))}".rstrip()
+    image = f", {of['image']} {of['width']} x {of['height']}" if "image" in of else ""
+    return f"{before}{size(of['bytes'])}{image}"
+
+
+def _container(about: Mapping[str, Any]) -> Iterator[str]:
+    files = about["files"]
+    yield ""
+    here, single = files["container"], files["samples"]
+    if about["container"] == "files":
+        yield f"  {_count(here, 'file')}; `rankup pack` makes a few of them"
+    else:
+        saved = f" instead of {_count(single, 'file')}" if single > here else ""
+        yield f"  {_count(here, 'file')}{saved}"
+    hashes = "with a hash of each sample" if about["hashes"] else "without hashes"
+    yield f"  {hashes}; read by {about['read']} here"
+    for name, value in about["facts"].items():
+        yield f"  {name}: {_plain(value)}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value[:5])) + (", …" if len(value) > 5 else "")
+    return str(value)

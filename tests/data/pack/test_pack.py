@@ -1,0 +1,218 @@
+"""`rankup pack`: what goes in comes out, whatever the container and the number of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankup.data import index as indexes
+from rankup.data import opened
+from rankup.data.inspect.command import show
+
+from .made import (
+    ALL,
+    CONTAINERS,
+    Running,
+    made,
+    request,
+    run,
+    same_samples,
+    slow,
+    small_units,
+    tree,
+)
+
+
+@pytest.mark.parametrize("container", ALL)
+def test_a_tree_comes_back(tmp_path: Path, container: str) -> None:
+    source = tree(tmp_path / "source", 60)
+    asked = request(source, tmp_path, container, fsync=True)
+    assert run(asked) == 0
+    out = Path(asked.out)
+    same_samples(out, source)
+    index = indexes.load(indexes.place(out))
+    assert [(one.name, one.stop - one.start) for one in index.splits] == [
+        ("train", 48),
+        ("val", 12),
+    ]
+    assert index.classes == ("class0", "class1", "class2")
+    assert index.frames is not None
+    assert show(str(out), verify=True) == 0
+    assert not [name for name in os.listdir(tmp_path) if "part" in name or "lock" in name]
+    # And out of this container into another.
+    other = request(out, tmp_path / "next", "tar" if container != "tar" else "hdf5")
+    assert run(other) == 0
+    same_samples(Path(other.out), source)
+
+
+@pytest.mark.parametrize("container", ALL)
+def test_the_number_of_processes_changes_nothing(tmp_path: Path, container: str) -> None:
+    source = tree(tmp_path / "source", 120)
+    results = []
+    with small_units():
+        for workers in (1, 3, 2):
+            folder = tmp_path / str(workers)
+            asked = request(source, folder, container, workers=workers)
+            assert run(asked) == 0
+            results.append(made(Path(asked.out)))
+    assert results[0] == results[1] == results[2]
+
+
+def test_small_units_change_nothing(tmp_path: Path) -> None:
+    """The tests that follow pack in small units: what they see holds for large ones."""
+    source = tree(tmp_path / "source", 120)
+    for container in ("hdf5", "tar"):
+        whole = request(source, tmp_path / "whole", container)
+        parts = request(source, tmp_path / "parts", container)
+        assert run(whole) == 0
+        with small_units():
+            assert run(parts) == 0
+        assert made(Path(whole.out)) == made(Path(parts.out))
+
+
+def test_a_sample_larger_than_the_buffer(tmp_path: Path) -> None:
+    source = tree(tmp_path / "source", 7)
+    big = source / "train" / "class0" / "big.bin"
+    big.write_bytes(np.random.default_rng(0).bytes(300_001))
+    for container in ALL:
+        asked = request(source, tmp_path / container, container)
+        with small_units():
+            assert run(asked) == 0
+        same_samples(Path(asked.out), source)
+
+
+def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tree(tmp_path / "source", 10)
+    asked = request(source, tmp_path, "hdf5")
+    assert run(asked) == 0
+    said = capsys.readouterr().out
+    assert "train 8, val 2, 3 classes" in said
+    assert "files: 10 -> 2" in said
+    report = json.loads((tmp_path / "out.h5.report.json").read_text())
+    assert report["samples"] == 10
+    assert report["files_before"] == 10
+    as_json = request(source, tmp_path / "json", "tar", as_json=True)
+    assert run(as_json) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["samples"] == 10
+    assert told.err == ""
+    assert json.loads((Path(as_json.out) / "report.json").read_text()) == json.loads(told.out)
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tree(tmp_path / "source", 10)
+    before = sorted(tmp_path.rglob("*"))
+    assert run(request(source, tmp_path, "tar", dry_run=True)) == 0
+    assert "train 8, val 2" in capsys.readouterr().out
+    assert run(request(source, tmp_path, "tar", dry_run=True, as_json=True)) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == [["train", 8], ["val", 2]]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_there_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tree(tmp_path / "source", 10)
+    for container in ALL:
+        asked = request(source, tmp_path / container, container)
+        assert run(asked) == 0
+        before = made(Path(asked.out))
+        assert run(asked) == 2
+        assert "exists, with 10 samples; it is not overwritten" in capsys.readouterr().err
+        assert run(request(source, tmp_path / container, container, resume=True)) == 0
+        assert "complete already" in capsys.readouterr().out
+        assert made(Path(asked.out)) == before
+    mine = tmp_path / "mine.h5"
+    mine.write_text("not ours")
+    asked = request(source, tmp_path, "hdf5", resume=True)
+    mine.rename(asked.out)
+    assert run(asked) == 2
+    assert "is no complete container of rankup's" in capsys.readouterr().err
+    assert Path(asked.out).read_text() == "not ours"
+
+
+def test_a_folder_that_only_has_the_name_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tree(tmp_path / "source", 10)
+    mine = tmp_path / "out.h5.part" / "thesis.tex"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    for resume in (False, True):
+        assert run(request(source, tmp_path, "hdf5", resume=resume)) == 2
+        assert "is no work folder of rankup pack" in capsys.readouterr().err
+        assert mine.read_text() == "mine"
+
+
+def test_the_second_pack_to_one_output_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tree(tmp_path / "source", 200)
+    asked = request(source, tmp_path, "tar")
+    first = Running(asked, tmp_path / "log", slow(0.02))
+    try:
+        while not (tmp_path / "out.part" / "begun.json").exists():
+            assert not first.ended()
+        for resume in (False, True):
+            assert run(request(source, tmp_path, "tar", resume=resume)) == 2
+            assert f"process {first.pid}" in capsys.readouterr().err
+    finally:
+        code, said = first.wait()
+    assert (code, "done: " in said) == (0, True), said
+    same_samples(Path(asked.out), source)
+
+
+def test_a_container_that_cannot_fit_is_refused_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "source" / "train"
+    source.mkdir(parents=True)
+    for number in range(2):
+        with (source / f"{number}.bin").open("wb") as file:
+            file.truncate(1 << 42)
+    assert run(request(source.parent, tmp_path, "hdf5")) == 2
+    assert "are missing" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["source"]
+
+
+def test_no_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "source").mkdir()
+    assert run(request(tmp_path / "source", tmp_path, "hdf5")) == 2
+    assert run(request(tmp_path / "nothing", tmp_path, "hdf5")) == 2
+    capsys.readouterr()
+    assert sorted(os.listdir(tmp_path)) == ["source"]
+
+
+def test_an_output_inside_of_the_source_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tree(tmp_path / "source", 3)
+    assert run(request(source, source, "hdf5")) == 2
+    assert "lies inside of SOURCE" in capsys.readouterr().err
+
+
+def test_a_damaged_pack_as_a_source_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hashes of a source that has them are compared on the way."""
+    source = tree(tmp_path / "source", 40)
+    first = request(source, tmp_path, "hdf5")
+    assert run(first) == 0
+    out = Path(first.out)
+    index = indexes.load(indexes.place(out))
+    row = int(np.flatnonzero(index.fields[0].length > 1000)[3])
+    with out.open("r+b") as file:
+        file.seek(int(index.fields[0].offset[row]) + 500)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    for container in CONTAINERS:
+        second = request(out, tmp_path / f"next-{container}", container)
+        assert run(second) == 1
+        assert f"{index.path(row)} is damaged" in capsys.readouterr().err
+        assert not Path(second.out).exists()
+    assert opened.open(out).index.path(row) == index.path(row)

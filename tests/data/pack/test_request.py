@@ -1,0 +1,109 @@
+"""What the words of `rankup pack` mean, and which are refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.data.pack.request import Request, bytes_of, checked, target
+from tests.conftest import RunRankup
+
+from .made import tree
+
+
+@pytest.mark.parametrize(
+    ("out", "to", "container"),
+    [
+        ("a.h5", None, "hdf5"),
+        ("a.HDF5", None, "hdf5"),
+        ("a.sqsh", None, "squashfs"),
+        ("a.v2.squashfs", None, "squashfs"),
+        ("a", "arrow", "arrow"),
+        ("a/", "tar", "tar"),
+        ("a.v2", "tar", "tar"),
+        ("a", "hdf5", "hdf5"),
+        ("a.h5", "hdf5", "hdf5"),
+    ],
+)
+def test_the_name_says_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, to: str | None, container: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = target(out, to)
+    assert found.container == container
+    assert found.out == tmp_path / out
+    assert found.one_file == (container in ("hdf5", "squashfs"))
+
+
+@pytest.mark.parametrize(
+    ("out", "to", "said"),
+    [
+        ("a", None, "does not say which container"),
+        ("a.txt", None, "does not say which container"),
+        ("a.h5", "tar", "change one of them"),
+        ("a.tar", None, "name that folder: a --to tar"),
+        ("b/a.arrow", "arrow", "name that folder: a --to arrow"),
+        ("a", "zip", "is no container rankup writes"),
+        ("a/", "hdf5", "name the file"),
+        ("/", "tar", "has no name"),
+        ("", "tar", "it is empty"),
+        ("a" * 300, "tar", "no usable path"),
+    ],
+)
+def test_names_that_are_refused(out: str, to: str | None, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        target(out, to)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1GB", 10**9), ("1 GiB", 2**30), ("1.5m", 1_500_000), ("77", 77), ("2MiB", 2**21)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert bytes_of(text, "--x") == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "1 ib", "-1", "1 EB", "1e9", "a lot"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(UserError, match="--x"):
+        bytes_of(text, "--x")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bad": "drop"},
+        {"preset": "mnist"},
+        {"resize": 0},
+        {"workers": 0},
+        {"shard_size": "1kB"},
+        {"split": "a/b"},
+        {"split": ""},
+    ],
+)
+def test_options_that_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong)).replace("_", "-")):
+        checked(Request("a", "b", **wrong))  # type: ignore[arg-type]
+
+
+def test_the_command(run_rankup: RunRankup, tmp_path: Path) -> None:
+    source = tree(tmp_path / "source", 12)
+    done = run_rankup(["pack", source, "out.h5"])
+    assert done.returncode == 0, done.stderr
+    assert "samples: train 10, val 2, 3 classes" in done.stdout
+    assert sorted(os.listdir(tmp_path)) == [
+        "out.h5",
+        "out.h5.index.npz",
+        "out.h5.report.json",
+        "source",
+    ]
+    again = run_rankup(["pack", source, "out.h5"])
+    assert again.returncode == 2
+    assert again.stderr.startswith("rankup: ")
+    assert "Traceback" not in again.stderr
+    usage = run_rankup(["pack", source, "out.zip"])
+    assert usage.returncode == 2
+    assert "does not say which container" in usage.stderr

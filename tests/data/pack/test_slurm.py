@@ -1,0 +1,190 @@
+"""`srun -n N rankup pack …`: the tasks of a step share the work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rankup.data.pack import engine, slurm
+from rankup.data.pack.request import Request, target
+from rankup.data.pack.workers import Lost
+from tests.slurm.cluster import Cluster
+
+from .made import CONTAINERS, Running, made, request, run, same_samples, slow, small_units, tree
+
+
+def _task(task: int, tasks: int, step: str = "7.0", seconds: float = 0.001) -> None:
+    """Make this process a task of a step."""
+    slow(seconds)()
+    job, _, number = step.partition(".")
+    os.environ.update(
+        SLURM_JOB_ID=job,
+        SLURM_STEP_ID=number,
+        SLURM_PROCID=str(task),
+        SLURM_STEP_NUM_TASKS=str(tasks),
+    )
+    slurm.BEAT, slurm._LOOK = 0.05, 0.02
+
+
+def _step(
+    asked: Request, folder: Path, tasks: int, seconds: float = 0.001, step: str = "7.0"
+) -> list[Running]:
+    # The others are there before the first, which must not matter.
+    return [
+        Running(asked, folder / f"log-{task}", lambda task=task: _task(task, tasks, step, seconds))
+        for task in reversed(range(tasks))
+    ][::-1]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_tasks_share_the_work(tmp_path: Path, container: str) -> None:
+    source = tree(tmp_path / "source", 150)
+    asked = request(source, tmp_path, container, workers=2)
+    ended = [one.wait() for one in _step(asked, tmp_path, 3)]
+    assert [code for code, _ in ended] == [0, 0, 0], ended
+    # Only the first one speaks.
+    assert "done: " in ended[0][1]
+    assert [said for _, said in ended[1:]] == ["", ""]
+    same_samples(Path(asked.out), source)
+    alone = request(source, tmp_path / "alone", container, workers=1)
+    with small_units():
+        assert run(alone) == 0
+    assert made(Path(asked.out)) == made(Path(alone.out))
+    left = set(os.listdir(tmp_path)) - {"source", "alone", "log-0", "log-1", "log-2"}
+    assert left == {name for name in left if name.startswith("out") and "part" not in name}
+
+
+def test_others_of_a_stream_just_end(tmp_path: Path) -> None:
+    source = tree(tmp_path / "source", 30)
+    asked = request(source, tmp_path, "squashfs")
+    ended = [one.wait() for one in _step(asked, tmp_path, 2)]
+    assert [code for code, _ in ended] == [0, 0], ended
+    same_samples(Path(asked.out), source)
+
+
+def test_a_refusal_ends_all_tasks(tmp_path: Path) -> None:
+    source = tree(tmp_path / "source", 5)
+    asked = request(source, tmp_path, "tar")
+    assert run(asked) == 0
+    (code, said), *others = [one.wait() for one in _step(asked, tmp_path, 3)]
+    assert code == 2
+    assert "it is not overwritten" in said
+    assert others == [(2, ""), (2, "")]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_task_that_fails_ends_all(tmp_path: Path, victim: int) -> None:
+    source = tree(tmp_path / "source", 150)
+    asked = request(source, tmp_path, "tar", workers=1)
+
+    def before(task: int) -> None:
+        _task(task, 3, seconds=0.02)
+        if task == victim:
+            unit = engine.Copier.unit
+
+            def fails(self: engine.Copier, number: int, sync: bool) -> object:
+                if number > 3:
+                    raise OSError(5, "Input/output error", "/the/disk")
+                return unit(self, number, sync)
+
+            engine.Copier.unit = fails  # type: ignore[assignment,method-assign]
+
+    step = [
+        Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))
+        for task in range(3)
+    ]
+    ended = [one.wait() for one in step]
+    assert [code for code, _ in ended] == [1, 1, 1], ended
+    assert all("/the/disk" in said for _, said in ended[:1]), ended
+    if victim:
+        assert "task 1 on " in ended[0][1]
+    # What is there can be gone on with, by another number of tasks.
+    again = request(source, tmp_path, "tar", resume=True)
+    ended = [one.wait() for one in _step(again, tmp_path, 2, step="7.1")]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert "going on: " in ended[0][1]
+    same_samples(Path(asked.out), source)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_silent_task_is_noticed(tmp_path: Path, victim: int) -> None:
+    source = tree(tmp_path / "source", 150)
+    asked = request(source, tmp_path, "tar", workers=1)
+
+    def before(task: int) -> None:
+        _task(task, 3, seconds=0.05)
+        slurm.Others.__init__.__defaults__ = (1.0, *slurm.Others.__init__.__defaults__[1:])  # type: ignore[index]
+
+    step = [
+        Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))
+        for task in range(3)
+    ]
+    while not (tmp_path / "out.part" / "begun.json").exists():
+        assert not step[0].ended(), step[0].wait()
+    time.sleep(0.2)
+    step[victim].kill()
+    ended = [one.wait() for task, one in enumerate(step) if task != victim]
+    if victim == 0:
+        # Those whose units were done before they noticed have no reason to complain.
+        assert all(code == 1 and "no sign of life" in said for code, said in ended if code), ended
+        assert any(code for code, _ in ended)
+    else:
+        assert ended[0][0] == 1
+        assert f"task {victim} of 3 has given no sign of life" in ended[0][1]
+    assert not Path(asked.out).exists()
+
+
+def test_a_signal_ends_all_tasks(tmp_path: Path) -> None:
+    source = tree(tmp_path / "source", 150)
+    asked = request(source, tmp_path, "tar", workers=1)
+    step = _step(asked, tmp_path, 2, seconds=0.05)
+    while not (tmp_path / "out.part" / "begun.json").exists():
+        assert not step[0].ended(), step[0].wait()
+    os.kill(step[0].pid, signal.SIGTERM)
+    ended = [one.wait() for one in step]
+    assert [code for code, _ in ended] == [143, 143], ended
+    assert "--resume" in ended[0][1]
+
+
+def test_a_step_is_known_by_what_srun_sets(tmp_path: Path) -> None:
+    goal = target(str(tmp_path / "out.h5"), None)
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
+    assert slurm.team(batch, goal) is None
+    step = {**batch, "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+    found = slurm.team(step, goal)
+    assert found is not None
+    assert (found.task, found.tasks, found.folder.name) == (0, 4, ".out.h5.step-7.1.0")
+    # The same job in its next life.
+    again = slurm.team({**step, "SLURM_RESTART_COUNT": "1"}, goal)
+    assert again is not None
+    assert again.folder != found.folder
+    assert slurm.team({**step, "SLURM_STEP_NUM_TASKS": "1"}, goal) is None
+    assert slurm.team({**step, "SLURM_PROCID": "x"}, goal) is None
+
+
+def test_a_task_that_never_comes(tmp_path: Path) -> None:
+    of = slurm.Team(0, 2, tmp_path)
+    others = slurm.Others(of, silent=0.05)
+    others.check()
+    others._looked = 0
+    time.sleep(0.06)
+    with pytest.raises(Lost, match="task 1 of 2"):
+        others.check()
+
+
+@pytest.mark.slow
+def test_srun(tmp_path: Path, slurm: Cluster) -> None:
+    """On a real Slurm: two nodes, two tasks."""
+    source = tree(tmp_path / "source", 200, largest=300_000)
+    out = tmp_path / "out.h5"
+    command = [sys.executable, "-m", "rankup", "pack", str(source), str(out), "--json"]
+    text = slurm.command("srun", "-N2", "-n2", "-t1", *command, cwd=tmp_path)
+    assert json.loads(text)["tasks"] == 2
+    same_samples(out, source)
+    assert not [name for name in os.listdir(tmp_path) if ".step-" in name or ".part" in name]

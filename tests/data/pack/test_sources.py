@@ -1,0 +1,175 @@
+"""Every kind of source into every container, and names and sizes of all kinds."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankup.base.errors import UserError
+from rankup.data import index as indexes
+from rankup.data import opened
+from rankup.data.pack import source as sources
+from rankup.data.strings import Strings
+
+from .made import ALL, CONTAINERS, files, made, request, run, same_samples, small_units, tree
+
+
+def _tar(tree: Path, out: Path) -> Path:
+    with tarfile.open(out, "w") as archive:
+        archive.add(tree, ".")
+    return out
+
+
+def _zip(tree: Path, out: Path) -> Path:
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files(tree).items():
+            archive.writestr(name, data)
+    return out
+
+
+def _list(tree: Path, out: Path) -> Path:
+    with out.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(("path", "label", "split"))
+        for name in files(tree):
+            split, label, _ = name.split("/")
+            lines.writerow((tree / name, label, split))
+    return out
+
+
+@pytest.mark.parametrize("container", ALL)
+@pytest.mark.parametrize("kind", ["tar", "zip", "csv"])
+def test_the_same_whatever_it_came_in(tmp_path: Path, container: str, kind: str) -> None:
+    folder = tree(tmp_path / "tree", 40)
+    make = {"tar": _tar, "zip": _zip, "csv": _list}[kind]
+    packed = make(folder, tmp_path / f"source.{kind}")
+    asked = request(packed, tmp_path, container)
+    assert run(asked) == 0
+    wanted = request(folder, tmp_path / "folder", container)
+    assert run(wanted) == 0
+    one, other = opened.open(asked.out), opened.open(wanted.out)
+    assert len(one) == len(other) == 40
+    assert one.index.classes == other.index.classes
+    for row in range(40):
+        assert one.index.path(row).endswith(other.index.path(row).rpartition("/")[2])
+        assert bytes(one.read(row)) == bytes(other.read(row))
+        assert one.label(row) == other.label(row)
+
+
+@pytest.mark.parametrize("container", ALL)
+def test_arrays(tmp_path: Path, container: str) -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.random((50, 3, 2), np.float32), draw.integers(0, 5, 50)
+    np.savez(tmp_path / "source.npz", x_train=x, y_train=y)
+    asked = request(tmp_path / "source.npz", tmp_path, container)
+    assert run(asked) == 0
+    samples = opened.open(asked.out)
+    [field] = samples.index.fields
+    found = np.stack([samples.array(row, field.name) for row in range(50)])
+    assert (found == x).all()
+    assert [samples.label(row) for row in range(50)] == y.tolist()
+
+
+NAMES = st.text(
+    st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1, max_size=9
+).filter(lambda name: not name.startswith(".") and name not in ("Thumbs.db", "desktop.ini"))
+TREES = st.dictionaries(
+    NAMES, st.integers(0, 9000).flatmap(lambda n: st.just(bytes(n))), min_size=1, max_size=12
+)
+
+
+def _round_trip(container: str, contents: dict[str, bytes]) -> None:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        for number, (name, data) in enumerate(contents.items()):
+            path = folder / "source" / "train" / f"class{number % 2}" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data + name.encode())
+        asked = request(folder / "source", folder, container, workers=1)
+        with small_units():
+            assert run(asked) == 0
+        same_samples(Path(asked.out), folder / "source")
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@given(contents=TREES)
+@settings(deadline=None, max_examples=8)
+def test_any_names_and_sizes(container: str, contents: dict[str, bytes]) -> None:
+    _round_trip(container, contents)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("container", ALL)
+@given(contents=TREES)
+@settings(deadline=None, max_examples=60)
+def test_many_names_and_sizes(container: str, contents: dict[str, bytes]) -> None:
+    _round_trip(container, contents)
+
+
+@pytest.mark.parametrize("container", ["hdf5", "arrow", "tar"])
+def test_names_that_are_no_utf8(tmp_path: Path, container: str) -> None:
+    folder = tmp_path / "source" / "train" / "a"
+    folder.mkdir(parents=True)
+    for name in (b"\xff\xfe.bin", b"caf\xe9", "café".encode()):
+        with open(os.path.join(os.fsencode(folder), name), "wb") as file:
+            file.write(name)
+    asked = request(tmp_path / "source", tmp_path, container)
+    assert run(asked) == 0
+    samples = opened.open(asked.out)
+    assert [bytes(samples.read(row)) for row in range(3)] == sorted(
+        [b"\xff\xfe.bin", b"caf\xe9", "café".encode()]
+    )
+
+
+def test_names_that_are_there_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = indexes.Index(
+        "files",
+        Strings.of([b"a"]),
+        (indexes.Split("val", 0, 2), indexes.Split("train", 2, 4)),
+        Strings.of([b"x", b"x", b"c", b"b"]),
+        (),
+    )
+    ordered = sources.sorted_(index)
+    assert [ordered.path(row) for row in range(4)] == ["train/b", "train/c", "val/x", "val/x"]
+    with pytest.raises(UserError, match="1 samples of val have a name that another one has"):
+        sources._check_names(ordered, tmp_path)
+    listed = tmp_path / "list.csv"
+    (tmp_path / "a.txt").write_text("a")
+    listed.write_text("path,label\na.txt,x\na.txt,y\n")
+    assert run(request(listed, tmp_path, "hdf5")) == 2
+    assert "a.txt" in capsys.readouterr().err
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(("out", ".out"))]
+
+
+def test_real_photos(tmp_path: Path, data_root: Path | None) -> None:
+    """Round trip through all containers, one after the other, of the shared data's photos."""
+    if data_root is None:
+        source = tree(tmp_path / "source", 60, largest=100_000)
+    else:
+        source = tmp_path / "source"
+        photos = sorted((data_root / "imagenet-sample").rglob("*.JPEG"))[::10]
+        for number, photo in enumerate(photos):
+            path = source / "train" / f"c{number % 7}" / photo.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(photo, path)
+    at = source
+    for container in ALL:
+        asked = request(at, tmp_path / container, container)
+        assert run(asked) == 0
+        at = Path(asked.out)
+        same_samples(at, source)
+    again = request(at, tmp_path / "again", "hdf5")
+    assert run(again) == 0
+    assert made(Path(again.out))["out.h5"] == made(tmp_path / "hdf5" / "out.h5")["out.h5"]

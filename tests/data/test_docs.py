@@ -1,0 +1,112 @@
+"""The pages on containers say what is true: their commands and Python snippets run as they stand.
+
+What a snippet prints is compared with the text below it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = sorted((DOCS / "containers").glob("*.md"))
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# An image of 8 x 8 pixels, of one colour.
+_PHOTO = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRTc4"
+    "UG1RV19iZ2hnPk1xeXBkeFxlZ2P/2wBDARESEhgVGC8aGi9jQjhCY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2Nj"
+    "Y2NjY2NjY2NjY2NjY2NjY2NjY2P/wAARCAAIAAgDASIAAhEBAxEB/8QAFQABAQAAAAAAAAAAAAAAAAAAAAX/xAAUEAEA"
+    "AAAAAAAAAAAAAAAAAAAA/8QAFAEBAAAAAAAAAAAAAAAAAAAABP/EABQRAQAAAAAAAAAAAAAAAAAAAAD/2gAMAwEAAhED"
+    "EQA/AJ4AxD//2Q=="
+)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder with `photos/{train,val}/{beagle,dingo}/0001.jpg`, no two of the same bytes."""
+    for split, count in (("train", 4), ("val", 2)):
+        for number in range(2 * count):
+            name = f"{split}/{('beagle', 'dingo')[number % 2]}/{number // 2:04d}.jpg"
+            said = f"{name}, no. {number}".encode()
+            comment = b"\xff\xfe" + (len(said) + 2).to_bytes(2, "big") + said
+            path = tmp_path / "photos" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_PHOTO[:2] + comment + _PHOTO[2:])
+    return tmp_path
+
+
+def test_there_is_a_page_for_each_container() -> None:
+    assert {path.stem for path in PAGES} == {"hdf5", "arrow", "tar", "squashfs", "files"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_what_a_page_shows_runs_and_prints_what_it_says(page: Path, photos: Path) -> None:
+    blocks = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    snippets = 0
+    for place, (kind, text) in enumerate(blocks):
+        if kind == "console":
+            for line in re.findall(r"^\$ ([^#\n]*)", text, re.MULTILINE):
+                _run(["bash", "-c", line], photos)
+        elif kind == "python":
+            snippets += 1
+            printed = _run([sys.executable, "-c", text], photos)
+            following = blocks[place + 1] if place + 1 < len(blocks) else ("", "")
+            assert following[0] == "text", f"{page.name}: nothing says what this prints:\n{text}"
+            assert printed == following[1]
+    assert snippets >= 1
+
+
+def test_the_snippet_of_the_page_on_pack_runs(photos: Path) -> None:
+    _run(["rankup", "pack", "photos", "photos.h5"], photos)
+    blocks = _BLOCK.findall((DOCS / "pack.md").read_text(encoding="utf-8"))
+    [snippet] = [text for kind, text in blocks if kind == "python"]
+    said = f"{snippet}assert bytes(data).startswith(b'\\xff\\xd8') and label == 0"
+    assert _run([sys.executable, "-c", said], photos) == ""
+
+
+@pytest.mark.parametrize("page", [DOCS / "pack.md", *PAGES], ids=lambda path: path.stem)
+def test_links_lead_to_pages(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).is_file()] == []
+
+
+def test_options_that_the_page_on_pack_names_are_there(photos: Path) -> None:
+    text = (DOCS / "pack.md").read_text(encoding="utf-8")
+    known = {
+        verb: set(re.findall(r"--[a-z-]+", _run(["rankup", verb, "--help"], photos)))
+        for verb in ("pack", "inspect")
+    }
+    srun = {"--ntasks", "--ntasks-per-node", "--nodes", "--cpus-per-task"}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    assert named - srun <= known["pack"] | known["inspect"]
+    assert len(named & known["pack"]) >= 8
+
+
+def _run(words: list[str], folder: Path) -> str:
+    beside = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{beside}:{os.environ['PATH']}",
+        "COLUMNS": "100",
+        "HF_HOME": str(folder / "hf"),
+        "HF_DATASETS_OFFLINE": "1",
+    }
+    program = shutil.which(words[0], path=environment["PATH"]) or words[0]
+    done = subprocess.run(
+        [program, *words[1:]],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+    return done.stdout
