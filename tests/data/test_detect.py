@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankup.base.errors import UserError
+from rankup.data import npz
 from rankup.data.containers.detect import detect
 
 
@@ -25,7 +26,7 @@ def _tar(path: Path, kind: int, mode: str = "w") -> None:
 
 def test_files_are_known_by_their_first_bytes(tmp_path: Path) -> None:
     table = pa.table({"a": [1, 2]})
-    for options in ({}, {"userblock_size": 1024}):
+    for options in ({}, *({"userblock_size": 512 << n} for n in range(4))):
         with h5py.File(tmp_path / "odd", "w", **options):
             pass
         assert detect(tmp_path / "odd") == "hdf5"
@@ -91,6 +92,9 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     refused("empty", b"", "is empty")
     refused("list.csv", b"path,label\n", "rankup pack")
     refused("a.h5.index.npz", b"PK", "the index of a.h5")
+    (tmp_path / "tars").mkdir()
+    npz.save(tmp_path / "tars" / "index.npz", dict.fromkeys(("about", "keys_ends"), np.zeros(1)))
+    refused("tars/index.npz", None, r"the index of .*tars: open that folder")
     for name, magic in (("gzip", b"\x1f\x8b\x08"), ("xz", b"\xfd7zXZ\x00"), ("bzip2", b"BZh9")):
         refused("a.tar.x", magic, f"compressed as a whole .{name}")
     (tmp_path / "nothing").mkdir()
@@ -100,6 +104,8 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     for name in ("a.h5", "b.h5", "a.h5.index.npz"):
         (tmp_path / "two" / name).write_bytes(b"")
+    np.savez(tmp_path / "index.npz", x=np.zeros(1))
+    assert detect(tmp_path / "index.npz") == "numpy"
     refused("two", None, "2 containers of one file each: open .*a.h5")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+README = DOCS.parent / "README.md"
 PAGES = sorted((DOCS / "containers").glob("*.md"))
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # An image of 8 x 8 pixels, of one colour.
@@ -63,15 +64,18 @@ def test_what_a_page_shows_runs_and_prints_what_it_says(page: Path, photos: Path
     assert snippets >= 1
 
 
-def test_the_snippet_of_the_page_on_pack_runs(photos: Path) -> None:
+def test_the_snippets_of_the_page_on_pack_run_one_after_another(photos: Path) -> None:
     _run(["rankup", "pack", "photos", "photos.h5"], photos)
     blocks = _BLOCK.findall((DOCS / "pack.md").read_text(encoding="utf-8"))
-    [snippet] = [text for kind, text in blocks if kind == "python"]
-    said = f"{snippet}assert bytes(data).startswith(b'\\xff\\xd8') and label == 0"
-    assert _run([sys.executable, "-c", said], photos) == ""
+    snippets = [text for kind, text in blocks if kind == "python"]
+    check = "assert bytes(data).startswith(b'\\xff\\xd8') and label == 0\n"
+    of_readme = _BLOCK.findall(README.read_text(encoding="utf-8"))
+    snippets[1:1] = [check, *(text for kind, text in of_readme if kind == "python"), check]
+    printed = "".join(text for kind, text in blocks if kind == "text")
+    assert _run([sys.executable, "-c", "".join(snippets)], photos) == printed
 
 
-@pytest.mark.parametrize("page", [DOCS / "pack.md", *PAGES], ids=lambda path: path.stem)
+@pytest.mark.parametrize("page", [DOCS / "pack.md", README, *PAGES], ids=lambda path: path.stem)
 def test_links_lead_to_pages(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).is_file()] == []

@@ -235,7 +235,35 @@ def test_a_full_disk_leaves_nothing_that_looks_complete(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(extract, "_write", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=r"No space.*out\.part.*rm -r"):
         show(str(root), extract=str(root.parent / "out"))
     assert not (root.parent / "out").exists()
     assert (root.parent / "out.part").exists()
+
+
+def test_what_cannot_fit_or_be_written_is_refused_at_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = root.parent / "out"
+    small = os.statvfs_result((1, 1000, 9, 9, 3, *list(os.statvfs(root))[5:10]))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda path: small)
+        with pytest.raises(UserError, match=r"out needs .*has 3 kB free.*kB too little"):
+            show(str(root), extract=str(out))
+
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", denied)  # root may write everywhere
+    with pytest.raises(UserError, match=r"cannot be written to .Permission denied.: name a folder"):
+        show(str(root), extract=str(out))
+    assert sorted(path.name for path in root.parent.iterdir()) == ["p"]
+
+
+def test_a_lone_field_of_another_name_is_the_end_of_the_file_s(tmp_path: Path) -> None:
+    root = tmp_path / "p"
+    index = pack(root, {"train": [("0001", b"1", 0), ("0002", b"2", 0)]})
+    index = replace(index, fields=(replace(index.fields[0], name="jpg"),))
+    indexes.save(index, indexes.place(root))
+    assert show(str(root), extract=str(tmp_path / "out")) == 0
+    assert _tree(tmp_path / "out") == {"train/0001.jpg": b"1", "train/0002.jpg": b"2"}

@@ -16,6 +16,9 @@ from rankup.data import index as indexes
 from rankup.data import npz
 from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split
+from rankup.data.inspect import show
+from rankup.data.pack.command import pack as start
+from rankup.data.pack.request import Request
 from rankup.data.strings import Strings
 
 from .made import pack, samples
@@ -69,8 +72,9 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "i.npz"
     indexes.save(_index(), path)
     _same(indexes.load(path), _index())
+    fields = _index().fields[:1]
     bare = replace(
-        _index(), labels=None, frames=None, times=None, fields=(), sizes=np.empty(0, np.int64)
+        _index(), labels=None, frames=None, times=None, fields=fields, sizes=np.empty(0, np.int64)
     )
     indexes.save(bare, path)
     _same(indexes.load(path), bare)
@@ -129,6 +133,12 @@ def test_it_lies_in_a_folder_or_beside_a_file(tmp_path: Path) -> None:
         ("hash_0", np.zeros((3, 1), np.uint64), "hash is uint64 of shape"),
         ("keys_ends", np.array([0, 1, 2, 99]), "past their end"),
         ("times", np.zeros(2, np.int64), "times has 2 rows"),
+        ("sizes", np.zeros((1, 1), np.int64), "sizes is int64 of shape"),
+        ("sizes", np.zeros(2, np.int64), "sizes has 2 rows"),
+        ("sizes", np.array(["a"]), "sizes is <U1"),
+        ("frames", np.zeros(1, np.float64), "frames is float64"),
+        ("files_ends", np.zeros(0, np.int64), "no index"),
+        ("files_ends", np.array([0, -1]), "end before they begin"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(
@@ -152,6 +162,21 @@ def test_columns_that_do_not_fit_are_refused(
         ({"fields": [{"name": "a", "dtype": "nonsense", "shape": []}]}, "no index"),
         ({"fields": [{"name": "a", "dtype": "O", "shape": []}]}, "Python objects"),
         ({"facts": None}, "no index"),
+        ({"facts": [[1, 2]]}, "no index"),
+        ({"fields": []}, "3 samples have no field"),
+        ({"fields": [{"name": "a", "dtype": "(,", "shape": []}]}, "no index"),
+        ({"fields": [{"name": "a", "dtype": "<f8", "shape": [2**62, 2**62]}]}, "the shape"),
+        ({"fields": [{"name": "a", "dtype": "", "shape": [-1]}]}, "the shape"),
+        ({"fields": [{"name": "\ud800", "dtype": "", "shape": []}]}, "no index.*surrogates"),
+        ({"fields": [{"name": "a", "dtype": "", "shape": []}] * 2}, "two fields are called 'a'"),
+        ({"splits": [{"name": "a", "start": float("inf"), "stop": 3, "folder": ""}]}, "no index"),
+        ({"splits": [{"name": "\ud800", "start": 0, "stop": 3, "folder": ""}]}, "surrogates"),
+        ({"splits": [{"name": "a", "start": 0, "stop": 3, "folder": "\udfff"}]}, "surrogates"),
+        ({"classes": ["cat", "\ud800"]}, "surrogates"),
+        (
+            {"splits": [{"name": "a", "start": n, "stop": 3, "folder": ""} for n in (0, 3)]},
+            "two splits are called 'a'",
+        ),
     ],
 )
 def test_what_it_says_of_itself_is_looked_at(
@@ -164,6 +189,47 @@ def test_what_it_says_of_itself_is_looked_at(
     npz.save(path, {**arrays, "about": np.frombuffer(json.dumps(about).encode(), np.uint8)})
     with pytest.raises(BadContainer, match=why):
         indexes.load(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value"),
+    [
+        ("length", 3, 2**63 - 1),
+        ("length", 3, -(2**63)),
+        ("offset", 3, 2**63 - 1),
+        ("offset", 3, -(2**63)),
+        ("file", 0, 4_000_000_000),
+        ("labels", 2, 2**62),
+        ("keys_ends", 4, 3),
+        ("shape", 0, 2**40),
+    ],
+)
+def test_absurd_values_end_in_the_documented_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str, row: int, value: int
+) -> None:
+    """They are found when they are met, since nobody looks at millions in advance."""
+    root = tmp_path / "p"
+    index = pack(root, {"train": samples(9)})
+    if column == "labels":
+        assert index.labels is not None
+        index.labels[row] = value
+    elif column == "keys_ends":
+        index.keys.ends[row] = value
+    elif column == "shape":
+        field = replace(index.fields[0], dtype="<f8", shape=(value, 2))
+        index = replace(index, fields=(field,))
+    else:
+        getattr(index.fields[0], column)[row] = value
+    indexes.save(index, indexes.place(root))
+    for options in ({}, {"verify": True}, {"extract": str(tmp_path / "out")}):
+        with suppress(UserError):
+            assert show(str(root), **options) in (0, 1)  # type: ignore[arg-type]
+    with suppress(UserError):
+        ordered = indexes.load(indexes.place(root)).take(np.arange(9), index.splits)
+        assert len(list(ordered.keys)) == 9
+    request = Request(str(root), str(tmp_path / "new.h5"), workers=1)
+    assert start(request) in ((0,) if column == "labels" else (1, 2))
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rounds", [100, pytest.param(3000, marks=pytest.mark.slow)])

@@ -65,7 +65,10 @@ def test_what_is_said_is_what_is_there(tmp_path: Path, capsys: pytest.CaptureFix
             f"test/{key}" for key, _, _ in test[:2]
         ]
     )
-    assert told["files"] == {"container": 3, "samples": 35}
+    assert told["files"] == {
+        "container": {"files": 3, "folders": 1},
+        "samples": {"files": 35, "folders": 9},
+    }
     assert told["facts"] == {"writer": "rankup test"}
     assert show(str(root)) == 0
     said = capsys.readouterr().out
@@ -78,9 +81,9 @@ def test_what_is_said_is_what_is_there(tmp_path: Path, capsys: pytest.CaptureFix
         "1 dog: 12 train, 0 test",
         "from 9 (cat) to 12 (dog), 1.33 times as many; 1 class with none",
         "PNG 640 x 480, label 1 (dog)",
-        "3 files instead of 35 files",
+        "3 files and 1 folder instead of 35 files and 9 folders",
         "with a hash of each sample",
-        "writer: rankup test",
+        "written by rankup test",
         "█",
     ):
         assert line in said, said
@@ -111,6 +114,7 @@ def test_odd_containers_are_described(tmp_path: Path, capsys: pytest.CaptureFixt
     indexes.save(odd, indexes.place(root))
     assert show(str(root), samples=0) == 0
     said = capsys.readouterr().out
+    assert "in several pieces" not in said
     assert "known only once they are read" in said
     assert "x: <f4, 2" in said
     assert "y: <i4, one value" in said
@@ -124,6 +128,33 @@ def test_odd_containers_are_described(tmp_path: Path, capsys: pytest.CaptureFixt
     assert show(str(empty), verify=True) == 0
     assert show(str(empty), extract=str(tmp_path / "out")) == 0
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_facts_are_said_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "p"
+    index = pack(root, {"train": [("a", b"123", 0), ("b", b"456", 0)]})
+    offset = np.array([4, ~7])
+    facts = {
+        **index.facts,
+        **{"skipped": {"hidden": 3}, "symlinks": 1, "nulls": {"text": 2}, "compression": "zstd"},
+        **{"hdf5": {"tables": [["/train", 20]], "base": 0}, "columns": {"data": ["a", "b"]}},
+    }
+    fields = (replace(index.fields[0], offset=offset),)
+    index = replace(index, fields=fields, facts=facts, classes=())
+    indexes.save(index, indexes.place(root))
+    assert show(str(root), samples=0) == 0
+    said = capsys.readouterr().out
+    for line in (
+        "3 bytes each",
+        "1 sample compressed (with zstd) or in several pieces",
+        "passed over: 3 hidden",
+        "passed over: 1 symbolic link",
+        "without a value: 2 text",
+        "1 class, without names",
+    ):
+        assert f"  {line}\n" in said, said
+    assert "tables" not in said
+    assert "columns" not in said
 
 
 def test_names_cannot_draw_on_the_terminal(

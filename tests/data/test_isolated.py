@@ -27,6 +27,8 @@ def scan(path, choice):
     if word == "crash":
         print("last words\\x1b[2J", file=sys.stderr, flush=True)
         ctypes.string_at(0)
+    if word == "abort":  # as Arrow's C++ does where a check of its own fails
+        os.abort()
     if word == "exit":
         os._exit(3)
     if word == "hang":
@@ -94,6 +96,8 @@ def test_errors_come_through(data: Path) -> None:
 def test_a_crash_is_an_error_with_its_last_words(data: Path) -> None:
     with pytest.raises(BadContainer, match=r"signal SIGSEGV(?s:.*)last words\\x1b\[2J"):
         _scan(data, "crash")
+    with pytest.raises(BadContainer, match="signal SIGABRT"):
+        _scan(data, "abort")
     with pytest.raises(BadContainer, match="exit code 3"):
         _scan(data, "exit")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 import rankup
 from rankup.base.errors import UserError
 from rankup.data import index as indexes
-from rankup.data import opened
+from rankup.data import opened, stamp
 from rankup.data.containers import Choice
 from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split
@@ -54,7 +56,11 @@ def test_samples_are_what_was_packed(root: Path, how: Any) -> None:
         _equal(found.split("val"), VAL)
         assert found.path(41) == found.split("val").path(1) == "val/c1/00001.bin"
         assert found.class_name(2) == "c2"
-        assert found.class_name(77) == "77"
+        for label in (-1, 3, 77):
+            with pytest.raises(IndexError, match="there are 3"):
+                found.class_name(label)
+        assert repr(found) == f"<49 samples in {str(root)!r} (tar): train 40, val 9>"
+        assert repr(found.split("val")) == f"<9 samples of split 'val' in {str(root)!r} (tar)>"
         assert isinstance(found.read(5), memoryview if how == "mmap" else bytes)
 
 
@@ -89,6 +95,7 @@ def test_array_fields_are_arrays(tmp_path: Path) -> None:
         found = Samples(index, tmp_path / "a", how)  # type: ignore[arg-type]
         np.testing.assert_array_equal(found.array(3), values[3])
         assert found.label(0) is None
+        assert found.class_name(7) == "7"  # classes have no names
         assert not found.array(0, "x").flags.writeable
     short = replace(index, fields=(replace(field, length=np.full(4, 20)),))
     with pytest.raises(BadContainer, match="20 bytes"):
@@ -178,7 +185,7 @@ def test_pickled_only_the_path_travels(root: Path) -> None:
 
 
 def test_data_that_does_not_fit_its_index_is_refused(root: Path) -> None:
-    data = (root / "val.bin").read_bytes()
+    data, index = (root / "val.bin").read_bytes(), indexes.place(root).read_bytes()
     for changed in (data[:-1], data + b"x", b"H" + data[1:], data[:-1] + b"z"):
         (root / "val.bin").write_bytes(changed)
         with pytest.raises(
@@ -186,7 +193,35 @@ def test_data_that_does_not_fit_its_index_is_refused(root: Path) -> None:
         ):
             rankup.data.open(root)
     (root / "val.bin").unlink()
-    with pytest.raises(BadContainer, match="cannot be read"):
+    with pytest.raises(BadContainer, match=r"val\.bin is not there, and .*put it back") as error:
+        rankup.data.open(root)
+    assert "remove" not in str(error.value)
+    shutil.rmtree(root)
+    (root.parent / "p.index.npz").write_bytes(index)
+    with pytest.raises(BadContainer, match="is not there, only its index"):
+        rankup.data.open(root)
+
+
+def test_a_pack_that_may_not_be_read_is_not_called_damaged(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(stamp, "ends", denied)  # root may read everything
+    with pytest.raises(UserError, match=r"train\.bin cannot be read: Permission denied$") as error:
+        rankup.data.open(root)
+    assert not isinstance(error.value, BadContainer)
+
+
+@pytest.mark.parametrize("change", ["ends", "sizes"])
+def test_a_pack_says_how_its_files_begin_and_end(root: Path, change: str) -> None:
+    """Else a link in it, to any file of who opens it, would be read for a sample."""
+    index = indexes.load(indexes.place(root))
+    none = np.empty(0, np.int64)
+    index = replace(index, facts={}) if change == "ends" else replace(index, sizes=none)
+    indexes.save(index, indexes.place(root))
+    with pytest.raises(BadContainer, match="has not the sizes and ends of its 2 files"):
         rankup.data.open(root)
 
 

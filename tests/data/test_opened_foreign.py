@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import rankup
-from rankup.data import kept
+from rankup.data import index as indexes
+from rankup.data import kept, stamp
 from rankup.data.containers import Choice, isolated
+from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split
 from rankup.data.strings import Strings
 
@@ -157,6 +160,54 @@ def test_a_folder_that_changed_is_scanned_again(
     (root / "cat" / "a").write_bytes(b"changed")
     rankup.data.open(root)
     assert len(counts) == 3
+
+
+def test_of_many_files_one_that_was_written_anew_is_found(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder's time tells of it; the sizes that the index has do, once it is read."""
+    monkeypatch.setattr(stamp, "_FEW", 2)
+    root = tmp_path / "tree"
+    for row in range(4):
+        path = root / "cat" / str(row)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"old")
+    for path in (root, root / "cat"):
+        os.utime(path, (time.time() - 100,) * 2)
+    rankup.data.open(root)
+    (entry,) = cache.iterdir()
+    (root / "cat" / "3").write_bytes(b"longer")
+    found = pickle.loads(pickle.dumps(rankup.data.open(root)))
+    assert bytes(found.read(2)) == b"old"
+    with pytest.raises(BadContainer, match="open all of it again"):
+        found.read(3)
+    assert not entry.exists()
+    assert bytes(rankup.data.open(root).read(3)) == b"longer"
+
+
+def test_a_container_of_many_files_is_looked_at_whole(tmp_path: Path) -> None:
+    """A shard that was written anew with the same size has its samples elsewhere."""
+    for name in ("a.tar", "b.tar"):
+        (tmp_path / name).write_bytes(b"1")
+    assert len(stamp.seen(tmp_path, "tar")) == 3
+
+
+@pytest.mark.parametrize("change", ["elsewhere", "up", "container"])
+def test_an_entry_that_leads_elsewhere_is_not_believed(
+    cache: Path, scans: _Scans, tmp_path: Path, change: str
+) -> None:
+    path = tmp_path / "x.tar"
+    _foreign(path, b"one")
+    rankup.data.open(path)
+    (entry,) = cache.iterdir()
+    index = indexes.load(entry)
+    if change == "container":
+        index = replace(index, container="zip")
+    else:
+        index = replace(index, files=Strings.of([b"/etc/passwd" if change != "up" else b"../x"]))
+    indexes.save(index, entry)
+    assert bytes(rankup.data.open(path).read(0)) == b"one"
+    assert scans.count == 2
 
 
 def test_photos_in_class_folders_are_opened_as_they_are(

@@ -15,6 +15,7 @@ import pytest
 
 import rankup
 from rankup.data import index as indexes
+from rankup.data import stamp
 from rankup.data.index import Field, Index, Split
 from rankup.data.opened import Samples
 from rankup.data.strings import Strings
@@ -55,6 +56,7 @@ def test_ten_million_samples_cost_a_worker_nothing_of_its_own(tmp_path: Path, st
         (field,),
         rows % 1000,
         sizes=np.array([1000]),
+        facts={"ends": [stamp.ends(root / "a")]},
     )
     indexes.save(index, indexes.place(root))
     del index, field, keys, rows

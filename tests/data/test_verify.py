@@ -123,11 +123,37 @@ def test_a_damaged_index_is_damage(root: Path, capsys: pytest.CaptureFixture[str
     (one,) = _damage(root, capsys)
     assert one["what"] == str(path)
     assert "'labels' has changed" in one["why"]
+    for at in (8, len(whole) - 500, len(whole) - 1):  # zipfile looks at none of these
+        path.write_bytes(whole)
+        _flip(path, at)
+        (one,) = _damage(root, capsys)
+        assert one["what"] == str(path)
     path.write_bytes(whole[:-40])
     (one,) = _damage(root, capsys)
     assert one["what"] == str(path)
     assert show(str(root), verify=True) == 1
     assert "is damaged" in capsys.readouterr().out
+
+
+def test_a_shard_of_somebody_else_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "notes.txt").write_text("mine")
+    assert _damage(root, capsys) == []
+    (root / "train-2.bin").write_bytes(b"")
+    (one,) = _damage(root, capsys)
+    assert one["what"] == str(root / "train-2.bin")
+    assert "none of this container's files" in one["why"]
+    assert _damage(root, capsys, split="val") == []
+
+
+def test_a_file_that_may_not_be_read_is_named(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("rankup.data.stamp.ends", denied)
+    (one,) = _damage(root, capsys)
+    assert "train.bin cannot be read: Permission denied" in one["why"]
 
 
 def test_files_beside_the_data_are_looked_at(

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import UserError
-from . import npz
+from . import keys, npz
 from .errors import BadContainer
 from .strings import Strings
 
@@ -243,7 +243,7 @@ def load(path: Path) -> Index:
             )
         fields = tuple(
             Field(
-                str(one["name"]),
+                _name(one["name"]),
                 arrays[f"offset_{number}"],
                 arrays[f"length_{number}"],
                 arrays.get(f"file_{number}"),
@@ -257,13 +257,13 @@ def load(path: Path) -> Index:
             str(about["container"]),
             Strings(arrays["files_data"], arrays["files_ends"]),
             tuple(
-                Split(str(s["name"]), int(s["start"]), int(s["stop"]), str(s["folder"]))
+                Split(_name(s["name"]), int(s["start"]), int(s["stop"]), _name(s["folder"]))
                 for s in about["splits"]
             ),
             Strings(arrays["keys_data"], arrays["keys_ends"]),
             fields,
             arrays.get("labels"),
-            tuple(map(str, about["classes"])),
+            tuple(map(_name, about["classes"])),
             arrays["sizes"],
             arrays.get("frames"),
             {str(name): value for name, value in about["facts"].items()},
@@ -280,48 +280,99 @@ def load(path: Path) -> Index:
     return index
 
 
+def _name(text: object) -> str:
+    found = str(text)
+    found.encode("utf-8", "surrogateescape")  # what is no text cannot be written anywhere either
+    return found
+
+
 def inconsistency(index: Index) -> str:
     """What does not hold together in an index, without looking at its millions; empty: nothing."""
-    n = len(index)
-    shapes: list[tuple[str, npt.NDArray[Any], int | None, str]] = [
+    return _columns(index) or _names(index) or _fields(index) or _splits(index)
+
+
+def _columns(index: Index) -> str:
+    n, files = len(index), len(index.files)
+    # name, values, how many there should be, of which type
+    columns: list[tuple[str, npt.NDArray[Any] | None, int | None, str]] = [
         ("keys", index.keys.ends, n + 1, "i8"),
-        ("files", index.files.ends, None, "i8"),
+        ("files", index.files.ends, files + 1, "i8"),
+        ("labels", index.labels, n, "i8"),
+        ("times", index.times, files, "i8"),
+        ("sizes", index.sizes, files if len(index.sizes) else 0, "i8"),
+        ("frames", index.frames, None, "u8"),
     ]
-    if index.labels is not None:
-        shapes.append(("labels", index.labels, n, "i8"))
-    if index.times is not None:
-        shapes.append(("times", index.times, len(index.files), "i8"))
-    if len(index.sizes):
-        shapes.append(("sizes", index.sizes, len(index.files), "i8"))
-    if index.frames is not None:
-        shapes.append(("frames", index.frames, None, "u8"))
     for one in index.fields:
-        shapes += [("offset", one.offset, n, "i8"), ("length", one.length, n, "i8")]
-        if one.file is not None:
-            shapes.append(("file", one.file, n, "u4"))
-        if one.hash is not None:
-            shapes.append(("hash", one.hash, n, "u8"))
-        if one.dtype and np.dtype(one.dtype).hasobject:
-            return f"field {one.name} would be Python objects"
-        if min(one.shape, default=0) < 0 or _bytes(one) > _MOST:
-            return f"a sample of field {one.name} would have the shape {one.shape}"
-    for name, values, size, kind in shapes:
+        columns += [
+            ("offset", one.offset, n, "i8"),
+            ("length", one.length, n, "i8"),
+            ("file", one.file, n, "u4"),
+            ("hash", one.hash, n, "u8"),
+        ]
+    for name, values, size, kind in columns:
+        if values is None:
+            continue
         if values.ndim != 1 or values.dtype != np.dtype(f"<{kind}"):
             return f"{name} is {values.dtype} of shape {values.shape}, not 1-d {kind}"
         if size is not None and len(values) != size:
-            return f"{name} has {len(values)} rows for {n} samples"
+            return f"{name} has {len(values)} rows for {n} samples in {files} files"
+    return ""
+
+
+def _names(index: Index) -> str:
     for strings in (index.keys, index.files):
         if strings.data.dtype != np.uint8 or strings.data.ndim != 1 or not len(strings.ends):
             return f"names are {strings.data.dtype}, and end at {strings.ends.shape} places"
         if strings.ends[0] != 0 or strings.ends[-1] > len(strings.data):
             return "names go past their end"
+    if np.any(np.diff(index.files.ends) < 0):
+        return "names of files end before they begin"
+    return ""
+
+
+def _fields(index: Index) -> str:
+    if len(index) and not index.fields:
+        return f"{len(index)} samples have no field"
+    for one in index.fields:
+        if one.dtype and np.dtype(one.dtype).hasobject:
+            return f"field {one.name} would be Python objects"
+        if min(one.shape, default=0) < 0 or _bytes(one) > _MOST:
+            return f"a sample of field {one.name} would have the shape {one.shape}"
+    return _twice("fields", [one.name for one in index.fields])
+
+
+def _splits(index: Index) -> str:
     at = 0
     for split in index.splits:
         if split.start != at or split.stop < at:
             return f"split {split.name} does not begin where the one before ends"
         at = split.stop
-    return "" if at == n else f"the splits have {at} of {n} samples"
+    if at != len(index):
+        return f"the splits have {at} of {len(index)} samples"
+    return _twice("splits", [one.name for one in index.splits])
+
+
+def _twice(what: str, names: list[str]) -> str:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return f"two {what} are called {twice[0]!r}" if twice else ""
 
 
 def _bytes(one: Field) -> int:
     return math.prod(one.shape) * (np.dtype(one.dtype).itemsize if one.dtype else 1)
+
+
+def stray(index: Index, root: Path) -> bytes | None:
+    """The first of a container's files that is not below its folder, nor the container itself.
+
+    Who opens `root` trusts that nothing else is read, whatever an index from elsewhere says.
+    """
+    if not root.is_dir() and len(index.files) == 1 and index.files[0] == b"":
+        return None  # the one file has no name
+    starts, data = index.files.ends[:-1], index.files.data
+    named = len(index.files) == 0 or int(np.diff(index.files.ends).min()) > 0
+    # Of a million photos none is looked at, where these bytes are nowhere.
+    if named and not np.any(data[starts] == ord("/")):
+        every = data.tobytes()
+        if not any(odd in every for odd in (b"..", b"\0", b"\\")):
+            return None
+    return next((name for name in index.files if not keys.safe(name)), None)

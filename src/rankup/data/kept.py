@@ -38,11 +38,23 @@ def folder() -> Path | None:
         return None
 
 
-def find(path: Path, choice: Choice, at: Path) -> Index | None:
-    """The index that is kept for a file or folder; None without one, or if either has changed."""
-    entry = at / _name(path, choice)
+def entry(path: Path, choice: Choice, folder: Path) -> Path:
+    """The file in which the index of a file or folder is kept."""
+    what = repr((str(path.resolve()), choice, __version__, indexes.VERSION))
+    return folder / f"{xxhash.xxh3_128_hexdigest(what.encode(errors='surrogateescape'))}.npz"
+
+
+def find(path: Path, container: str, entry: Path) -> Index | None:
+    """The index that is kept for a file or folder; None without one, or if either has changed.
+
+    Args:
+        container: what it is, which the index has to say too.
+    """
     try:
         index = indexes.load(entry)
+        # A cache may be shared; what is in it is believed no more than the index of a pack.
+        if index.container != container or indexes.stray(index, path) is not None:
+            return None
         if not stamp.unchanged(path, index.facts.get(_SEEN, [])):
             return None
         os.utime(entry)  # the one not used for longest goes first
@@ -51,28 +63,25 @@ def find(path: Path, choice: Choice, at: Path) -> Index | None:
     return index
 
 
-def keep(index: Index, path: Path, choice: Choice, seen: Seen, at: Path) -> Index | None:
+def keep(index: Index, path: Path, seen: Seen, entry: Path) -> Index | None:
     """Keep an index; the kept one, mapped. None where it cannot be kept.
 
     Args:
-        seen: `stamp.seen(path)` from before the index was made.
+        path: of what it is the index.
+        seen: `stamp.seen(path, …)` from before the index was made.
     """
     if not seen or time.time() - stamp.newest(seen) < _SETTLED:
         return None
     try:
-        at.mkdir(parents=True, exist_ok=True)
-        entry = at / _name(path, choice)
+        if indexes.stray(index, path) is not None:  # it would not be found
+            return None
+        entry.parent.mkdir(parents=True, exist_ok=True)
         indexes.save(replace(index, facts={**index.facts, _SEEN: [list(s) for s in seen]}), entry)
         kept = indexes.load(entry)
-        _prune(at)
+        _prune(entry.parent)
     except (OSError, BadContainer):
         return None  # no space, no quota: then it is scanned again
     return kept
-
-
-def _name(path: Path, choice: Choice) -> str:
-    what = repr((str(path.resolve()), choice, __version__, indexes.VERSION))
-    return f"{xxhash.xxh3_128_hexdigest(what.encode(errors='surrogateescape'))}.npz"
 
 
 def _prune(at: Path) -> None:

@@ -1,7 +1,8 @@
 """Arrays in one uncompressed .npz, mapped into memory instead of read.
 
 A .npz is a zip of .npy files. Stored without compression and aligned, each array can be mapped
-where it lies; `numpy.load` reads the same file. The zip's CRC of each member finds damage.
+where it lies; `numpy.load` reads the same file. The zip's comment is a hash of all before it, so
+that no byte can change unseen; the zip's CRC of each member tells which array it is.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from ..base.files import fsync_directory
 from .errors import BadContainer
@@ -32,6 +34,9 @@ _DAMAGE = (
     *(ValueError, ArithmeticError, EOFError, RuntimeError, SyntaxError, MemoryError),
     *(TypeError, LookupError),
 )
+_COMMENT = b"xxh3 of all before: "
+_DIGEST = 16  # hexadecimal digits behind it, the last bytes of the file
+_CHUNK = 16 << 20
 _EXTRA_ID = 0x7275  # of the padding; readers pass over an extra field they do not know
 
 
@@ -43,10 +48,14 @@ def save(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with temporary.open("x+b") as file:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+                archive.comment = _COMMENT + bytes(_DIGEST)
                 for name, array in arrays.items():
                     _member(archive, file, name, np.ascontiguousarray(array))
+            digest = _digest(file)
+            file.seek(-_DIGEST, os.SEEK_END)
+            file.write(digest)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -56,9 +65,21 @@ def save(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     fsync_directory(path.parent)
 
 
-def _member(
-    archive: zipfile.ZipFile, file: io.BufferedWriter, name: str, array: npt.NDArray[Any]
-) -> None:
+def _digest(file: BinaryIO) -> bytes:
+    """xxh3 of all but the last bytes, which are for it."""
+    state = xxhash.xxh3_64()
+    rest = file.seek(0, os.SEEK_END) - _DIGEST
+    file.seek(0)
+    while rest > 0:
+        part = file.read(min(rest, _CHUNK))
+        if not part:
+            break
+        state.update(part)
+        rest -= len(part)
+    return state.hexdigest().encode()
+
+
+def _member(archive: zipfile.ZipFile, file: BinaryIO, name: str, array: npt.NDArray[Any]) -> None:
     info = zipfile.ZipInfo(f"{name}.npy")  # its date is the beginning of 1980
     info.external_attr = 0o644 << 16
     # The zip64 field (20 bytes), which is always written, comes before what is padded here.
@@ -88,28 +109,39 @@ def load(path: Path) -> dict[str, npt.NDArray[Any]]:
             # One map for all; the arrays keep it alive.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             with zipfile.ZipFile(file) as archive:
-                return {
+                arrays = {
                     info.filename.removesuffix(".npy"): _mapped(mapped, info)
                     for info in archive.infolist()
                 }
+            if mapped[-len(_COMMENT) - _DIGEST : -_DIGEST] != _COMMENT:
+                raise ValueError("it does not end as it should")
         except _DAMAGE as error:
             raise BadContainer(f"{path} is no .npz of ours, or a damaged one: {error}") from None
+    return arrays
 
 
 def damaged(path: Path) -> list[str]:
-    """Names of the arrays whose bytes do not match their checksum. Reads all of the file.
+    """What is not as it was saved, in words: each array, or what is around them; empty: nothing.
+
+    Reads all of the file.
 
     Raises:
         BadContainer: it is no zip at all.
         OSError: it cannot be read.
     """
+    with path.open("rb") as file:
+        digest = _digest(file)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - len(_COMMENT) - _DIGEST))
+        if file.read() == _COMMENT + digest:
+            return []
     try:
         with zipfile.ZipFile(path) as archive:
-            return [
-                info.filename.removesuffix(".npy")
+            found = [
+                f"its array {info.filename.removesuffix('.npy')!r} has changed"
                 for info in archive.infolist()
                 if not _sound(archive, info)
             ]
+            return found or ["bytes around its arrays have changed"]
     except _DAMAGE as error:
         raise BadContainer(f"{path} is no .npz, or a damaged one: {error}") from None
 

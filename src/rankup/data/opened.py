@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import UserError
-from . import index as indexes
-from . import kept, keys, stamp
-from .containers import KNOWN, Choice, Fallback, detect, isolated, module
+from . import finding
+from .containers import Choice, Fallback, module
 from .errors import BadContainer
 from .index import Field, Index
 from .spans import How, Spans, way
@@ -55,53 +54,9 @@ def open(
     root = Path(path)
     read = way(root, how)
     choice = choice or Choice()
-    index, lasting = _index(root, choice)
-    return Samples(index, root.absolute(), read, choice if lasting else None)
-
-
-def packed(root: Path) -> Index | None:
-    """The index that a pack has, whether or not its data is still what it says.
-
-    Raises:
-        BadContainer: it is damaged or hostile.
-    """
-    beside = indexes.place(root)
-    if not beside.is_file() or root.name.endswith(detect.PART):
-        return None
-    index = indexes.load(beside)
-    if index.container not in KNOWN:
-        raise BadContainer(f"{beside} is of a container {index.container!r}, which is not known")
-    alone = not root.is_dir() and len(index.files) == 1  # then it has no name
-    for name in index.files:
-        if not keys.safe(name) and not (alone and name == b""):
-            raise BadContainer(
-                f"{beside} names a file {keys.shown(name)}, which is none of a pack: it is damaged"
-            )
-    return index
-
-
-def _index(root: Path, choice: Choice) -> tuple[Index, bool]:
-    """The index, and whether another process would find it without a scan."""
-    own = packed(root)
-    if own is not None:
-        if choice != Choice():
-            raise UserError(f"{root} was packed by rankup: `choice` is for data of others")
-        why = stamp.unfit(own, root)
-        if why:
-            raise BadContainer(
-                f"{root} is not what its index describes: {why}; it was changed or cut short since "
-                f"it was packed. If it is right as it is, remove {indexes.place(root)}"
-            )
-        return own, True
-    name = detect.detect(root)
-    at = kept.folder()
-    found = kept.find(root, choice, at) if at is not None else None
-    if found is not None:
-        return found, True
-    seen = stamp.seen(root)
-    index = isolated.scan(name, root, choice)
-    saved = kept.keep(index, root, choice, seen, at) if at is not None else None
-    return saved or index, saved is not None
+    found = finding.found(root, choice)
+    again = choice if found.lasting else None
+    return Samples(found.index, root.absolute(), read, again, entry=found.kept)
 
 
 class Samples:
@@ -124,6 +79,7 @@ class Samples:
         choice: Choice | None = None,
         *,
         any_size: bool = False,
+        entry: Path | None = None,
     ) -> None:
         self.index, self.root = index, root
         self.classes = index.classes
@@ -133,7 +89,8 @@ class Samples:
         # Of what is damaged as much is read as there is.
         sizes = index.sizes[:0] if any_size else index.sizes
         # A file that is one sample is not read twice in a row.
-        self._spans = Spans(root, index.files, sizes, how, keep=index.container != "files")
+        keep = index.container != "files"
+        self._spans = Spans(root, index.files, sizes, how, keep=keep, entry=entry)
         self._read = self._spans.read
         # Without a name it is the first one.
         columns = [(one.name, _column(one)) for one in index.fields]
@@ -247,8 +204,14 @@ class Samples:
         return label if label >= 0 else None
 
     def class_name(self, label: int) -> str:
-        """The name of a class, or its number where classes have no names."""
-        return self.classes[label] if 0 <= label < len(self.classes) else str(label)
+        """The name of a class, or its number where classes have no names.
+
+        Raises:
+            IndexError: there is no such class.
+        """
+        if label < 0 or (self.classes and label >= len(self.classes)):
+            raise IndexError(f"no class {label}: there are {len(self.classes)}, from 0 on")
+        return self.classes[label] if self.classes else str(label)
 
     def split(self, name: str) -> Samples:
         """The samples of one split, from 0 on; files that are open are shared.
@@ -274,6 +237,14 @@ class Samples:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        whole = f" of split {self._split!r}" if self._split is not None else ""
+        what = ", ".join(f"{one.name} {one.stop - one.start}" for one in self.index.splits)
+        counts = f": {what}" if not whole and len(self.index.splits) > 1 else ""
+        return (
+            f"<{len(self)} samples{whole} in {str(self.root)!r} ({self.index.container}){counts}>"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._choice is not None:

@@ -11,6 +11,7 @@ import mmap
 import os
 import resource
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,12 +66,22 @@ class Spans:
         sizes: bytes that each had when it was indexed; empty where that is not known.
         how: `mmap` or `pread`, see `way`.
         keep: whether files stay open, or mapped; by default where they are few.
+        entry: where the index is kept that says all this; it is removed if a file has not the size
+            that it says, so that the next who opens them looks anew.
     """
 
     def __init__(
-        self, root: Path, files: Strings, sizes: Int64s, how: How, *, keep: bool = True
+        self,
+        root: Path,
+        files: Strings,
+        sizes: Int64s,
+        how: How,
+        *,
+        keep: bool = True,
+        entry: Path | None = None,
     ) -> None:
         self._root, self._files, self._sizes, self._how = root, files, sizes, how
+        self._entry = entry
         # File -> (its descriptor, or its bytes where they are mapped; its size)
         self._kept: dict[int, tuple[int | memoryview, int]] = {}
         self._keep = keep and len(files) <= _descriptors()
@@ -168,9 +179,14 @@ class Spans:
             raise BadContainer(f"{path} is no file")
         size = about.st_size
         if len(self._sizes) and size != self._sizes[file]:
+            again = ""
+            if self._entry is not None:
+                with suppress(OSError):
+                    self._entry.unlink()
+                    again = "; open all of it again to go on with it as it is"
             raise BadContainer(
                 f"{path} has {size} bytes, and had {self._sizes[file]} when it was indexed: it was "
-                f"changed or cut short since"
+                f"changed or cut short since{again}"
             )
         if self._how == "mmap" and self._keep and size:
             return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)), size

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import xxhash
 
-from .index import Index
+from ..base.errors import UserError
+from .errors import BadContainer
+from .index import Index, place
 
 _END = 4096
 # Files of one container that are looked at: an open costs milliseconds on a parallel file system,
 # and the size of each is looked at again when it is first read.
 _LOOKED_AT = 64
-# Files below a folder up to which each of them is looked at, beyond it only the folders are.
+# Single files up to which each of them is looked at, beyond it only the folders are: then `Spans`
+# looks at the size of each that is read. Of a container all are, since places would be wrong.
 _FEW = 1000
+_MOST = 100_000
 _FOLDERS = 100_000
 
 # (name below the folder, bytes, mtime in ns, inode)
@@ -49,11 +53,16 @@ def unfit(index: Index, root: Path) -> str:
     """In which way a container is not what its index says; empty where it is.
 
     Looks at the sizes and the ends of its files; of many, at some.
+
+    Raises:
+        BadContainer: a file is not there.
+        UserError: one may not be read, or cannot be.
     """
     count = len(index.files)
     written = index.facts.get("ends")
-    if written is not None and (not isinstance(written, list) or len(written) != count):
-        return f"the index has not the ends of its {count} files"
+    # Without them a file of anybody's would do, which a link in the folder may lead to.
+    if not isinstance(written, list) or len(written) != count or len(index.sizes) != count:
+        return f"the index has not the sizes and ends of its {count} files"
     step = max(1, -(-count // _LOOKED_AT))
     for row in {*range(0, count, step), count - 1} if count else ():
         path = _path(index, root, row)
@@ -62,24 +71,41 @@ def unfit(index: Index, root: Path) -> str:
             if not stat.S_ISREG(about.st_mode):
                 return f"{path} is no file"
             size = about.st_size
-            if len(index.sizes) and size != index.sizes[row]:
+            if size != index.sizes[row]:
                 return f"{path} has {size} bytes, and had {index.sizes[row]}"
-            if written is not None and ends(path) != written[row]:
+            if ends(path) != written[row]:
                 return f"{path} begins or ends with other bytes"
+        except FileNotFoundError:
+            raise BadContainer(_missing(path, root)) from None
         except OSError as error:
-            return f"{path} cannot be read: {error.strerror}"
+            # It may be as it should: whose right to read is missing must not be told to mend it.
+            raise UserError(f"{path} cannot be read: {error.strerror}") from None
     return ""
 
 
-def seen(path: Path) -> Seen:
+def _missing(path: Path, root: Path) -> str:
+    if root.exists():
+        return f"{path} is not there, and {root} is not whole without it: put it back"
+    return (
+        f"{root} is not there, only its index, {place(root)}: put it back beside it; where it was "
+        f"moved, move the index too"
+    )
+
+
+def seen(path: Path, container: str) -> Seen:
     """What tells whether a file or a tree changes: of it and all folders below size, time, inode.
 
-    Files too, where they are few: a folder's time tells that a file came or went, not that one was
-    written anew. Nothing for a tree too large to look at.
+    Files too; of a folder of single files only where they are few: its time tells that a file came
+    or went, not that one was written anew. Nothing for a tree too large to look at.
+
+    Args:
+        container: what it is, a name of `containers.KNOWN`.
 
     Raises:
         OSError: it cannot be read.
     """
+    single = container == "files"
+    most = _FEW if single else _MOST
     found = [_look(path, "")]
     files: Seen = []
     if not path.is_dir():
@@ -100,9 +126,11 @@ def seen(path: Path) -> Seen:
                     waiting.append(name)
                     if len(found) > _FOLDERS:
                         return []
-                elif len(files) <= _FEW and entry.is_file():
+                elif len(files) <= most and entry.is_file():
                     files.append(_look(path, name))
-    return found + (files if len(files) <= _FEW else [])
+    if len(files) <= most:
+        return found + files
+    return found if single else []
 
 
 def unchanged(path: Path, before: Seen) -> bool:

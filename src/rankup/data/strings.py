@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .errors import BadContainer
+
 
 @dataclass(frozen=True)
 class Strings:
@@ -57,8 +59,14 @@ class Strings:
         return self[row].decode("utf-8", "surrogateescape")
 
     def take(self, rows: npt.NDArray[np.integer]) -> Strings:
-        """The given rows, in their order."""
+        """The given rows, in their order.
+
+        Raises:
+            BadContainer: one would end before it begins, as only a damaged index has it.
+        """
         starts, lengths = self.ends[:-1][rows], np.diff(self.ends)[rows]
+        if len(lengths) and lengths.min() < 0:
+            raise BadContainer("names end before they begin: the index is damaged")
         ends = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(lengths, out=ends[1:])
         # Of each byte: its place in its string, added to where that string began.

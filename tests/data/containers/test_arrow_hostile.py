@@ -275,5 +275,5 @@ def test_fuzz(tmp_path: Path, kind: str) -> None:
     found = _fuzz("parquet" if kind == "parquet" else "arrow", path, attempts)
     assert sum(found.values()) == attempts
     assert found["refused"] > attempts // 5
-    # In rankup a crash is an error too: a child scans what comes from elsewhere.
-    assert found["crashed"] <= attempts // 100, found
+    # Parquet is read by C++ that may abort; in rankup that is an error too, since a child scans it.
+    assert found["crashed"] <= (attempts // 100 if kind == "parquet" else 0), found

@@ -134,12 +134,29 @@ def test_links_are_followed(tmp_path: Path) -> None:
     (root / "c" / "1").symlink_to(tmp_path / "elsewhere" / "1")
     (root / "d").symlink_to("../elsewhere/f")
     (root / "e").symlink_to("d")  # twice the same folder is no circle
-    assert read(files.scan(root, Choice()), root) == {
+    index = files.scan(root, Choice())
+    first = f"c/1 -> {tmp_path.resolve()}/elsewhere/1"
+    assert index.facts == {"outside": {"files": 3, "first": first}}
+    assert read(index, root) == {
         "train/c/0": (b"zero", 0),
         "train/c/1": (b"one", 0),
         "train/d/2": (b"two", 1),
         "train/e/2": (b"two", 2),
     }
+
+
+def test_links_that_stay_inside(tmp_path: Path) -> None:
+    root = write(tmp_path / "root", {"a/0": b"zero", "b/1": b"one"})
+    (root / "a" / "2").symlink_to("../b/1")
+    (root / "c").symlink_to(root / "b")
+    (tmp_path / "link").symlink_to("root")
+    assert files.walk(tmp_path / "link").outside == {}
+    # What begins as its name does lies beside it all the same.
+    write(tmp_path / "root2", {"x": b"x"})
+    (root / "a" / "3").symlink_to(tmp_path / "root2" / "x")
+    assert files.walk(root).outside["files"] == 1
+    assert files.walk(root / "a").outside["files"] == 2
+    assert files.walk(root / "a", root).outside["files"] == 1
 
 
 def test_circles_of_links_are_refused(tmp_path: Path) -> None:

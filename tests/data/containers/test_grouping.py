@@ -147,6 +147,18 @@ def test_parts_tell_the_split_and_keep_keys_apart() -> None:
     assert (splits(found), keys(found)) == ([("all", "all")], ["train/0", "val/0"])
 
 
+@pytest.mark.parametrize("top", ["", "all/"])
+def test_one_name_in_two_splits(top: str) -> None:
+    found = grouped(f"{top}train/a/1.txt", f"{top}val/a/1.txt", stems=True)
+    assert keys(found) == ["a/1.txt", "a/1.txt"]
+    assert (found.fields, labels(found)) == (("data",), [0, 0])
+    assert found.split_of.tolist() == [0, 1]
+    several = [f"{top}{split}/1.{end}" for split in ("train", "val") for end in ("jpg", "txt")]
+    found = grouped(*several, stems=True)
+    assert (keys(found), found.fields) == (["1", "1"], ("jpg", "txt"))
+    assert found.sample.tolist() == [0, 0, 1, 1]
+
+
 _word = st.sampled_from(["train", "val", "test", "a", "b", "0.jpg", "0.txt", "0.cls", "1.jpg", "é"])
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
@@ -340,6 +340,8 @@ _PATHS = st.lists(
 
 @settings(deadline=None, max_examples=60)
 @given(_PATHS, st.integers(0, 1 << 45))
+@example(b"a/" * 50 + b"b", 0)
+@example(b"a/" * 49 + b"bc", 1)
 def test_headers_are_those_of_tarfile(path: bytes, size: int) -> None:
     info = tarfile.TarInfo(os.fsdecode(path))
     info.size = size

@@ -134,17 +134,24 @@ def test_resize(tmp_path: Path, photos: Path, container: str) -> None:
     assert made(Path(again.out)) == made(Path(asked.out))
 
 
-def test_resize_and_skip(tmp_path: Path, photos: Path) -> None:
-    # Only a decoder finds that something in the middle is missing.
+def test_resize_and_skip(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Only a decoder finds that the Huffman tables of this one are none.
     data = bytearray(_jpeg(200, 150))
-    data[300:] = bytes(len(data) - 302) + b"\xff\xd9"
+    at = data.index(b"\xff\xc4")
+    data[at + 5 : at + 21] = b"\xff" * 16
     (photos / "train" / "good" / "hollow.jpg").write_bytes(data)
     asked = request(photos, tmp_path, "tar", resize=16, bad="skip")
     assert run(asked) == 0
     keys = [key.decode() for key in opened.open(asked.out).index.keys]
     report = _report(Path(asked.out))
-    assert not [key for key in keys if key.startswith("bad/")]
-    assert report["samples"] == len(keys) == 19 - 3 + ("good/hollow.jpg" in keys)
+    gone = [f"train/bad/{name}.jpg" for name in ("cut", "empty", "text")]
+    assert sorted(report["left_out"]) == [*gone, "train/good/hollow.jpg"]
+    assert report["samples"] == len(keys) == 20 - 4
+    assert "4 samples left out: see " in capsys.readouterr().out
+    asked = request(photos, tmp_path / "kept", "hdf5", resize=16)
+    assert run(asked) == 0
+    assert "4 images could not be encoded anew and stand as they were" in capsys.readouterr().out
+    assert _report(Path(asked.out))["left_out"] == []
 
 
 def test_a_killed_resize_goes_on(
@@ -159,17 +166,22 @@ def test_a_killed_resize_goes_on(
     def before() -> None:
         done = []
 
-        def deadly(*args: Any) -> None:
+        def deadly(*args: Any) -> dict[str, Any]:
             if done:
                 os.killpg(0, signal.SIGKILL)
-            part(*args)
             done.append(True)
+            return part(*args)
 
-        spool._part = deadly  # type: ignore[assignment]
+        spool._part = deadly
 
     for _ in range(2):
         code, said = Running(asked, tmp_path / "log", before).wait()
         assert code == -signal.SIGKILL, said
-    assert any((work.Work(tmp_path / "out.part")).spool.glob("*.lengths"))
+    assert any((work.Work(tmp_path / "out.part")).spool.glob("*.json"))
+    # Nothing was synced, and another machine goes on: nothing of it is believed.
+    lost = next(work.Work(tmp_path / "out.part").spool.glob("*.json"))
+    lost.write_text(json.dumps({**json.loads(lost.read_text()), "boot": "another"}))
+    lost.with_suffix(".bin").write_bytes(b"")
     assert pack(asked) == 0
     assert made(Path(asked.out)) == made(Path(whole.out))
+    assert _report(Path(asked.out))["images"] == _report(Path(whole.out))["images"]

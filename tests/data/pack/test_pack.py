@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rankup.base.errors import UserError
 from rankup.data import index as indexes
 from rankup.data import opened
 from rankup.data.inspect.command import show
+from rankup.data.pack.request import target
 
 from .made import (
     ALL,
@@ -25,6 +28,14 @@ from .made import (
     small_units,
     tree,
 )
+
+# What the index of a pack says of its own files.
+OWN_FACTS: dict[str, set[str]] = {
+    "hdf5": set(),
+    "tar": set(),
+    "arrow": {"batches"},
+    "squashfs": {"block", "compression", "made", "inodes"},
+}
 
 
 @pytest.mark.parametrize("container", ALL)
@@ -43,10 +54,14 @@ def test_a_tree_comes_back(tmp_path: Path, container: str) -> None:
     assert index.frames is not None
     assert show(str(out), verify=True) == 0
     assert not [name for name in os.listdir(tmp_path) if "part" in name or "lock" in name]
+    assert set(index.facts) - {"writer", "ends", "beside", "files_before"} <= OWN_FACTS[container]
     # And out of this container into another.
     other = request(out, tmp_path / "next", "tar" if container != "tar" else "hdf5")
     assert run(other) == 0
     same_samples(Path(other.out), source)
+    again = indexes.load(target(other.out, other.to).index)
+    assert again.facts["files_before"] == 60
+    assert not set(again.facts) & OWN_FACTS[container]
 
 
 @pytest.mark.parametrize("container", ALL)
@@ -91,7 +106,7 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(asked) == 0
     said = capsys.readouterr().out
     assert "train 8, val 2, 3 classes" in said
-    assert "files: 10 -> 2" in said
+    assert "files: 10 files and 8 folders -> 3 files" in said
     report = json.loads((tmp_path / "out.h5.report.json").read_text())
     assert report["samples"] == 10
     assert report["files_before"] == 10
@@ -109,8 +124,62 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert run(request(source, tmp_path, "tar", dry_run=True)) == 0
     assert "train 8, val 2" in capsys.readouterr().out
     assert run(request(source, tmp_path, "tar", dry_run=True, as_json=True)) == 0
-    assert json.loads(capsys.readouterr().out)["samples"] == [["train", 8], ["val", 2]]
+    told = json.loads(capsys.readouterr().out)
     assert sorted(tmp_path.rglob("*")) == before
+    assert run(request(source, tmp_path, "tar", as_json=True)) == 0
+    report = json.loads(capsys.readouterr().out)
+    # The same names for the same things.
+    both = set(told) & set(report)
+    assert {"asked", "out", "container", "splits", "samples", "sample_bytes"} <= both
+    assert {name: told[name] for name in both - {"bytes"}} == {
+        name: report[name] for name in both - {"bytes"}
+    }
+
+
+def test_a_dry_run_says_what_the_pack_would_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tree(tmp_path / "source", 10)
+    assert run(request(source, source, "hdf5", dry_run=True)) == 2
+    assert "lies inside of SOURCE" in capsys.readouterr().err
+    assert run(request(source, tmp_path, "hdf5")) == 0
+    assert run(request(source, tmp_path, "hdf5", dry_run=True)) == 2
+    assert "it is not overwritten" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["out.h5.index.npz", "out.h5.report.json"])
+def test_what_belongs_to_the_output_is_not_overwritten(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tree(tmp_path / "source", 10)
+    (tmp_path / name).write_text("precious")
+    assert run(request(source, tmp_path, "hdf5")) == 2
+    assert f"{name} is there, and a pack of that name would overwrite it" in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == [name, "source"]
+
+
+def test_a_link_as_a_work_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tree(tmp_path / "source", 3)
+    (tmp_path / "elsewhere").mkdir()
+    for to in ("elsewhere", "nothing"):
+        link = tmp_path / "out.h5.part"
+        link.symlink_to(tmp_path / to)
+        for resume in (False, True):
+            assert run(request(source, tmp_path, "hdf5", resume=resume)) == 2
+            assert "out.h5.part is a link" in capsys.readouterr().err
+        link.unlink()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    source = tree(tmp_path / "source", 3)
+    (tmp_path / "file").write_text("")
+    for folder in (Path("/proc"), tmp_path / "file"):
+        with pytest.raises(UserError, match=f"{folder} cannot be written to .*choose another"):
+            run(request(source, folder, "hdf5"))
 
 
 def test_what_is_there_is_not_overwritten(
@@ -166,16 +235,31 @@ def test_the_second_pack_to_one_output_is_refused(
     same_samples(Path(asked.out), source)
 
 
+@pytest.mark.parametrize("container", ["hdf5", "squashfs"])
 def test_a_container_that_cannot_fit_is_refused_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, container: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "source" / "train"
     source.mkdir(parents=True)
     for number in range(2):
         with (source / f"{number}.bin").open("wb") as file:
             file.truncate(1 << 42)
-    assert run(request(source.parent, tmp_path, "hdf5")) == 2
+    assert run(request(source.parent, tmp_path, container)) == 2
     assert "are missing" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["source"]
+
+
+@pytest.mark.parametrize("container", ["hdf5", "squashfs"])
+def test_a_file_larger_than_the_limit_is_refused_before(
+    tmp_path: Path,
+    container: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = tree(tmp_path / "source", 20)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10_000, 10_000))
+    assert run(request(source, tmp_path, container)) == 2
+    assert "(ulimit -f)" in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == ["source"]
 
 
@@ -213,6 +297,8 @@ def test_a_damaged_pack_as_a_source_is_noticed(
     for container in CONTAINERS:
         second = request(out, tmp_path / f"next-{container}", container)
         assert run(second) == 1
-        assert f"{index.path(row)} is damaged" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"{index.path(row)} is damaged" in said
+        assert "rankup inspect SOURCE --extract" in said
         assert not Path(second.out).exists()
     assert opened.open(out).index.path(row) == index.path(row)

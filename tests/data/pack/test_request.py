@@ -86,7 +86,22 @@ def test_no_sizes(text: str) -> None:
 )
 def test_options_that_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong)).replace("_", "-")):
-        checked(Request("a", "b", **wrong))  # type: ignore[arg-type]
+        checked(Request("a", "b", **wrong), "hdf5")  # type: ignore[arg-type]
+
+
+def test_what_would_be_ignored_is_refused() -> None:
+    with pytest.raises(UserError, match="--shard-size is for a tar"):
+        checked(Request("a", "b", shard_size="2GB"), "hdf5")
+    checked(Request("a", "b", shard_size="2GB"), "tar")
+    with pytest.raises(UserError, match="rankup fetch --url"):
+        checked(Request("https://x.y/z.tar", "b"), "tar")
+
+
+def test_a_name_too_long_for_what_belongs_to_it(tmp_path: Path) -> None:
+    assert target(str(tmp_path / f"{'n' * 217}.h5"), None).one_file
+    for count in (218, 245, 252):
+        with pytest.raises(UserError, match="too long"):
+            target(str(tmp_path / f"{'n' * count}.h5"), None)
 
 
 def test_the_command(run_rankup: RunRankup, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.data.pack import engine, slurm
+from rankup.data.pack import engine, slurm, steps
 from rankup.data.pack.request import Request, target
 from rankup.data.pack.workers import Lost
 from tests.slurm.cluster import Cluster
@@ -110,6 +110,57 @@ def test_a_task_that_fails_ends_all(tmp_path: Path, victim: int) -> None:
     assert [code for code, _ in ended] == [0, 0], ended
     assert "going on: " in ended[0][1]
     same_samples(Path(asked.out), source)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_exception_that_nobody_expects_ends_all(tmp_path: Path, victim: int) -> None:
+    source = tree(tmp_path / "source", 150)
+    asked = request(source, tmp_path, "tar", workers=1)
+
+    def before(task: int) -> None:
+        _task(task, 2, seconds=0.01)
+        if task == victim:
+
+            def fails(*_: object, **__: object) -> None:
+                raise MemoryError("it is full")
+
+            steps.copied = fails
+
+    step = [
+        Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))
+        for task in range(2)
+    ]
+    ended = [one.wait() for one in step]
+    assert ended[victim][0] == 99, ended
+    assert "MemoryError" in ended[victim][1]
+    assert ended[1 - victim][0] == 1, ended
+    if victim:  # else the first one has said it
+        assert "task 1 on " in ended[0][1]
+        assert "MemoryError: it is full" in ended[0][1]
+    # The last one that leaves clears up.
+    assert not [name for name in os.listdir(tmp_path) if ".step-" in name]
+
+
+def test_others_that_have_left_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where one had no space to say why."""
+    source = tree(tmp_path / "source", 150)
+    asked = request(source, tmp_path, "tar", workers=1)
+
+    def before(task: int) -> None:
+        _task(task, 2)
+        if task == 1:
+            steps.copied = lambda *_, **__: None
+
+    step = [
+        Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))
+        for task in range(2)
+    ]
+    ended = [one.wait() for one in step]
+    assert ended[1][0] == 0
+    assert ended[0][0] == 1
+    assert "the other tasks have ended, and " in ended[0][1]
 
 
 @pytest.mark.parametrize("victim", [0, 2])

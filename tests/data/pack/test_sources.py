@@ -8,6 +8,8 @@ import shutil
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,10 @@ from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
 from rankup.data import index as indexes
-from rankup.data import opened
+from rankup.data import keys, opened
+from rankup.data.errors import BadContainer
 from rankup.data.pack import source as sources
+from rankup.data.pack.layout import Shape
 from rankup.data.strings import Strings
 
 from .made import ALL, CONTAINERS, files, made, request, run, same_samples, small_units, tree
@@ -144,7 +148,7 @@ def test_names_that_are_there_twice(tmp_path: Path, capsys: pytest.CaptureFixtur
     ordered = sources.sorted_(index)
     assert [ordered.path(row) for row in range(4)] == ["train/b", "train/c", "val/x", "val/x"]
     with pytest.raises(UserError, match="1 samples of val have a name that another one has"):
-        sources._check_names(ordered, tmp_path)
+        sources.check_names(ordered, tmp_path)
     listed = tmp_path / "list.csv"
     (tmp_path / "a.txt").write_text("a")
     listed.write_text("path,label\na.txt,x\na.txt,y\n")
@@ -173,3 +177,99 @@ def test_real_photos(tmp_path: Path, data_root: Path | None) -> None:
     again = request(at, tmp_path / "again", "hdf5")
     assert run(again) == 0
     assert made(Path(again.out))["out.h5"] == made(tmp_path / "hdf5" / "out.h5")["out.h5"]
+
+
+@given(
+    names=st.lists(
+        st.lists(
+            st.sampled_from([b"a", b".", b"..", b"", b"b.c", b"\0", b"\\", b"..."]), max_size=4
+        ).map(b"/".join),
+        min_size=1,
+        max_size=4,
+        unique=True,
+    )
+)
+@settings(deadline=None, max_examples=300)
+def test_unsafe_names_are_refused(names: list[bytes]) -> None:
+    """The quick look at all names at once lets nothing through that the slow one refuses."""
+    index = indexes.Index(
+        "files",
+        Strings.of([b"a"]),
+        (indexes.Split("train", 0, len(names)),),
+        Strings.of(sorted(names)),
+        (),
+    )
+    if all(keys.safe(name) for name in names):
+        sources.check_names(index, Path("x"))
+    else:
+        with pytest.raises(BadContainer):
+            sources.check_names(index, Path("x"))
+
+
+def _changed(index: indexes.Index, column: str, value: int) -> indexes.Index:
+    [field] = index.fields
+    values = np.full(len(index), value)
+    kind = np.uint32 if column == "file" else np.int64
+    return replace(index, fields=(replace(field, **{column: values.astype(kind)}),))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda index: _changed(index, "file", 4_000_000_000), "4000000000"),
+        (lambda index: _changed(index, "length", -(2**63)), "bytes"),
+        (lambda index: _changed(index, "length", 2**63 - 1), "past the end"),
+        (lambda index: _changed(index, "offset", 2**63 - 1), "past the end"),
+        (
+            lambda index: replace(
+                index, keys=Strings(index.keys.data, index.keys.ends[[0, 2, 1, *range(3, 11)]])
+            ),
+            "ends before it begins",
+        ),
+        (lambda index: replace(index, facts={}), "is not what its index describes"),
+        (lambda index: replace(index, files=Strings.of([b"/etc/passwd"])), "/etc/passwd"),
+    ],
+)
+def test_the_index_of_a_pack_is_not_believed(
+    tmp_path: Path,
+    wrong: Callable[[indexes.Index], indexes.Index],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A pack from elsewhere: nothing in its index leads to another file, or to a traceback."""
+    source = tree(tmp_path / "source", 10)
+    first = request(source, tmp_path, "hdf5")
+    assert run(first) == 0
+    place = indexes.place(Path(first.out))
+    indexes.save(wrong(indexes.load(place)), place)
+    second = request(Path(first.out), tmp_path / "next", "tar")
+    assert run(second) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+    assert not Path(second.out).exists()
+
+
+def test_a_pack_of_many_files_is_looked_at_in_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of its files may be a link to what only the reader has."""
+    monkeypatch.setattr("rankup.data.stamp._LOOKED_AT", 2)
+    source = tree(tmp_path / "source", 40, largest=200_000)
+    first = request(source, tmp_path, "tar")
+    monkeypatch.setattr("rankup.data.pack.steps.shape", lambda request: Shape(shard=300_000))
+    assert run(first) == 0
+    victim = Path(first.out) / "train-000002.tar"
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(victim.stat().st_size))
+    victim.unlink()
+    victim.symlink_to(secret)
+    second = request(Path(first.out), tmp_path / "next", "hdf5")
+    assert run(second) == 2
+    assert "is not what its index describes" in capsys.readouterr().err
+
+
+def test_a_split_that_would_be_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tree(tmp_path / "source", 10)
+    assert run(request(source, tmp_path, "hdf5", split="all")) == 2
+    assert "here all do: train, val" in capsys.readouterr().err

@@ -165,6 +165,15 @@ def test_text_columns_are_named(root: Path) -> None:
         scanned(root / "l.csv", text, Choice(label="captoin"))
 
 
+def test_classes_are_utf_8(root: Path) -> None:
+    path = root / "l.csv"
+    path.write_bytes(f"path,label\n{FILES[0]},Hund\n{FILES[1]},Dackel \xfc\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"line 3: the class 'Dackel \\udcfc' is not UTF-8.*save"):
+        scan_source(path, Choice())
+    with pytest.raises(UserError, match=r"entry 2: the class '\\ud800' is not UTF-8"):
+        scanned(root / "l.json", json.dumps([[FILES[0], "cat"], [FILES[1], "\ud800"]]))
+
+
 def test_relative_to_the_list_then_to_where_we_are(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +182,7 @@ def test_relative_to_the_list_then_to_where_we_are(
     index = scanned(root / "lists" / "l.json", json.dumps(LABELS))
     assert read(index) == NUMBERED
     assert index.files.text(0) == str(root / FILES[0])
-    assert not index.facts  # else packs of one list in two places would differ
+    assert index.facts == {"outside": {"files": len(FILES), "first": str(root / min(FILES))}}
     # What is there relative to the list counts first.
     (root / "lists" / "im" / "cat").mkdir(parents=True)
     (root / "lists" / "im" / "cat" / "1.jpg").write_text("another")

@@ -158,13 +158,25 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     write(
         tmp_path / "LOC_val_solution.csv", "ImageId,PredictionString\nILSVRC2012_val_00000001,x 1"
     )
-    with pytest.raises(UserError, match=r"00000002\.JPEG: no label"):
+    with pytest.raises(UserError, match=r"00000001\.JPEG: 'x'\n.*00000002\.JPEG: no label"):
         imagenet(tmp_path)
     write(tmp_path / "imagenet_class_index.json", "[1]")
     with pytest.raises(UserError, match="is not as expected"):
         imagenet(tmp_path)
     with pytest.raises(UserError, match="no columns to choose from: leave out x"):
         scan_source(tmp_path, Choice(label="x"), preset="imagenet")
+
+
+def test_other_class_folders_are_no_imagenet(tmp_path: Path) -> None:
+    for name in ("train/beagle/1.jpg", "train/n01440764/1.JPEG", "val/dingo/1.jpg"):
+        write(tmp_path / name, "")
+    with pytest.raises(UserError, match=r"no WordNet ids \(2 of 3, .*'beagle'.*n01440764_18"):
+        imagenet(tmp_path)
+    (tmp_path / "train" / "beagle").rename(tmp_path / "train" / WNIDS[1])
+    (tmp_path / "val" / "dingo").rename(tmp_path / "val" / WNIDS[0])
+    # What folders there are in test/ says nothing of classes.
+    write(tmp_path / "test" / "unsorted" / "1.JPEG", "")
+    assert imagenet(tmp_path).classes == WNIDS[:2]
 
 
 def woof(root: Path) -> Path:

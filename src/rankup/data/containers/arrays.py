@@ -90,7 +90,7 @@ class Members:
         """The row of a number, counted through the field's arrays."""
         if field not in self._read:
             names = self._arrays.get(field)
-            if names is None:
+            if type(names) is not list:  # as it comes from an index's JSON
                 raise BadContainer(f"{self._path} has no field {field!r}: its index is of another")
             self._read[field] = [npy.member(self._path, name) for name in names]
         for array in self._read[field]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
+from typing import BinaryIO
 
 from ...base.errors import UserError
 from ...base.text import clean
@@ -66,6 +68,8 @@ def _file(path: Path) -> str:
         raise UserError(f"{path} is the index of {data}: open {path.with_name(data)} instead")
     with path.open("rb") as file:
         head = file.read(_BLOCK)
+        if path.name == "index.npz" and _is_index(file):
+            raise UserError(f"{path} is the index of {path.parent}: open that folder instead")
         for begin, name in _BEGINS.items():
             if head.startswith(begin):
                 return name
@@ -95,6 +99,15 @@ def _seems(path: Path, head: bytes) -> str:
     if path.suffix.lower() in _LISTS:
         return "seems to be a list of files: `rankup pack` takes it; open what that makes"
     return f"is of no format known here (it begins with {head[:8]!r})"
+
+
+def _is_index(file: BinaryIO) -> bool:
+    """Whether a .npz is an index, and not somebody's arrays of that name."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return {"about.npy", "keys_ends.npy"} <= set(archive.namelist())
+    except (zipfile.BadZipFile, ValueError):
+        return False
 
 
 def _is_tar(head: bytes) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +27,15 @@ from ..index import Field, Index, Int64s, Split, ordered
 from ..strings import Strings
 from . import Choice, Fallback
 from .grouping import group
+from .outside import below, real, shown, told
 
 # What file managers and version control leave behind.
 _LEFTOVERS = {b"Thumbs.db", b"ehthumbs.db", b"desktop.ini", b"__MACOSX"}
 _THREADS = 16
+# Seconds per entry from which on threads pay: below, they only wait for each other. And how many
+# entries tell.
+_SLOW = 50e-6
+_FIRST = 64
 _AT_ONCE = 512  # files of one folder that one task asks for
 _NAMED = 5  # problems that a message names
 _KINDS = {
@@ -49,19 +55,27 @@ class Tree:
         sizes: int64, bytes.
         times: int64, modification times in ns.
         skipped: hidden files and leftovers that are not among them; such a folder counts as one.
+        outside: how many lie outside, where a link leads to, and the first of them; else empty.
     """
 
     names: Strings
     sizes: Int64s
     times: Int64s
     skipped: int
+    outside: Mapping[str, Any]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What an index says of them."""
+        found: dict[str, Any] = {"skipped": self.skipped} if self.skipped else {}
+        return {**found, "outside": self.outside} if self.outside else found
 
 
 def scan(path: Path, choice: Choice) -> Index:
     """A tree of files: splits and classes by its folders, see `grouping`.
 
-    Links are followed; hidden files (`.DS_Store`, `._x`, `.git`, `Thumbs.db`) are left out and
-    counted in `facts["skipped"]`.
+    Links are followed, and where they lead out of the folder counted in `facts["outside"]`; hidden
+    files (`.DS_Store`, `._x`, `.git`, `Thumbs.db`) are left out and counted in `facts["skipped"]`.
 
     Raises:
         UserError: `path` is no folder; or what in it cannot be a sample, by name: unreadable files
@@ -91,7 +105,7 @@ def grouped(tree: Tree, choice: Choice) -> Index:
         found.labels,
         found.classes,
         tree.sizes,
-        facts={"skipped": tree.skipped} if tree.skipped else {},
+        facts=tree.facts,
         times=tree.times,
     )
     index = ordered(index, found.split_of, found.splits)
@@ -131,30 +145,41 @@ def fallback(index: Index, root: Path) -> Fallback:
     raise BadContainer(f"the index of the files in {root} is damaged: offsets are negative")
 
 
-def walk(root: Path) -> Tree:
+def walk(root: Path, source: Path | None = None) -> Tree:
     """All files below a folder.
+
+    Args:
+        source: what lies below it does not lie outside; without it that is `root`.
 
     Raises:
         UserError: as `scan` says; all of them are counted, the first ones named.
     """
-    files: list[_File] = []
-    problems: list[str] = []
-    skipped = 0
+    all_: list[_Found] = []
+    inside = real(os.fsencode(source or root))
+    first = _Folder(os.fsencode(root), b"", (), inside, not below(real(os.fsencode(root)), inside))
+    tasks: deque[Callable[[], _Found]] = deque([partial(_list, first)])
+    looked, began = 0, time.monotonic()
+    while tasks and (looked < _FIRST or time.monotonic() - began < looked * _SLOW):
+        found = tasks.popleft()()
+        tasks.extend(found.tasks)
+        all_.append(found)
+        looked += len(found.files) + 1
     with ThreadPoolExecutor(_THREADS, "rankup-walk") as pool:
-        first = pool.submit(_list, _Folder(os.fsencode(root), b"", ()))
-        waiting: deque[Future[_Found]] = deque([first])
+        waiting = deque(pool.submit(task) for task in tasks)
         while waiting:
             found = waiting.popleft().result()
             waiting.extend(pool.submit(task) for task in found.tasks)
-            files += found.files
-            problems += found.problems
-            skipped += found.skipped
+            all_.append(found)
+    files = [file for found in all_ for file in found.files]
+    problems = [problem for found in all_ for problem in found.problems]
+    skipped = sum(found.skipped for found in all_)
+    outside = [name for found in all_ for name in found.outside]
     refuse(problems, f"in {root}", "cannot be packed")
     files.sort()
     names = Strings.of([one.name for one in files])
     sizes = np.fromiter((one.size for one in files), np.int64, len(files))
     times = np.fromiter((one.time for one in files), np.int64, len(files))
-    return Tree(names, sizes, times, skipped)
+    return Tree(names, sizes, times, skipped, told(outside, root))
 
 
 def refuse(problems: list[str], where: str, what: str) -> None:
@@ -170,11 +195,6 @@ def refuse(problems: list[str], where: str, what: str) -> None:
         raise UserError(f"{where}, {count} {what}:{lines}{more}")
 
 
-def shown(path: bytes) -> str:
-    """A path in a message; bytes that are no UTF-8 are written out."""
-    return path.decode("utf-8", "backslashreplace")
-
-
 class _File(NamedTuple):
     name: bytes
     size: int
@@ -185,12 +205,15 @@ class _Folder(NamedTuple):
     path: bytes
     prefix: bytes  # of the names of what is in it
     above: tuple[tuple[int, int], ...]  # devices and inodes of the folders it lies in
+    inside: bytes  # the real path of all
+    outside: bool  # a link has led out of that
 
 
 class _Found(NamedTuple):
     files: list[_File]
     problems: list[str]
     skipped: int
+    outside: list[bytes]
     tasks: list[Callable[[], _Found]]  # what is still to be looked at
 
 
@@ -210,20 +233,21 @@ def _list(folder: _Folder) -> _Found:
         if entry.name.startswith(b".") or entry.name in _LEFTOVERS:
             skipped += 1
         elif _is_folder(entry):
-            below = _Folder(entry.path, folder.prefix + entry.name + b"/", above)
-            tasks.append(partial(_list, below))
+            out = _leads_out(entry, folder)
+            prefix = folder.prefix + entry.name + b"/"
+            tasks.append(partial(_list, _Folder(entry.path, prefix, above, folder.inside, out)))
         else:
             files.append(entry)
     for start in range(_AT_ONCE, len(files), _AT_ONCE):
-        tasks.append(partial(_ask, files[start : start + _AT_ONCE], folder.prefix))
-    found = _ask(files[:_AT_ONCE], folder.prefix)
-    return _Found(found.files, found.problems, skipped, tasks)
+        tasks.append(partial(_ask, files[start : start + _AT_ONCE], folder))
+    found = _ask(files[:_AT_ONCE], folder)
+    return found._replace(skipped=skipped, tasks=tasks)
 
 
-def _ask(entries: Iterable[os.DirEntry[bytes]], prefix: bytes) -> _Found:
-    files, problems = [], []
+def _ask(entries: Iterable[os.DirEntry[bytes]], folder: _Folder) -> _Found:
+    files, problems, outside = [], [], []
     for entry in entries:
-        name = prefix + entry.name
+        name = folder.prefix + entry.name
         try:
             about = entry.stat()
         except OSError as error:
@@ -242,7 +266,16 @@ def _ask(entries: Iterable[os.DirEntry[bytes]], prefix: bytes) -> _Found:
             problems.append(f"{shown(entry.path)} has a name that is a path elsewhere on Windows")
         else:
             files.append(_File(name, about.st_size, about.st_mtime_ns))
-    return _Found(files, problems, 0, [])
+            if _leads_out(entry, folder):
+                outside.append(name)
+    return _Found(files, problems, 0, outside, [])
+
+
+def _leads_out(entry: os.DirEntry[bytes], folder: _Folder) -> bool:
+    """Whether what is in a folder lies outside of the source. Only links are looked at."""
+    if entry.is_symlink():
+        return not below(real(entry.path), folder.inside)
+    return folder.outside
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
@@ -253,4 +286,4 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
 
 
 def _problem(text: str) -> _Found:
-    return _Found([], [text], 0, [])
+    return _Found([], [text], 0, [], [])

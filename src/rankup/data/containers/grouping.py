@@ -121,7 +121,9 @@ def group(
     else:
         split_of, splits = _by_part(parts, kept, choice, outer)
     part = None if parts is None else parts.of[kept]
-    found_stems = stems_of(paths, part, choice) if stems else None
+    # What lies in two splits, or in two parts, is never one sample.
+    apart = split_of if parts is None else split_of * len(parts.names) + parts.of[kept]
+    found_stems = stems_of(paths, apart, choice) if stems else None
     if found_stems is None:
         groups = _lone(paths, split_of, splits, by_folder)
     else:

@@ -51,12 +51,13 @@ def scan(path: Path, choice: Choice) -> Index:
 def fallback(index: Index, root: Path) -> Rows:
     """Reads what is compressed or of variable length."""
     about = index.facts.get(hdf5_foreign.FACT) or {"tables": [], "base": 0, "data": ""}
-    return Rows(
-        root,
-        [Group(str(path), int(rows), dict(heaps)) for path, rows, heaps in about["tables"]],
-        int(about["base"]),
-        str(about["data"]),
-    )
+    try:
+        groups = [Group(str(path), int(rows), dict(heaps)) for path, rows, heaps in about["tables"]]
+        return Rows(root, groups, int(about["base"]), str(about["data"]))
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+        raise BadContainer(
+            f"the index of {root} does not say where its rows are: {error!r}"
+        ) from None
 
 
 class Group(NamedTuple):

@@ -20,6 +20,7 @@ from ..errors import BadContainer
 _MAGIC = b"\x93NUMPY"
 _LOCAL = struct.Struct("<4s5H3I2H")  # a zip's local header: sizes of name and extra field come last
 _RATIO = 1032  # bytes that deflate can make of one, at most
+_MOST = (1 << 63) - 1  # an index counts in int64
 _DAMAGED = (
     *(ValueError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, NotImplementedError),
     *(struct.error, zlib.error, zipfile.BadZipFile, RecursionError, MemoryError),
@@ -139,6 +140,9 @@ def _array(path: Path, name: str, file: IO[bytes], start: int, size: int) -> Arr
     row = dtype.itemsize
     for length in shape[1:]:
         row *= length
+    # Without rows any length of the other axes makes an array of 0 bytes.
+    if max(*shape, row) > _MOST:
+        raise ValueError(f"{name} has rows of the shape {shape[1:]} of {dtype}, which cannot be")
     if min(shape) < 0 or header + shape[0] * row != size:
         raise ValueError(f"{name} is not as long as its shape {shape} of {dtype}")
     if row == 0 and shape[0]:

@@ -192,17 +192,17 @@ def header(path: bytes, size: int) -> bytes:
         )
     long = path + b"\0"
     return (
-        _header(b"././@LongLink", len(long), b"L")
+        _header(b"././@LongLink", len(long), b"L", mode=0)
         + long
         + bytes(-len(long) % 512)
         + _header(path[:100], size, b"0")
     )
 
 
-def _header(name: bytes, size: int, kind: bytes) -> bytes:
+def _header(name: bytes, size: int, kind: bytes, mode: int = 0o644) -> bytes:
     # 11 octal digits, or a number in base 256 marked by its first bit.
     digits = b"%011o\0" % size if size < 1 << 33 else b"\x80" + size.to_bytes(11, "big")
-    before = b"0000644\0" + b"0000000\0" * 2 + digits + b"00000000000\0"
+    before = b"%07o\0" % mode + b"0000000\0" * 2 + digits + b"00000000000\0"
     after = kind + bytes(100) + b"ustar  \0"
     # The checksum counts itself as 8 spaces.
     total = sum(name) + sum(before) + sum(after) + 8 * 32

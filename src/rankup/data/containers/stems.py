@@ -44,21 +44,20 @@ def cut(name: bytes) -> tuple[bytes, bytes]:
     return name[: len(name) - len(extension) - 1], extension
 
 
-def stems_of(paths: Sequence[bytes], part: Int64s | None, choice: Choice) -> Stems | None:
+def stems_of(paths: Sequence[bytes], apart: Int64s, choice: Choice) -> Stems | None:
     """Members by their stems; None where they are no samples of several members.
 
     Args:
-        part: int64 (m,): members of different parts are never one sample.
+        apart: int64 (m,): members of which it differs are never one sample.
 
     Raises:
         UserError: a sample has something twice or not at all.
     """
     pairs = [cut(path) for path in paths]
     numbers: dict[object, int] = {}
-    keyed = [stem for stem, _ in pairs] if part is None else None
-    marks: Sequence[object] = keyed or list(
-        zip(part.tolist() if part is not None else [], (stem for stem, _ in pairs), strict=True)
-    )
+    marks: Sequence[object] = [stem for stem, _ in pairs]
+    if len(apart) and (apart != apart[0]).any():
+        marks = list(zip(apart.tolist(), marks, strict=True))
     sample = np.fromiter(
         (
             numbers.setdefault(mark, len(numbers)) if extension else -1
@@ -155,7 +154,7 @@ def _check_once(
         one, two = (paths[members[order[same[0] + step]]] for step in (0, 1))
         raise UserError(
             f"{_text(one)} and {_text(two)} are the same field of one sample "
-            f"({len(same)} such pairs): rename one of them"
+            f"({len(same)} such pair{'s' * (len(same) > 1)}): rename one of them"
         )
 
 

@@ -9,12 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...base.amounts import size
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.files import user_path
-from .. import opened
+from .. import finding, opened
 from ..errors import BadContainer
 from ..index import Index, Split
+from ..inodes import spaced, words
 from ..opened import Samples
 from ..pack.progress import Progress
 from . import extract as extracting
@@ -91,9 +94,9 @@ def _verify(root: Path, split: str | None, quiet: bool) -> tuple[dict[str, Any],
         with _Shown("verifying", samples, splits, quiet) as watch:
             done = verifying.verify(samples, start, stop, watch)
     _name(done.damaged, quiet)
-    what = f"{done.samples:,} samples, {size(done.size)}"
+    what = f"{words(done.samples, 'sample', 'samples')}, {size(done.size)}"
     if done.damaged:
-        _say(f"{root} is damaged: {len(done.damaged)} of its parts, out of {what}", quiet)
+        _say(f"{root} is damaged: {spaced(len(done.damaged))} of its parts, out of {what}", quiet)
     elif done.hashed:
         around = ", and all bytes around them" if done.around else ""
         _say(f"{root} is sound: {what}: each has the bytes that were packed{around}", quiet)
@@ -114,11 +117,11 @@ def _extract(
         with _Shown("extracting", samples, splits, quiet) as watch:
             done = extracting.extract(samples, splits, out, watch)
     _name(done.damaged, quiet)
-    what = f"{done.samples:,} samples, {size(done.size)}"
+    what = f"{words(done.samples, 'sample', 'samples')}, {size(done.size)}"
     if done.damaged:
         _say(
-            f"{len(done.damaged)} of {what} are damaged or could not be written; what there is "
-            f"lies in {done.folder}",
+            f"{spaced(len(done.damaged))} of {what} are damaged or could not be written; what "
+            f"there is lies in {done.folder}",
             quiet,
         )
     else:
@@ -128,7 +131,7 @@ def _extract(
 
 def _readable(root: Path) -> Samples:
     """All that can be read, also of a pack that is not what its index says."""
-    own = opened.packed(root)
+    own = finding.packed(root)
     if own is None:
         return opened.open(root, how="pread")
     return Samples(own, root.absolute(), "pread", any_size=True)
@@ -144,7 +147,9 @@ class _Shown:
     def __init__(self, what: str, samples: Samples, splits: tuple[Split, ...], quiet: bool) -> None:
         start, stop = _range(splits)
         fields = samples.index.fields
-        known = sum(int(one.length[start:stop].clip(0).sum()) for one in fields)
+        # As floats, which hold sums of what a damaged index says.
+        lengths = (one.length[start:stop].clip(0) for one in fields)
+        known = int(sum(float(one.sum(dtype=np.float64)) for one in lengths))
         self._progress = Progress(what, known, (stop - start) * len(fields), quiet=quiet)
 
     def __enter__(self) -> Progress:

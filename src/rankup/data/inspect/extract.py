@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from ...base.amounts import size
 from ...base.errors import UserError
 from ..index import Field, Index, Split
 from ..opened import Samples
@@ -23,6 +25,7 @@ from .workers import cores, spread
 PART = ".part"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST = 1 << 62  # bytes of a sample; a damaged index may say more
 # What is wrong with one name; anything else is wrong with the machine.
 _OF_THE_NAME = {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ}
 
@@ -46,23 +49,25 @@ class Extracted:
 def extract(samples: Samples, splits: tuple[Split, ...], out: Path, watch: Watch) -> Extracted:
     """Write the samples of splits below a new folder, on all cores, comparing hashes on the way.
 
-    Bytes become `<folder of the split>/<key>`, or `<key>.<field>` where there are several fields;
-    an array field one `.npy` per split, as `numpy.save` writes it. All is written to `<out>.part`,
-    which is renamed at the end; it is not where a sample is damaged.
+    Bytes become `<folder of the split>/<key>` where they are the one field `data`, else
+    `<key>.<field>`; an array field one `.npy` per split, as `numpy.save` writes it. All is written
+    to `<out>.part`, which is renamed at the end; it is not where a sample is damaged. Nothing is
+    synced: what was extracted may be empty after a crash of the machine soon after.
 
     Args:
         splits: one next to the other.
 
     Raises:
-        UserError: `out` is not new or empty, or the name of a sample would leave it.
+        UserError: `out` is not new or empty, cannot be written to or is too small, or the name of
+            a sample would leave it.
         OSError: it cannot be written.
     """
     index, out = samples.index, Path(os.path.abspath(out))
     needed = places.folders(index, splits, str(samples.root))
-    part = _begin(out)
-    size = count = 0
+    part = _begin(out, _needed(index, splits))
+    total = count = 0
     bad: list[tuple[int, int, str]] = []
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened, _space(part):
         root = os.open(part, _FOLDER)
         opened.callback(os.close, root)
         for folder in needed:
@@ -76,17 +81,48 @@ def extract(samples: Samples, splits: tuple[Split, ...], out: Path, watch: Watch
         span = parts(index, splits[0].start, splits[-1].stop) if splits else parts(index, 0, 0)
         work = _Write(samples, root, arrays, span)
         for done, spans, found in spread(work, range(len(span)), cores()):
-            size, count, bad = size + done, count + spans, bad + found
-            watch(size, count)
+            total, count = total + done, count + spans
+            bad.extend(found)
+            watch(total, count)
     damaged = tuple(Damage(name(index, row, field), why) for row, field, why in sorted(bad))
     os.chmod(part, 0o777 & ~_umask())
     if damaged:
-        return Extracted(part, count, size, damaged)
+        return Extracted(part, count, total, damaged)
     part.rename(out)  # also over an empty folder
-    return Extracted(out, count, size, ())
+    return Extracted(out, count, total, ())
 
 
-def _begin(out: Path) -> Path:
+def _needed(index: Index, splits: tuple[Split, ...]) -> int:
+    """Bytes of the files, as far as they are known before they are read."""
+    rows = slice(splits[0].start, splits[-1].stop) if splits else slice(0, 0)
+    bytes_ = sum(
+        int(one.length[rows].clip(0, _MOST).sum(dtype=np.float64))
+        for one in index.fields
+        if not one.dtype
+    )
+    count = rows.stop - rows.start
+    return bytes_ + sum(count * _item(one) for one in index.fields if one.dtype)
+
+
+def _item(field: Field) -> int:
+    return np.dtype(field.dtype).itemsize * math.prod(field.shape)
+
+
+@contextlib.contextmanager
+def _space(part: Path) -> Iterator[None]:
+    """Says where there was no more space, which the kernel does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            f"{os.strerror(error.errno)} for {part}, which holds what was extracted so far: remove "
+            f"it (rm -r), make space, and begin anew; or name a folder elsewhere"
+        ) from None
+
+
+def _begin(out: Path, needed: int) -> Path:
     part = out.with_name(out.name + PART) if out.name else out
     if not out.name or out.is_mount():
         raise UserError(f"{out} cannot be replaced as a whole: name a folder in it")
@@ -94,6 +130,14 @@ def _begin(out: Path) -> Path:
         raise UserError(f"{out} is there already, and is no folder: name a new one")
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is not empty: name a new folder, or an empty one")
+    if out.parent.is_dir():
+        about = os.statvfs(out.parent)
+        free = about.f_bavail * about.f_frsize
+        if needed > free:
+            raise UserError(
+                f"{out} needs {size(needed)}, and {out.parent} has {size(free)} free: "
+                f"{size(needed - free)} too little; name a folder elsewhere"
+            )
     try:
         part.mkdir(0o700)  # nobody else can put a link into it while it is written
     except FileExistsError:
@@ -103,6 +147,12 @@ def _begin(out: Path) -> Path:
         ) from None
     except FileNotFoundError:
         raise UserError(f"there is no folder {out.parent}: make it first") from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"{out.parent} cannot be written to ({error.strerror}): name a folder elsewhere"
+        ) from None
     return part
 
 
@@ -157,7 +207,7 @@ def _new_array(root: int, field: Field, split: Split, alone: bool) -> _Array:
         }
         np.lib.format.write_array_header_1_0(file, head)
         start = file.tell()
-    item = dtype.itemsize * int(np.prod(field.shape, dtype=object))
+    item = _item(field)
     os.truncate(descriptor, start + count * item)
     return _Array(descriptor, split, start, item)
 
@@ -173,7 +223,7 @@ class _Write:
 
     def __call__(self, part: int) -> tuple[int, int, list[tuple[int, int, str]]]:
         index, spans = self.samples.index, self.parts.of(part)
-        several = len(index.fields) > 1
+        ends = [places.end(index, number) for number in range(len(index.fields))]
         done, bad = 0, []
         for number, row in spans:
             field = index.fields[number]
@@ -184,9 +234,7 @@ class _Write:
                     why = _into(data, self.arrays[split.name, number], row)
                 else:
                     key = index.keys[row]
-                    why = self._file(
-                        data, places.of_sample(split, key, field.name if several else "")
-                    )
+                    why = self._file(data, places.of_sample(split, key, ends[number]))
             except UserError as error:
                 why = f"it cannot be read: {error}"
             if not why and field.hash is not None and data.digest() != field.hash[row]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from .. import index as indexes
+from .. import inodes
 from ..images import HEAD, TAIL, look
 from ..index import Field, Index, Int64s, Split
 from ..opened import Samples
 
 _BARS = 8
 _ROUND = tuple(m * 10**e for e in range(18) for m in (1, 2, 5))
+_END = 10**18  # of a damaged index there may be more, which the last range then takes in
 _FIRST_CLASSES = 5
 # Labels up to which each has a counter; a damaged index may say anything.
 _MOST_LABELS = 1 << 24
-# Of the facts of an index these are not for people, or said in other words.
-_OWN = ("ends", "beside", "seen", "files_before")
+# Of the facts of an index only these are for people. The others are for whoever reads the bytes:
+# places, paths of columns, hashes.
+_TOLD = ("writer", "skipped", "symlinks", "nulls", "compression")
 
 
 def describe(samples: Samples, splits: tuple[Split, ...], first: int) -> dict[str, Any]:
@@ -43,17 +46,22 @@ def describe(samples: Samples, splits: tuple[Split, ...], first: int) -> dict[st
         ],
         "files": _files(samples, splits),
         "hashes": bool(index.fields) and all(one.hash is not None for one in index.fields),
-        "facts": {name: value for name, value in index.facts.items() if _told(name)},
+        "pieces": _pieces(index, rows),
+        "facts": {name: index.facts[name] for name in _TOLD if name in index.facts},
     }
 
 
-def _told(fact: str) -> bool:
-    return fact not in _OWN and not fact.startswith("rankup_")
+def _pieces(index: Index, rows: slice) -> int:
+    """How many samples do not lie in one piece as they are: compressed, chunked, sparse."""
+    apart = [one.offset[rows] < 0 for one in index.fields]
+    return int(np.logical_or.reduce(apart).sum()) if apart else 0
 
 
 def _split(index: Index, split: Split) -> dict[str, Any]:
     rows = slice(split.start, split.stop)
-    known = sum(int(np.maximum(one.length[rows], 0).sum()) for one in index.fields)
+    # As floats, which hold sums of what a damaged index says.
+    every = (np.maximum(one.length[rows], 0) for one in index.fields)
+    known = int(sum(float(one.sum(dtype=np.float64)) for one in every))
     labelled = int((index.labels[rows] >= 0).sum()) if index.labels is not None else 0
     count = split.stop - split.start
     return {"name": split.name, "samples": count, "bytes": known, "labelled": labelled}
@@ -78,9 +86,10 @@ def histogram(lengths: Int64s) -> list[dict[str, int]]:
 
     Of each `from`, `to` (not reached) and `count`.
     """
+    lengths = np.minimum(lengths, _END - 1)
     low, high = int(lengths.min()), int(lengths.max())
     for step in (1, 3, 6, 12):  # of 1, 2, 5, 10, …: decades where these are too many
-        edges = [0, *_ROUND[::step]]
+        edges = [0, *_ROUND[::step], _END]
         first = max(number for number, edge in enumerate(edges) if edge <= low)
         last = min(number for number, edge in enumerate(edges) if edge > high)
         edges = edges[first : last + 1]
@@ -172,14 +181,7 @@ def _bytes(samples: Samples, row: int, field: Field) -> dict[str, Any]:
 
 
 def _files(samples: Samples, splits: tuple[Split, ...]) -> dict[str, Any]:
-    """The files that the container is, and those that its samples would be."""
+    """The files and folders that the container is, and those that its samples would be."""
     index, root = samples.index, samples.root
-    count = sum(one.stop - one.start for one in splits)
-    arrays = sum(bool(one.dtype) for one in index.fields)
-    single = count * (len(index.fields) - arrays) + len(splits) * arrays
-    if root.is_dir() and index.container == "files":
-        return {"container": len(index.files), "samples": single}
-    if root.is_dir():
-        here = sum(1 for one in root.rglob("*") if one.is_file())
-        return {"container": here, "samples": single}
-    return {"container": 1 + indexes.place(root).is_file(), "samples": single}
+    here = inodes.of_source(index, root)
+    return {"container": asdict(here), "samples": asdict(inodes.of_samples(index, splits))}

@@ -6,16 +6,24 @@ import os
 from collections.abc import Iterator
 
 from .. import keys
+from ..containers.grouping import LONE
 from ..index import Index, Split
 
 LABELS = "labels"
+
+
+def end(index: Index, field: int) -> str:
+    """What the file of a field has behind the key of its sample: empty for a lone `data`."""
+    name = index.fields[field].name
+    lone = len(index.fields) == 1 and name == LONE
+    return "" if lone else name
 
 
 def of_sample(split: Split, key: bytes, field: str) -> bytes:
     """The file of one field of a sample.
 
     Args:
-        field: empty where samples have one field of bytes.
+        field: what comes behind its key, see `end`.
     """
     path = key + b"." + os.fsencode(field) if field else key
     return os.fsencode(split.folder) + b"/" + path if split.folder else path

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...base.amounts import size
 from ...base.text import clean
+from ..inodes import Inodes, words
 
 _WIDTH = 30
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -41,8 +42,7 @@ def lines(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _count(count: int, word: str) -> str:
-    many = {"class": "classes"}.get(word, f"{word}s")
-    return f"{count:,} {word if count == 1 else many}".replace(",", "\N{NO-BREAK SPACE}")
+    return words(count, word, {"class": "classes"}.get(word, f"{word}s"))
 
 
 def _splits(splits: list[dict[str, Any]]) -> Iterator[str]:
@@ -94,6 +94,9 @@ def _field(field: Mapping[str, Any], several: bool) -> Iterator[str]:
         yield f"{name}sizes that are known only once they are read" if unknown else f"{name}none"
         return
     low, middle, high = (size(field[which]) for which in ("smallest", "median", "largest"))
+    if low == high:
+        yield f"{name}{low} each"
+        return
     yield f"{name}{low} to {high}, half of them below {middle}"
     bars = field["histogram"]
     labels = [f"{size(bar['from'])} to {size(bar['to'])}" for bar in bars]
@@ -130,23 +133,34 @@ def _value(name: str, of: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
 
 
 def _container(about: Mapping[str, Any]) -> Iterator[str]:
-    files = about["files"]
+    here, single = (Inodes(**about["files"][which]) for which in ("container", "samples"))
     yield ""
-    here, single = files["container"], files["samples"]
     if about["container"] == "files":
-        yield f"  {_count(here, 'file')}; `rankup pack` makes a few of them"
+        yield f"  {here}; `rankup pack` makes a few of them"
     else:
-        saved = f" instead of {_count(single, 'file')}" if single > here else ""
-        yield f"  {_count(here, 'file')}{saved}"
+        saved = f" instead of {single}" if single.total > here.total else ""
+        yield f"  {here}{saved}"
     hashes = "with a hash of each sample" if about["hashes"] else "without hashes"
     yield f"  {hashes}; read by {about['read']} here"
-    for name, value in about["facts"].items():
-        yield f"  {name}: {_plain(value)}"
+    if about["pieces"]:
+        how = f" (with {about['facts']['compression']})" if "compression" in about["facts"] else ""
+        yield f"  {_count(about['pieces'], 'sample')} compressed{how} or in several pieces"
+    yield from _facts(about["facts"])
+
+
+def _facts(facts: Mapping[str, Any]) -> Iterator[str]:
+    if facts.get("writer"):
+        yield f"  written by {facts['writer']}"
+    left = facts.get("skipped")
+    if left:
+        yield f"  passed over: {_plain(left)}"
+    if facts.get("symlinks"):
+        yield f"  passed over: {_count(facts['symlinks'], 'symbolic link')}"
+    if facts.get("nulls"):
+        yield f"  without a value: {_plain(facts['nulls'])}"
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_plain, value[:5])) + (", …" if len(value) > 5 else "")
-    return str(value)
+        return ", ".join(f"{one} {name}" for name, one in value.items())
+    return f"{value} of its files" if isinstance(value, int) else str(value)

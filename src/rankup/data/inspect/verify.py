@@ -17,6 +17,7 @@ from ..errors import BadContainer
 from ..frames import Frames
 from ..index import Index
 from ..opened import Samples
+from . import places
 from .parts import Parts, parts
 from .workers import cores, spread
 
@@ -73,7 +74,9 @@ def verify(samples: Samples, start: int, stop: int, watch: Watch) -> Verified:
     """
     index, root = samples.index, samples.root
     whole = (start, stop) == (0, len(index))
-    damaged = [*index_damage(root), *_beside(index, root)] if whole else []
+    damaged: list[Damage] = []
+    if whole:
+        damaged = [*index_damage(root), *_beside(index, root), *_strangers(index, root)]
     frames = around.frames(index) if whole and index.frames is not None else None
     if any(not samples.file(row).is_file() for row in range(len(index.files) if frames else 0)):
         frames = None  # which `index_damage` or a sample of it names
@@ -86,7 +89,8 @@ def verify(samples: Samples, start: int, stop: int, watch: Watch) -> Verified:
     between: list[tuple[int, str]] = []
     size = count = 0
     for found in spread(work, work.tasks(), cores()):
-        bad, between = bad + found.samples, between + found.between
+        bad.extend(found.samples)
+        between.extend(found.between)
         size, count = size + found.size, count + found.count
         watch(size, count)
     damaged += [Damage(name(index, row, field), why) for row, field, why in sorted(bad)]
@@ -102,18 +106,21 @@ def index_damage(root: Path) -> list[Damage]:
     if not beside.is_file():
         return []
     try:
-        wrong = npz.damaged(beside)
-        unfit = stamp.unfit(indexes.load(beside), root)
+        found = [Damage(str(beside), one) for one in npz.damaged(beside)]
+        index = indexes.load(beside)
     except BadContainer as error:
         return [Damage(str(beside), str(error))]
-    found = [Damage(str(beside), f"its array {one!r} has changed") for one in wrong]
+    try:
+        unfit = stamp.unfit(index, root)
+    except UserError as error:
+        unfit = str(error)
     return [*found, Damage(str(root), unfit)] if unfit else found
 
 
 def name(index: Index, row: int, field: int) -> str:
-    """A sample as it is named to people; with the field, where there are several."""
-    path = index.path(row)
-    return f"{path}.{index.fields[field].name}" if len(index.fields) > 1 else path
+    """A sample as it is named to people; with the field, as the file that it would be."""
+    path, end = index.path(row), places.end(index, field)
+    return f"{path}.{end}" if end else path
 
 
 def hashed(samples: Samples, row: int, field: int) -> tuple[int, int]:
@@ -209,6 +216,17 @@ def _beside(index: Index, root: Path) -> list[Damage]:
         return [Damage(str(indexes.place(root)), why)]
     found = ((root / file, _differs(root / file, digest)) for file, digest in names.items())
     return [Damage(str(path), why) for path, why in found if why]
+
+
+def _strangers(index: Index, root: Path) -> list[Damage]:
+    """Files of others that readers of the folder take for the container's, by their names' end."""
+    if not root.is_dir() or not indexes.place(root).is_file():
+        return []
+    known = {os.fsdecode(name) for name in index.files}
+    ends = {os.path.splitext(name)[1] for name in known} - {""}
+    here = {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in ends}
+    why = "it is none of this container's files, and other readers would take it for one: remove it"
+    return [Damage(str(root / name), why) for name in sorted(here - known)]
 
 
 def _differs(path: Path, digest: object) -> str:

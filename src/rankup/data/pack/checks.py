@@ -12,10 +12,12 @@ import numpy as np
 from ...base.errors import UserError
 from .. import images
 from ..index import Index, Int64s
-from . import work as state
+from ..inodes import words
+from . import notes as saying
 from .reader import Reader, Span
 from .workers import Board, Watch, run, shown
 
+UNDECODABLE = "undecodable"  # an image that `--resize` cannot encode anew
 _SUFFIX = 8  # more than the longest of an image
 _STEP = 256  # samples between two looks at whether to go on
 
@@ -60,7 +62,7 @@ class Looker:
     def write(self) -> None:
         """Append what was found since the last time; before the unit counts as done."""
         if self._found:
-            state.note(self._path, self._found)
+            saying.add(self._path, self._found)
             self._found = []
 
 
@@ -115,7 +117,7 @@ def refuse(index: Index, rows: Sequence[int], records: Sequence[Mapping[str, Any
     problems = {one["row"]: ", ".join(one["problems"]) for one in records}
     lines = [f"{index.path(row)}: {problems[row]}" for row in rows]
     raise UserError(
-        f"{len(rows)} damaged images:\n{shown(lines)}\n"
+        f"{words(len(rows), 'damaged image', 'damaged images')}:\n{shown(lines)}\n"
         "mend or remove them, or leave them out with --bad skip"
     )
 

@@ -98,6 +98,7 @@ class Copier:
         found = found or damaged(self._reader.index, start, hashes)
         if found:
             raise SourceProblems(found)
+        self._reader.check()
         self._pieces(self._layout.after(start, stop, hashes))
         if sync:
             for descriptor in self._open.values():

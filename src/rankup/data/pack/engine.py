@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from ..index import Int64s
 from . import work as state
 from .checks import Looker
 from .copy import Copier
@@ -90,10 +92,21 @@ def copied(
 
 def bytes_done(work: Work, layout: Layout) -> int:
     """Bytes of samples of the units that are done."""
-    done = state.done(work)
-    total = 0
+    return int(units_of(layout)[0][state.done(work)].sum())
+
+
+def units_of(layout: Layout) -> tuple[Int64s, Int64s]:
+    """Bytes of samples, and samples, of each unit."""
+    size = np.zeros(len(layout.units) - 1, np.int64)
     for field in layout.index.fields:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(field.length)])
-        units = np.diff(ends[layout.units])
-        total += int(units[done].sum())
-    return total
+        size += np.diff(ends[layout.units])
+    return size, np.diff(layout.units)
+
+
+def boot() -> str:
+    """What changes when the machine starts anew; empty where it is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -19,6 +19,7 @@ from ..index import Index, UInt64s
 from . import work as state
 from .layout import Layout
 from .request import Target
+from .trees import sync
 from .work import Work
 from .workers import Board, Lost, run
 
@@ -27,10 +28,11 @@ _FEW = 4000
 Watch = Callable[[], None]
 
 
-def finished(work: Work, layout: Layout, source: Index, count: int, watch: Watch) -> Index:
+def finished(work: Work, layout: Layout, files_before: int, count: int, watch: Watch) -> Index:
     """Write what a format puts beside its data, look at what is there, and give the whole index.
 
     Args:
+        files_before: that the samples were in.
         count: processes to read with.
 
     Raises:
@@ -48,18 +50,20 @@ def finished(work: Work, layout: Layout, source: Index, count: int, watch: Watch
     )
     index = replace(index, fields=fields, sizes=layout.sizes)
     _check_sizes(work, index)
-    return complete(work.data, index, source, count, watch)
+    return complete(work.data, index, files_before, count, watch)
 
 
-def complete(root: Path, index: Index, source: Index, count: int, watch: Watch) -> Index:
-    """The index with all that tells later whether a byte of the container has changed."""
+def complete(root: Path, index: Index, files_before: int, count: int, watch: Watch) -> Index:
+    """The index with all that tells later whether a byte of the container has changed.
+
+    Nothing is taken over of what the source's index says of its own files.
+    """
     index = replace(index, frames=_frames(root, index, count, watch))
     facts: dict[str, Any] = {
-        **_handed_on(source.facts),
         **index.facts,
         "writer": f"rankup {__version__}",
         "ends": stamp.all_ends(index, root),
-        "files_before": len(source.files),
+        "files_before": files_before,
     }
     beside = frames.beside(root, index)
     if beside:
@@ -67,46 +71,64 @@ def complete(root: Path, index: Index, source: Index, count: int, watch: Watch) 
     return replace(index, facts=facts)
 
 
-def publish(work: Work, target: Target, index: Index | None, *, fsync: bool) -> None:
-    """Let the container appear under its name, and its index as the last.
+def save(
+    work: Work, target: Target, index: Index, report: Mapping[str, Any], *, fsync: bool
+) -> None:
+    """Write report and index into the work folder; from here on only names change.
 
-    Args:
-        index: None where an earlier attempt has saved it already.
+    Raises:
+        OSError: it could not be written; nothing looks complete then.
+    """
+    if fsync:
+        sync(work.data)
+    state.write(work.report, report)
+    if not target.one_file:
+        os.rename(work.report, work.data / target.report.name)
+    indexes.save(index, _saved(work, target))
+
+
+def publish(work: Work, target: Target) -> None:
+    """Let the container appear under its name, and its index as the last.
 
     Raises:
         UserError: something of that name has come meanwhile.
-        OSError: it could not be written; nothing looks complete then.
+        OSError: a name could not be changed; nothing looks complete then.
     """
-    if fsync and index is not None:
-        state.sync(work.data)
-    if not target.one_file:
-        if index is not None:
-            indexes.save(index, work.data / "index.npz")
-        _free(target.out)
-        os.rename(work.data, target.out)
-        fsync_directory(target.out.parent)
-        return
-    if index is not None:
-        indexes.save(index, work.index)
+    if not os.path.lexists(target.out) and not work.data.exists():
+        raise Lost(f"{target.out} is gone since it was packed; remove {work.part} and pack anew")
     if work.data.exists():
-        _free(target.out)
+        free(target)
+        state.write(work.published, {})
         os.rename(work.data, target.out)
         fsync_directory(target.out.parent)
-    os.rename(work.index, indexes.place(target.out))
-    fsync_directory(target.out.parent)
+    if target.one_file:
+        for path, name in ((work.report, target.report), (work.index, target.index)):
+            if path.exists():
+                os.rename(path, name)
+                fsync_directory(name.parent)
 
 
 def saved(work: Work, target: Target) -> bool:
     """Whether the index of what is in a work folder was saved, and only names are to be changed."""
-    return (work.index if target.one_file else work.data / "index.npz").is_file()
+    return _saved(work, target).is_file()
 
 
-def _free(out: Path) -> None:
-    if os.path.lexists(out):
-        raise UserError(
-            f"{out} has come into being while this was packed; remove it or give it another name, "
-            "and run the same command with --resume"
-        )
+def free(target: Target) -> None:
+    """Make sure that nothing has a name that is needed; none is ever overwritten.
+
+    Raises:
+        UserError: something has.
+    """
+    for path in target.names:
+        if os.path.lexists(path):
+            raise UserError(
+                f"{path} is there, and a pack of that name would overwrite it: remove it or give "
+                "it another name, and run the same command again (with --resume if it had begun)"
+            )
+
+
+def _saved(work: Work, target: Target) -> Path:
+    return work.index if target.one_file else work.data / "index.npz"
 
 
 def _check_sizes(work: Work, index: Index) -> None:
@@ -132,9 +154,3 @@ def _frames(root: Path, index: Index, count: int, watch: Watch) -> UInt64s:
 
     parts = run(board, len(edges) - 1, some, watch)
     return np.array([one for part in parts for one in part], np.uint64)
-
-
-def _handed_on(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What is true of a container's samples whatever they are packed into."""
-    own = ("writer", "ends", "beside", "files_before")
-    return {} if "writer" in facts else {k: v for k, v in facts.items() if k not in own}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +18,10 @@ from ..index import Index, UInt64s
 
 # Sources with more files than this are plain files, each opened for its samples.
 _KEPT = 128
+DAMAGED = "is damaged: not the bytes it was packed with"
 _CHUNK = 4 << 20
+# A pipe that has come in the place of a file would wait for its writer.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class SourceProblem(Exception):  # noqa: N818 - it is what was found
@@ -54,7 +59,7 @@ class Reader:
         self.index, self._root = index, root
         self._base = os.path.join(os.fsencode(root), b"")  # with a / at its end
         self._keep = len(index.files) <= _KEPT
-        self._kept: dict[int, int] = {}
+        self._kept: dict[int, tuple[int, os.stat_result]] = {}
         self._sized = len(index.sizes) == len(index.files)
         times = index.times
         self._times = times if times is not None and len(times) == len(index.files) else None
@@ -109,7 +114,8 @@ class Reader:
                     break
                 got += more
             if got != span.length:
-                raise self._changed(span)
+                raise self._changed(span.file)
+            self._after(span, descriptor)
         except OSError as error:
             raise self._unreadable(span, error) from None
         finally:
@@ -147,6 +153,7 @@ class Reader:
         descriptor = self._open(span)
         try:
             first = os.pread(descriptor, min(head, span.length), span.offset)
+            self._after(span, descriptor)
             if span.length <= len(first):
                 return first, first[-tail:]
             size = min(tail, span.length)
@@ -156,10 +163,21 @@ class Reader:
         finally:
             self._close(descriptor)
 
+    def check(self) -> None:
+        """Look again at the files that stay open, after samples were read.
+
+        Raises:
+            SourceProblem: one has changed meanwhile.
+        """
+        for file, (descriptor, about) in self._kept.items():
+            now = os.fstat(descriptor)
+            if (now.st_size, now.st_mtime_ns) != (about.st_size, about.st_mtime_ns):
+                raise self._changed(file)
+
     def close(self) -> None:
         """Close what is open."""
         kept, self._kept = self._kept, {}
-        for descriptor in kept.values():
+        for descriptor, _ in kept.values():
             os.close(descriptor)
 
     def _pieces(self, span: Span) -> Iterator[memoryview]:
@@ -172,9 +190,10 @@ class Reader:
                 size += span.whole and done + size == span.length
                 got = os.preadv(descriptor, [buffer[:size]], span.offset + done)
                 if not got or done + got > span.length:
-                    raise self._changed(span)
+                    raise self._changed(span.file)
                 yield buffer[:got]
                 done += got
+            self._after(span, descriptor)
         except OSError as error:
             raise self._unreadable(span, error) from None
         finally:
@@ -192,20 +211,29 @@ class Reader:
     def _open(self, span: Span) -> int:
         kept = self._kept.get(span.file)
         if kept is not None:
-            return kept
+            return kept[0]
         try:
-            descriptor = os.open(span.path or self._path(span), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(span.path or self._path(span.file), _READ)
         except OSError as error:
             raise self._unreadable(span, error) from None
-        about = os.fstat(descriptor)
+        if self._keep:
+            about = os.fstat(descriptor)
+            if self._other(span, about):
+                os.close(descriptor)
+                raise self._changed(span.file)
+            self._kept[span.file] = descriptor, about
+        return descriptor
+
+    def _after(self, span: Span, descriptor: int) -> None:
+        """What is opened for one sample is looked at when that has been read; see `check`."""
+        if not self._keep and self._other(span, os.fstat(descriptor)):
+            raise self._changed(span.file)
+
+    def _other(self, span: Span, about: os.stat_result) -> bool:
         # Of a sample that is its file, the length is the size.
         size = span.length if span.whole else self._size(span.file)
-        if about.st_size != size >= 0 or about.st_mtime_ns != span.time >= 0:
-            os.close(descriptor)
-            raise self._changed(span)
-        if self._keep:
-            self._kept[span.file] = descriptor
-        return descriptor
+        regular = stat.S_ISREG(about.st_mode)
+        return not regular or about.st_size != size >= 0 or about.st_mtime_ns != span.time >= 0
 
     def _size(self, file: int) -> int:
         return int(self.index.sizes[file]) if self._sized else -1
@@ -214,17 +242,19 @@ class Reader:
         if not self._keep:
             os.close(descriptor)
 
-    def _path(self, span: Span) -> bytes:
-        name = self.index.files[span.file]
+    def _path(self, file: int) -> bytes:
+        name = self.index.files[file]
         return os.path.join(self._base, name) if name else self._base[:-1]
 
-    def _changed(self, span: Span) -> SourceProblem:
-        return SourceProblem(f"{os.fsdecode(self._path(span))} has changed since it was scanned")
+    def _changed(self, file: int) -> SourceProblem:
+        return SourceProblem(f"{os.fsdecode(self._path(file))} has changed since it was scanned")
 
     def _unreadable(self, span: Span, error: OSError) -> SourceProblem:
-        path = os.fsdecode(self._path(span))
+        path = os.fsdecode(self._path(span.file))
         if isinstance(error, FileNotFoundError):
             return SourceProblem(f"{path} is no longer there")
+        if error.errno in (errno.EISDIR, errno.ESPIPE, errno.ENXIO):  # no file any more
+            return self._changed(span.file)
         return SourceProblem(f"{path} cannot be read: {error.strerror or error}")
 
 
@@ -239,8 +269,5 @@ def damaged(index: Index, start: int, hashes: UInt64s) -> list[str]:
     for field, read in zip(index.fields, hashes, strict=True):
         if field.hash is not None:
             wrong = np.flatnonzero(field.hash[start : start + len(read)] != read) + start
-            found += [
-                f"{index.path(row)} is damaged: not the bytes it was packed with"
-                for row in wrong.tolist()
-            ]
+            found += [f"{index.path(row)} {DAMAGED}" for row in wrong.tolist()]
     return found

@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from .. import inodes
 from ..index import Index
-from .summary import Summary, words
+from ..inodes import words
+from .checks import UNDECODABLE
+from .summary import Summary, classes, unlabelled
 
 VERSION = 1
 # Of the problems of images; a report is read by people too.
 _MOST = 10_000
+# What `--resize` leaves as it is, an image has one of these; a truncated one may be small enough.
+_NOT_RESIZED = (UNDECODABLE, "no image", "empty")
 
 
 def report(
@@ -39,6 +44,7 @@ def report(
     for one in problems:
         for problem in one["problems"]:
             kinds[problem] = kinds.get(problem, 0) + 1
+    after = inodes.of_pack(of.target.container, len(index.files), bool(index.classes))
     return {
         "rankup_pack_report": VERSION,
         "rankup": __version__,
@@ -49,12 +55,16 @@ def report(
             {"name": split.name, "samples": split.stop - split.start} for split in index.splits
         ],
         "samples": len(index),
-        "classes": len(index.classes),
+        "classes": classes(index),
+        "unlabelled": unlabelled(index),
         "fields": [field.name for field in index.fields],
         "sample_bytes": of.source_bytes,
         "bytes": int(index.sizes.sum()),
         "files_before": of.files_before,
-        "files_after": of.files_after,
+        "folders_before": of.folders_before,
+        "files_after": after.files,
+        "folders_after": after.folders,
+        "outside": dict(of.outside),
         "images": {"problems": kinds, "listed": list(problems[:_MOST])},
         "left_out": list(left_out),
         "seconds": round(seconds, 3),
@@ -72,6 +82,12 @@ def lines(done: Mapping[str, Any], path: Path) -> list[str]:
     if kinds:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         found.append(f"images: {counts}; listed in {path}")
+    asked = done["asked"]
+    if asked.get("--resize") is not None and asked.get("--bad") == "keep":
+        count = sum(kinds.get(kind, 0) for kind in _NOT_RESIZED)
+        stand = "stands as it was" if count == 1 else "stand as they were"
+        if count:
+            found.append(f"{words(count, 'image', 'images')} could not be encoded anew and {stand}")
     if done["left_out"]:
         found.append(f"{words(len(done['left_out']), 'sample', 'samples')} left out: see {path}")
     return found

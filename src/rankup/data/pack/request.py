@@ -19,7 +19,11 @@ _SUFFIXES = {
 # A folder of files with these names each; a name like that for OUT itself says what is wanted.
 _FOLDERS = {".arrow": "arrow", ".tar": "tar"}
 CONTAINERS = ("hdf5", "arrow", "tar", "squashfs")
+# Bytes that are put to OUT's name for a while: of its lock, and of the folder where the tasks of a
+# Slurm step meet, are more than those of the report.
+_BESIDE, _LONGEST = 35, 255
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -74,6 +78,18 @@ class Target:
             return self.out.with_name(f"{self.out.name}.report.json")
         return self.out / "report.json"
 
+    @property
+    def index(self) -> Path:
+        """Where the index lies once the pack is complete."""
+        if self.one_file:
+            return self.out.with_name(f"{self.out.name}.index.npz")
+        return self.out / "index.npz"
+
+    @property
+    def names(self) -> tuple[Path, ...]:
+        """All names that a pack gives outside of its work folder."""
+        return (self.out, self.report, self.index) if self.one_file else (self.out,)
+
 
 def target(out: str, to: str | None) -> Target:
     """What OUT and --to mean together.
@@ -88,6 +104,12 @@ def target(out: str, to: str | None) -> Target:
     path = Path(os.path.abspath(path))
     if not path.name:
         raise UserError(f"OUT {out!r} has no name; give the file or folder to be made")
+    too_long = len(os.fsencode(path.name)) + _BESIDE - _LONGEST
+    if too_long > 0:
+        raise UserError(
+            f"OUT {path.name[:40]!r}... is {too_long} bytes too long: what belongs to it has a "
+            f"longer name, and {_LONGEST} bytes is the most; choose a shorter one"
+        )
     suffix = path.suffix.lower()
     if suffix in _FOLDERS:
         kind, plain = _FOLDERS[suffix], path.with_suffix("").name
@@ -121,8 +143,11 @@ def bytes_of(text: str, option: str) -> int:
     return int(float(match[1]) * (_BINARY if match[3] else _UNITS)[match[2]])
 
 
-def checked(request: Request) -> None:
+def checked(request: Request, container: str) -> None:
     """Look at what needs no source.
+
+    Args:
+        container: that OUT will be.
 
     Raises:
         UserError: an option has a value that cannot be.
@@ -137,5 +162,12 @@ def checked(request: Request) -> None:
         raise UserError(f"--workers {request.workers}: at least 1")
     if bytes_of(request.shard_size, "--shard-size") < 1 << 20:
         raise UserError(f"--shard-size {request.shard_size!r} is too small; at least 1MiB")
+    if request.shard_size != Request.shard_size and container != "tar":
+        raise UserError(f"--shard-size is for a tar, and OUT is to be {container}; leave it away")
+    if _URL.match(request.source):
+        raise UserError(
+            f"SOURCE {request.source!r} is a URL, and pack reads files: `rankup fetch --url` "
+            "brings it here first"
+        )
     if not request.split or "/" in request.split or request.split in (".", ".."):
         raise UserError(f"--split {request.split!r} cannot be the name of a split")

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ...base.files import write_json
-from . import work as state
 from .request import Target
+from .trees import clear
 from .workers import Lost, Watch
 
 BEAT = 5.0  # seconds between two signs of life
@@ -79,7 +79,7 @@ def tidy(target: Target, keep: Team | None) -> None:
     for path in target.out.parent.iterdir() if target.out.parent.is_dir() else ():
         if path.name.startswith(prefix) and (keep is None or path != keep.folder):
             with suppress(OSError):
-                state.clear(path)
+                clear(path)
 
 
 def _prefix(target: Target) -> str:
@@ -88,7 +88,10 @@ def _prefix(target: Target) -> str:
 
 @contextmanager
 def alive(of: Team) -> Iterator[None]:
-    """Count in a file while the body runs; at its end say that this task has left."""
+    """Count in a file while the body runs; at its end say that this task has left.
+
+    The last one to leave removes the folder where they have met.
+    """
     of.folder.mkdir(parents=True, exist_ok=True)
     done = threading.Event()
 
@@ -110,6 +113,9 @@ def alive(of: Team) -> Iterator[None]:
         thread.join()
         with suppress(OSError):  # the folder may be gone
             of.left(of.task).touch()
+        if all(of.left(task).exists() for task in range(of.tasks)):
+            with suppress(OSError):
+                clear(of.folder)
 
 
 def fail(of: Team, message: str, code: int) -> None:
@@ -160,6 +166,11 @@ class Others:
             if (task == 0 or self.of.task == 0) and not self.of.left(task).exists():
                 self._listen(task, now)
 
+    def gone(self) -> bool:
+        """Whether all others have left."""
+        tasks = range(self.of.tasks)
+        return all(self.of.left(task).exists() for task in tasks if task != self.of.task)
+
     def _listen(self, task: int, now: float) -> None:
         try:
             said = self.of.beat(task).read_text(encoding="ascii")
@@ -193,15 +204,18 @@ def wait_ready(of: Team, watch: Watch) -> dict[str, Any]:
 
 
 def dismiss(of: Team) -> None:
-    """Remove the folder once all have left it. Who comes late finds there that it is too late."""
-    of.left(of.task).touch()
+    """Wait until all have left the folder, and it is gone.
+
+    Called when this task has left it, too: its sign of life would come in between. Who comes later
+    finds there that it is too late, and removes it.
+    """
     deadline = time.monotonic() + _LEAVE
-    while not all(of.left(task).exists() for task in range(of.tasks)):
+    while of.folder.exists() and not all(of.left(task).exists() for task in range(of.tasks)):
         if time.monotonic() > deadline:
             return
         time.sleep(_WAIT)
     with suppress(OSError):
-        state.clear(of.folder)
+        clear(of.folder)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +12,19 @@ import numpy as np
 
 from ...base.errors import UserError
 from ...base.files import user_path
+from .. import finding, keys, stamp
 from .. import index as indexes
-from .. import keys, stamp
 from ..containers import Choice, detect, isolated
+from ..errors import BadContainer
 from ..index import Index, ordered
 from .request import Request
 
-# What an index says of the files that it was made of, not of the samples.
-_OWN = ("writer", "ends", "beside", "files_before")
+# All else that a pack's index says is of its files, not of the samples. (What the index of a source
+# of others says stays, as its `Fallback` needs it; nothing of it gets into the pack.)
+_HANDED_ON = "files_before"
 _NAMED = 5
+# A component that is empty, `.` or `..`, in names with a NUL between them.
+_SUSPECT = re.compile(rb"(?:^|[/\0])\.{0,2}(?:[/\0]|$)")
 # Container files whose size and time are noted, so that a change during the pack is seen.
 _NOTED = 4096
 
@@ -33,12 +38,47 @@ def scanned(request: Request) -> Index:
     """
     path = root(request)
     choice = Choice(request.label, request.key, request.fields, request.split)
-    index = sorted_(_scanned(path, choice, request.preset))
-    _check_names(index, path)
+    index = _scanned(path, choice, request.preset)
+    problem = unsound(index)
+    if problem:
+        raise BadContainer(f"{path} is damaged, or not what it seems: {problem}")
+    index = sorted_(index)
+    check_names(index, path)
     if not len(index):
         raise UserError(f"{path} has no samples: nothing to pack")
-    facts = {name: value for name, value in index.facts.items() if name not in _OWN}
-    return noted(replace(index, facts=facts, frames=None), path)
+    known = {one.name for one in index.splits}
+    if request.split not in {Request.split, *known}:
+        raise UserError(
+            f"--split {request.split!r} is for samples that belong to no split; here all do: "
+            f"{', '.join(sorted(known))}"
+        )
+    return noted(replace(index, frames=None), path)
+
+
+def files_before(source: Index) -> int:
+    """How many files the samples of a source were once; of a pack, before that was made."""
+    before = source.facts.get(_HANDED_ON)
+    return before if isinstance(before, int) else len(source.files)
+
+
+def unsound(index: Index) -> str:
+    """What of an index cannot be, with a look at all its samples; empty: nothing."""
+    for strings in (index.keys, index.files):
+        if len(strings) and int(np.diff(strings.ends).min()) < 0:
+            return "a name ends before it begins"
+    for one in index.fields:
+        file = np.zeros(len(index), np.int64) if one.file is None else one.file
+        if len(file) and int(file.max()) >= len(index.files):
+            return f"a sample lies in the file numbered {file.max()}, of {len(index.files)}"
+        there = one.offset >= 0
+        if (one.length[there] < 0).any() or (one.length < -1).any():
+            return f"a sample has {one.length.min()} bytes"
+        if len(index.sizes) == len(index.files):
+            # This way round, as a sum might be too large.
+            room = index.sizes[file[there]] - one.length[there]
+            if (one.offset[there] > room).any():
+                return "a sample goes past the end of its file"
+    return ""
 
 
 def root(request: Request) -> Path:
@@ -83,36 +123,40 @@ def _scanned(path: Path, choice: Choice, preset: str | None) -> Index:
 
 
 def _container(path: Path, choice: Choice) -> Index:
-    beside = indexes.place(path)
-    if beside.is_file() and path.suffix != detect.PART:
-        index = indexes.load(beside)
-        problem = stamp.unfit(index, path)
-        if problem:
-            raise UserError(f"{path} does not fit its index: {problem}; restore it, or pack anew")
-        if choice.label or choice.key or choice.fields:
-            raise UserError(
-                f"{path} was packed by rankup: --label, --key and --fields are for other sources"
-            )
-        return index
-    return isolated.scan(detect.detect(path), path, choice)
+    index = finding.fitting(path)
+    if index is None:
+        return isolated.scan(detect.detect(path), path, choice)
+    # There, of many files some are looked at. But who made a pack up does not know how files begin
+    # and end that are only on the reader's machine, behind a link.
+    if index.facts.get("ends") != stamp.all_ends(index, path):
+        raise BadContainer(
+            f"{path} is not what its index describes: not all of its files begin and end as they "
+            "did when it was packed; restore it"
+        )
+    if choice.label or choice.key or choice.fields:
+        raise UserError(
+            f"{path} was packed by rankup: --label, --key and --fields are for other sources"
+        )
+    facts = {name: value for name, value in index.facts.items() if name == _HANDED_ON}
+    return replace(index, facts=facts)
 
 
 def _in_order(index: Index, split: indexes.Split) -> bool:
-    before = None
-    for key in index.keys.take(np.arange(split.start, split.stop)):
-        if before is not None and key < before:
-            return False
-        before = key
-    return True
+    names = _names(index, split)
+    return all(name <= after for name, after in itertools.pairwise(names))
 
 
-def _check_names(index: Index, path: Path) -> None:
-    """Refuse keys that could not be made files again, and such as are there twice."""
+def check_names(index: Index, path: Path) -> None:
+    """Refuse keys that could not be made files again, and such as are there twice.
+
+    Raises:
+        BadContainer, UserError: names the first of them.
+    """
     for split in index.splits:
-        names = list(index.keys.take(np.arange(split.start, split.stop)))
-        unsafe = next((name for name in names if not keys.safe(name)), None)
-        if unsafe is not None:
-            keys.check(unsafe, str(path))
+        names = _names(index, split)
+        if not _all_safe(names):
+            for name in names:
+                keys.check(name, str(path))
         twice = [name for name, after in itertools.pairwise(names) if name == after]
         if twice:
             first = ", ".join(keys.shown(name) for name in twice[:_NAMED])
@@ -120,3 +164,20 @@ def _check_names(index: Index, path: Path) -> None:
                 f"{path}: {len(twice)} samples of {split.name} have a name that another one has "
                 f"({first}); names must be unique, choose a column of keys with --key"
             )
+
+
+def _all_safe(names: list[bytes]) -> bool:
+    """Whether nothing in many names needs a closer look, which takes ten times as long."""
+    joined = b"\0".join(names)
+    return not (
+        b"\\" in joined
+        or joined.count(b"\0") >= max(len(names), 1)
+        or _SUSPECT.search(joined)
+        or max(map(len, names), default=0) > keys.LONGEST
+    )
+
+
+def _names(index: Index, split: indexes.Split) -> list[bytes]:
+    rows = np.arange(split.start, split.stop)
+    whole = len(rows) == len(index)
+    return list(index.keys if whole else index.keys.take(rows))

@@ -6,10 +6,13 @@ source of the pack. A part whose lengths are there is done, so that this too goe
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -19,14 +22,15 @@ from .. import index as indexes
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s
 from ..strings import Strings
+from . import notes as saying
 from . import work as state
-from .checks import Images, record, refuse, without
+from .checks import UNDECODABLE, Images, record, refuse, without
+from .engine import boot
 from .progress import Progress
-from .reader import Reader, SourceProblem
+from .reader import DAMAGED, Reader, SourceProblem
 from .work import Work
 from .workers import Board, SourceProblems, run
 
-UNDECODABLE = "undecodable"
 _ROWS = 256  # samples of a part
 
 
@@ -52,14 +56,13 @@ def spooled(
         UserError: an image cannot be decoded, and `bad` is `fail`.
         SourceProblems, Lost, OSError: see `workers.run`.
     """
-    try:
-        return indexes.load(work.part / "spooled.npz")
-    except (FileNotFoundError, BadContainer):
-        pass
     source = reader.index
     parts = -(-len(source) // _ROWS)
     work.spool.mkdir(exist_ok=True)
-    todo = [part for part in range(parts) if not _marker(work, part).exists()]
+    todo = [part for part in range(parts) if _made(work, part) is None]
+    if not todo:
+        with suppress(FileNotFoundError, BadContainer):
+            return indexes.load(work.part / "spooled.npz")
     count = max(1, min(count, len(todo)))
     board = Board(count)
     of, look = Images(source), bad == "keep"
@@ -67,7 +70,8 @@ def spooled(
     def body(worker: int) -> None:
         for part in todo[worker::count]:
             rows = range(part * _ROWS, min((part + 1) * _ROWS, len(source)))
-            _part(work, part, rows, reader, of, look, side, fsync, board, worker)
+            found = _part(work, part, rows, reader, of, look, side, fsync, board, worker)
+            state.write(_marker(work, part), {**found, "boot": "" if fsync else boot()})
         reader.close()
 
     def seen() -> None:
@@ -76,15 +80,28 @@ def spooled(
 
     if todo:
         run(board, count, body, seen)
-    index = _joined(work, source, parts)
-    undecoded = [one for one in state.notes(work) if UNDECODABLE in one.get("problems", ())]
+    made = [_made(work, part) or {} for part in range(parts)]
+    index = _joined(work, source, [np.array(one["lengths"], np.int64) for one in made])
+    notes = [one for part in made for one in part["found"]]
+    undecoded = [one for one in notes if UNDECODABLE in one["problems"]]
     rows = sorted({one["row"] for one in undecoded})
     if bad == "fail":
         refuse(source, rows, undecoded)
     if bad == "skip" and rows:
+        notes += [{"left_out": source.path(row)} for row in rows]
         index = without(index, rows)
+    saying.write(work.part / "noted-resized.jsonl", notes)
     indexes.save(index, work.part / "spooled.npz")
     return index
+
+
+def bytes_there(work: Work, source: Index) -> int:
+    """Bytes of the source's samples in the parts that are done."""
+    rows = np.zeros(len(source), np.bool_)
+    for part in range(-(-len(source) // _ROWS)):
+        if _made(work, part) is not None:
+            rows[part * _ROWS : (part + 1) * _ROWS] = True
+    return sum(int(field.length[rows].clip(0).sum()) for field in source.fields)
 
 
 def _part(
@@ -98,7 +115,8 @@ def _part(
     fsync: bool,
     board: Board,
     worker: int,
-) -> None:
+) -> dict[str, Any]:
+    """Write a part; the lengths of each field and sample of it, and what is to be said of them."""
     lengths = np.zeros((len(reader.index.fields), len(rows)), np.int64)
     found, problems = [], []
     columns = reader.spans(rows.start, rows.stop)
@@ -113,7 +131,7 @@ def _part(
                     continue
                 known = reader.index.fields[number].hash
                 if known is not None and xxhash.xxh3_64_intdigest(data) != known[span.row]:
-                    problems.append(f"{reader.index.path(span.row)} is damaged")
+                    problems.append(f"{reader.index.path(span.row)} {DAMAGED}")
                 name = of.name(span)
                 smaller, why = _resized(data, name, side)
                 problems_of = _looked(data, name) if look else ()
@@ -126,11 +144,19 @@ def _part(
             os.fsync(out.fileno())
     if problems:
         raise SourceProblems(problems)
-    if found:
-        state.note(work.part / f"noted-resized-{worker}.jsonl", found)
-    temporary = _marker(work, part).with_suffix(".tmp")
-    temporary.write_bytes(lengths.astype("<i8").tobytes())
-    temporary.rename(_marker(work, part))
+    return {"lengths": lengths.tolist(), "found": found}
+
+
+def _made(work: Work, part: int) -> dict[str, Any] | None:
+    """What `_part` has given; None where the part is not there.
+
+    What was written without fsync is only believed on the machine that has not crashed since.
+    """
+    try:
+        found: dict[str, Any] = json.loads(_marker(work, part).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found if found["boot"] in ("", boot()) else None
 
 
 def _resized(data: bytes, name: str, side: int) -> tuple[bytes, tuple[str, ...]]:
@@ -149,12 +175,8 @@ def _looked(data: bytes, name: str) -> tuple[str, ...]:
     return images.look(data[: images.HEAD], data[-images.TAIL :], len(data), name).problems
 
 
-def _joined(work: Work, source: Index, parts: int) -> Index:
-    count = len(source.fields)
-    tables = [
-        np.fromfile(_marker(work, part), "<i8").astype(np.int64).reshape(count, -1)
-        for part in range(parts)
-    ]
+def _joined(work: Work, source: Index, tables: list[Int64s]) -> Index:
+    parts = len(tables)
     sizes = [int(table.sum()) for table in tables]
     fields: list[Field] = []
     file = np.repeat(np.arange(parts), [table.shape[1] for table in tables]).astype(np.uint32)
@@ -185,5 +207,5 @@ def _data(work: Work, part: int) -> Path:
 
 
 def _marker(work: Work, part: int) -> Path:
-    """Lengths of each field and sample of a part; there once its bytes are."""
-    return work.spool / f"{part:06d}.lengths"
+    """What is known of a part; there once its bytes are."""
+    return work.spool / f"{part:06d}.json"

@@ -11,12 +11,12 @@ import xxhash
 from .. import images
 from ..containers import squashfs_members, squashfs_write
 from ..index import Index
-from . import work as state
 from .checks import Looker
 from .copy import SourceProblems
 from .layout import Shape
 from .progress import Progress
 from .reader import Reader, damaged
+from .trees import clear
 from .work import Work
 
 
@@ -39,7 +39,7 @@ def written(
         SourceProblem, SourceProblems: a source is not as it was scanned.
         UserError, OSError: see `squashfs_write.write`; there is no image then.
     """
-    state.clear(work.data)
+    clear(work.data)
     source = reader.index
     hashes = np.zeros((len(source.fields), len(source)), np.uint64)
     looker = Looker(source, work.part / "noted-0-0.jsonl") if look else None
@@ -68,6 +68,7 @@ def written(
     squashfs_write.write(
         squashfs_members.members(source, chunks), work.data, block=shape.block, processors=count
     )
+    reader.check()
     reader.close()
     found = damaged(source, 0, hashes)
     if found:

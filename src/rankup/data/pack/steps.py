@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...base.amounts import size
 from ...base.files import write_json
@@ -21,16 +20,18 @@ from ..errors import BadContainer
 from ..index import Index
 from . import checks, finish, slurm
 from . import work as state
-from .engine import Share, bytes_done, copied
+from .engine import Share, boot, bytes_done, copied, units_of
 from .layout import LAYOUTS, Layout, Shape, plan
 from .progress import Progress
 from .reader import Reader
 from .request import Request, Target, bytes_of
 from .slurm import Team
 from .source import root
-from .summary import free
+from .space import missing_space, sample_bytes
+from .summary import index_bytes
+from .trees import allocated
 from .work import Work
-from .workers import Full, Watch, boot, cores
+from .workers import Lost, Watch, cores
 
 _POLL = 0.2  # seconds between two looks at what other tasks have done
 # Each of them costs some milliseconds to start.
@@ -73,8 +74,9 @@ class Pack:
     @contextmanager
     def progress(self, what: str, index: Index, before: int = 0) -> Iterator[Progress]:
         """Show how far a step is while the body runs."""
-        total = sum(int(field.length.clip(0).sum()) for field in index.fields)
-        progress = Progress(what, total, len(index), before=before, quiet=self.request.as_json)
+        progress = Progress(
+            what, sample_bytes(index), len(index), before=before, quiet=self.request.as_json
+        )
         try:
             yield progress
         finally:
@@ -105,13 +107,30 @@ def without_damaged(pack: Pack, source: Index) -> tuple[Index, list[dict[str, An
     return (checks.without(source, rows) if rows else source), notes
 
 
-def spooled(pack: Pack, source: Index) -> Index:
-    """The source with its images encoded anew (`--resize`), below the work folder."""
+def spooled(pack: Pack, source: Index) -> tuple[Index, int]:
+    """The source with its images encoded anew (`--resize`), below the work folder.
+
+    Returns:
+        it, and the bytes of the source that were read now.
+    """
+    from .spool import bytes_there
     from .spool import spooled as put
 
     assert pack.request.resize is not None
-    with pack.progress("resizing", source) as progress:
-        return put(
+    before = bytes_there(pack.work, source)
+    if before:
+        pack.say(f"going on: {size(before)} of {size(sample_bytes(source))} are encoded already")
+
+    def needed() -> int:
+        """Images that are smaller now, and again in the container."""
+        there, now = allocated(pack.work.spool), bytes_there(pack.work, source)
+        return int(2 * there * sample_bytes(source) / now) + index_bytes(source) if now else 0
+
+    with (
+        missing_space(pack.work, needed),
+        pack.progress("resizing", source, before) as progress,
+    ):
+        index = put(
             pack.work,
             Reader(source, root(pack.request)),
             pack.request.resize,
@@ -121,10 +140,11 @@ def spooled(pack: Pack, source: Index) -> Index:
             watch=pack.watch,
             progress=progress,
         )
+    return index, sample_bytes(source) - before
 
 
-def streamed(pack: Pack, source: Index, base: Path) -> Index:
-    """Write a container that comes from one program's hands, and give its index."""
+def streamed(pack: Pack, source: Index, base: Path, files_before: int) -> tuple[Index, int]:
+    """Write a container that comes from one program's hands: its index, and the bytes read."""
     from .squash import written
 
     if pack.of is not None:
@@ -139,18 +159,25 @@ def streamed(pack: Pack, source: Index, base: Path) -> Index:
             watch=pack.watch,
             progress=progress,
         )
-    return finish.complete(pack.work.data, index, source, pack.workers, pack.watch)
+    index = finish.complete(pack.work.data, index, files_before, pack.workers, pack.watch)
+    return index, sample_bytes(source)
 
 
-def filled(pack: Pack, source: Index, base: Path, layout: Layout) -> Index:
-    """Write a container at final offsets, with all processes and all tasks, and give its index.
+def filled(
+    pack: Pack, source: Index, base: Path, layout: Layout, files_before: int
+) -> tuple[Index, int]:
+    """Write a container at final offsets, with all processes and all tasks.
 
     Args:
         base: what the source's files are relative to.
+        files_before: that the samples were in.
+
+    Returns:
+        its index, and the bytes of samples that were read now.
     """
     work, request, now = pack.work, pack.request, boot()
     one_file = pack.goal.one_file
-    with missing_space(work, layout):
+    with missing_space(work, lambda: int(layout.sizes.sum())):
         if state.begun(work, layout, now):
             layout = layout.attach(work.data)
             if not request.fsync:
@@ -169,7 +196,9 @@ def filled(pack: Pack, source: Index, base: Path, layout: Layout) -> Index:
                 "look": _looks(request),
             }
             write_json(pack.of.ready, told)
-        with pack.progress("packing", layout.index, bytes_done(work, layout)) as progress:
+        began = state.done(work)
+        before = bytes_done(work, layout)
+        with pack.progress("packing", layout.index, before) as progress:
             reader = Reader(source, base)
             copied(
                 work,
@@ -182,9 +211,10 @@ def filled(pack: Pack, source: Index, base: Path, layout: Layout) -> Index:
                 progress=progress,
             )
             if pack.of is not None:
-                _wait(pack, layout, progress)
+                _wait(pack, layout, began, progress)
                 pack.of.copied.touch()
-        return finish.finished(work, layout, source, pack.workers, pack.watch)
+        index = finish.finished(work, layout, files_before, pack.workers, pack.watch)
+    return index, sample_bytes(layout.index) - before
 
 
 def follow(request: Request, goal: Target, of: Team, watch: Watch) -> None:
@@ -227,28 +257,29 @@ def _share(pack: Pack, units: int) -> Share:
     return Share(pack.workers, pack.of.task, pack.of.tasks)
 
 
-def _wait(pack: Pack, layout: Layout, progress: Progress) -> None:
-    """Wait for the other tasks' units."""
-    first = bytes_done(pack.work, layout)
-    while not state.done(pack.work).all():
-        pack.watch()
-        progress(bytes_done(pack.work, layout) - first, 0)
-        time.sleep(_POLL)
+def _wait(pack: Pack, layout: Layout, began: npt.NDArray[np.bool_], progress: Progress) -> None:
+    """Wait for the other tasks' units.
 
-
-@contextmanager
-def missing_space(work: Work, layout: Layout) -> Iterator[None]:
-    """Say of an error that comes of a full disk how much is missing.
+    Args:
+        began: the units that were there when the progress began.
 
     Raises:
-        Full: instead of that error.
+        Lost: all others have left, and units are missing.
     """
-    try:
-        yield
-    except (Full, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        missing = int(layout.sizes.sum()) - state.allocated(work.data) - free(work.part)
-        more = f"about {size(missing)} more are needed" if missing > 0 else "it was full just now"
-        what = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-        raise Full(f"{work.part}: {what}; {more}: make space there") from None
+    assert pack.of is not None
+    others = slurm.Others(pack.of)
+    size_of, samples_of = units_of(layout)
+    while True:
+        gone = others.gone()  # asked first: what is done is noted before
+        done = state.done(pack.work)
+        if done.all():
+            return
+        if gone:
+            raise Lost(
+                f"the other tasks have ended, and {np.count_nonzero(~done)} of {len(done)} parts "
+                "are missing; see the job's log, and run the same command with --resume"
+            )
+        pack.watch()
+        new = done & ~began
+        progress(int(size_of[new].sum()), int(samples_of[new].sum()))
+        time.sleep(_POLL)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ...base.amounts import size
+import numpy as np
+
+from ...base.amounts import size, some
 from ...base.errors import UserError
+from ...base.files import user_path
+from .. import images, inodes
 from ..index import Index
+from ..inodes import Inodes, spaced, words
 from .layout import Layout
 from .request import Target
 
-# What the work folder, the index and the report may take beside the data, for each sample.
-_EACH = 128
+_WNID = re.compile(r"n\d{8}")
+_ILSVRC = (b"ILSVRC/", b"Data/CLS-LOC/")
 
 
 @dataclass(frozen=True)
@@ -22,39 +31,114 @@ class Summary:
     """Attributes:
     samples: of each split.
     classes: how many there are.
+    unlabelled: samples without a label.
     source_bytes: of all samples.
     bytes: of the container with its index; 0 where that is not known before.
-    files_before, files_after: inodes that the samples take.
+    files_before, folders_before: that the samples take now.
+    files_after, folders_after: all that will be written; None where that is not known before.
     free: bytes that a user may still write there.
+    no_images: where most samples are images by their names, how many end otherwise, by suffix.
+    outside: how many files lie outside of SOURCE, and the first of them; empty for none.
+    hint: what may have been forgotten; empty: nothing.
     """
 
     source: str
     target: Target
     samples: tuple[tuple[str, int], ...]
     classes: int
+    unlabelled: int
     source_bytes: int
     bytes: int
     files_before: int
-    files_after: int
+    folders_before: int
+    files_after: int | None
+    folders_after: int | None
     free: int
+    no_images: Mapping[str, int] = field(default_factory=dict)
+    outside: Mapping[str, Any] = field(default_factory=dict)
+    hint: str = ""
 
 
 def summary(source: str, index: Index, layout: Layout | None, target: Target) -> Summary:
-    """Count what there is, and what there will be."""
-    lengths = sum(int(field.length.clip(0).sum()) for field in index.fields)
-    beside = 1 if layout is None else len(layout.sizes)
+    """Count what there is, and what there will be.
+
+    Raises:
+        OSError: SOURCE cannot be read.
+    """
     needs = 0 if layout is None else int(layout.sizes.sum())
+    without = unlabelled(index)
+    before = inodes.of_source(index, Path(os.path.abspath(user_path(source, "SOURCE"))))
+    after = _after(index, layout, target)
     return Summary(
         source,
         target,
         tuple((split.name, split.stop - split.start) for split in index.splits),
-        len(index.classes),
-        lengths,
-        needs + _EACH * len(index) if needs else 0,
-        len(index.files),
-        beside + 1,
+        classes(index),
+        without,
+        sum(int(field.length.clip(0).sum()) for field in index.fields),
+        needs + index_bytes(index) if needs else 0,
+        before.files,
+        before.folders,
+        after.files if after else None,
+        after.folders if after else None,
         free(target.part),
+        _no_images(index),
+        index.facts.get("outside", {}),
+        _hint(index) if without else "",
     )
+
+
+def index_bytes(index: Index) -> int:
+    """About what all that is written of an index takes: in the work folder it is there twice."""
+    columns = 8 * (3 * len(index.fields) + 3) * len(index)
+    return 2 * (columns + len(index.keys.data) + len(index.files.data)) + (64 << 10)
+
+
+def classes(index: Index) -> int:
+    """How many classes have a name or a sample."""
+    if index.labels is None:
+        return 0
+    return max(len(index.classes), len(np.unique(index.labels[index.labels >= 0])))
+
+
+def unlabelled(index: Index) -> int:
+    """How many samples have no label."""
+    return len(index) if index.labels is None else int(np.count_nonzero(index.labels < 0))
+
+
+def _after(index: Index, layout: Layout | None, target: Target) -> Inodes | None:
+    if layout is not None:
+        data = len(layout.sizes)
+    elif target.one_file:
+        data = 1
+    elif target.container == "arrow":
+        data = len(index.splits)
+    else:  # shards of samples that get another length
+        return None
+    return inodes.of_pack(target.container, data, bool(index.classes))
+
+
+def _no_images(index: Index) -> dict[str, int]:
+    """Samples that are no images by their names, most first, where half of all are."""
+    if [(one.name, one.dtype) for one in index.fields] != [("data", "")]:
+        return {}
+    names = (key[key.rfind(b"/") + 1 :].rpartition(b".") for key in index.keys)
+    kinds = Counter(end.lower() if stem and dot else b"" for stem, dot, end in names)
+    others = {
+        f".{kind.decode('utf-8', 'backslashreplace')}" if kind else "without a suffix": count
+        for kind, count in sorted(kinds.items(), key=lambda one: (-one[1], one[0]))
+        if kind.decode("latin-1") not in images.SUFFIXES
+    }
+    return others if 2 * sum(others.values()) <= len(index) else {}
+
+
+def _hint(index: Index) -> str:
+    """Images without labels may be ImageNet, whose labels stand in files of their own."""
+    found = any(name.startswith(_ILSVRC) for name in index.files)
+    if index.labels is not None and index.classes and all(map(_WNID.fullmatch, index.classes)):
+        val = (index.labels[one.start : one.stop] for one in index.splits if one.name == "val")
+        found |= any((labels < 0).any() for labels in val)
+    return "this looks like ImageNet: --preset imagenet knows its labels" if found else ""
 
 
 def free(path: Path) -> int:
@@ -66,13 +150,26 @@ def free(path: Path) -> int:
 
 def lines(of: Summary, quota: Sequence[str]) -> list[str]:
     """The summary as it is printed."""
-    splits = ", ".join(f"{name} {_spaced(count)}" for name, count in of.samples) or "none"
-    classes = f", {_spaced(of.classes)} classes" if of.classes else ""
+    splits = ", ".join(f"{name} {spaced(count)}" for name, count in of.samples) or "none"
+    counted = f", {words(of.classes, 'class', 'classes')}" if of.classes else ""
+    if of.unlabelled:
+        some_of = of.unlabelled < sum(count for _, count in of.samples)
+        counted += f", {spaced(of.unlabelled)} without a label" if some_of else ", without labels"
+    files = str(Inodes(of.files_before, of.folders_before))
+    if of.files_after is not None and of.folders_after is not None:
+        files += f" -> {Inodes(of.files_after, of.folders_after)}"
     found = [
         f"{of.source} -> {of.target.out} ({of.target.container})",
-        f"samples: {splits}{classes}, {size(of.source_bytes)}",
-        f"files: {_spaced(of.files_before)} -> {_spaced(of.files_after)} (with the index)",
+        f"samples: {splits}{counted}, {size(of.source_bytes)}",
+        f"files: {files}",
     ]
+    if of.no_images:
+        kinds = [f"{spaced(count)} {kind}" for kind, count in of.no_images.items()]
+        found.append(f"not images by their names: {some(kinds)}")
+    if of.outside:
+        found.append(outside(of.outside))
+    if of.hint:
+        found.append(f"labels: {of.hint}")
     needs = f"{size(of.bytes)} needed, " if of.bytes else ""
     found.append(f"space: {needs}{size(of.free)} free")
     return found + [f"quota: {line}" for line in quota]
@@ -95,10 +192,7 @@ def fits(of: Summary, there: int) -> None:
         )
 
 
-def words(count: int, one: str, many: str) -> str:
-    """`1 file`, `1 000 files`."""
-    return f"{_spaced(count)} {one if count == 1 else many}"
-
-
-def _spaced(count: int) -> str:
-    return f"{count:,}".replace(",", " ")
+def outside(of: Mapping[str, Any]) -> str:
+    """The line about files that a source leads to."""
+    what = f"{words(of['files'], 'file lies', 'files lie')} outside of SOURCE"
+    return f"outside: {what}, the first is {of['first']}"

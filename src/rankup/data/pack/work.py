@@ -7,14 +7,15 @@ begun.json   written once the container's files are there with their full sizes
 data         the container to be: a file, or a folder
 done         a byte per unit: 1 once the unit is written
 hashes       xxh3 of each field and sample, in the order of fields and rows
+report.json  of the finished pack; in `data` where that is a folder, as index.npz is
+published    written before the first of these gets its name outside
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import UserError
-from ...base.files import fsync_directory, write_json
+from ...base.files import write_atomic, write_json
 from .. import index as indexes
 from ..errors import BadContainer
 from ..index import Index, UInt64s
 from .layout import Layout
 from .request import Request, Target
+from .trees import clear, sync
 
 VERSION = 1
 
@@ -76,6 +78,14 @@ class Work:
         """The finished index, where it cannot lie in the container's folder."""
         return self.part / "index.npz"
 
+    @property
+    def report(self) -> Path:
+        return self.part / "report.json"
+
+    @property
+    def published(self) -> Path:
+        return self.part / "published"
+
 
 def asked(request: Request, target: Target) -> dict[str, Any]:
     """What decides the bytes of a pack; a pack is resumed with the same only."""
@@ -100,7 +110,17 @@ def make(work: Work, asked: Mapping[str, Any]) -> None:
         OSError: it cannot be made.
     """
     work.part.mkdir(parents=True, exist_ok=True)
-    write_json(work.about, {"rankup_pack": VERSION, "asked": dict(asked)})
+    write(work.about, {"rankup_pack": VERSION, "asked": dict(asked)})
+
+
+def write(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON document, old or new; names that are no UTF-8 come through."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2)
+    write_atomic(path, text + "\n")
 
 
 def ours(work: Work) -> dict[str, Any] | None:
@@ -111,6 +131,10 @@ def ours(work: Work) -> dict[str, Any] | None:
     """
     if not os.path.lexists(work.part):
         return None
+    if work.part.is_symlink():  # a pack would write, and remove, wherever it leads
+        raise UserError(
+            f"{work.part} is a link; rankup needs that name: move it away, or remove it"
+        )
     try:
         about = json.loads(work.about.read_text(encoding="utf-8"))
         if about["rankup_pack"] == VERSION:
@@ -133,16 +157,21 @@ def same(before: Mapping[str, Any], now: Mapping[str, Any], part: Path) -> None:
     Raises:
         UserError: names what differs.
     """
-    differs = [
+    differs = differences(before, now)
+    if differs:
+        raise UserError(
+            f"{part} was begun otherwise: {differs}. Resume it as it was begun, or "
+            f"remove {part} to begin anew"
+        )
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In what two packs were asked for different things; empty: in nothing."""
+    return "; ".join(
         f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
         for name in now
         if before.get(name) != now.get(name)
-    ]
-    if differs:
-        raise UserError(
-            f"{part} was begun otherwise: {'; '.join(differs)}. Resume it as it was begun, or "
-            f"remove {part} to begin anew"
-        )
+    )
 
 
 def load_source(work: Work) -> Index | None:
@@ -158,6 +187,10 @@ def load_source(work: Work) -> Index | None:
 def begin(work: Work, layout: Layout, *, one_file: bool, fsync: bool, boot: str) -> Layout:
     """Make the container's files; what an interrupted `begin` has left is removed."""
     work.begun.unlink(missing_ok=True)
+    # First, and as new files: a process of an earlier attempt that does not know yet that it is
+    # over would else note units as done in these which it has written into the old `data`.
+    work.done.unlink(missing_ok=True)
+    work.hashes.unlink(missing_ok=True)
     clear(work.data)
     if not one_file:
         work.data.mkdir()
@@ -230,77 +263,29 @@ def hashes(work: Work, layout: Layout) -> UInt64s:
     return found.reshape(len(layout.index.fields), len(layout.index))
 
 
-def note(path: Path, records: list[dict[str, Any]]) -> None:
-    """Append records to a file of JSON lines."""
-    text = "".join(f"{json.dumps(one)}\n" for one in records).encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    try:
-        _write(descriptor, text, None)
-    finally:
-        os.close(descriptor)
-
-
-def notes(work: Work) -> Iterator[dict[str, Any]]:
-    """All records of all files of JSON lines; a line that a kill has torn is left out."""
-    for path in sorted(work.part.glob("noted*.jsonl")):
-        for line in path.read_bytes().splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield record
-
-
-def clear(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def remove(work: Work) -> None:
     """Remove a work folder; what says that it is one goes last."""
-    if not work.part.is_dir():
+    if not work.part.is_dir() or work.part.is_symlink():
         return
     for path in work.part.iterdir():
-        if path != work.about:
+        if path not in (work.about, work.published):
             clear(path)
+    work.published.unlink(missing_ok=True)
     work.about.unlink(missing_ok=True)
     work.part.rmdir()
 
 
-def sync(path: Path) -> None:
-    """fsync of a file, or of a folder and all below it."""
-    if path.is_dir():
-        for below in path.iterdir():
-            sync(below)
-        fsync_directory(path)
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def over(work: Work) -> bool:
+    """Whether nothing is lost with a work folder: its container is out, or has not begun."""
+    names = {name for name in os.listdir(work.part) if not name.startswith(".about.json.")}
+    if work.published.name in names:
+        return not names & {work.data.name, work.index.name, work.report.name}
+    return names <= {work.about.name}
 
 
-def allocated(path: Path) -> int:
-    """Bytes that a file, or all below a folder, take on the disk now."""
-    try:
-        if path.is_dir():
-            return sum(allocated(below) for below in path.iterdir())
-        return path.lstat().st_blocks * 512
-    except FileNotFoundError:
-        return 0
-
-
-def _write(descriptor: int, data: bytes, offset: int | None) -> None:
+def _write(descriptor: int, data: bytes, offset: int) -> None:
     view = memoryview(data)
     while view:
-        if offset is None:
-            done = os.write(descriptor, view)
-        else:
-            done = os.pwrite(descriptor, view, offset)
-            offset += done
+        done = os.pwrite(descriptor, view, offset)
+        offset += done
         view = view[done:]

@@ -15,13 +15,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from ...base.errors import RunFailed, UserError
 from .copy import SourceProblems
+from .reader import SourceProblem
 
 _POLL = 0.1  # seconds between two looks at what the processes have done
 _GRACE = 30.0  # seconds that they have to stop at the end of a write
@@ -47,7 +47,15 @@ class Lost(RunFailed):
 
 
 class Full(Lost):
-    """No space is left, or no quota."""
+    """No space is left, or no quota.
+
+    Attributes:
+        said: whether the text tells where, and how much is missing.
+    """
+
+    def __init__(self, text: str, said: bool = False) -> None:
+        super().__init__(text)
+        self.said = said
 
 
 class Board:
@@ -143,6 +151,8 @@ def run(board: Board, count: int, body: Callable[[int], Any], watch: Watch) -> l
                 failures.append(failure)
     if raised is not None:
         raise raised
+    if failures:
+        watch()  # a signal that has ended them has come here, too, and says more
     _raise(failures)
     return results
 
@@ -175,6 +185,8 @@ def _child(number: int, body: Callable[[int], Any], pipe: int) -> NoReturn:
             answer = {"stopped": True}
         except SourceProblems as error:
             answer = {"source": error.found}
+        except SourceProblem as error:
+            answer = {"source": [str(error)]}
         except UserError as error:
             answer = {"user": str(error)}
         except OSError as error:
@@ -288,11 +300,3 @@ def shown(found: Sequence[str]) -> str:
     if len(found) > _SHOWN:
         lines.append(f"  ... and {len(found) - _SHOWN} more")
     return "\n".join(lines)
-
-
-def boot() -> str:
-    """What changes when the machine starts anew; empty where it is not known."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +21,13 @@ import numpy as np
 from ...base.errors import UserError, nearest
 from .. import keys
 from ..containers import Choice
-from ..containers.files import refuse, shown
+from ..containers.outside import shown
 from ..index import Field, Index, Int64s, Split, ordered, split_order
 from ..strings import Strings
 from . import tables
+from .stats import stats
 from .tables import Table
 
-_THREADS = 16  # a `stat` costs milliseconds on a parallel file system
-_AT_ONCE = 1024
 _NAME_OF_SPLIT = re.compile(r"(?:^|[_.-])(train|val|valid|validation|dev|test)(?:$|[_.-])")
 
 
@@ -61,7 +58,7 @@ def scan(path: Path, choice: Choice) -> Index:
     roles = _roles(path, table, choice)
     base = _base(path, table.columns[roles.paths[0]])
     names, rows_of = _files(path, table, roles.paths, base)
-    sizes, times = _asked(path, names)
+    sizes, times, outside = stats(path, names)
     split_names, split_of = _splits(path, table, roles, choice)
     found, folders = _keys(path, table, roles, names, rows_of, split_of, split_names)
     labels: Int64s | None = None
@@ -82,6 +79,7 @@ def scan(path: Path, choice: Choice) -> Index:
         labels,
         classes,
         sizes,
+        facts={"outside": outside} if outside else {},
         times=times,
     )
     order = sorted(range(len(split_names)), key=lambda one: split_order(split_names[one].lower()))
@@ -104,6 +102,13 @@ def labelled(values: Sequence[Any], place: Callable[[int], str]) -> tuple[Int64s
     given -= {None, ""}
     if all(type(value) is str for value in given) and not all(map(_is_number, given)):
         classes = sorted(given)
+        for name in classes:
+            if not _is_text(name):
+                where = place(list(values).index(name))
+                raise UserError(
+                    f"{where}: the class {name!a} is not UTF-8, which names of classes have to be: "
+                    "save the list as UTF-8"
+                )
         number_of: dict[Any, int] = {name: number for number, name in enumerate(classes)}
     else:
         classes = []
@@ -122,6 +127,14 @@ def labelled(values: Sequence[Any], place: Callable[[int], str]) -> tuple[Int64s
 
 def _hashable(value: Any) -> bool:
     return value is None or type(value) in (str, int, float, bool)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_number(value: Any) -> bool:
@@ -209,30 +222,6 @@ def _files(
             rows[row] = number_of.setdefault(name, len(number_of))
         rows_of.append(rows)
     return list(number_of), rows_of
-
-
-def _asked(path: Path, names: Sequence[bytes]) -> tuple[Int64s, Int64s]:
-    """Sizes and times of files."""
-    sizes, times = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
-
-    def ask(start: int) -> list[str]:
-        problems = []
-        for row in range(start, min(start + _AT_ONCE, len(names))):
-            try:
-                about = os.stat(names[row])
-            except OSError as error:
-                problems.append(f"{shown(names[row])}: {error.strerror}")
-                continue
-            if not stat.S_ISREG(about.st_mode):
-                problems.append(f"{shown(names[row])} is no file")
-            sizes[row], times[row] = about.st_size, about.st_mtime_ns
-        return problems
-
-    with ThreadPoolExecutor(_THREADS, "rankup-list") as pool:
-        found = pool.map(ask, range(0, len(names), _AT_ONCE))
-        problems = [problem for part in found for problem in part]
-    refuse(problems, f"of the {len(names)} files in {path}", "cannot be packed")
-    return sizes, times
 
 
 def _splits(path: Path, table: Table, roles: _Roles, choice: Choice) -> tuple[list[str], Int64s]:

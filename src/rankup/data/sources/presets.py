@@ -8,12 +8,14 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ...base.errors import UserError
 from ..containers import Choice
-from ..containers.files import Tree, lone, refuse, shown, walk
+from ..containers.files import Tree, lone, refuse, walk
+from ..containers.outside import shown
 from ..index import Index, Split, ordered
 from ..strings import Strings
 from . import matlab
@@ -36,7 +38,8 @@ _SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"
 _GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _META = "meta.mat"
 _DEVKIT = ("", "ILSVRC2012_devkit_t12/data", "data")
-_LINE = re.compile(r"(n\d{8})\s+(.+)")
+_WNID = re.compile(r"n\d{8}")
+_LINE = re.compile(rf"({_WNID.pattern})\s+(.+)")
 
 
 def imagenet(path: Path, choice: Choice, labels_file: Path | None) -> Index:
@@ -58,21 +61,35 @@ def imagenet(path: Path, choice: Choice, labels_file: Path | None) -> Index:
     _no_columns(choice.label, choice)
     inside = (path / sub for sub in (_TREE, "Data/CLS-LOC"))
     root = next((one for one in inside if one.is_dir()), path)
-    trees = {name: walk(root / name) for name in ("train", "val", "test") if (root / name).is_dir()}
+    names = [name for name in ("train", "val", "test") if (root / name).is_dir()]
+    trees = {name: walk(root / name, path) for name in names}
     if not {"train", "val"} & set(trees):
-        raise UserError(f"{path} is no ImageNet: neither train/ nor val/ in it or its {_TREE}/")
+        raise _no_imagenet(path, f"neither train/ nor val/ is in it or its {_TREE}/")
+    wnids = {one for split in ("train", "val") if split in trees for one in _folders(trees[split])}
+    others = sorted(wnid for wnid in wnids if not _WNID.fullmatch(wnid))
+    if others:
+        count = f"{len(others)} of {len(wnids)}, the first is {others[0]!r}"
+        raise _no_imagenet(path, f"class folders whose names are no WordNet ids ({count})")
     # Labels lie in the folder that was given, between it and the images, or above Kaggle's tree.
     near = [root, *(one for one in root.parents if one == path or path in one.parents)]
     if root.name == "CLS-LOC":
         near = [*dict.fromkeys((*near, *root.absolute().parents[:3]))]
-    names = _names(near)
+    words = _names(near)
     labels: dict[bytes, str] = {}
     if "val" in trees and any(b"/" not in name for name in trees["val"].names):
         labels = _validation(near, labels_file, root / "val", trees["val"])
     elif labels_file is not None:
         raise UserError(f"{labels_file} is not needed: {root}/val tells labels by its folders")
-    wnids = {one for tree in trees.values() for one in _folders(tree)} | set(labels.values())
-    return _index(path, root, choice, trees, sorted(wnids), labels, names)
+    wnids |= set(filter(_WNID.fullmatch, labels.values()))
+    return _index(path, root, trees, sorted(wnids), labels, words)
+
+
+def _no_imagenet(path: Path, found: str) -> UserError:
+    return UserError(
+        f"{path} is no ImageNet: {found}. Expected in it or in its {_TREE}/: "
+        "train/n01440764/n01440764_18.JPEG and so on, val/ILSVRC2012_val_00000001.JPEG (or in such "
+        "folders), test/. Class folders of other names are packed without --preset"
+    )
 
 
 def imagewoof(path: Path, choice: Choice, labels_file: Path | None) -> Index:
@@ -91,13 +108,13 @@ def imagewoof(path: Path, choice: Choice, labels_file: Path | None) -> Index:
     for name in ("train", "val"):
         if not (root / name).is_dir():
             raise UserError(f"{path} is no Imagewoof: it has no {name}/")
-    trees = {name: walk(root / name) for name in ("train", "val")}
+    trees = {name: walk(root / name, path) for name in ("train", "val")}
     given: dict[bytes, str] = {}
     if choice.label is not None:
         given = _noisy(labels_file or root / "noisy_imagewoof.csv", choice.label)
     elif labels_file is not None:
         raise UserError(f"name the column of {labels_file}: `--label noisy_labels_5`")
-    return _index(path, root, choice, trees, sorted(WOOFS), given, WOOFS)
+    return _index(path, root, trees, sorted(WOOFS), given, WOOFS)
 
 
 KNOWN: Mapping[str, Callable[[Path, Choice, Path | None], Index]] = {
@@ -119,7 +136,6 @@ def _folders(tree: Tree) -> set[str]:
 def _index(
     path: Path,
     root: Path,
-    choice: Choice,
     trees: Mapping[str, Tree],
     wnids: Sequence[str],
     given: Mapping[bytes, str],
@@ -148,7 +164,13 @@ def _index(
             labels.append(number)
     refuse(problems, f"in {root}", "of no known class")
     sizes = np.concatenate([tree.sizes for tree in trees.values()])
-    skipped = sum(tree.skipped for tree in trees.values())
+    facts: dict[str, Any] = {}
+    if skipped := sum(tree.skipped for tree in trees.values()):
+        facts["skipped"] = skipped
+    if outside := [(split, tree.outside) for split, tree in trees.items() if tree.outside]:
+        split, first = outside[0]
+        count = sum(one["files"] for _, one in outside)
+        facts["outside"] = {"files": count, "first": f"{split}/{first['first']}"}
     split_of = np.repeat(np.arange(len(trees)), [len(tree.names) for tree in trees.values()])
     index = Index(
         "files",
@@ -159,7 +181,7 @@ def _index(
         np.array(labels, np.int64),
         tuple(f"{wnid} {names[wnid]}" if wnid in names else wnid for wnid in wnids),
         sizes,
-        facts={"skipped": skipped} if skipped else {},
+        facts=facts,
         times=np.concatenate([tree.times for tree in trees.values()]),
     )
     folders = tuple(Split(split, 0, 0, split) for split in trees)

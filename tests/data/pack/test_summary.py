@@ -1,0 +1,122 @@
+"""What a pack says of its source and of what it makes of it, before and behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankup.data import inodes
+
+from .made import ALL, request, run, tree
+
+WNIDS = ("n01440764", "n01443537")
+
+
+def write(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
+def said(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], **more: Any) -> str:
+    assert run(request(source, tmp_path, "hdf5", dry_run=True, **more)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("container", ALL)
+def test_what_is_written_is_what_was_announced(
+    tmp_path: Path, container: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tree(tmp_path / "source", 60)
+    (tmp_path / "out").mkdir()
+    shards = {"shard_size": "1MiB"} if container == "tar" else {}
+    asked = request(source, tmp_path / "out", container, **shards)
+    assert run(asked) == 0
+    folder = Path(asked.out).is_dir()
+    # One file: all that is in the folder now, but for the folder, which was there before.
+    lying = inodes.lying(Path(asked.out) if folder else tmp_path / "out")
+    lying = inodes.Inodes(lying.files, lying.folders - (not folder))
+    assert lying == inodes.lying(Path(asked.out))
+    assert f"files: 60 files and 9 folders -> {lying}\n" in capsys.readouterr().out
+    report = json.loads(next((tmp_path / "out").rglob("*report.json")).read_text())
+    assert (report["files_before"], report["folders_before"]) == (60, 9)
+    assert (report["files_after"], report["folders_after"]) == (lying.files, lying.folders)
+    # A container as a source is counted with all that belongs to it.
+    assert f"files: {lying} -> 3 files\n" in said(Path(asked.out), tmp_path, capsys)
+
+
+@pytest.mark.parametrize("container", ALL)
+def test_long_names_are_part_of_what_is_needed(
+    tmp_path: Path, container: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"{'long' * 50}/{'name' * 50}{number:03}.txt" for number in range(500)]
+    source = write(tmp_path / "source", *names)
+    asked = request(source, tmp_path / "out", container, dry_run=True, as_json=True)
+    assert run(asked) == 0
+    needed = json.loads(capsys.readouterr().out)["bytes"]
+    assert run(replace(asked, dry_run=False)) == 0
+    written = [path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert needed > sum(written)
+
+
+def test_shards_of_resized_images_are_not_known_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "source", "a/1.txt")
+    assert run(request(source, tmp_path, "tar", resize=8)) == 0
+    assert "files: 1 file and 2 folders\n" in capsys.readouterr().out
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert inodes.Inodes(report["files_after"], 1) == inodes.lying(tmp_path / "out")
+
+
+def test_labels_and_classes_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "source", "1.txt", "2.txt", "3.txt")
+    assert "samples: train 3, without labels, " in said(source, tmp_path, capsys)
+    table = source / "list.csv"
+    table.write_text("path,label\n1.txt,0\n2.txt,7\n3.txt,\n")
+    assert "train 3, 2 classes, 1 without a label, " in said(table, tmp_path, capsys)
+    table.write_text("path,label\n1.txt,cat\n2.txt,cat\n")
+    assert "samples: train 2, 1 class, 10 bytes" in said(table, tmp_path, capsys)
+
+
+def test_imagenet_without_its_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inside = [f"train/{wnid}/{wnid}_{number}.JPEG" for wnid in WNIDS for number in range(3)]
+    inside += ["val/ILSVRC2012_val_00000001.JPEG"]
+    images = [f"ILSVRC/Data/CLS-LOC/{name}" for name in inside]
+    kaggle = write(tmp_path / "kaggle", "LOC_val_solution.csv", "LOC_synset.txt", *images)
+    lines = said(kaggle, tmp_path, capsys)
+    assert "without labels" in lines
+    assert "not images by their names: 1 .csv, 1 .txt\n" in lines
+    assert "--preset imagenet knows its labels" in lines
+    assert "--preset imagenet" in said(kaggle / "ILSVRC/Data/CLS-LOC", tmp_path, capsys)
+    (kaggle / "LOC_val_solution.csv").write_text(f"ImageId,P\nILSVRC2012_val_00000001,{WNIDS[0]}\n")
+    lines = said(kaggle, tmp_path, capsys, preset="imagenet")
+    assert "2 classes" in lines
+    assert not [line for line in lines.splitlines() if line.split(":")[0] in ("labels", "not")]
+    sorted_ = write(tmp_path / "sorted", *inside[:-1], f"val/{WNIDS[1]}/1.JPEG")
+    lines = said(sorted_, tmp_path, capsys)
+    assert "--preset" not in lines
+    assert "not images" not in lines
+
+
+def test_files_outside_of_the_source_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = write(tmp_path, "secret/key") / "secret" / "key"
+    source = write(tmp_path / "source", "a/1.txt", "a/2.txt")
+    assert "\noutside: " not in said(source, tmp_path, capsys)
+    (source / "a" / "3.txt").symlink_to(secret)
+    line = f"outside: 1 file lies outside of SOURCE, the first is a/3.txt -> {secret}\n"
+    assert line in said(source, tmp_path, capsys)
+    table = source / "list.csv"
+    table.write_text("path\na/1.txt\n../secret/key\na/3.txt\n")
+    lines = said(table, tmp_path, capsys)
+    assert "outside: 2 files lie outside of SOURCE, the first is " in lines
+    assert run(request(table, tmp_path, "hdf5")) == 0
+    report = json.loads((tmp_path / "out.h5.report.json").read_text())
+    assert report["outside"]["files"] == 2
