@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from rankup.data import frames, stamp
-from rankup.data import index as indexes
+from rankup.data import frames, indexes, stamp
 from rankup.data.index import Field, Index, Split
 from rankup.data.strings import Strings
 

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from rankup.base.errors import UserError
-from rankup.data import index as indexes
+from rankup.data import indexes
 from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split
 from rankup.data.inspect import extract, show

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data import index as indexes
-from rankup.data import npz
+from rankup.data import indexes, npz
 from rankup.data.errors import BadContainer
-from rankup.data.index import Field, Index, Split
+from rankup.data.index import Field, Index, Split, ordered, split_order
 from rankup.data.inspect import show
 from rankup.data.pack.command import pack as start
 from rankup.data.pack.request import Request
@@ -100,7 +99,7 @@ def test_samples_are_ordered_by_split_and_bytes_of_the_key() -> None:
         fields=(Field("data", np.arange(6) * 10, np.arange(6)),),
         splits=(Split("all", 0, 6),),
     )
-    found = indexes.ordered(
+    found = ordered(
         index,
         np.array([1, 0, 0, 1, -1, 0]),
         (Split("train", 0, 0), Split("val", 0, 0, "v"), Split("none", 0, 0)),
@@ -110,7 +109,7 @@ def test_samples_are_ordered_by_split_and_bytes_of_the_key() -> None:
     assert found.labels.tolist() == [2, 1, 5, 3, 0]
     assert found.fields[0].offset.tolist() == [20, 10, 50, 30, 0]
     assert found.splits == (Split("train", 0, 3), Split("val", 3, 5, "v"), Split("none", 5, 5))
-    assert sorted(["zoo", "test", "val", "train"], key=indexes.split_order) == [
+    assert sorted(["zoo", "test", "val", "train"], key=split_order) == [
         "train",
         "val",
         "test",

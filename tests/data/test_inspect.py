@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data import index as indexes
+from rankup.data import indexes
 from rankup.data.index import Field
 from rankup.data.inspect import show
 from rankup.data.inspect.facts import histogram

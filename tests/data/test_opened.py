@@ -17,8 +17,7 @@ import pytest
 
 import rankup
 from rankup.base.errors import UserError
-from rankup.data import index as indexes
-from rankup.data import opened, stamp
+from rankup.data import indexes, opened, stamp
 from rankup.data.containers import Choice
 from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import rankup
-from rankup.data import index as indexes
-from rankup.data import kept, stamp
+from rankup.data import indexes, kept, stamp
 from rankup.data.containers import Choice, isolated
 from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 import rankup
-from rankup.data import index as indexes
-from rankup.data import stamp
+from rankup.data import indexes, stamp
 from rankup.data.index import Field, Index, Split
 from rankup.data.opened import Samples
 from rankup.data.strings import Strings

@@ -62,9 +62,10 @@ def test_without_its_index_a_container_says_the_same(tmp_path: Path, container: 
     assert sorted(without) == with_index
 
 
-# Names as file systems have them: any bytes but two, unicode, dots and blanks in odd places.
+# Names as file systems have them, unicode, dots and blanks in odd places; without the backslash,
+# since a name that is a path elsewhere on Windows is refused.
 _NAMES = st.text(
-    st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=30
+    st.characters(exclude_characters="/\\\0", exclude_categories=("Cs",)), min_size=1, max_size=30
 ).filter(lambda name: not name.startswith(".") and len(name.encode()) < 200)
 _SIZES = st.sampled_from([0, 1, 511, 512, 513, 70_000])
 

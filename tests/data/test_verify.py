@@ -17,8 +17,7 @@ import pytest
 import xxhash
 
 import rankup
-from rankup.data import frames
-from rankup.data import index as indexes
+from rankup.data import frames, indexes
 from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split
 from rankup.data.inspect import show, verify

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.errors import UserError
-from . import index as indexes
-from . import kept, keys, stamp
+from . import indexes, kept, keys, stamp
 from .containers import KNOWN, Choice, detect, isolated
 from .errors import BadContainer
 from .index import Index

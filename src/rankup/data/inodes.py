@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import index as indexes
+from . import indexes
 from .index import Index, Split
 
 REPORT = "report.json"

@@ -13,8 +13,7 @@ import xxhash
 from .. import __version__
 from ..base.errors import UserError
 from ..site import caches, config, detect
-from . import index as indexes
-from . import stamp
+from . import indexes, stamp
 from .containers import Choice
 from .errors import BadContainer
 from .index import Index

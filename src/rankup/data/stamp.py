@@ -10,7 +10,8 @@ import xxhash
 
 from ..base.errors import UserError
 from .errors import BadContainer
-from .index import Index, place
+from .index import Index
+from .indexes import place
 
 _END = 4096
 # Files of one container that are looked at: an open costs milliseconds on a parallel file system,

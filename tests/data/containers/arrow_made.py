@@ -13,7 +13,8 @@ import xxhash
 from rankup.data import spans
 from rankup.data.containers import arrow_layout, module
 from rankup.data.containers.arrow_layout import ArrowLayout
-from rankup.data.index import Field, Index, Split, inconsistency
+from rankup.data.index import Field, Index, Split
+from rankup.data.indexes import inconsistency
 from rankup.data.pack.layout import Shape
 from rankup.data.strings import Strings
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data import index as indexes
+from rankup.data import indexes
 from rankup.data.containers import Choice, files
 from rankup.data.errors import BadContainer
 from rankup.data.index import Index

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data import index as indexes
+from rankup.data import indexes
 from rankup.data.containers import Choice, hdf5, hdf5_parts
 from rankup.data.errors import BadContainer
 from rankup.data.index import Index
@@ -475,7 +475,7 @@ from pathlib import Path
 from rankup.data.containers import Choice, hdf5
 from rankup.data.errors import BadContainer
 from rankup.base.errors import UserError
-from rankup.data import index as indexes
+from rankup.data import indexes
 from rankup.data.spans import Spans
 import faulthandler
 import resource

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data import index as indexes
+from rankup.data import indexes
 from rankup.data.containers import Choice, hdf5
 from rankup.data.containers.hdf5_layout import plan
 from rankup.data.containers.hdf5_ours import link, name_of

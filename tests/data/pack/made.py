@@ -125,6 +125,8 @@ class Running:
         self.pid = os.fork()
         if self.pid == 0:
             self._run(asked, before)
+        while os.getpgid(self.pid) != self.pid:  # before that a group cannot be killed
+            time.sleep(0.0005)
 
     def _run(self, asked: Request, before: Callable[[], None]) -> NoReturn:
         code = 99

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data import index as indexes
-from rankup.data import opened
+from rankup.data import indexes, opened
 from rankup.data.inspect.command import show
 from rankup.data.pack.request import target
 

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data import index as indexes
-from rankup.data import keys, opened
+from rankup.data import indexes, keys, opened
 from rankup.data.errors import BadContainer
+from rankup.data.index import Index, Split
 from rankup.data.pack import source as sources
 from rankup.data.pack.layout import Shape
 from rankup.data.strings import Strings
@@ -138,10 +138,10 @@ def test_names_that_are_no_utf8(tmp_path: Path, container: str) -> None:
 
 
 def test_names_that_are_there_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    index = indexes.Index(
+    index = Index(
         "files",
         Strings.of([b"a"]),
-        (indexes.Split("val", 0, 2), indexes.Split("train", 2, 4)),
+        (Split("val", 0, 2), Split("train", 2, 4)),
         Strings.of([b"x", b"x", b"c", b"b"]),
         (),
     )
@@ -192,10 +192,10 @@ def test_real_photos(tmp_path: Path, data_root: Path | None) -> None:
 @settings(deadline=None, max_examples=300)
 def test_unsafe_names_are_refused(names: list[bytes]) -> None:
     """The quick look at all names at once lets nothing through that the slow one refuses."""
-    index = indexes.Index(
+    index = Index(
         "files",
         Strings.of([b"a"]),
-        (indexes.Split("train", 0, len(names)),),
+        (Split("train", 0, len(names)),),
         Strings.of(sorted(names)),
         (),
     )
@@ -206,7 +206,7 @@ def test_unsafe_names_are_refused(names: list[bytes]) -> None:
             sources.check_names(index, Path("x"))
 
 
-def _changed(index: indexes.Index, column: str, value: int) -> indexes.Index:
+def _changed(index: Index, column: str, value: int) -> Index:
     [field] = index.fields
     values = np.full(len(index), value)
     kind = np.uint32 if column == "file" else np.int64
@@ -232,7 +232,7 @@ def _changed(index: indexes.Index, column: str, value: int) -> indexes.Index:
 )
 def test_the_index_of_a_pack_is_not_believed(
     tmp_path: Path,
-    wrong: Callable[[indexes.Index], indexes.Index],
+    wrong: Callable[[Index], Index],
     said: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

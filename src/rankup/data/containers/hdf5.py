@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...base.errors import UserError
 from ..errors import BadContainer
 from ..index import Index
-from . import Choice, hdf5_foreign, hdf5_heap, hdf5_ours
+from . import Choice, hdf5_foreign, hdf5_heap, hdf5_ours, hdf5_parts
 from .hdf5_parts import opened
 
 # Rows are kept in blocks of at most so many bytes: a compressed chunk is unpacked as a whole.
@@ -92,6 +92,7 @@ class Rows:
         self._ends = list(itertools.accumulate(group.rows for group in groups))
         self._raw: io.FileIO | None = None
         self._file: h5py.File | None = None
+        self._known: dict[str, h5py.Dataset] = {}
         self._pid = 0
         self._kept: dict[str, tuple[int, npt.NDArray[Any]]] = {}
 
@@ -135,13 +136,19 @@ class Rows:
 
     def _read(self, path: str, row: int) -> tuple[int, npt.NDArray[Any]]:
         """Rows around one, and the first one's number: those of its chunk, if these are small."""
-        data = self._opened()[path]
+        data = self._data(path)
         step = data.chunks[0] if data.chunks else 1
         one = math.prod(data.shape[1:]) * data.dtype.itemsize
         if data.dtype.hasobject or step * one > _KEPT:
             step = 1
         first = row // step * step
         return first, data[first : first + step]
+
+    def _data(self, path: str) -> h5py.Dataset:
+        file = self._opened()
+        if path not in self._known:  # an index from elsewhere may name what `scan` would refuse
+            self._known[path] = hdf5_parts.at(file, path)
+        return self._known[path]
 
     def _opened(self) -> h5py.File:
         if self._file is None or self._pid != os.getpid():
@@ -150,7 +157,7 @@ class Rows:
         return self._file
 
     def _close_file(self) -> None:
-        file, self._file = self._file, None
+        file, self._file, self._known = self._file, None, {}
         if file is not None:
             file.close()
 
@@ -166,4 +173,4 @@ class Rows:
             self._raw.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_raw": None, "_file": None, "_kept": {}}
+        return {**self.__dict__, "_raw": None, "_file": None, "_known": {}, "_kept": {}}

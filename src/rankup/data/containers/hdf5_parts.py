@@ -6,6 +6,7 @@ libhdf5 believes a file: it follows links into other files, and allocates what a
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,24 @@ def members(group: h5py.Group) -> Iterator[tuple[str, h5py.Group | h5py.Dataset]
             found = group[name]
             if isinstance(found, h5py.Group | h5py.Dataset):
                 yield name, found
+
+
+def at(file: h5py.File, path: str) -> h5py.Dataset:
+    """The data set of a path that somebody else has written down, looked at like any other.
+
+    Raises:
+        BadContainer: there is none, or it lies in another file.
+    """
+    found = file
+    for name in filter(None, path.split("/")):
+        link = found.get(name, getlink=True) if isinstance(found, h5py.Group) else None
+        if not isinstance(link, h5py.HardLink):
+            raise BadContainer(f"there is no data set {path} in the file itself")
+        found = found[name]
+    if not isinstance(found, h5py.Dataset):
+        raise BadContainer(f"{path} is no data set")
+    place(found, os.path.getsize(file.filename))
+    return found
 
 
 def place(data: h5py.Dataset, size: int) -> int | None:

@@ -20,7 +20,7 @@ from typing import Any
 from ...base.errors import UserError
 from ...base.processes import end_group
 from ...base.text import clean
-from .. import index as indexes
+from .. import indexes
 from ..errors import BadContainer
 from ..index import Index
 from . import Choice, module

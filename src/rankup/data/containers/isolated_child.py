@@ -13,7 +13,7 @@ from typing import Any
 
 from ...base.errors import UserError
 from ...base.files import write_json
-from .. import index as indexes
+from .. import indexes
 from ..errors import BadContainer
 from . import Choice, module
 

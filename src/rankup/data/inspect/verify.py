@@ -11,8 +11,7 @@ import xxhash
 
 from ...base.errors import UserError
 from .. import frames as around
-from .. import index as indexes
-from .. import keys, npz, stamp
+from .. import indexes, keys, npz, stamp
 from ..errors import BadContainer
 from ..frames import Frames
 from ..index import Index

@@ -13,8 +13,7 @@ import numpy as np
 from ... import __version__
 from ...base.errors import UserError
 from ...base.files import fsync_directory
-from .. import frames, stamp
-from .. import index as indexes
+from .. import frames, indexes, stamp
 from ..index import Index, UInt64s
 from . import work as state
 from .layout import Layout

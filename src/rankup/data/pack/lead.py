@@ -12,7 +12,7 @@ from typing import Any
 
 from ...base.amounts import size
 from ...base.errors import UserError
-from .. import index as indexes
+from .. import indexes
 from ..errors import BadContainer
 from ..index import Index
 from . import checks, finish, report, steps

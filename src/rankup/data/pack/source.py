@@ -13,10 +13,9 @@ import numpy as np
 from ...base.errors import UserError
 from ...base.files import user_path
 from .. import finding, keys, stamp
-from .. import index as indexes
 from ..containers import Choice, detect, isolated
 from ..errors import BadContainer
-from ..index import Index, ordered
+from ..index import Index, Split, ordered, split_order
 from .request import Request
 
 # All else that a pack's index says is of its files, not of the samples. (What the index of a source
@@ -88,7 +87,7 @@ def root(request: Request) -> Path:
 
 def sorted_(index: Index) -> Index:
     """By split, and within one by the bytes of the keys."""
-    splits = sorted(index.splits, key=lambda split: indexes.split_order(split.name))
+    splits = sorted(index.splits, key=lambda split: split_order(split.name))
     if tuple(splits) == index.splits and all(_in_order(index, split) for split in splits):
         return index
     split_of = np.zeros(len(index), np.int64)
@@ -141,7 +140,7 @@ def _container(path: Path, choice: Choice) -> Index:
     return replace(index, facts=facts)
 
 
-def _in_order(index: Index, split: indexes.Split) -> bool:
+def _in_order(index: Index, split: Split) -> bool:
     names = _names(index, split)
     return all(name <= after for name, after in itertools.pairwise(names))
 
@@ -177,7 +176,7 @@ def _all_safe(names: list[bytes]) -> bool:
     )
 
 
-def _names(index: Index, split: indexes.Split) -> list[bytes]:
+def _names(index: Index, split: Split) -> list[bytes]:
     rows = np.arange(split.start, split.stop)
     whole = len(rows) == len(index)
     return list(index.keys if whole else index.keys.take(rows))

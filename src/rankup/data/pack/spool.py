@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from .. import images, resize
-from .. import index as indexes
+from .. import images, indexes, resize
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s
 from ..strings import Strings

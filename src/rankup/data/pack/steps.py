@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ...base.amounts import size
 from ...base.files import write_json
 from ...base.text import clean
-from .. import index as indexes
+from .. import indexes
 from ..errors import BadContainer
 from ..index import Index
 from . import checks, finish, slurm

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from ...base.errors import UserError
 from ...base.files import write_atomic, write_json
-from .. import index as indexes
+from .. import indexes
 from ..errors import BadContainer
 from ..index import Index, UInt64s
 from .layout import Layout
