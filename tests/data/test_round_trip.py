@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -133,40 +129,6 @@ def test_more_than_4_gib(tmp_path: Path, container: str) -> None:
         assert bytes(view[(4 << 30) + 99 :][:12]) == b"near the end"
         del view
     assert show(asked.out, verify=True) == 0
-
-
-@pytest.fixture(scope="module")
-def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 000 files of one byte in 100 folders."""
-    source = tmp_path_factory.mktemp("tiny")
-    for number in range(100_000):
-        if number < 100:
-            (source / f"{number:02d}").mkdir()
-        (source / f"{number % 100:02d}" / f"{number}").write_bytes(b"x")
-    return source
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("container", ALL)
-def test_memory_of_many_tiny_files(tmp_path: Path, tiny_files: Path, container: str) -> None:
-    """They pack in less than 500 MB, all processes together, mksquashfs too."""
-    name, to = ALL[container]
-    words = [sys.executable, "-m", "rankup", "pack", tiny_files, tmp_path / name, "--workers", "4"]
-    process = psutil.Popen([*words, *(["--to", to] if to else [])], stdout=subprocess.DEVNULL)
-    most = 0
-    deadline = time.monotonic() + 120
-    try:
-        while process.poll() is None and time.monotonic() < deadline:
-            with suppress(psutil.NoSuchProcess):
-                every = [process, *process.children(recursive=True)]
-                # What forked processes share counts once.
-                most = max(most, sum(one.memory_full_info().pss for one in every))
-            time.sleep(0.05)
-    finally:
-        if process.poll() is None:
-            process.kill()
-    assert process.wait() == 0
-    assert 20e6 < most < 500e6
 
 
 @pytest.mark.parametrize("container", ["hdf5"])
