@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import UserError
 
@@ -45,14 +46,23 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
     Raises:
         OSError: the file could not be written (disk full, no permission); `path` is unchanged.
     """
-    if isinstance(data, str):
-        data = data.encode()
+    with replacing(path, private=private) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """A new file, also to be read, that replaces `path` at the end of the body.
+
+    Raises:
+        OSError: it could not be written; `path` is unchanged, also where the body raises.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         mode = 0o600 if private else 0o666
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -60,6 +70,18 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
         temporary.unlink(missing_ok=True)
         raise
     fsync_directory(path.parent)
+
+
+def pwrite_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at an offset; the system may take it in parts (2 GiB at most).
+
+    Args:
+        data: of bytes, where it is a memoryview.
+    """
+    done = 0
+    view = memoryview(data)
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:], offset + done)
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:

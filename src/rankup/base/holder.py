@@ -47,10 +47,21 @@ def myself() -> Holder:
 def host() -> str:
     """Within this, a process number means one process: a boot of a node, and its namespace."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+        return f"{_boot_id()}/{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return f"unknown/{os.uname().nodename}/{secrets.token_hex(8)}"
+
+
+def boot() -> str:
+    """What changes when the machine starts anew; empty where it is not known."""
+    try:
+        return _boot_id()
+    except OSError:
+        return ""
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def ended(holder: Holder) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from .errors import BadContainer
-from .index import Index, Int64s, UInt64s
+from .index import Index, Int64s, UInt64s, data_path
 from .strings import Strings
 
 GROUP = 1024
@@ -143,8 +143,7 @@ def hashes(of: Frames, root: Path, files: Strings, start: int, stop: int) -> UIn
             if file != opened:
                 if descriptor >= 0:
                     os.close(descriptor)
-                name = files.text(file)
-                path = root / name if name else root
+                path = data_path(root, files, file)
                 descriptor, opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC), file
             gaps = of.gaps[of.ends[group] : of.ends[group + 1]]
             result[group - start] = _hash(descriptor, gaps, path)

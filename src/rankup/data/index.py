@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,16 @@ def _take(one: Field, rows: Int64s) -> Field:
         file=None if one.file is None else one.file[rows],
         hash=None if one.hash is None else one.hash[rows],
     )
+
+
+def data_path(root: Path, files: Strings, row: int) -> Path:
+    """Where a file of an index lies.
+
+    Args:
+        root: the container, to which `files` are relative; an empty name is the container itself.
+    """
+    name = files.text(row)
+    return root / name if name else root
 
 
 def ordered(index: Index, split_of: npt.NDArray[np.integer], splits: tuple[Split, ...]) -> Index:

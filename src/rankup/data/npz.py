@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import mmap
 import os
-import secrets
 import struct
 import tokenize
 import zipfile
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ..base.files import fsync_directory
+from ..base.files import replacing
 from .errors import BadContainer
 
 _ALIGN = 64
@@ -46,23 +45,14 @@ def save(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     Raises:
         OSError: it could not be written; `path` is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("x+b") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-                archive.comment = _COMMENT + bytes(_DIGEST)
-                for name, array in arrays.items():
-                    _member(archive, file, name, np.ascontiguousarray(array))
-            digest = _digest(file)
-            file.seek(-_DIGEST, os.SEEK_END)
-            file.write(digest)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_directory(path.parent)
+    with replacing(path) as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            archive.comment = _COMMENT + bytes(_DIGEST)
+            for name, array in arrays.items():
+                _member(archive, file, name, np.ascontiguousarray(array))
+        digest = _digest(file)
+        file.seek(-_DIGEST, os.SEEK_END)
+        file.write(digest)
 
 
 def _digest(file: BinaryIO) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ..base.errors import UserError
 from ..site import mounts
 from .errors import BadContainer
-from .index import Int64s
+from .index import Int64s, data_path
 from .strings import Strings
 
 How = Literal["mmap", "pread"]
@@ -102,8 +102,7 @@ class Spans:
                 f"{self._root} has {len(self._files)} files, and a sample should lie in the one "
                 f"numbered {file}: its index is damaged"
             )
-        name = self._files.text(file)
-        return self._root / name if name else self._root
+        return data_path(self._root, self._files, file)
 
     def read(self, file: int, offset: int, length: int) -> memoryview | bytes:
         """Bytes [offset, offset + length) of a file: a view where it is mapped.

@@ -10,7 +10,7 @@ import xxhash
 
 from ..base.errors import UserError
 from .errors import BadContainer
-from .index import Index
+from .index import Index, data_path
 from .indexes import place
 
 _END = 4096
@@ -155,5 +155,4 @@ def _look(path: Path, name: str) -> tuple[str, int, int, int]:
 
 
 def _path(index: Index, root: Path, row: int) -> Path:
-    name = index.files.text(row)
-    return root / name if name else root
+    return data_path(root, index.files, row)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...base.errors import UserError
 from .. import keys as key_rules
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split, UInt64s
+from ..index import Field, Index, Int64s, Split, UInt64s, data_path
 from ..strings import Strings
 from . import Choice
 from .arrow_columns import Column, Roles, features_of, roles, same
@@ -300,9 +300,8 @@ def _suffix(source: Source, index: Index, column: Column) -> str:
     if len(some):
         row = int(some[0])
         if one.offset[row] >= 0:
-            name = index.files.text(0 if one.file is None else int(one.file[row]))
-            path = source.root / name if name else source.root
-            with path.open("rb") as file:
+            number = 0 if one.file is None else int(one.file[row])
+            with data_path(source.root, index.files, number).open("rb") as file:
                 file.seek(int(one.offset[row]))
                 head = file.read(min(16, int(one.length[row])))
         else:

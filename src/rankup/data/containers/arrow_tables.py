@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...base.errors import UserError
 from ..errors import BadContainer
-from ..index import Index, Int64s
+from ..index import Index, Int64s, data_path
 from ..strings import Strings
 from .arrow_columns import Column
 from .arrow_values import broken, member, value
@@ -122,8 +122,7 @@ class Tables:
         """The bytes of one value, in one piece."""
         file, group, row = unpack(number)
         column = self._columns[field]
-        name = self._files.text(file)
-        path = self._root / name if name else self._root
+        path = data_path(self._root, self._files, file)
         try:
             array, first = self._at(path, group, row, column)
             found = value(array, row - first, column)

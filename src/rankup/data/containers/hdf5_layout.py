@@ -7,7 +7,6 @@ file before it has content. libhdf5 then has no part in the writing, nor has MPI
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from h5py import h5d, h5p, h5s, h5t
 
 from ...base.errors import UserError
+from ...base.files import pwrite_all
 from ..index import Field, Index, Int64s, Split, UInt64s
 from ..pack.layout import UNIT, Piece, Shape
 from ..strings import Strings
@@ -272,10 +272,8 @@ def _table(strings: Strings, start: int, stop: int) -> Iterator[npt.NDArray[np.g
 
 def _write(descriptor: int, part: npt.NDArray[np.generic], at: int) -> int:
     view = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
-    done = 0
-    while done < len(view):
-        done += os.pwrite(descriptor, view[done : done + (1 << 30)], at + done)
-    return done
+    pwrite_all(descriptor, view, at)
+    return len(view)
 
 
 def _placed(index: Index, units: Int64s, places: Mapping[str, int], size: int) -> Hdf5Layout:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import resource
 import signal
 import sys
@@ -13,11 +11,10 @@ from typing import Any
 
 from ...base.errors import UserError
 from ...base.files import write_json
+from ...base.processes import die_with
 from .. import indexes
 from ..errors import BadContainer
 from . import Choice, module
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(request: dict[str, Any], report: Path) -> None:
@@ -49,10 +46,7 @@ def _told(error: Exception, path: Path, request: dict[str, Any]) -> dict[str, An
 
 def _bound(seconds: float, memory: int, parent: int) -> None:
     # The parent may be killed at any moment, and what hangs in C sees no exception.
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            sys.exit(1)
+    die_with(parent)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

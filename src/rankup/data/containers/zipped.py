@@ -21,7 +21,7 @@ import numpy as np
 
 from .. import keys as safe_keys
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s
+from ..index import Field, Index, Int64s, data_path
 from ..strings import Strings
 from . import Choice, label_text
 from .grouping import Groups, group
@@ -88,8 +88,7 @@ class Inflated:
     """
 
     def __init__(self, index: Index, root: Path) -> None:
-        name = index.files.text(0) if len(index.files) else ""
-        self._path = root / name if name else root
+        self._path = data_path(root, index.files, 0) if len(index.files) else root
         self._fields = {one.name: (one.offset, one.length) for one in index.fields}
         self._sizes: dict[str, tuple[Int64s, Int64s]] = {}
         self._descriptor = -1

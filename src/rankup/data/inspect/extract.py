@@ -15,6 +15,7 @@ import xxhash
 
 from ...base.amounts import size
 from ...base.errors import UserError
+from ...base.files import pwrite_all
 from ..index import Field, Index, Split
 from ..opened import Samples
 from . import places
@@ -284,15 +285,13 @@ def _into(data: _Pieces, array: _Array, row: int) -> str:
     for piece in data:
         if at + len(piece) > end:
             return f"it has more than the {array.item} bytes of its array"
-        _write(array.descriptor, piece, at)
+        pwrite_all(array.descriptor, piece, at)
         at += len(piece)
     return "" if at == end else f"it has less than the {array.item} bytes of its array"
 
 
-def _write(descriptor: int, data: bytes | memoryview, at: int | None = None) -> None:
+def _write(descriptor: int, data: bytes | memoryview) -> None:
     """All of `data`, which the system may take in parts (2 GiB at most)."""
     rest = memoryview(data)
     while rest:
-        done = os.write(descriptor, rest) if at is None else os.pwrite(descriptor, rest, at)
-        rest = rest[done:]
-        at = None if at is None else at + done
+        rest = rest[os.write(descriptor, rest) :]

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from ...base.files import pwrite_all
 from .. import images
-from ..index import UInt64s
+from ..index import UInt64s, data_path
 from .layout import Layout, Piece
 from .reader import Reader, SourceProblem, Span, damaged
 
@@ -170,9 +171,7 @@ class Copier:
 
     def _write(self, file: int, offset: int, data: memoryview) -> None:
         descriptor = self._descriptor(file)
-        done = 0
-        while done < len(data):
-            done += os.pwrite(descriptor, data[done:], offset + done)
+        pwrite_all(descriptor, data, offset)
         self._pulse(len(data))
 
     def _descriptor(self, file: int) -> int:
@@ -182,7 +181,6 @@ class Copier:
                 descriptor = self._open.pop(next(iter(self._open)))
                 os.fdatasync(descriptor)  # its unit may not be complete, and syncs what is open
                 os.close(descriptor)
-            name = self._layout.index.files.text(file)
-            path = self._root / name if name else self._root
+            path = data_path(self._root, self._layout.index.files, file)
             found = self._open[file] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -102,11 +101,3 @@ def units_of(layout: Layout) -> tuple[Int64s, Int64s]:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(field.length)])
         size += np.diff(ends[layout.units])
     return size, np.diff(layout.units)
-
-
-def boot() -> str:
-    """What changes when the machine starts anew; empty where it is not known."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -14,7 +14,7 @@ from ... import __version__
 from ...base.errors import UserError
 from ...base.files import fsync_directory
 from .. import frames, indexes, stamp
-from ..index import Index, UInt64s
+from ..index import Index, UInt64s, data_path
 from . import work as state
 from .layout import Layout
 from .request import Target
@@ -132,8 +132,7 @@ def _saved(work: Work, target: Target) -> Path:
 
 def _check_sizes(work: Work, index: Index) -> None:
     for row, size in enumerate(index.sizes.tolist()):
-        name = index.files.text(row)
-        path = work.data / name if name else work.data
+        path = data_path(work.data, index.files, row)
         found = path.stat().st_size
         if found != size:
             raise Lost(f"{path} has {found} bytes, and {size} were planned; pack it anew")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ...base.holder import boot
 from .. import images, indexes, resize
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s
@@ -24,7 +25,6 @@ from ..strings import Strings
 from . import notes as saying
 from . import work as state
 from .checks import UNDECODABLE, Images, record, refuse, without
-from .engine import boot
 from .progress import Progress
 from .reader import DAMAGED, Reader, SourceProblem
 from .work import Work

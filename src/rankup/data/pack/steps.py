@@ -14,13 +14,14 @@ import numpy.typing as npt
 
 from ...base.amounts import size
 from ...base.files import write_json
+from ...base.holder import boot
 from ...base.text import clean
 from .. import indexes
 from ..errors import BadContainer
 from ..index import Index
 from . import checks, finish, slurm
 from . import work as state
-from .engine import Share, boot, bytes_done, copied, units_of
+from .engine import Share, bytes_done, copied, units_of
 from .layout import LAYOUTS, Layout, Shape, plan
 from .progress import Progress
 from .reader import Reader

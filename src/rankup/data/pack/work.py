@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import UserError
-from ...base.files import write_atomic, write_json
+from ...base.files import pwrite_all, write_atomic, write_json
 from .. import indexes
 from ..errors import BadContainer
 from ..index import Index, UInt64s
@@ -247,10 +247,12 @@ class Journal:
         """Note a unit that is written, and on the disk where that was asked for."""
         start = int(self._layout.units[unit])
         for number, row in enumerate(hashes):
-            _write(self._hashes, row.astype("<u8").tobytes(), 8 * (number * self._samples + start))
+            pwrite_all(
+                self._hashes, row.astype("<u8").tobytes(), 8 * (number * self._samples + start)
+            )
         if self._fsync:  # before the byte that says so
             os.fdatasync(self._hashes)
-        _write(self._done, b"\1", unit)
+        pwrite_all(self._done, b"\1", unit)
 
     def close(self) -> None:
         os.close(self._done)
@@ -281,11 +283,3 @@ def over(work: Work) -> bool:
     if work.published.name in names:
         return not names & {work.data.name, work.index.name, work.report.name}
     return names <= {work.about.name}
-
-
-def _write(descriptor: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(descriptor, view, offset)
-        offset += done
-        view = view[done:]
