@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..runtime.order import Order
+from ..runtime.order import Window
 from ..runtime.shard import part
 from .place import Place
-
-# A slice of the order costs about a millisecond whatever its length, so it is drawn in blocks.
-_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Plan:
 
     def steps(self, place: Place, last: int) -> Iterator[Step]:
         """The steps after `place` up to number `last`. The last batch of an epoch is short."""
-        window = _Window(self.n, self.seed)
+        window = Window(self.n, self.seed)
         while place.step < last:
             if place.consumed >= self.n:
                 place = Place(place.step, place.epoch + 1, 0)
@@ -64,26 +61,3 @@ class Plan:
 def micro_batches(size: int, micro_batch: int) -> list[range]:
     """Cut `size` positions into micro-batches; the last may be short."""
     return [range(start, min(start + micro_batch, size)) for start in range(0, size, micro_batch)]
-
-
-class _Window:
-    """A block of the order at hand, moved along as the run goes on."""
-
-    def __init__(self, n: int, seed: int) -> None:
-        self._n = n
-        self._seed = seed
-        self._epoch = -1
-        self._start = 0
-        self._block = torch.empty(0, dtype=torch.int64)
-
-    def slice(self, epoch: int, start: int, stop: int) -> torch.Tensor:
-        if epoch != self._epoch or not self._start <= start <= stop <= self._stop:
-            order = Order(self._n, self._seed, epoch)
-            block = order[start : max(stop, start + _BLOCK)]
-            assert isinstance(block, torch.Tensor)
-            self._epoch, self._start, self._block = epoch, start, block
-        return self._block[start - self._start : stop - self._start]
-
-    @property
-    def _stop(self) -> int:
-        return self._start + len(self._block)

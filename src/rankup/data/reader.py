@@ -1,0 +1,272 @@
+"""`PackedDataset`: the samples of any container as a torch data set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from torch.utils.data import Dataset
+
+from ..base.errors import UserError
+from ..runtime.keys import derive
+from . import transforms
+from .draw import Draw
+from .errors import BadContainer
+from .index import Field, Int64s
+from .making import Bad, BadSample, Made, Rows, allocate
+from .opened import Samples, open
+from .transforms import Shaped, Transform
+
+OnBad = Literal["raise", "replace", "drop"]
+_TRIES = 20  # samples that are tried in the place of a bad one
+
+
+class PackedDataset(Dataset[Any]):
+    """Samples of a pack, or of any container that `rankup.data.open` reads, for training.
+
+    An item is `(input, label)`, or the input alone where the data has no labels.
+
+        photos = PackedDataset("imagenet.h5", "train", rankup.data.photos.RandomResizedCrop(224))
+        loader = Loader(photos, global_batch=1024, seed=1)
+
+    Works in torch's own DataLoader too (`__getitems__`), under fork, spawn and forkserver; call
+    `set_epoch` there, as for a DistributedSampler.
+
+    Args:
+        path: a file or a folder.
+        split: its name; may be left away where there is one alone.
+        transform: function of (bytes, rng); of several fields it gets a dict. Without one, arrays
+            become tensors and the rest stays bytes.
+        field: the field, or several; by default the first one.
+        labels: whether items have labels; by default where the data has any.
+        seed: that augmentation is drawn from, with epoch and sample; the Loader's own comes first.
+        on_bad: what to do about a sample that cannot be made: `raise`, `replace` it by another one
+            (the same on every rank), or `drop` it.
+        verify: compare each sample's bytes with its hash as they are read.
+
+    Raises:
+        UserError: there is nothing at `path`, no such split or field, or nothing to verify with.
+        BadContainer: it is damaged.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        split: str | None = None,
+        transform: Transform | None = None,
+        *,
+        field: str | tuple[str, ...] | None = None,
+        labels: bool | None = None,
+        seed: int = 0,
+        on_bad: OnBad = "raise",
+        verify: bool = False,
+    ) -> None:
+        if on_bad not in ("raise", "replace", "drop"):
+            raise UserError(f"on_bad={on_bad!r} is not known: raise, replace or drop")
+        samples = open(path)
+        if split is None and len(samples.splits) > 1:
+            known = ", ".join(samples.splits)
+            raise UserError(f"{samples.root} has several splits, name one of them: {known}")
+        self.samples: Samples = samples if split is None else samples.split(split)
+        self.transform = transform
+        self.field = field
+        self.seed = seed
+        self.on_bad: OnBad = on_bad
+        self.verify = verify
+        index = samples.index
+        names = field if isinstance(field, tuple) else (field,)
+        self._fields = tuple(index.field(name) for name in names)
+        if labels and index.labels is None:
+            raise UserError(f"{samples.root} has no labels")
+        self._labelled = index.labels is not None and labels is not False
+        if verify and any(one.hash is None for one in self._fields):
+            raise UserError(
+                f"{samples.root} has no hashes to verify its samples with; `rankup pack` makes them"
+            )
+        self._rows: Int64s | None = None
+        # Seen by workers that are there already.
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.samples) if self._rows is None else len(self._rows)
+
+    @property
+    def epoch(self) -> int:
+        """That augmentation is drawn from where no Loader says which."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that augmentation is drawn from, also for workers that run already."""
+        self._epoch.fill_(epoch)
+
+    def row(self, sample: int) -> int:
+        """The number in `samples` of a sample of this data set, which may be a subset."""
+        return sample if self._rows is None else int(self._rows[sample])
+
+    @property
+    def labels(self) -> Int64s | None:
+        """int64 (n,): the class of each sample, -1 where it has none; None without labels."""
+        index = self.samples.index
+        if index.labels is None:
+            return None
+        start = self._start
+        labels = index.labels[start : start + len(self.samples)]
+        return labels if self._rows is None else labels[self._rows]
+
+    @property
+    def lengths(self) -> Int64s:
+        """int64 (n,): bytes of each sample; -1 where that is not known before it is read."""
+        lengths = self._fields[0].length[self._start : self._start + len(self.samples)]
+        return lengths if self._rows is None else lengths[self._rows]
+
+    @property
+    def _start(self) -> int:
+        return self.samples._row(0) if len(self.samples) else 0
+
+    def subset(self, samples: npt.ArrayLike) -> PackedDataset:
+        """Some samples of this data set, by their numbers; files that are open are shared.
+
+        Augmentation stays that of the sample, whatever subset it is in.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        chosen = np.asarray(samples, dtype=np.int64).reshape(-1)
+        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(self):
+            raise IndexError(f"a subset of {len(self)} samples cannot have a sample beyond them")
+        part = PackedDataset.__new__(PackedDataset)
+        part.__dict__.update(self.__dict__)
+        part._rows = chosen if self._rows is None else self._rows[chosen]
+        return part
+
+    def __getitem__(self, sample: int) -> Any:
+        if sample < 0:
+            sample += len(self)
+        if not 0 <= sample < len(self):
+            raise IndexError(f"no sample {sample}: there are {len(self)}, from 0 on")
+        rows = self.__getitems__([sample])
+        if not rows:
+            raise BadSample(
+                f"sample {sample} was dropped, and one sample alone cannot be left out: take "
+                f"batches (__getitems__), or on_bad='replace'"
+            )
+        return rows[0]
+
+    def __getitems__(self, samples: Draw | Sequence[int]) -> Rows:
+        """The items of a batch: views of one tensor, where the transform says their shape."""
+        if not isinstance(samples, Draw):
+            numbers = np.asarray(samples, np.int64)
+            samples = Draw(numbers, self.seed, self.epoch, len(numbers), len(numbers), 0)
+        return Rows.of(self.make(samples))
+
+    def make(self, draw: Draw) -> Made:
+        """Read and transform the samples of one batch.
+
+        Raises:
+            BadSample: one cannot be made, and that is not to be gone on with.
+        """
+        key = transforms.key_of(draw.seed, draw.epoch)
+        shaped = self.transform if isinstance(self.transform, Shaped) else None
+        whole = None if shaped is None else _room(shaped, len(draw))
+        out = None if whole is None else whole.numpy()
+        items: list[Any] = []
+        rows: list[int] = []
+        bad: list[Bad] = []
+        for sample in draw:
+            for candidate in self._candidates(sample, key):
+                row = self.row(candidate)
+                try:
+                    data = self._read(row)
+                    random = transforms.rng(key, row)
+                    if shaped is not None and out is not None:
+                        shaped.into(data, random, out[len(rows)])
+                    elif self.transform is not None:
+                        items.append(self.transform(data, random))
+                    else:
+                        items.append(_plain(data))
+                except MemoryError:
+                    raise
+                except Exception as error:
+                    bad.append(self._bad(candidate, row, error))
+                    continue
+                rows.append(row)
+                break
+            else:
+                if self.on_bad == "replace":
+                    raise BadSample(
+                        f"{_TRIES} samples tried in the place of a bad one are bad, too; the last "
+                        f"is {bad[-1].name}: {bad[-1].why}"
+                    )
+        return self._made(draw, whole, items, rows, bad)
+
+    def _candidates(self, sample: int, key: int) -> Iterator[int]:
+        """The sample, and those that take its place where it is bad: the same on every rank."""
+        yield sample
+        if self.on_bad == "replace":
+            for attempt in range(_TRIES):
+                yield derive(key, "replace", self.row(sample), attempt) % len(self)
+
+    def _read(self, row: int) -> Any:
+        if isinstance(self.field, tuple):
+            return {one.name: self._value(row, one) for one in self._fields}
+        return self._value(row, self._fields[0])
+
+    def _value(self, row: int, field: Field) -> Any:
+        data = self.samples.read(row, field.name)
+        if self.verify:
+            assert field.hash is not None
+            found, noted = xxhash.xxh3_64_intdigest(data), int(field.hash[self._start + row])
+            if found != noted:
+                raise BadContainer(f"its bytes have the hash {found:016x}, and had {noted:016x}")
+        return self.samples.array(row, field.name) if field.dtype else data
+
+    def _bad(self, sample: int, row: int, error: Exception) -> Bad:
+        name = self.samples.path(row)
+        why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        if self.on_bad == "raise":
+            raise BadSample(
+                f"{name} in {self.samples.root} cannot be made (sample {sample}): {why}. "
+                f"on_bad='replace' or 'drop' would go on"
+            ) from error
+        return Bad(sample, name, why)
+
+    def _made(
+        self,
+        draw: Draw,
+        whole: torch.Tensor | None,
+        items: list[Any],
+        rows: list[int],
+        bad: list[Bad],
+    ) -> Made:
+        labels = None
+        if self._labelled:
+            known = self.samples.index.labels
+            assert known is not None
+            labels = known[np.asarray(rows, np.int64) + self._start]
+        count = min(draw.count, len(rows))
+        if whole is None:
+            return Made(items, labels, count, bad)
+        assert isinstance(self.transform, Shaped)
+        inputs = whole[: len(rows)]
+        if self.transform.channels_last:
+            inputs = inputs.permute(0, 3, 1, 2)
+        return Made(inputs, labels, count, bad)
+
+
+def _plain(data: Any) -> Any:
+    """An item without a transform: arrays as tensors, bytes as they are."""
+    if isinstance(data, dict):
+        return {name: _plain(value) for name, value in data.items()}
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(data.copy())  # what is mapped may not be written to
+    return bytes(data)
+
+
+def _room(shaped: Shaped, count: int) -> torch.Tensor:
+    dtype = torch.from_numpy(np.empty(0, shaped.dtype)).dtype
+    return allocate((count, *shaped.shape), dtype)
