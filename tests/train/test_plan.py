@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankup.runtime.order import Order
-from rankup.train.plan import _BLOCK, Place, Plan, Step, micro_batches
+from rankup.runtime.order import _BLOCK, Order
+from rankup.train.plan import Place, Plan, Step, micro_batches
 
 PLANS = st.builds(
     Plan,
