@@ -10,7 +10,7 @@ BENCHES = $(filter-out bench/_%,$(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-slow lint bench system-packages clean
+.PHONY: help setup demo test test-slow lint bench system-packages dali clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -34,10 +34,10 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## train a small language model on 1 and 2 ranks, and compare
 	$(BIN)/rankup demo
 
-test: setup system-packages ## each invariant and each feature once
+test: setup system-packages dali ## each invariant and each feature once
 	$(BIN)/python -m pytest -m 'not slow and not gpu'
 
-test-slow: setup system-packages ## the full matrices, fuzzing, many kills
+test-slow: setup system-packages dali ## the full matrices, fuzzing, many kills
 	$(BIN)/python -m pytest -m 'slow and not gpu'
 
 lint: setup system-packages ## ruff, mypy, shellcheck
@@ -52,6 +52,12 @@ bench: setup ## every benchmark's quick version
 
 system-packages: # as root on Debian and Ubuntu install what is missing; NO_SYSTEM=1 prevents it
 	@tools/system-packages.sh
+
+dali: setup # half a gigabyte: in CI, where nothing is skipped; elsewhere its tests skip without it
+ifeq ($(CI),true)
+	@test -e $(VENV)/.dali || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dali]'
+	@touch $(VENV)/.dali
+endif
 
 clean: ## remove what make made, .venv included; runs are kept
 	rm -rf $(VENV) .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -34,21 +34,21 @@ PEERS = ("accelerate==1.15.0", "lightning==2.6.6")  # lightning brings Fabric al
 _ANSWER_SECONDS = 300
 
 
-def enter_environment() -> None:
+def enter_environment(venv: Path = VENV, peers: tuple[str, ...] = PEERS) -> None:
     """Go on inside the peers' environment, which is made first where it is not complete."""
-    if Path(sys.prefix).resolve() == VENV.resolve():
+    if Path(sys.prefix).resolve() == venv.resolve():
         return
-    stamp = VENV / ".complete"
+    stamp = venv / ".complete"
     constraints = ROOT / "constraints.txt"
-    wanted = hashlib.sha256(constraints.read_bytes() + repr((PEERS, str(ROOT))).encode())
-    python = VENV / "bin" / "python"
+    wanted = hashlib.sha256(constraints.read_bytes() + repr((peers, str(ROOT))).encode())
+    python = venv / "bin" / "python"
     if not stamp.exists() or stamp.read_text() != wanted.hexdigest():
-        print(f"making {VENV.relative_to(ROOT)} with {', '.join(PEERS)} …", flush=True)
+        print(f"making {venv.relative_to(ROOT)} with {', '.join(peers)} …", flush=True)
         stamp.unlink(missing_ok=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
         install = [python, "-m", "pip", "install", "--quiet", "-c", constraints]
         subprocess.run([*install, "torch"], check=True)  # alone, so that nothing picks another one
-        subprocess.run([*install, "-e", ROOT, *PEERS], check=True)
+        subprocess.run([*install, "-e", ROOT, *peers], check=True)
         stamp.write_text(wanted.hexdigest())
     sys.stdout.flush()
     os.execv(python, [str(python), *sys.argv])

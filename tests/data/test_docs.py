@@ -6,14 +6,18 @@ What a snippet prints is compared with the text below it.
 from __future__ import annotations
 
 import base64
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from ..slurm.fixtures import require
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 README = DOCS.parent / "README.md"
@@ -47,7 +51,17 @@ def test_there_is_a_page_for_each_container() -> None:
     assert {path.stem for path in PAGES} == {"hdf5", "arrow", "tar", "squashfs", "files"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+# These import Hugging Face datasets and webdataset.
+_LONG = ("arrow", "tar")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in _LONG else [])
+        for page in PAGES
+    ],
+)
 def test_what_a_page_shows_runs_and_prints_what_it_says(page: Path, photos: Path) -> None:
     blocks = _BLOCK.findall(page.read_text(encoding="utf-8"))
     snippets = 0
@@ -75,7 +89,42 @@ def test_the_snippets_of_the_page_on_pack_run_one_after_another(photos: Path) ->
     assert _run([sys.executable, "-c", "".join(snippets)], photos) == printed
 
 
-@pytest.mark.parametrize("page", [DOCS / "pack.md", README, *PAGES], ids=lambda path: path.stem)
+_FEEDING = [DOCS / "feeding.md", DOCS / "data-sets.md", DOCS / "resume-anywhere.md"]
+_OF_DALI = [DOCS / "where-to-keep-data.md", DOCS / "dali.md"]
+
+
+@pytest.mark.parametrize("pages", [_FEEDING, pytest.param(_OF_DALI, marks=pytest.mark.slow)])
+def test_the_snippets_of_the_pages_on_feeding_run_one_after_another(
+    pages: list[Path], photos: Path
+) -> None:
+    if pages is _OF_DALI and importlib.util.find_spec("nvidia.dali") is None:
+        require("no DALI: pip install 'rankup[dali]'", os.environ)
+    _run(["rankup", "pack", "photos", "photos.h5"], photos)
+    blocks = [block for page in pages for block in _BLOCK.findall(page.read_text("utf-8"))]
+    snippets = [text for kind, text in blocks if kind == "python"]
+    printed = "".join(text for kind, text in blocks if kind == "text")
+    said = [text for kind, text in blocks if kind == "stderr"]
+    assert _run([sys.executable, "-c", "".join(snippets)], photos, said) == printed
+
+
+def test_options_that_the_pages_on_feeding_name_are_there(photos: Path) -> None:
+    known = {
+        verb: set(re.findall(r"--[a-z-]+", _run(["rankup", verb, "--help"], photos)))
+        for verb in ("bench-data", "stage", "run", "pack")
+    }
+    every = set().union(*known.values()) | {"--cpus-per-task", "--pty"}
+    for page in (*_FEEDING, *_OF_DALI):
+        text = page.read_text("utf-8")
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= every
+        for verb, line in re.findall(r"^\$ rankup ([a-z-]+) ?(.*)", text, re.MULTILINE):
+            named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", line)
+            assert set(named) <= known[verb], line
+
+
+_LINKED = [DOCS / "pack.md", README, *_FEEDING, *_OF_DALI, *PAGES]
+
+
+@pytest.mark.parametrize("page", _LINKED, ids=lambda path: path.stem)
 def test_links_lead_to_pages(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).is_file()] == []
@@ -93,7 +142,8 @@ def test_options_that_the_page_on_pack_names_are_there(photos: Path) -> None:
     assert len(named & known["pack"]) >= 8
 
 
-def _run(words: list[str], folder: Path) -> str:
+def _run(words: list[str], folder: Path, said: Sequence[str] = ()) -> str:
+    """What a command prints; each of `said` has to be in its stderr."""
     beside = Path(sys.executable).parent
     environment = {
         **os.environ,
@@ -113,4 +163,5 @@ def _run(words: list[str], folder: Path) -> str:
         check=False,
     )
     assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+    assert [one for one in said if one not in done.stderr] == []
     return done.stdout

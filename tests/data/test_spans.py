@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rankup.base.errors import UserError
+from rankup.data import spans as spans_module
 from rankup.data.errors import BadContainer
 from rankup.data.spans import VARIABLE, How, Spans, way
 from rankup.data.strings import Strings
@@ -99,6 +100,18 @@ def test_many_files_are_opened_one_after_the_other(tmp_path: Path) -> None:
         for row in range(0, 5000, 50):
             assert bytes(spans.read(row, 0, len(str(row)))) == b"%d" % row
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_end_of_the_interpreter_is_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "b").write_bytes(b"0123456789")
+    spans = _spans(tmp_path, "pread", b"b")
+    spans.read(0, 2, 3)
+    with monkeypatch.context() as ending:
+        ending.setattr(spans_module, "os", None)  # what Python leaves of a module then
+        spans.__del__()
+    spans.close()
 
 
 def test_descriptors_are_closed(tmp_path: Path) -> None:

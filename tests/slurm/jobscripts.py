@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rankup.launch.submit import Plan, job_script
+from rankup.launch.jobscript import job_script
+from rankup.launch.submit import Plan
 from rankup.site import profile as profiles
 from rankup.site.rundir import Job
 from rankup.slurm.client import Client

@@ -49,6 +49,14 @@ JOBS: dict[str, JobScript] = {
     "generic-env": of_profile("generic", options=JobOptions(env=("HF_TOKEN=not shown",))),
     "generic-cpu": replace(ONE, gpus=0, cpus=None, path="/opt/env/bin", minutes=4),
     "generic-resume": replace(ONE, resume=True, stop_after=90, offline=False, threads=False),
+    "generic-stage": replace(
+        of_profile("generic"),
+        stage=("/p/data/my photos.h5", "/p/data/tokens"),
+        stage_options=("--fraction", "0.6", "--broadcast"),
+        stage_folder="/local/nvme",
+        mounts=("/p/data/photos.sqsh",),
+    ),
+    "generic-mount": replace(of_profile("generic", nodes=1), mounts=("/p/data/photos.sqsh",)),
 }
 NAMES = pytest.mark.parametrize("name", sorted(JOBS))
 
@@ -96,6 +104,7 @@ def test_the_sections_stand_in_order_and_directives_before_all_commands(name: st
         "until when",
         *(["the address all nodes meet at"] if two else []),
         "preflight",
+        *(["data into each node"] if JOBS[name].stage or JOBS[name].mounts else []),
         "run",
     ]
     lines = text.splitlines()
@@ -172,6 +181,9 @@ def test_a_backslash_in_the_run_directory_is_refused_as_slurm_would_lose_the_log
         {"activate": "/\udcff"},
         {"path": "/\udcff"},
         {"container": ("apptainer", "/\udcff")},
+        {"stage": ("/\udcff",)},
+        {"stage": ("/a",), "stage_folder": "/\udcff"},
+        {"mounts": ("/\udcff",)},
     ],
 )
 def test_what_is_not_unicode_is_refused(values: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ beside its place and counts only once its marker, itself written by `write_atomi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -82,6 +83,11 @@ def pwrite_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while done < len(view):
         done += os.pwrite(descriptor, view[done:], offset + done)
+
+
+def no_space(error: OSError) -> bool:
+    """Whether an error says that there is no space, or no more of it for this user."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:

@@ -34,7 +34,11 @@ class Holder:
 
 def myself() -> Holder:
     """This process, for one lock."""
-    pid = os.getpid()
+    return process(os.getpid())
+
+
+def process(pid: int) -> Holder:
+    """A process of this host, which others can see end."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a number without a name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 LINE_LENGTH = 4000
 
@@ -26,6 +27,11 @@ def clean(line: str) -> str:
     shown = [_CONTROL.sub(_written_out, piece) for piece in pieces]
     text = "".join(piece + colour for piece, colour in zip(shown, [*colours, ""], strict=True))
     return f"{text}\x1b[0m" if colours else text
+
+
+def say(line: str) -> None:
+    """A line of rankup for people, on stderr; may have further lines."""
+    print("rankup: " + "\n".join(map(clean, line.split("\n"))), file=sys.stderr, flush=True)
 
 
 def shorten(line: str) -> str:

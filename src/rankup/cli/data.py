@@ -106,3 +106,102 @@ def _quota(path: Path) -> list[str]:
     from ..login.doctor import quotas
 
     return quotas.lines(path)
+
+
+@app.command("bench-data")
+def bench_data(
+    file: Annotated[str, typer.Argument(help="What is fed from: a pack, or a folder or file.")],
+    split: Annotated[str | None, typer.Option(help="Where there are several.")] = None,
+    field: Annotated[str | None, typer.Option(help="By default the first one.")] = None,
+    transform: Annotated[
+        str | None,
+        typer.Option(help="module:function of yours, or photos:RandomResizedCrop(224)."),
+    ] = None,
+    size: Annotated[int, typer.Option(help="Pixels that photos are cropped to without one.")] = 224,
+    batch: Annotated[int, typer.Option(help="Samples of a batch of one loop.")] = 256,
+    demand: Annotated[
+        float, typer.Option(help="Samples/s that the node's GPUs want: four A100, ResNet-50: 9200.")
+    ] = 9200.0,
+    workers: Annotated[
+        int | None, typer.Option(help="This number alone; by default some up to the cores.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="How thoroughly; all of it takes three to four times as long.")
+    ] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say how fast a file feeds, which part is slow, and what to change."""
+    from ..data.bench.command import Asked, bench_data
+
+    asked = Asked(file, split, field, transform, size, batch, demand, workers, seconds, as_json)
+    raise typer.Exit(bench_data(asked))
+
+
+@app.command()
+def stage(
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", help="A pack, or a file or folder.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where to; by default $RANKUP_STAGE_DIR or /dev/shm."),
+    ] = None,
+    fraction: Annotated[
+        float, typer.Option(help="This part of the bytes; the rest is read from where it is.")
+    ] = 1.0,
+    reserve: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory kept for the job's processes: 40GB."),
+    ] = None,
+    broadcast: Annotated[
+        bool,
+        typer.Option("--broadcast", help="Each node of a step reads a part, and gives it to all."),
+    ] = False,
+    mount: Annotated[
+        bool, typer.Option("--mount", help="Mount a SquashFS as a folder, and print where.")
+    ] = False,
+    release: Annotated[
+        bool, typer.Option("--release", help="This job needs its copies no longer.")
+    ] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove what dead jobs have left on this node.")
+    ] = False,
+    listing: Annotated[
+        bool, typer.Option("--list", help="Say what is staged on this node.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Copy packs into this node's memory, where `rankup.data.open` finds them by itself.
+
+    Once per node: the first process copies, others wait and share.
+    """
+    from ..data.stage.command import Request
+    from ..data.stage.command import stage as start
+
+    asked = Request(
+        files=tuple(files or ()),
+        to=to,
+        fraction=fraction,
+        reserve=reserve,
+        release=release,
+        clean=clean,
+        listing=listing,
+        mount=mount,
+        broadcast=broadcast,
+        as_json=as_json,
+    )
+    raise typer.Exit(start(asked, _alive))
+
+
+def _alive(job: str) -> bool | None:
+    """Whether a job of Slurm lives; None where Slurm does not say."""
+    import os
+
+    from ..slurm.client import Client, SlurmError
+
+    if job == os.environ.get("SLURM_JOB_ID"):
+        return True
+    try:
+        return bool(Client(timeout=10).queue([job]))
+    except SlurmError:
+        return None

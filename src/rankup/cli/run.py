@@ -9,6 +9,7 @@ import typer
 from .app import app
 
 SLURM: dict[str, Any] = {"rich_help_panel": "Slurm job"}
+DATA: dict[str, Any] = {"rich_help_panel": "Data in the memory of each node"}
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -99,6 +100,34 @@ def run(
             "--allow-missing", help="Submit although something is not fetched yet.", **SLURM
         ),
     ] = False,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Copy this to each node first; may be repeated.", **DATA),
+    ] = None,
+    stage_fraction: Annotated[
+        float | None,
+        typer.Option(metavar="F", help="Only this part of the bytes: 0.6.", **DATA),
+    ] = None,
+    stage_to: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="On each node; by default its memory.", **DATA),
+    ] = None,
+    stage_reserve: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory kept for the run's processes: 40GB.", **DATA),
+    ] = None,
+    stage_broadcast: Annotated[
+        bool,
+        typer.Option(
+            "--stage-broadcast", help="Each node reads a part, and has the rest of others.", **DATA
+        ),
+    ] = False,
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.sqsh", help="Mount this; RANKUP_MOUNTS says where. Repeatable.", **DATA
+        ),
+    ] = None,
 ) -> None:
     """Run a recipe or a script: as a Slurm job, in an allocation, or on this machine."""
     words = tuple(args or ())
@@ -110,6 +139,7 @@ def run(
             return
     from ..launch.request import Request
     from ..launch.run import run as start
+    from ..launch.stage import Staging
     from ..slurm.options import JobOptions
 
     options = JobOptions(
@@ -132,7 +162,15 @@ def run(
         deadline,
         allow_idle_gpus,
     )
+    staging = Staging(
+        tuple(stage or ()),
+        stage_fraction,
+        stage_to,
+        stage_broadcast,
+        tuple(mount or ()),
+        stage_reserve,
+    )
     request = Request(
-        target, words, nproc, out, resume, local, dry_run, follow, options, allow_missing
+        target, words, nproc, out, resume, local, dry_run, follow, options, allow_missing, staging
     )
     raise typer.Exit(start(request))

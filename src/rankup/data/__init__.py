@@ -6,20 +6,56 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .batches import Batches
+    from .dali.loader import DaliLoader
+    from .iterable import PackedIterable
     from .loader import Loader
-    from .opened import Samples, open
+    from .making import BadSample
+    from .opened import Samples
+    from .opened import open as open
+    from .padding import Pad
     from .reader import PackedDataset
+    from .splits import random_split
+    from .tokens import Tokens, Windows, text
+    from .transforms import Shaped, Transform
 
 _HOME = {
     "open": "opened",
     "Samples": "opened",
     "PackedDataset": "reader",
     "Loader": "loader",
+    "Batches": "batches",
+    "PackedIterable": "iterable",
+    "Pad": "padding",
+    "Tokens": "tokens",
+    "Windows": "tokens",
+    "random_split": "splits",
+    "text": "tokens",
+    "Shaped": "transforms",
+    "Transform": "transforms",
+    "BadSample": "making",
+    "DaliLoader": "dali.loader",
 }
 # Rooms that are public themselves, as in `rankup.data.photos`.
-_ROOMS = ("photos", "orders")
+_ROOMS = ("photos", "orders", "stage", "dali", "transforms")
 
-__all__ = ["Loader", "PackedDataset", "Samples", "open"]
+# Without `open`: `from rankup.data import *` would replace Python's own.
+__all__ = [
+    "BadSample",
+    "Batches",
+    "DaliLoader",
+    "Loader",
+    "PackedDataset",
+    "PackedIterable",
+    "Pad",
+    "Samples",
+    "Shaped",
+    "Tokens",
+    "Transform",
+    "Windows",
+    "random_split",
+    "text",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,4 +69,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
+    return sorted({*globals(), *_HOME, *_ROOMS})

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Protocol
 
-from torch.utils.data import DataLoader, Dataset
+import numpy as np
 
 from ..base.errors import UserError
 from ..site.gpus import usable_cores
 from .draw import Draw
-from .making import Fetch, Made
-from .transforms import Shaped
+from .making import ROOM, Fetch, Made, pinned
+from .options import Options
+from .processes import Processes
+from .threads import Threads
+from .transforms import Shaped, own_generators
 
-
-@dataclass(frozen=True)
-class Options:
-    """As the Loader was asked; see there."""
-
-    workers: int | None
-    kind: str
-    prefetch: int
-    context: str | None
-    timeout: float
-    pin_memory: bool
+_LOOKED_AT = 4096
 
 
 class Engine(Protocol):
@@ -42,126 +34,92 @@ def engine(fetch: Fetch, options: Options) -> Engine:
     """The engine that was asked for, or that suits the data set.
 
     Raises:
-        UserError: no such kind.
+        UserError: no such kind or context, or numbers below the least.
     """
     if options.kind not in ("auto", "threads", "processes"):
         raise UserError(f"kind={options.kind!r} is not known: auto, threads or processes")
+    known = multiprocessing.get_all_start_methods()
+    if options.context is not None and options.context not in known:
+        raise UserError(f"context={options.context!r} is not known: {', '.join(known)}")
     workers = default_workers() if options.workers is None else options.workers
+    if workers < 0 or options.prefetch < 1 or not options.timeout >= 0:
+        raise UserError(
+            f"workers={workers} and timeout={options.timeout} are 0 or more, and "
+            f"prefetch={options.prefetch} is at least 1"
+        )
     if workers == 0:
-        return Inline(fetch)
-    threads = options.kind == "threads" or (options.kind == "auto" and _suits_threads(fetch))
+        return Inline(fetch, options.pin_memory)
+    threads = options.kind == "threads" or (options.kind == "auto" and suits_threads(fetch))
     return Threads(fetch, workers, options) if threads else Processes(fetch, workers, options)
 
 
 def default_workers() -> int:
     """The cores of this rank minus one, which the training loop itself needs; at least one."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
-    return max(1, usable_cores() // ranks - 1)
+    return max(1, cores_of_rank(os.environ, usable_cores(), _cores_of_parent()) - 1)
 
 
-def _suits_threads(fetch: Fetch) -> bool:
+def cores_of_rank(environment: Mapping[str, str], usable: int, parent: int) -> int:
+    """Cores that are this rank's own, not those that it shares with other ranks of its node.
+
+    A launcher may have bound each rank to cores of its own, or have left all of them to all.
+
+    Args:
+        usable: cores that this process may run on.
+        parent: those that its parent may, which is torchrun where that has started it.
+    """
+
+    def number(name: str, default: int) -> int:
+        with suppress(ValueError):
+            return max(1, int(environment.get(name, "")))
+        return default
+
+    if "LOCAL_WORLD_SIZE" in environment:
+        return min(usable, max(1, parent // number("LOCAL_WORLD_SIZE", 1)))
+    if number("SLURM_STEP_NUM_TASKS", 1) > 1:  # as `setup` sees whether this is a rank of srun's
+        if "SLURM_CPUS_PER_TASK" in environment:
+            return min(usable, number("SLURM_CPUS_PER_TASK", usable))
+        nodes, tasks = number("SLURM_STEP_NUM_NODES", 1), number("SLURM_STEP_NUM_TASKS", 1)
+        return min(usable, max(1, number("SLURM_CPUS_ON_NODE", usable) // -(-tasks // nodes)))
+    return usable
+
+
+def _cores_of_parent() -> int:
+    with suppress(OSError):
+        return max(usable_cores(), len(os.sched_getaffinity(os.getppid())))
+    return usable_cores()
+
+
+def suits_threads(fetch: Fetch) -> bool:
+    """Whether threads are the faster way: neither the transform nor reading holds them up."""
+    if getattr(fetch.dataset, "releases_gil", False) and fetch.collate is None:
+        return True  # it says so itself
     transform = getattr(fetch.dataset, "transform", None)
-    return isinstance(transform, Shaped) and transform.releases_gil
+    if not (isinstance(transform, Shaped) and transform.releases_gil) or fetch.collate is not None:
+        return False
+    samples = getattr(fetch.dataset, "samples", None)
+    for field in samples.index.fields if samples is not None else ():
+        # A negative offset is read by Python code; a look at all would read the whole index.
+        step = max(1, len(field.offset) // _LOOKED_AT)
+        if np.any(field.offset[::step] < 0):
+            return False
+    return True
 
 
 class Inline:
     """In the loop itself, when it asks."""
 
-    def __init__(self, fetch: Fetch) -> None:
-        self._fetch = fetch
+    def __init__(self, fetch: Fetch, pin: bool = False) -> None:
+        self._fetch, self._pin = fetch, pin
 
     def run(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Made]]:
         for draw in draws:
-            yield draw, self._fetch(draw)
+            token = ROOM.set(pinned if self._pin else None)
+            try:
+                with own_generators():
+                    made = self._fetch(draw)
+            finally:
+                ROOM.reset(token)
+            yield draw, made
 
     def close(self) -> None:
         pass
-
-
-class Threads:
-    """Threads of this process, each with a batch of its own: nothing travels between processes."""
-
-    def __init__(self, fetch: Fetch, workers: int, options: Options) -> None:
-        self._fetch, self._workers, self._options = fetch, workers, options
-        self._pool: ThreadPoolExecutor | None = None
-
-    def run(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Made]]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._workers, "rankup-data")
-        waiting: deque[tuple[Draw, Future[Made]]] = deque()
-        try:
-            for draw in draws:
-                waiting.append((draw, self._pool.submit(self._fetch, draw)))
-                if len(waiting) > self._workers * self._options.prefetch:
-                    yield self._first(waiting)
-            while waiting:
-                yield self._first(waiting)
-        finally:
-            for _, future in waiting:
-                future.cancel()
-
-    def _first(self, waiting: deque[tuple[Draw, Future[Made]]]) -> tuple[Draw, Made]:
-        draw, future = waiting.popleft()
-        return draw, future.result(self._options.timeout or None)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
-
-
-class Processes:
-    """Worker processes of torch's own DataLoader."""
-
-    def __init__(self, fetch: Fetch, workers: int, options: Options) -> None:
-        self._source = _Draws()
-        self._make: Callable[[], DataLoader[Any]] = lambda: DataLoader(
-            _Fetched(fetch),
-            batch_sampler=self._source,  # type: ignore[arg-type]
-            collate_fn=_as_it_is,  # type: ignore[arg-type]
-            num_workers=workers,
-            prefetch_factor=options.prefetch,
-            persistent_workers=True,
-            multiprocessing_context=options.context,
-            timeout=options.timeout,
-            pin_memory=options.pin_memory,
-        )
-        self._loader: DataLoader[Any] | None = None
-
-    def run(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Made]]:
-        if self._loader is None:
-            self._loader = self._make()
-        self._source.begin(draws)
-        for made in self._loader:
-            yield self._source.asked.popleft(), made
-
-    def close(self) -> None:
-        self._loader = None
-
-
-class _Draws:
-    """The batch sampler of a DataLoader that stays, epoch after epoch."""
-
-    def __init__(self) -> None:
-        self._draws: Iterator[Draw] = iter(())
-        self.asked: deque[Draw] = deque()
-
-    def begin(self, draws: Iterator[Draw]) -> None:
-        self._draws, self.asked = draws, deque()
-
-    def __iter__(self) -> Iterator[Draw]:
-        for draw in self._draws:
-            self.asked.append(draw)
-            yield draw
-
-
-@dataclass(frozen=True)
-class _Fetched(Dataset[Any]):
-    fetch: Fetch
-
-    def __getitems__(self, draw: Draw) -> Made:
-        return self.fetch(draw)
-
-
-def _as_it_is(made: Made) -> Made:
-    return made

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import Dataset
 
 from ..base.errors import UserError
+from ..runtime.collectives import all_gather_object
 from ..runtime.deal import LEDGER
-from ..runtime.world import setup
-from . import engines
-from .draw import Draw, draws
-from .making import Bad, Fetch, handed_out
+from . import device as devices
+from . import engines, tally
+from .ahead import along
+from .cut import Cut
+from .draw import Draw
+from .errors import BadContainer
+from .making import Bad, Fetch, Made, handed_out
 from .orders import Ordering, Sequential, Shuffled
+from .splits import unwrapped
 
 Kind = Literal["auto", "threads", "processes"]
+QUIET = "RANKUP_QUIET"
 
 
 class Loader:
@@ -34,27 +43,42 @@ class Loader:
     there, at any number of ranks and workers. With `wrap`, gradients are weighed by what each rank
     was dealt.
 
+    A data set whose policy is to go on without bad samples (`on_bad` of `PackedDataset`) has them
+    counted: at the end of an epoch the ranks put together what they met, and rank 0 prints a line
+    to stderr.
+
     Args:
         dataset: map-style; a `PackedDataset` for augmentation that is keyed by sample.
         global_batch: samples of all ranks together.
-        shuffle: a new permutation each epoch; False for evaluation. Or an order of its own, see
-            `rankup.data.orders`.
+        shuffle: a new permutation each epoch; False for evaluation. Or an order of its own, made
+            for the length of this data set, see `rankup.data.orders`.
         train: whether ranks have to step together; by default where the order shuffles. In
             evaluation a rank may get fewer batches than another: keep collectives out of that loop
             and use `rankup.mean(total, count)` after it.
-        seed: of the order and of augmentation.
+        seed: of the order and of augmentation; by default that of an order of its own, or 0. Two
+            that differ are refused.
         drop_last: leave out a batch that is not full.
         workers: threads or processes of this rank that make batches; 0 for none; by default the
             cores of this rank minus one.
         kind: threads where the transform spends its time outside the interpreter's lock, else
-            processes; `auto` sees which.
+            processes; `auto` sees which. A transform that draws from torch's, Python's or numpy's
+            own generators, not from `rng`, is repeatable in processes and without workers, not in
+            threads.
         collate: function of a list of items, where the inputs are of different shapes.
         prefetch: batches that each worker is ahead.
         context: `fork`, `spawn` or `forkserver`, for processes.
         timeout: seconds that a batch may take before that is an error; 0 for ever.
         pin_memory: hand out page-locked tensors, which a GPU reads while it computes; by default
             where there is one.
-        rank, world_size: by default those of this process.
+        device: where batches are handed out; the next one is copied to a GPU while this one is
+            trained on. By default they stay in memory.
+        rank, world_size: by default those of this process; given, no other rank is asked for what
+            it met at the end of an epoch.
+        quiet: do not say how many workers there are by default; by default where `$RANKUP_QUIET`
+            is set. Bad samples are reported all the same.
+
+    Attributes:
+        bad: samples of the running epoch that could not be made, of this rank.
 
     Raises:
         UserError: values that make no sense together.
@@ -67,7 +91,7 @@ class Loader:
         *,
         shuffle: bool | Ordering = True,
         train: bool | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         drop_last: bool = False,
         workers: int | None = None,
         kind: Kind = "auto",
@@ -76,132 +100,161 @@ class Loader:
         context: str | None = None,
         timeout: float = 1800.0,
         pin_memory: bool | None = None,
+        device: torch.device | str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        quiet: bool | None = None,
     ) -> None:
-        if global_batch < 1:
-            raise UserError(f"global_batch={global_batch}: a batch has at least one sample")
-        if (rank is None) != (world_size is None):
-            raise UserError("give rank and world_size together, or neither")
-        self.dataset = dataset
-        self.global_batch = global_batch
-        self.seed = seed
+        if not hasattr(dataset, "__len__"):
+            raise UserError(
+                f"a Loader takes samples by their numbers, and {type(dataset).__name__} has no "
+                f"length: for a stream take torch's DataLoader"
+            )
+        dataset = self.dataset = unwrapped(dataset)
         count = len(dataset)  # type: ignore[arg-type]
-        self.order: Ordering
         if isinstance(shuffle, bool):
-            self.order = Shuffled(count, seed) if shuffle else Sequential(count)
-        else:
-            self.order = shuffle
-            if shuffle.global_batch not in (None, global_batch):
-                raise UserError(
-                    f"this order is made for a global batch of {shuffle.global_batch}, and the "
-                    f"Loader has {global_batch}"
-                )
-        self.train = train if train is not None else not isinstance(self.order, Sequential)
-        self._drop_last = drop_last
-        if rank is None or world_size is None:
-            world = setup()
-            rank, world_size = world.rank, world.world_size
-        self._rank, self._world_size = rank, world_size
+            shuffle = Shuffled(count, seed or 0) if shuffle else Sequential(count)
+        if train is None:
+            train = not isinstance(shuffle, Sequential)
+        self._alone = rank is not None  # then the other ranks are nobody that could be asked
+        self._cut = Cut.of(
+            shuffle, global_batch, seed, rank=rank, world_size=world_size, train=train,
+            drop_last=drop_last, samples=count,
+        )  # fmt: skip
+        self.order, self.global_batch, self.seed = shuffle, global_batch, self._cut.seed
+        self.train = train
+        self._rank, self._world_size = self._cut.rank, self._cut.world_size
+        self._device = None if device is None else torch.device(device)
+        self._quiet = bool(os.environ.get(QUIET)) if quiet is None else quiet
         pin = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self._pin = pin
         fetch = Fetch(dataset, collate)
         options = engines.Options(workers, kind, prefetch, context, timeout, pin)
         self._engine = engines.engine(fetch, options)
-        self._epoch, self._consumed = 0, 0
-        self._fresh = True  # the next `for` runs the epoch that is set, from where it is set
+        if workers is None and not self._quiet and self._rank == 0:
+            _say_workers(engines.default_workers(), type(self._engine).__name__.lower())
+        self._place = self._cut.place()
+        self._loop = object()  # the one that runs: an older one may not go on beside it
         self.bad: list[Bad] = []
 
     @property
     def epoch(self) -> int:
         """The epoch that runs, or that the next `for` runs."""
-        return self._epoch
+        return self._place.epoch
 
     @property
     def consumed(self) -> int:
         """Samples of the epoch that the loops of all ranks were given."""
-        return self._consumed
+        return self._place.consumed
 
     def __len__(self) -> int:
-        """Global batches of an epoch."""
-        whole, rest = divmod(self.order.n, self.global_batch)
-        return whole + bool(rest and not self._drop_last)
+        """Batches of this rank in an epoch; in training the same on every rank."""
+        return len(self._cut)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `for` runs; where it is that of a resume, from there."""
-        if epoch != self._epoch or not self._fresh:
-            self._epoch, self._consumed = epoch, 0
-        self._fresh = True
+        self._place.set_epoch(epoch)
 
-    def state_dict(self) -> dict[str, int]:
-        """The place in the run: plain integers, equal on all ranks."""
-        return {
-            "version": 1,
-            "seed": self.seed,
-            "epoch": self._epoch,
-            "consumed": self._consumed,
-            "samples": self.order.n,
-            "global_batch": self.global_batch,
-        }
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the run: integers, and the order in words; equal on all ranks.
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        After the last batch it is the end of the epoch, until the loop has ended: going on there
+        gives a loop without batches, so that what follows it (validation) is not left out.
+        """
+        return self._place.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a place of `state_dict`, at any number of ranks and workers.
 
         Raises:
-            UserError: it is that of other data, or of a run with another seed or global batch.
+            UserError: it is that of other data, or of a run with another seed, global batch
+                or order.
         """
-        own = self.state_dict()
-        for name, what in _IDENTITY.items():
-            if state.get(name) != own[name]:
-                raise UserError(
-                    f"this place in a run is one of {what} {state.get(name)}, and this Loader has "
-                    f"{own[name]}: its batches would be others"
-                )
-        epoch, consumed = state.get("epoch"), state.get("consumed")
-        for number, most in ((epoch, None), (consumed, self.order.n)):
-            if type(number) is not int or number < 0 or (most is not None and number > most):
-                raise UserError(f"this is no place in a run: {dict(state)}")
-        self._epoch, self._consumed = state["epoch"], state["consumed"]
-        self._fresh = True
+        self._place.load_state_dict(state)
+        self._loop = object()
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._fresh:
-            self._epoch, self._consumed = self._epoch + 1, 0
-        self._fresh = False
+        place = self._place
+        place.begin()
+        loop = self._loop = object()
         self.bad = []
+        check = getattr(self.dataset, "check", None)
+        if check is not None:
+            check(place.epoch)
+        counted = tally.Tally(self.order.n, self._world_size)
+        dealt: tuple[int, int] | None = None
+        batches = self._batches()
         try:
-            for draw, made in self._engine.run(self._draws()):
-                self._consumed = draw.stop
+            for draw, made, batch in batches:
+                place.consumed = draw.stop
                 self.bad += made.bad
+                counted.add(made.bad)
+                if not made.count and not self.train:  # all of them were dropped
+                    continue
                 if self.train:
-                    LEDGER.samples = (made.count, draw.total)
-                yield handed_out(made)
+                    dealt = LEDGER.samples = (made.count, draw.total)
+                yield batch
+                if loop is not self._loop:
+                    raise UserError(
+                        "this loop was left for another one over the same Loader, and cannot go "
+                        "on: a Loader is at one place; make a second Loader for a second loop"
+                    )
         finally:
-            if self.train:  # what follows may not have been dealt by anybody
-                LEDGER.samples = None
-        self._epoch, self._consumed, self._fresh = self._epoch + 1, 0, True
+            if dealt is not None and LEDGER.samples is dealt:
+                LEDGER.samples = None  # what follows may not have been dealt by anybody
+            batches.close()
+        if check is not None:
+            _check_again(check, place.epoch)
+        self._report(counted)
+        place.set(place.epoch + 1)
+
+    def _batches(self) -> Generator[tuple[Draw, Made, Any], None, None]:
+        made = self._engine.run(self._draws())
+        batches: Iterator[tuple[Draw, Made, Any]] = ((*one, handed_out(one[1])) for one in made)
+        if self._pin:
+            batches = ((draw, of, devices.pin(batch)) for draw, of, batch in batches)
+        if self._device is not None and self._device.type == "cuda":
+            batches = devices.copied_ahead(batches, self._device)
+        try:
+            yield from batches
+        finally:
+            if isinstance(made, Generator):  # what it is ahead is not left to a garbage collector
+                made.close()
+
+    def _report(self, counted: tally.Tally) -> None:
+        """At the end of an epoch: all ranks come here, as all have come to the end."""
+        on_bad = getattr(self.dataset, "on_bad", "raise")
+        if on_bad == "raise":
+            return
+        ranks = [counted.summary] if self._alone else all_gather_object(counted.summary)
+        line = tally.report(ranks, self.order.n, self.epoch, on_bad)
+        if line and self._rank == 0:  # never quiet: the run is another one than was asked for
+            print(f"rankup data: {line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """End the workers; a `for` that follows starts new ones."""
         self._engine.close()
 
     def _draws(self) -> Iterator[Draw]:
-        return draws(
-            self.order,
-            self.global_batch,
-            self.seed,
-            self._epoch,
-            self._consumed,
-            rank=self._rank,
-            world_size=self._world_size,
-            train=self.train,
-            drop_last=self._drop_last,
-        )
+        found = self._cut.draws(self._place.epoch, self._place.consumed)
+        return along(found, self.order, self.dataset, rank=self._rank, world_size=self._world_size)
 
 
-# What has to be equal for a place to mean the same samples, in words.
-_IDENTITY = {
-    "version": "version",
-    "seed": "seed",
-    "samples": "a number of samples of",
-    "global_batch": "a global batch of",
-}
+def _check_again(check: Callable[[], None], epoch: int) -> None:
+    """At the end of an epoch: what was written to meanwhile would else be seen in the next one."""
+    try:
+        check()
+    except BadContainer as error:
+        raise BadContainer(f"{error}. Samples of epoch {epoch} may have been others") from None
+
+
+@cache
+def _say_workers(workers: int, kind: str) -> None:
+    """Once for each number, however many Loaders there are."""
+    many = kind if workers > 1 else kind.removesuffix("es" if kind == "processes" else "s")
+    print(
+        f"rankup data: {workers} worker {many} per rank, by the cores that it has; "
+        f"Loader(workers=…) chooses, {QUIET}=1 says nothing",
+        file=sys.stderr,
+        flush=True,
+    )

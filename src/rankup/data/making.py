@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from .draw import Draw
 from .errors import BadContainer
 from .index import Int64s
+from .transforms import key_of, seed_process
+
+_REUSED = 1 << 16  # bytes of a batch from which on its memory is used again
 
 
 class BadSample(BadContainer):
@@ -65,8 +72,59 @@ class Rows(list[Any]):
         return cls(list(zip(inputs, made.labels.tolist(), strict=True)), made)
 
 
+# (shape, dtype) -> memory for a batch
+Room = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+
+# Set by an engine for what runs in it: each thread has its own.
+ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A `Room` of page-locked memory, from which a GPU copies while it computes."""
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+
+class Reused:
+    """A `Room` of memory that comes back once nobody holds the batch any more.
+
+    Fresh memory costs a page fault for every 4 KiB. Threads may share it.
+
+    Args:
+        kept: pieces that wait for their next batch, at most.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._free: list[npt.NDArray[np.uint8]] = []
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        size = int(torch.Size(shape).numel()) * dtype.itemsize
+        if size < _REUSED:
+            return torch.empty(shape, dtype=dtype)
+        try:
+            memory = self._free.pop()  # in one step: other threads take from it, too
+        except IndexError:
+            memory = np.empty(0, np.uint8)
+        if not size <= len(memory) <= 2 * size:
+            memory = np.empty(size, np.uint8)
+        # All views of the batch refer to this one array, so its end is the end of them all.
+        whole = memory[:size]
+        weakref.finalize(whole, self._back, memory).atexit = False
+        return torch.from_numpy(whole).view(dtype).view(shape)
+
+    def _back(self, memory: npt.NDArray[np.uint8]) -> None:
+        if len(self._free) < self._kept:
+            self._free.append(memory)
+
+
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a batch; in a worker process it is shared, so that it is not copied on its way."""
+    """Memory for a batch, where it need not be copied on its way: see `ROOM`.
+
+    In a worker of torch's own DataLoader it is shared memory.
+    """
+    room = ROOM.get()
+    if room is not None:
+        return room(shape, dtype)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     empty = torch.empty(0, dtype=dtype)
@@ -103,7 +161,15 @@ class Fetch:
         return made
 
     def _of_items(self, draw: Draw) -> Made:
+        key = key_of(draw.seed, draw.epoch)
         many = getattr(self.dataset, "__getitems__", None)
-        numbers = list(draw)
-        items = many(numbers) if many is not None else [self.dataset[one] for one in numbers]
+        if many is not None:
+            seed_process(key, draw[0])
+            items = many(list(draw))
+        else:
+            items = [self._item(key, sample) for sample in draw]
         return Made((self.collate or default_collate)(items), None, draw.count)
+
+    def _item(self, key: int, sample: int) -> Any:
+        seed_process(key, sample)
+        return self.dataset[sample]

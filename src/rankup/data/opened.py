@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,10 +15,13 @@ from ..base.errors import UserError
 from . import finding
 from .containers import Choice, Fallback, module
 from .errors import BadContainer
-from .index import Field, Index
+from .index import Field, Index, Int64s
 from .spans import How, Spans, way
+from .stage import find
+from .stage.partly import Partly
 
 _CHUNK = 16 << 20
+_Asked = Literal["auto", "mmap", "pread"] | None
 
 
 class _Column(NamedTuple):
@@ -32,19 +36,23 @@ class _Column(NamedTuple):
 def open(
     path: str | os.PathLike[str],
     *,
-    how: Literal["auto", "mmap", "pread"] | None = None,
+    how: _Asked = None,
     choice: Choice | None = None,
+    staged: bool = True,
 ) -> Samples:
     """Open what `rankup pack` has made, or data of others in a format that is known.
 
     A pack has its index. Other data is scanned for one, by a C library only in a child process;
     it is kept in rankup's cache until the data changes.
 
+    Where `rankup stage` has made a copy on this node, that is read.
+
     Args:
         path: a file, or a folder.
         how: `mmap` for memory and local disks, `pread` for network file systems; by default the
             type of the file system decides, or `$RANKUP_READ`.
         choice: what of data of others is taken for what.
+        staged: whether a copy on this node is read in its place.
 
     Raises:
         BadContainer: it is damaged, hostile, or not what its index says.
@@ -52,11 +60,27 @@ def open(
         OSError: it cannot be read.
     """
     root = Path(path)
-    read = way(root, how)
     choice = choice or Choice()
+    copy = find.copy_of(root, os.environ) if staged else None
+    if copy is not None and choice == Choice():
+        with suppress(FileNotFoundError):  # it was removed just now
+            return _of_copy(copy, copy.load(), root, how, choice)
+    read = way(root, how)
     found = finding.found(root, choice)
     again = choice if found.lasting else None
-    return Samples(found.index, root.absolute(), read, again, entry=found.kept)
+    if copy is not None and copy.of_files(found.index):
+        return _of_copy(copy, found.index, root, how, again)
+    return Samples(found.index, root.absolute(), read, again, entry=found.kept, staged=staged)
+
+
+def _of_copy(
+    copy: find.Copy, index: Index, root: Path, how: _Asked, again: Choice | None
+) -> Samples:
+    cuts = None if copy.whole else find.cuts(index.sizes, copy.size)
+    here = way(copy.root, how)
+    samples = Samples(index, root.absolute(), here, again, data=copy.root, cuts=cuts)
+    samples._asked = how  # the copy may be gone when they are opened again
+    return samples
 
 
 class Samples:
@@ -68,6 +92,7 @@ class Samples:
     Attributes:
         index: where everything lies.
         root: the container.
+        staged: the copy on this node that is read in its place; None without one.
         splits, fields, classes: names.
     """
 
@@ -80,17 +105,30 @@ class Samples:
         *,
         any_size: bool = False,
         entry: Path | None = None,
+        data: Path | None = None,
+        cuts: Int64s | None = None,
+        staged: bool = True,
     ) -> None:
-        self.index, self.root = index, root
+        self.index, self.root, self.staged = index, root, data
         self.classes = index.classes
         self.fields = tuple(one.name for one in index.fields)
         self.splits = tuple(one.name for one in index.splits)
+        self._asked: _Asked = how
+        self._may_be_staged = staged
         self._choice = choice  # with which the index is found again; None: it has to travel
         # Of what is damaged as much is read as there is.
         sizes = index.sizes[:0] if any_size else index.sizes
         # A file that is one sample is not read twice in a row.
         keep = index.container != "files"
-        self._spans = Spans(root, index.files, sizes, how, keep=keep, entry=entry)
+        here = root if data is None else data
+        self._spans: Spans | Partly
+        if cuts is None:
+            self._spans = Spans(here, index.files, sizes, how, keep=keep, entry=entry)
+        else:  # the copy is a part
+            copied = Spans(here, index.files, cuts, how, keep=keep)
+            self._spans = Partly(copied, Spans(root, index.files, sizes, way(root)), cuts)
+            here = root
+        self._whole_at = here  # all of the container
         self._read = self._spans.read
         # Without a name it is the first one.
         columns = [(one.name, _column(one)) for one in index.fields]
@@ -228,6 +266,19 @@ class Samples:
         part._split, part.splits = one.name, (one.name,)
         return part
 
+    def apart(self) -> Samples:
+        """The same samples for another thread: what reads compressed ones keeps what it is at."""
+        part = Samples.__new__(Samples)
+        part.__dict__.update(self.__dict__)
+        part._fallback = []
+        return part
+
+    def from_source(self) -> Samples:
+        """The same samples without the copy on this node: for when that is gone."""
+        read = way(self.root)
+        source = Samples(self.index, self.root, read, self._choice, staged=False)
+        return source if self._split is None else source.split(self._split)
+
     def close(self) -> None:
         """Close the files, also of the splits; views that were handed out stay valid."""
         self._spans.close()
@@ -248,7 +299,8 @@ class Samples:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._choice is not None:
-            return _again, (self.root, self.how, self._choice, len(self.index), self._split)
+            again = (self.root, self._asked, self._choice, self._may_be_staged)
+            return _again, (*again, len(self.index), self._split)
         return _with, (self.index, self.root, self.how, self._split)
 
     def _row(self, row: int) -> int:
@@ -263,7 +315,7 @@ class Samples:
                 raise BadContainer(
                     f"{self.root}: a sample begins at {offset}: its index is damaged"
                 )
-            self._fallback.append(format.fallback(self.index, self.root))
+            self._fallback.append(format.fallback(self.index, self._whole_at))
         return self._fallback[0].chunks(self.index.field(field).name, ~offset)
 
 
@@ -272,8 +324,10 @@ def _column(field: Field) -> _Column:
     return _Column(field, field.offset.data, field.length.data, file)
 
 
-def _again(root: Path, how: How, choice: Choice, count: int, part: str | None) -> Samples:
-    samples = open(root, how=how, choice=choice)
+def _again(
+    root: Path, how: _Asked, choice: Choice, staged: bool, count: int, part: str | None
+) -> Samples:
+    samples = open(root, how=how, choice=choice, staged=staged)
     if len(samples) != count:
         raise BadContainer(f"{root} was changed while it was in use: {len(samples)} samples")
     return samples if part is None else samples.split(part)

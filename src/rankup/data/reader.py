@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -14,16 +16,22 @@ from torch.utils.data import Dataset
 
 from ..base.errors import UserError
 from ..runtime.keys import derive
-from . import transforms
+from . import same, transforms
 from .draw import Draw
 from .errors import BadContainer
 from .index import Field, Int64s
 from .making import Bad, BadSample, Made, Rows, allocate
 from .opened import Samples, open
+from .rows import gather
+from .sampled import Batch, Mine, note
+from .sampled import _plain as _plain
 from .transforms import Shaped, Transform
 
 OnBad = Literal["raise", "replace", "drop"]
+_LOOK = 30.0  # seconds between looks at the files
 _TRIES = 20  # samples that are tried in the place of a bad one
+# Never the fault of a sample.
+_MISTAKES = (TypeError, NameError, AttributeError, ImportError, MemoryError)
 
 
 class PackedDataset(Dataset[Any]):
@@ -46,7 +54,10 @@ class PackedDataset(Dataset[Any]):
         labels: whether items have labels; by default where the data has any.
         seed: that augmentation is drawn from, with epoch and sample; the Loader's own comes first.
         on_bad: what to do about a sample that cannot be made: `raise`, `replace` it by another one
-            (the same on every rank), or `drop` it.
+            (the same on every rank), or `drop` it; in training its gradient is then zero, the
+            others weigh what they would have weighed. Where nothing is left of a batch, a sample
+            stands in that does not count. Errors that are surely in the transform's own code
+            (TypeError, NameError, AttributeError, ImportError) are always raised.
         verify: compare each sample's bytes with its hash as they are read.
 
     Raises:
@@ -91,6 +102,9 @@ class PackedDataset(Dataset[Any]):
         self._rows: Int64s | None = None
         # Seen by workers that are there already.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._noted = same.noted(self.samples)
+        self._checked: tuple[object, ...] = ()  # in which process, epoch and time
+        self._mine = Mine()
 
     def __len__(self) -> int:
         return len(self.samples) if self._rows is None else len(self._rows)
@@ -107,6 +121,10 @@ class PackedDataset(Dataset[Any]):
     def row(self, sample: int) -> int:
         """The number in `samples` of a sample of this data set, which may be a subset."""
         return sample if self._rows is None else int(self._rows[sample])
+
+    def rows(self, samples: Int64s) -> Int64s:
+        """As `row`, of many: int64 of the same shape."""
+        return samples if self._rows is None else self._rows[samples]
 
     @property
     def labels(self) -> Int64s | None:
@@ -144,13 +162,35 @@ class PackedDataset(Dataset[Any]):
         part._rows = chosen if self._rows is None else self._rows[chosen]
         return part
 
+    def check(self, epoch: int | None = None) -> None:
+        """Look whether the files are still the ones that were opened.
+
+        Where a staged copy is gone, and its source is as it was, that is read from now on.
+
+        Args:
+            epoch: look only once in it and every half minute, in each process.
+
+        Raises:
+            BadContainer: one was changed, replaced or removed.
+        """
+        now = (os.getpid(), epoch, time.monotonic() // _LOOK)
+        if epoch is None or self._checked != now:
+            self._noted, source = same.check(self._noted)
+            if source:
+                self.samples = self.samples.from_source()
+            self._checked = now
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._noted = self._noted.here(same.noted(self.samples))
+
     def __getitem__(self, sample: int) -> Any:
         if sample < 0:
             sample += len(self)
         if not 0 <= sample < len(self):
             raise IndexError(f"no sample {sample}: there are {len(self)}, from 0 on")
         rows = self.__getitems__([sample])
-        if not rows:
+        if not rows.made.count:
             raise BadSample(
                 f"sample {sample} was dropped, and one sample alone cannot be left out: take "
                 f"batches (__getitems__), or on_bad='replace'"
@@ -158,7 +198,10 @@ class PackedDataset(Dataset[Any]):
         return rows[0]
 
     def __getitems__(self, samples: Draw | Sequence[int]) -> Rows:
-        """The items of a batch: views of one tensor, where the transform says their shape."""
+        """The items of a batch: views of one tensor, where the transform says their shape.
+
+        Those that are dropped are not among them; where that leaves none, one stands in.
+        """
         if not isinstance(samples, Draw):
             numbers = np.asarray(samples, np.int64)
             samples = Draw(numbers, self.seed, self.epoch, len(numbers), len(numbers), 0)
@@ -169,47 +212,64 @@ class PackedDataset(Dataset[Any]):
 
         Raises:
             BadSample: one cannot be made, and that is not to be gone on with.
+            BadContainer: the files are not the ones any more that were opened.
         """
+        self.check(draw.epoch)
+        whole = self._arrays(draw)
+        if whole is not None:
+            return whole
         key = transforms.key_of(draw.seed, draw.epoch)
         shaped = self.transform if isinstance(self.transform, Shaped) else None
-        whole = None if shaped is None else _room(shaped, len(draw))
-        out = None if whole is None else whole.numpy()
-        items: list[Any] = []
-        rows: list[int] = []
+        batch = Batch(shaped, len(draw), key)
         bad: list[Bad] = []
         for sample in draw:
-            for candidate in self._candidates(sample, key):
-                row = self.row(candidate)
-                try:
-                    data = self._read(row)
-                    random = transforms.rng(key, row)
-                    if shaped is not None and out is not None:
-                        shaped.into(data, random, out[len(rows)])
-                    elif self.transform is not None:
-                        items.append(self.transform(data, random))
-                    else:
-                        items.append(_plain(data))
-                except MemoryError:
-                    raise
-                except Exception as error:
-                    bad.append(self._bad(candidate, row, error))
-                    continue
-                rows.append(row)
-                break
-            else:
-                if self.on_bad == "replace":
-                    raise BadSample(
-                        f"{_TRIES} samples tried in the place of a bad one are bad, too; the last "
-                        f"is {bad[-1].name}: {bad[-1].why}"
-                    )
-        return self._made(draw, whole, items, rows, bad)
+            others = self._others(sample, key) if self.on_bad == "replace" else ()
+            self._one(chain((sample,), others), key, batch, bad)
+        count = min(draw.count, len(batch.rows))
+        if not batch.rows and len(draw):  # this rank steps with the others: see `Draw.count`
+            self._one(self._others(draw[0], key), key, batch, bad)
+        return self._made(batch, count, bad)
 
-    def _candidates(self, sample: int, key: int) -> Iterator[int]:
-        """The sample, and those that take its place where it is bad: the same on every rank."""
-        yield sample
-        if self.on_bad == "replace":
-            for attempt in range(_TRIES):
-                yield derive(key, "replace", self.row(sample), attempt) % len(self)
+    def _arrays(self, draw: Draw) -> Made | None:
+        """Rows of an array all at once; None where samples are to be made one by one."""
+        about = self._fields[0]
+        if self.transform is not None or self.verify or isinstance(self.field, tuple):
+            return None
+        if not about.dtype or not len(draw):
+            return None
+        rows = self.rows(draw.samples)
+        try:
+            native = np.empty(0, np.dtype(about.dtype).newbyteorder("="))
+            inputs = allocate((len(rows), *about.shape), torch.from_numpy(native).dtype)
+            gather(self._mine.of(self.samples), rows, about.name, inputs.numpy())
+        except (BadContainer, OSError, TypeError):  # which sample it is, is found one by one
+            return None
+        return Made(inputs, self._labels_of(rows), draw.count)
+
+    def _one(self, candidates: Iterable[int], key: int, batch: Batch, bad: list[Bad]) -> None:
+        """Add the first sample that can be made."""
+        tries = 0
+        for sample in candidates:
+            row = self.row(sample)
+            try:
+                batch.add(row, self._read(row), self.transform)
+                return
+            except _MISTAKES as error:
+                note(error, f"at the sample {self.samples.path(row)}")
+                raise
+            except Exception as error:
+                bad.append(self._bad(sample, row, error))
+            tries += 1
+        if tries >= _TRIES:
+            raise BadSample(
+                f"{_TRIES} samples tried in the place of a bad one are bad, too; the last is "
+                f"{bad[-1].name}: {bad[-1].why}"
+            )
+
+    def _others(self, sample: int, key: int) -> Iterator[int]:
+        """Samples to take the place of a bad one: the same on any rank and in any worker."""
+        for attempt in range(_TRIES):
+            yield derive(key, "replace", self.row(sample), attempt) % len(self)
 
     def _read(self, row: int) -> Any:
         if isinstance(self.field, tuple):
@@ -217,13 +277,16 @@ class PackedDataset(Dataset[Any]):
         return self._value(row, self._fields[0])
 
     def _value(self, row: int, field: Field) -> Any:
-        data = self.samples.read(row, field.name)
+        samples = self._mine.of(self.samples)
+        if field.dtype and not self.verify:
+            return samples.array(row, field.name)
+        data = samples.read(row, field.name)
         if self.verify:
             assert field.hash is not None
             found, noted = xxhash.xxh3_64_intdigest(data), int(field.hash[self._start + row])
             if found != noted:
                 raise BadContainer(f"its bytes have the hash {found:016x}, and had {noted:016x}")
-        return self.samples.array(row, field.name) if field.dtype else data
+        return samples.array(row, field.name) if field.dtype else data
 
     def _bad(self, sample: int, row: int, error: Exception) -> Bad:
         name = self.samples.path(row)
@@ -235,38 +298,10 @@ class PackedDataset(Dataset[Any]):
             ) from error
         return Bad(sample, name, why)
 
-    def _made(
-        self,
-        draw: Draw,
-        whole: torch.Tensor | None,
-        items: list[Any],
-        rows: list[int],
-        bad: list[Bad],
-    ) -> Made:
-        labels = None
-        if self._labelled:
-            known = self.samples.index.labels
-            assert known is not None
-            labels = known[np.asarray(rows, np.int64) + self._start]
-        count = min(draw.count, len(rows))
-        if whole is None:
-            return Made(items, labels, count, bad)
-        assert isinstance(self.transform, Shaped)
-        inputs = whole[: len(rows)]
-        if self.transform.channels_last:
-            inputs = inputs.permute(0, 3, 1, 2)
-        return Made(inputs, labels, count, bad)
+    def _made(self, batch: Batch, count: int, bad: list[Bad]) -> Made:
+        labels = self._labels_of(np.asarray(batch.rows, np.int64))
+        return Made(batch.inputs(), labels, count, bad)
 
-
-def _plain(data: Any) -> Any:
-    """An item without a transform: arrays as tensors, bytes as they are."""
-    if isinstance(data, dict):
-        return {name: _plain(value) for name, value in data.items()}
-    if isinstance(data, np.ndarray):
-        return torch.from_numpy(data.copy())  # what is mapped may not be written to
-    return bytes(data)
-
-
-def _room(shaped: Shaped, count: int) -> torch.Tensor:
-    dtype = torch.from_numpy(np.empty(0, shaped.dtype)).dtype
-    return allocate((count, *shaped.shape), dtype)
+    def _labels_of(self, rows: Int64s) -> Int64s | None:
+        known = self.samples.index.labels
+        return known[rows + self._start] if self._labelled and known is not None else None

@@ -46,8 +46,16 @@ def way(path: Path, asked: str | None = None) -> How:
         return "pread"
     if asked != "auto":
         raise UserError(f"{asked!r} is no way to read (also ${VARIABLE}): auto, mmap or pread")
+    return "pread" if network(path) else "mmap"
+
+
+def network(path: Path) -> str:
+    """The type of the file system behind a path where it is one of a network, or may be; else "".
+
+    What is mounted through FUSE counts as such.
+    """
     kind = mounts.kind_of(path)
-    return "pread" if kind in _NETWORK or kind.startswith("fuse") else "mmap"
+    return kind if kind in _NETWORK or kind.startswith("fuse") else ""
 
 
 class Spans:
@@ -202,7 +210,8 @@ class Spans:
         return {**self.__dict__, "_kept": {}}
 
     def __del__(self) -> None:
-        self.close()
+        if os is not None:  # else the interpreter ends, and takes apart what is left
+            self.close()
 
 
 def _descriptors() -> int:

@@ -23,8 +23,30 @@ _FEW = 1000
 _MOST = 100_000
 _FOLDERS = 100_000
 
-# (name below the folder, bytes, mtime in ns, inode)
-Seen = list[tuple[str, int, int, int]]
+# (path, bytes, mtime in ns, inode)
+Look = tuple[str, int, int, int]
+Seen = list[Look]  # by names below a folder
+
+
+def look(path: str) -> Look:
+    """What tells whether a file is another one or was written to, without reading it.
+
+    The device is left out: the same file may be mounted anew, and another one on another device
+    has not this inode, size and time to the nanosecond. A folder's size is no property of what is
+    in it, and counts as 0.
+
+    Raises:
+        OSError: it is not there.
+    """
+    about = os.stat(path)
+    size = 0 if stat.S_ISDIR(about.st_mode) else about.st_size
+    return path, size, about.st_mtime_ns, about.st_ino
+
+
+def some(count: int) -> list[int]:
+    """Of many files those that are looked at, in order: their numbers, with the first and last."""
+    step = max(1, -(-count // _LOOKED_AT))
+    return sorted({*range(0, count, step), count - 1}) if count else []
 
 
 def ends(path: Path) -> str:
@@ -64,8 +86,7 @@ def unfit(index: Index, root: Path) -> str:
     # Without them a file of anybody's would do, which a link in the folder may lead to.
     if not isinstance(written, list) or len(written) != count or len(index.sizes) != count:
         return f"the index has not the sizes and ends of its {count} files"
-    step = max(1, -(-count // _LOOKED_AT))
-    for row in {*range(0, count, step), count - 1} if count else ():
+    for row in some(count):
         path = _path(index, root, row)
         try:
             about = path.stat()
@@ -147,11 +168,8 @@ def newest(before: Seen) -> float:
     return max((one[2] for one in before), default=0) / 1e9
 
 
-def _look(path: Path, name: str) -> tuple[str, int, int, int]:
-    about = (path / name).stat()
-    # A folder's own size is no property of what is in it.
-    size = 0 if stat.S_ISDIR(about.st_mode) else about.st_size
-    return name, size, about.st_mtime_ns, about.st_ino
+def _look(path: Path, name: str) -> Look:
+    return name, *look(str(path / name))[1:]
 
 
 def _path(index: Index, root: Path, row: int) -> Path:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ..runtime.keys import derive
 
@@ -64,3 +68,58 @@ def rng(key: int, sample: int) -> np.random.Generator:
         key: of `key_of`.
     """
     return np.random.Generator(np.random.Philox(key=np.array([key, sample], np.uint64)))
+
+
+class Draws:
+    """`rng` of one sample after another, in a sixth of the time.
+
+    A new generator asks the system for randomness that is then not used. What this one gives is
+    that sample's until the next one is asked for.
+
+    Args:
+        key: of `key_of`.
+    """
+
+    def __init__(self, key: int) -> None:
+        self._generator = rng(key, 0)
+        self._bits = self._generator.bit_generator
+        self._begin: Any = self._bits.state
+        self._key = self._begin["state"]["key"]
+
+    def of(self, sample: int) -> np.random.Generator:
+        """The random numbers of a sample, from their beginning."""
+        self._key[1] = sample
+        self._bits.state = self._begin
+        return self._generator
+
+
+# Whether the generators of the process are ours while a batch is made: not in threads, which all
+# would draw from the same ones.
+OWN_GENERATORS: ContextVar[bool] = ContextVar("own_generators", default=False)
+
+
+def seed_process(key: int, sample: int) -> None:
+    """Seed what a transform draws from behind `rng`'s back: torch's, Python's, numpy's generators.
+
+    Then libraries of transforms, which know of no others, are as repeatable. Does nothing where
+    these generators are not ours, see `OWN_GENERATORS`.
+    """
+    if OWN_GENERATORS.get():
+        seed = derive(key, "process", sample)
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+
+
+@contextmanager
+def own_generators() -> Iterator[None]:
+    """Have the process's generators for a batch, and leave them as they were."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    token = OWN_GENERATORS.set(True)
+    try:
+        yield
+    finally:
+        OWN_GENERATORS.reset(token)
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])

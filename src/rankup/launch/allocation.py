@@ -22,7 +22,8 @@ from ..site.rundir import Job
 from ..slurm.client import Client
 from ..slurm.limits import Grant
 from ..slurm.options import JobOptions, variables
-from .submit import Plan, write_script
+from .jobscript import write_script
+from .submit import Plan
 
 # Options that only a submission has a use for; the allocation was granted with its own.
 _OF_A_SUBMISSION = frozenset(

@@ -19,7 +19,7 @@ from ..slurm import script
 from ..slurm.client import Client, SlurmError
 from ..slurm.options import JobOptions, refuse_secrets
 from ..slurm.times import time_text
-from . import allocation, lives, ready, software, status, submit
+from . import allocation, jobscript, lives, ready, software, stage, status, submit
 from .request import Request, created, new, require_torch, resumed
 from .submit import Plan
 
@@ -39,11 +39,16 @@ def run(request: Request, client: Client, inside: bool) -> int:
         _refuse_second(client, directory, job)
         _refuse_finished(directory, job, request)
     options, nproc = _options(request, config, job)
+    staging = stage.checked(
+        request.staging.over(stage.before(job)), Path(job.cwd) if job else Path.cwd()
+    )
     if request.follow and options.array:
         raise UserError("--follow follows one job, not an array; use `rankup logs -f --task N`")
     plan = (allocation.plan if inside else submit.plan)(client, config, options, nproc)
     project = config.project(Path.cwd())
-    plan = _with_environment(plan, project)
+    plan = replace(_with_environment(plan, project), staging=staging)
+    node = plan.granted.node
+    stage.require_room(staging, node.memory_gb, f"a node of {node.name or 'this allocation'}")
     link = None
     if job is None:
         runs, link = submit.runs_folder(config, plan)
@@ -53,16 +58,17 @@ def run(request: Request, client: Client, inside: bool) -> int:
             "every task of an array would be the same run of the recipe; --array is for scripts "
             "that read SLURM_ARRAY_TASK_ID"
         )
-    shown = (*submit.without_values(sys.argv[1:]), *job.args, *options.sbatch, str(directory))
+    shown = (*jobscript.without_values(sys.argv[1:]), *job.args, *options.sbatch, str(directory))
     refuse_secrets(shown, {**os.environ, **plan.variables})
     internet = plan.granted.node.internet
     notes = ready.require(config, job, internet, allow_missing=request.allow_missing)
     found = ready.fetched(project, job, with_network=internet is True)
     notes += ready.elsewhere(found.variables, os.environ, plan.variables)
     plan = replace(plan, fetched=found, notes=(*plan.notes, *notes))
-    job = replace(job, launch={**options.said(), **({"nproc": nproc} if nproc else {})})
+    launch = {**options.said(), **({"nproc": nproc} if nproc else {})}
+    job = replace(job, launch={**launch, **stage.recorded(staging)})
     submit.refuse_unmounted(plan, _places(job, directory, plan))
-    text = script.render(submit.job_script(plan, job, directory, resume))
+    text = script.render(jobscript.job_script(plan, job, directory, resume))
     for note in plan.notes:
         print(note, file=sys.stderr)
     if request.dry_run:
@@ -91,7 +97,7 @@ def _submit(client: Client, plan: Plan, job: Job, directory: Path, text: str, re
         if resume:  # somebody else may have resumed it since it was looked at
             _refuse_second(client, directory, rundir.read(directory))
             rundir.write(directory, job)
-        submit.write_script(plan, directory, text)
+        jobscript.write_script(plan, directory, text)
         try:
             return submit.send(client, plan, job, directory)
         except SlurmError as error:
@@ -187,7 +193,9 @@ def _places(job: Job, directory: Path, plan: Plan) -> dict[str, Path]:
     if not options.environment and not options.container:
         found["the Python environment"] = Path(sys.prefix)
     found |= {f"what was fetched as {name}": path for name, path in plan.fetched.places.items()}
-    found |= {f"the argument {path}": path for path in submit.argument_paths(job)}
+    found |= {f"--stage {name}": Path(name) for name in plan.staging.files}
+    found |= {f"--mount {name}": Path(name) for name in plan.staging.mounts}
+    found |= {f"the argument {path}": path for path in jobscript.argument_paths(job)}
     return found
 
 

@@ -19,10 +19,12 @@ from ..site import rundir
 from ..site.rundir import Job
 from ..slurm.options import JobOptions
 from ..train.options import refuse_other_run
-from . import code
+from . import code, stage
+from .stage import Staging
 
 _OWN = {
     *("--nproc", "--out", "--resume", "--local", "--dry-run", "--follow", "--allow-missing"),
+    *stage.OPTIONS,
     *("--" + field.name.replace("_", "-") for field in fields(JobOptions)),
 }
 # A script may have options of these names itself.
@@ -42,6 +44,7 @@ class Request:
         local: on this machine, also where there is Slurm.
         allow_missing: submit also without what the project needs.
         options: of the Slurm job.
+        staging: what each node copies or mounts first.
     """
 
     target: str | None
@@ -54,6 +57,7 @@ class Request:
     follow: bool = False
     options: JobOptions = field(default_factory=JobOptions)
     allow_missing: bool = False
+    staging: Staging = field(default_factory=Staging)
 
 
 def new(request: Request, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:

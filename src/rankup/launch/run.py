@@ -7,6 +7,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ..base.errors import EXIT_BAD_INPUT, UserError
 from ..site import config, gpus, rundir
 from ..site.rundir import Job
 from ..slurm.client import Client
-from . import local, queue, ready
+from . import local, queue, ready, stage
 from .place import place
 from .request import Request, created, new, require_torch, resumed
 
@@ -45,19 +46,24 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
     require_torch()
     if request.resume is not None:
         directory, job = resumed(request, runs)
-        caches = _caches(settings.project(Path.cwd()), job)
     else:
         directory, job = new(request, runs)
-        caches = _caches(settings.project(Path.cwd()), job)
-        if request.dry_run:
-            print(*(f"{name}={shlex.quote(value)}" for name, value in caches.items()), end="")
-            print(" " if caches else "", local.shown(job, nproc), sep="")
-            return 0
-        with created(directory, job):
-            pass
+    staging = stage.checked(request.staging.over(stage.before(job)), Path(job.cwd))
+    caches = _caches(settings.project(Path.cwd()), job)
+    if request.resume is None and request.dry_run:
+        for line in staging.lines():
+            print(line)
+        print(*(f"{name}={shlex.quote(value)}" for name, value in caches.items()), end="")
+        print(" " if caches else "", local.shown(job, nproc), sep="")
+        return 0
     if job.kind == "recipe":
         _warn_of_idle_ranks(recipes.find(job.target).parse(job.args), nproc)
-    with rundir.locked(directory):
+    job = replace(job, launch={**job.launch, **stage.recorded(staging)})
+    with ExitStack() as until_the_end:
+        # What cannot be staged is refused before the run begins, and leaves no run directory.
+        with nullcontext() if request.resume else created(directory, job):
+            found = until_the_end.enter_context(stage.staged(staging))
+        until_the_end.enter_context(rundir.locked(directory))
         life: dict[str, Any] = {
             "started": rundir.now(),
             "nproc": nproc,
@@ -67,7 +73,9 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
         (directory / "requeue").unlink(missing_ok=True)
         rundir.write(directory, replace(job, lives=[*job.lives, life]))
         print(f"run {job.id} in {directory}", file=sys.stderr)
-        code = local.start(job, directory, nproc, request.resume is not None, {**caches, **extra})
+        code = local.start(
+            job, directory, nproc, request.resume is not None, {**caches, **found, **extra}
+        )
         if code == EXIT_BAD_INPUT and job.kind == "recipe":  # what was refused does not stick
             rundir.write(directory, before)
         else:

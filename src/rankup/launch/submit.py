@@ -1,4 +1,4 @@
-"""A run as a Slurm job: what it asks for is checked, its script is written and submitted."""
+"""A run as a Slurm job: what it asks for is checked, and its script (`jobscript`) submitted."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import getpass
 import hashlib
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .. import __version__
 from ..base.errors import UserError
-from ..base.files import user_path, write_atomic
 from ..site import detect, places, rundir
 from ..site.config import Config
 from ..site.profile import Profile
 from ..site.rundir import Job
-from ..slurm import limits, script
+from ..slurm import limits
 from ..slurm.client import Client
 from ..slurm.limits import Grant, Wish
 from ..slurm.options import JobOptions, refuse_own_directives, variables
 from ..slurm.parse import array_tasks
 from ..slurm.partitions import Partition
-from ..slurm.times import parse_seconds, parse_time, time_text
-from . import software
+from ..slurm.times import parse_time, time_text
 from .ready import Fetched
+from .stage import Staging
 
 # Every node has its own; a run directory there is seen by nobody else.
 _LOCAL_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
@@ -45,6 +42,7 @@ class Plan:
     notes: tuple[str, ...]
     srun: tuple[str, ...] = ()  # options beside the profile's
     fetched: Fetched = field(default_factory=Fetched)
+    staging: Staging = field(default_factory=Staging)
 
 
 def plan(client: Client, config: Config, options: JobOptions, nproc: int | None) -> Plan:
@@ -155,72 +153,6 @@ def refuse_unmounted(plan: Plan, paths: Mapping[str, Path]) -> None:
         )
 
 
-def job_script(plan: Plan, job: Job, directory: Path, resume: bool) -> script.JobScript:
-    """What the job script says."""
-    options, granted, profile = plan.options, plan.granted, plan.profile
-    environment = (
-        None if options.environment is None else user_path(options.environment, "--environment")
-    )
-    if environment is not None and not environment.is_file():
-        raise UserError(f"--environment {environment} is no file; name a script to source")
-    activate, path = (str(environment.resolve()), None) if environment else software.own()
-    exported = {**profile.environment, **plan.fetched.variables}
-    if profile.list_gpus and granted.gpus:
-        exported["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(granted.gpus)))
-    inside = [str(directory), job.cwd, *profile.mounts]
-    if job.kind == "script":
-        inside.append(str(Path(job.target).parent))
-    inside += plan.fetched.folders()
-    container = software.container(options.container, profile, inside)
-    needs = [job.cwd, *([job.target] if job.kind == "script" else [])]
-    needs += [str(path) for path in (*argument_paths(job), *plan.fetched.places.values())]
-    # A resume finds what an earlier life was given in the run's own file.
-    given = {*plan.variables, *_earlier(directory / "env")}
-    asked = {
-        "partition": options.partition,
-        "account": options.account,
-        "qos": options.qos,
-        "reservation": options.reservation,
-        "array": options.array,
-        "dependency": options.dependency,
-        "mail-user": options.mail,
-        "mail-type": "BEGIN,END,FAIL,REQUEUE" if options.mail else None,
-    }
-    return script.JobScript(
-        run_dir=str(directory),
-        work_dir=job.cwd,
-        words=(job.target, *job.args),
-        recipe=job.kind == "recipe",
-        name=options.name or (job.target if job.kind == "recipe" else Path(job.target).stem),
-        nodes=granted.nodes,
-        ranks=granted.ranks,
-        gpus=granted.gpus,
-        cpus=granted.cpus,
-        minutes=granted.minutes,
-        made_by=("rankup", *without_values(sys.argv[1:])),
-        version=__version__,
-        resume=resume,
-        stop_after=None
-        if options.deadline is None
-        else parse_seconds(options.deadline, "--deadline"),
-        retries=options.retries or 0,
-        **({"lives": options.lives} if options.lives else {}),
-        options={name: value for name, value in asked.items() if value},
-        lines=(*profile.sbatch, *options.sbatch),
-        srun_options=(*profile.srun, *plan.srun),
-        activate=None if container else activate,
-        path=None if container else path,
-        variables={k: v for k, v in exported.items() if k not in plan.variables},
-        offline=granted.node.internet is not True,
-        fetched=plan.fetched.offline,
-        threads="OMP_NUM_THREADS" not in given,
-        private=bool(given),
-        container=container,
-        host_suffix=profile.host_suffix,
-        needs=tuple(needs),
-    )
-
-
 def send(client: Client, plan: Plan, job: Job, directory: Path) -> str:
     """Submit the job script that lies in the run directory; the job's id, also in `job.json`.
 
@@ -247,53 +179,3 @@ def send(client: Client, plan: Plan, job: Job, directory: Path) -> str:
             f"({error.strerror}); to end it: scancel {number}"
         ) from None
     return number
-
-
-def write_script(plan: Plan, directory: Path, text: str) -> Path:
-    """`job.sh`, and the variables of `--env` beside it, for their owner alone."""
-    if plan.variables:
-        values = {**_earlier(directory / "env"), **plan.variables}
-        lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
-        write_atomic(directory / "env", "\n".join(lines) + "\n", private=True)
-    path = directory / "job.sh"
-    write_atomic(path, text, private=True)
-    return path
-
-
-def _earlier(path: Path) -> dict[str, str]:
-    """What an earlier `--env` left in the run's file."""
-    if not path.is_file():
-        return {}
-    try:
-        words = shlex.split(path.read_text(encoding="utf-8"))  # an entry may span lines
-    except ValueError as error:
-        raise UserError(f"{path} is not as rankup wrote it ({error}); mend or remove it") from None
-    pairs = (word.partition("=") for word in words)
-    return {name: value for name, _, value in pairs}
-
-
-def without_values(words: list[str]) -> Iterator[str]:
-    """A command line without what `--env` gave: it may be secret."""
-    given = False
-    for word in words:
-        option, equals, entry = word.partition("=")
-        if given or (option == "--env" and equals):
-            text = word if given else entry
-            name, has_value, _ = text.partition("=")
-            yield ("" if given else "--env=") + name + ("=..." if has_value else "")
-            given = False
-        else:
-            given = word == "--env"
-            yield word
-
-
-def argument_paths(job: Job) -> list[Path]:
-    """Arguments of a script that are paths of something that is there."""
-    found = []
-    for word in job.args if job.kind == "script" else ():
-        text = word.partition("=")[2] if word.startswith("-") else word
-        if "/" in text and len(text) < 4096 and "\0" not in text:
-            path = Path(job.cwd) / text
-            if os.path.exists(path):
-                found.append(path)
-    return found

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# File systems in which what lies there takes memory.
+IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 _MOUNTS = Path("/proc/self/mounts")
 
 

@@ -46,6 +46,10 @@ class JobScript:
         private: variables stand in the file `env` of the run directory, which only its owner reads.
         container: an Apptainer image, and the words that start a program in it.
         needs: paths that every node has to see.
+        stage: files and folders that each node copies into its memory first.
+        stage_options: words of `rankup stage` for that.
+        stage_folder: on each node, where the copies go; None leaves it to `rankup stage`.
+        mounts: SquashFS images that each node mounts.
     """
 
     run_dir: str
@@ -77,6 +81,10 @@ class JobScript:
     container: tuple[str, ...] = ()
     host_suffix: str = ""
     needs: tuple[str, ...] = ()
+    stage: tuple[str, ...] = ()
+    stage_options: tuple[str, ...] = ()
+    stage_folder: str | None = None
+    mounts: tuple[str, ...] = ()
 
 
 def render(job: JobScript) -> str:
@@ -99,7 +107,10 @@ def render(job: JobScript) -> str:
     else:
         sections.append("master_addr='' master_port='' # one node: nobody to meet\n")
     sections += [_part("preflight"), _part("meet") if job.nodes > 1 else "", _launch(job)]
-    sections += [_part("every_node"), _part("run")]
+    if job.stage or job.mounts:
+        sections += [_part("stage"), *_with_stage(_part("every_node"), _part("run"))]
+    else:
+        sections += [_part("every_node"), _part("run")]
     return "\n".join(section.rstrip("\n") + "\n" for section in sections if section)
 
 
@@ -201,6 +212,12 @@ def _settings(job: JobScript) -> Iterator[str]:
     if job.recipe and not job.container:
         programs.append("rankup-rank")
     yield f"programs=({shlex.join(programs)})"
+    if job.stage or job.mounts:
+        yield f"stage=({shlex.join(job.stage)}) # each node copies these first"
+        yield f"stage_options=({shlex.join(job.stage_options)})"
+        yield f"mounts=({shlex.join(job.mounts)}) # each node mounts these first"
+        if job.stage_folder is not None:
+            yield f"export RANKUP_STAGE_DIR={shlex.quote(job.stage_folder)} # on each node"
     yield "# srun does not take --cpus-per-task over from sbatch since Slurm 22.05"
     cpus = '"${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"'
     yield f"export SRUN_CPUS_PER_TASK={cpus}"
@@ -213,7 +230,7 @@ def _settings(job: JobScript) -> Iterator[str]:
 def _launch(job: JobScript) -> str:
     text = _part("launch_nodes" if job.nodes > 1 else "launch_node")
     if job.container:
-        text = text.replace("exec torchrun", f"exec {shlex.join(job.container)} torchrun")
+        text = _put(text, "exec torchrun", f"exec {shlex.join(job.container)} torchrun")
     if job.recipe:
         rank = "rank=(rankup-rank)\n"
     elif job.container:
@@ -226,6 +243,29 @@ def _launch(job: JobScript) -> str:
             "if command -v rankup-rank >/dev/null; then rank=(rankup-rank); fi\n"
         )
     return rank + "\n" + text
+
+
+# The lines of `run.sh` in whose place `run_staged.sh` stands; without, the script has not changed.
+_LAUNCH = 'on_every_node --kill-on-bad-exit=1 launch "${words[@]}"\ncode=$?\n'
+
+
+def _with_stage(every_node: str, run: str) -> tuple[str, str]:
+    """The last two parts in a job that stages."""
+    space = " " * 12
+    more = f"declare -p stage stage_options mounts\n{space}declare -p nodes "
+    every_node = _put(every_node, "declare -p nodes ", more)
+    functions = f" launch\n{space}declare -f stage_node launch_staged release_node clear_node\n"
+    every_node = _put(every_node, " launch\n", functions)
+    return every_node, _put(run, _LAUNCH, _part("run_staged"))
+
+
+def _put(text: str, old: str, new: str) -> str:
+    """Replace the one place where a part has `old`: a script that lacked it would say nothing."""
+    if text.count(old) != 1:
+        raise ValueError(
+            f"{old!r} is {text.count(old)} times in a part of the job script, not once"
+        )
+    return text.replace(old, new)
 
 
 def _rule(title: str) -> str:
@@ -244,6 +284,7 @@ def _comment(text: str) -> str:
 
 def _refuse_other_encodings(job: JobScript) -> None:
     texts = [*job.words, job.run_dir, job.work_dir, *job.variables.values(), *job.needs]
+    texts += [*job.stage, *job.stage_options, job.stage_folder or "", *job.mounts]
     texts += [*job.container, job.activate or "", job.path or ""]
     try:
         "".join(texts).encode()

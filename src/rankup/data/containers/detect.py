@@ -40,6 +40,16 @@ _SINGLE = (".h5", ".hdf5", ".sqsh", ".squashfs", ".sfs")
 _HIDDEN = ("Thumbs.db",)
 
 
+def is_squashfs(path: Path) -> bool:
+    """Whether a file is a SquashFS image.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return _BEGINS.get(file.read(4)) == "squashfs"
+
+
 def detect(path: Path) -> str:
     """The name of the format, one of `containers.KNOWN`.
 

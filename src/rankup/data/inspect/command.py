@@ -66,7 +66,7 @@ def show(
     if out is not None and not damaged:
         told["extract"], damaged = _extract(root, split, out, as_json)
     if not told:
-        with opened.open(root) as found:
+        with opened.open(root, staged=False) as found:
             about = describe(found, _splits(found.index, split), samples)
         print(json.dumps(about, indent=2) if as_json else "\n".join(map(safe, lines(about))))
     elif as_json:
@@ -112,7 +112,7 @@ def _verify(root: Path, split: str | None, quiet: bool) -> tuple[dict[str, Any],
 def _extract(
     root: Path, split: str | None, out: Path, quiet: bool
 ) -> tuple[dict[str, Any], Sequence[Damage]]:
-    with opened.open(root, how="pread") as samples:
+    with opened.open(root, how="pread", staged=False) as samples:
         splits = _splits(samples.index, split)
         with _Shown("extracting", samples, splits, quiet) as watch:
             done = extracting.extract(samples, splits, out, watch)
@@ -133,7 +133,7 @@ def _readable(root: Path) -> Samples:
     """All that can be read, also of a pack that is not what its index says."""
     own = finding.packed(root)
     if own is None:
-        return opened.open(root, how="pread")
+        return opened.open(root, how="pread", staged=False)
     return Samples(own, root.absolute(), "pread", any_size=True)
 
 

@@ -94,7 +94,7 @@ def verify(samples: Samples, start: int, stop: int, watch: Watch) -> Verified:
         watch(size, count)
     damaged += [Damage(name(index, row, field), why) for row, field, why in sorted(bad)]
     if frames is not None:
-        damaged += [Damage(_between(frames, index, root, g), why) for g, why in sorted(between)]
+        damaged += [Damage(nameless(frames, index, root, g), why) for g, why in sorted(between)]
     hashed = bool(index.fields) and all(one.hash is not None for one in index.fields)
     return Verified(stop - start, size, hashed, frames is not None, tuple(damaged))
 
@@ -194,7 +194,8 @@ class _Check:
         return _Found(0, 0, [], bad)
 
 
-def _between(of: Frames, index: Index, root: Path, group: int) -> str:
+def nameless(of: Frames, index: Index, root: Path, group: int) -> str:
+    """The bytes of a group that belong to no sample, as they are named to people."""
     file = index.files.text(int(of.file[group])) or root.name
     where = f"bytes of no sample in {file} between {of.start[group]} and {of.stop[group]}"
     if of.first[group] < 0:

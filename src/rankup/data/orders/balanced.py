@@ -1,0 +1,100 @@
+"""Each class equally often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.errors import UserError
+from ...runtime.keys import derive
+from ..index import Int64s
+from .keyed import Kept, keys, permuted
+from .plain import identity
+
+
+@dataclass(frozen=True, eq=False)
+class Balanced:
+    """Each class equally often: the epoch is rounds, and each round has one sample of each class.
+
+    A class's samples come in random order, and none again before all were there; that goes on from
+    epoch to epoch, so that all samples of a large class are seen in the end. Classes without
+    samples have none to give: they are left out. Any number of ranks agrees on it.
+
+    Args:
+        labels: int64 (samples,), as `PackedDataset.labels`.
+        seed: of the run.
+        per_class: samples of each class in an epoch; by default so many that an epoch is about as
+            long as the data set.
+        unlabelled: `error`, or `skip` samples that have no class (label -1).
+
+    Raises:
+        UserError: there are no labels, or samples without one.
+    """
+
+    labels: npt.ArrayLike | None
+    seed: int = 0
+    per_class: int | None = None
+    unlabelled: str = "error"
+    global_batch: int | None = None
+    n: int = field(init=False)
+    samples: int = field(init=False)
+    identity: str = field(init=False, repr=False)
+    _rounds: int = field(init=False, repr=False)
+    _members: Int64s = field(init=False, repr=False)  # samples, class by class
+    _starts: Int64s = field(init=False, repr=False)  # of each class in it
+    _counts: Int64s = field(init=False, repr=False)
+    _kept: Kept = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.labels is None:
+            raise UserError("this data has no labels, and so no classes to balance")
+        if self.unlabelled not in ("error", "skip"):
+            raise UserError(f"unlabelled={self.unlabelled!r} is not known: error or skip")
+        labels = np.asarray(self.labels)
+        if labels.ndim != 1 or (len(labels) and labels.dtype.kind not in "iu"):
+            raise UserError(
+                f"labels are whole numbers, one per sample; these are {labels.dtype} of shape "
+                f"{labels.shape}"
+            )
+        without = int((labels < 0).sum())
+        if without and self.unlabelled == "error":
+            raise UserError(
+                f"{without} of {len(labels)} samples have no label: leave them out with "
+                "unlabelled='skip'"
+            )
+        rows = np.flatnonzero(labels >= 0)
+        rows = rows[np.argsort(labels[rows], kind="stable")]
+        _, starts, counts = np.unique(labels[rows], return_index=True, return_counts=True)
+        if not len(starts):
+            raise UserError("there is no sample with a label to balance classes with")
+        rounds = -(-len(rows) // len(starts)) if self.per_class is None else self.per_class
+        if rounds < 1:
+            raise UserError(f"per_class={rounds}: an epoch has at least one sample of each class")
+        for name, value in {
+            "n": rounds * len(starts),
+            "samples": len(labels),
+            "identity": identity("Balanced", per_class=rounds, labels=labels),
+            "_rounds": rounds,
+            "_members": rows,
+            "_starts": starts,
+            "_counts": counts,
+            "_kept": Kept(self.at, rounds * len(starts)),
+        }.items():
+            object.__setattr__(self, name, value)
+
+    def slice(self, epoch: int, start: int, stop: int) -> Int64s:
+        return self._kept.slice(epoch, start, stop)
+
+    def at(self, epoch: int, positions: Int64s) -> Int64s:
+        """Samples at any positions of an epoch, int64 of the same shape."""
+        classes = len(self._starts)
+        turn, slot = np.divmod(positions, classes)
+        turn = turn + epoch * self._rounds
+        base = derive(self.seed, "balanced")
+        one = permuted(slot, np.full_like(slot, classes), keys(base, turn))
+        size = self._counts[one]
+        through, place = np.divmod(turn, size)
+        place = permuted(place, size, keys(derive(base, "class"), one, through))
+        return self._members[self._starts[one] + place]

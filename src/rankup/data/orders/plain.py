@@ -1,0 +1,107 @@
+"""What an order is, and the two that need no thought: as stored, and fully shuffled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from ...runtime.order import Window
+from ..index import Int64s
+
+
+class Ordering(Protocol):
+    """Which sample stands at which position of an epoch.
+
+    Attributes:
+        n: positions in an epoch; each sample of the data set at most once unless an order says
+            otherwise.
+        samples: of the data set that it is made for.
+        seed: that it is drawn from; None where nothing is.
+        identity: its kind and all else that it follows from, in words, see `identity`: a run goes
+            on with an order of the same words only.
+        global_batch: the batch size that it is made for; None where any will do.
+    """
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def seed(self) -> int | None: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def global_batch(self) -> int | None: ...
+
+    def slice(self, epoch: int, start: int, stop: int) -> Int64s:
+        """Samples at positions [start, stop), int64; 0 <= start <= stop <= n.
+
+        An order for a `global_batch` is asked for whole batches: `start` is a multiple of it, and
+        `stop` the next one or `n`.
+        """
+        ...
+
+
+def identity(kind: str, **parameters: Any) -> str:
+    """An order in words: its kind and parameters, of an array the hash of its int64 values.
+
+    Without what stands beside it in a place: seed, number of samples and global batch.
+    """
+    words = []
+    for name, value in parameters.items():
+        if isinstance(value, np.ndarray):
+            data = np.ascontiguousarray(value, "<i8")
+            value = xxhash.xxh3_64_hexdigest(data.data)
+        words.append(f"{name}={value}")
+    return f"{kind}({', '.join(words)})" if words else kind
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """As they are stored: for evaluation."""
+
+    n: int
+    global_batch: int | None = None
+    seed: None = field(default=None, init=False)
+
+    @property
+    def samples(self) -> int:
+        return self.n
+
+    @property
+    def identity(self) -> str:
+        return identity("Sequential")
+
+    def slice(self, epoch: int, start: int, stop: int) -> Int64s:
+        return np.arange(start, stop, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """A random permutation per epoch, the run's `Order`."""
+
+    n: int
+    seed: int = 0
+    global_batch: int | None = None
+    _window: Window = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_window", Window(self.n, self.seed))
+
+    @property
+    def samples(self) -> int:
+        return self.n
+
+    @property
+    def identity(self) -> str:
+        return identity("Shuffled")
+
+    def slice(self, epoch: int, start: int, stop: int) -> Int64s:
+        return self._window.slice(epoch, start, stop).numpy()

@@ -1,0 +1,277 @@
+"""Transforms of photos to one size, written where they belong in the batch."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...base.errors import UserError
+from .. import crops
+from ..errors import BadContainer
+from .decoding import MAX_PIXELS, Bytes, Pixels, factor_for, measure, pixels
+
+# torch works on more values than this with several threads: of the training loop's cores.
+_ALONE = 32_768
+
+
+class View(NamedTuple):
+    """What is made of a photo.
+
+    Attributes:
+        part: (top, left, height, width) of the photo, in pixels.
+        size: (height, width) that the part is resized to.
+        corner: (top, left) of the result in that.
+        flip: left and right change places.
+    """
+
+    part: crops.Part
+    size: tuple[int, int]
+    corner: tuple[int, int] = (0, 0)
+    flip: bool = False
+
+
+class Photo(ABC):
+    """A `Shaped` transform: decode, take a part, resize it, maybe flip it.
+
+    Resized by torch where it has a fast way for bytes (x86 with AVX2), elsewhere by Pillow, whose
+    values are at most one level apart.
+    """
+
+    scaled: bool
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int]: ...
+
+    @property
+    def dtype(self) -> npt.DTypeLike:
+        return np.uint8
+
+    @property
+    def channels_last(self) -> bool:
+        return True
+
+    @property
+    def releases_gil(self) -> bool:
+        return True
+
+    @abstractmethod
+    def view(self, height: int, width: int, rng: np.random.Generator) -> View:
+        """Which part of a photo of this size is taken; DALI asks, too."""
+
+    def into(self, data: Bytes, rng: np.random.Generator, out: npt.NDArray[Any]) -> None:
+        """Make a sample in `out`, uint8 of `shape`.
+
+        Raises:
+            BadContainer: it is no photo, is damaged, or is too large.
+        """
+        full = measure(data)
+        view = self.view(full.height, full.width, rng)
+        factor = _factor(view) if self.scaled and full.jpeg else 1
+        part = _taken(pixels(data, full, factor), view.part, factor)
+        if view.size == out.shape[:2] and not view.flip and out.flags.c_contiguous:
+            _resize(part, out)
+            return
+        small = np.empty((*view.size, 3), np.uint8)
+        _resize(part, small)
+        row, column = view.corner
+        small = small[row : row + out.shape[0], column : column + out.shape[1]]
+        if view.flip:
+            _flip(small, out)
+        else:
+            np.copyto(out, small)
+
+    def __call__(self, data: Bytes, rng: np.random.Generator) -> Pixels:
+        """A sample as an array of its own: uint8 of `shape`."""
+        out = np.empty(self.shape, np.uint8)
+        self.into(data, rng, out)
+        return out
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop(Photo):
+    """A random part of a photo, resized to a square, flipped at random: for training.
+
+    The same as torchvision's, uint8 and antialiased, but for the source of its random numbers.
+    What is read, and that EXIF does not turn it, see `decode`.
+
+    Args:
+        size: side of the result, in pixels.
+        scale: least and largest area of the part, of the photo's.
+        ratio: least and largest width / height of the part.
+        flip: how often left and right change places, 0 to 1.
+        scaled: decode a JPEG at 1/2, 1/4 or 1/8 where the part is not smaller than the result even
+            so: faster, a little softer, and the part's edges lie on every 2nd, 4th or 8th pixel.
+
+    Raises:
+        UserError: values that no photo can be cut to.
+    """
+
+    size: int
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    scaled: bool = True
+
+    def __post_init__(self) -> None:
+        _positive(size=self.size)
+        _range("scale", self.scale, 1.0)
+        _range("ratio", self.ratio, sys.float_info.max)
+        if not 0 <= self.flip <= 1:
+            raise UserError(f"flip={self.flip}: it is a probability, from 0 to 1")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.size, self.size, 3
+
+    def view(self, height: int, width: int, rng: np.random.Generator) -> View:
+        part = crops.random_crop(height, width, rng, self.scale, self.ratio)
+        return View(part, (self.size, self.size), flip=rng.random() < self.flip)
+
+
+@dataclass(frozen=True)
+class CenterCrop(Photo):
+    """The shorter side resized, then the square in the middle: for evaluation.
+
+    The same as torchvision's Resize and CenterCrop, uint8 and antialiased. What is read, and that
+    EXIF does not turn it, see `decode`.
+
+    Args:
+        size: side of the result, in pixels.
+        resize: what the shorter side becomes, at least `size`; by default `round(size * 256/224)`.
+        scaled: as of `RandomResizedCrop`; not by default, so that results compare with others'.
+
+    Raises:
+        UserError: `resize` is less than `size`, or one is not positive.
+    """
+
+    size: int
+    resize: int | None = None
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(size=self.size, resize=self.size if self.resize is None else self.resize)
+        if self.resize is not None and self.resize < self.size:
+            raise UserError(
+                f"resize={self.resize} is less than size={self.size}: there would be nothing at "
+                f"the edges of the square"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.size, self.size, 3
+
+    def view(self, height: int, width: int, rng: np.random.Generator) -> View:
+        down, across, top, left = crops.centre(height, width, self.size, self.resize)
+        if down * across > MAX_PIXELS:
+            raise BadContainer(
+                f"this photo, of {width} x {height} pixels, is too narrow: with a shorter side of "
+                f"{min(down, across)} it would have {across} x {down}, and {MAX_PIXELS:,} is most"
+            )
+        return View((0, 0, height, width), (down, across), (top, left))
+
+
+@dataclass(frozen=True)
+class Resize(Photo):
+    """The whole photo, in a size that does not keep its shape.
+
+    What is read, and that EXIF does not turn it, see `decode`.
+
+    Args:
+        height, width: of the result in pixels; without a width, a square.
+        scaled: as of `RandomResizedCrop`; not by default, so that results compare with others'.
+
+    Raises:
+        UserError: one is not positive.
+    """
+
+    height: int
+    width: int | None = None
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(height=self.height, width=1 if self.width is None else self.width)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.height, self.height if self.width is None else self.width, 3
+
+    def view(self, height: int, width: int, rng: np.random.Generator) -> View:
+        return View((0, 0, height, width), self.shape[:2])
+
+
+def _positive(**values: int) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"{name}={value!r}: it is a number of pixels, 1 or more")
+
+
+def _range(name: str, given: tuple[float, float], limit: float) -> None:
+    try:
+        least, most = given
+        sound = 0 < least <= most <= limit
+    except (TypeError, ValueError):
+        sound = False
+    if not sound:
+        up_to = " and at most 1" if limit == 1 else ""
+        raise UserError(f"{name}={given!r}: it is (least, largest), above 0{up_to}")
+
+
+def _factor(view: View) -> int:
+    return factor_for(view.part[2], view.part[3], *view.size)
+
+
+def _taken(photo: Pixels, part: crops.Part, factor: int) -> Pixels:
+    """The part of a photo that was decoded at 1 / factor, its edges at the nearest pixels."""
+    top, left, height, width = part
+    edges = (top, top + height, left, left + width)
+    first, last, start, stop = ((2 * edge + factor) // (2 * factor) for edge in edges)
+    return photo[first:last, start:stop]
+
+
+def _resize(source: Pixels, out: npt.NDArray[Any]) -> None:
+    """Bilinear and antialiased, written where it belongs."""
+    if source.shape == out.shape:
+        np.copyto(out, source)
+    elif _TORCH_IS_FAST:
+        # It is fast where the bytes lie together.
+        before = torch.from_numpy(np.ascontiguousarray(source)).permute(2, 0, 1)[None]
+        after = torch.from_numpy(out).permute(2, 0, 1)[None]
+        _RESIZE(before, out.shape[:2], False, None, None, out=after)
+    else:
+        _resize_by_pillow(source, out)
+
+
+def _resize_by_pillow(source: Pixels, out: npt.NDArray[Any]) -> None:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError(
+            "on this processor Pillow resizes photos: pip install 'rankup[train]'"
+        ) from None
+    size = out.shape[1], out.shape[0]
+    small = Image.fromarray(source).resize(size, Image.Resampling.BILINEAR)
+    np.copyto(out, np.asarray(small))
+
+
+def _flip(source: Pixels, out: npt.NDArray[Any]) -> None:
+    """A few rows at a time: of more values torch makes threads, beside those of the loop.
+
+    Copies of three bytes each are seven times as slow in numpy.
+    """
+    rows = max(1, _ALONE // (3 * source.shape[1]) - 1)
+    before, after = torch.from_numpy(source), torch.from_numpy(out)
+    for some, there in zip(before.split(rows), after.split(rows), strict=True):
+        there.copy_(some.flip(1))
+
+
+# As F.interpolate(mode="bilinear", antialias=True), which cannot be told where to write.
+_RESIZE = torch.ops.aten._upsample_bilinear2d_aa.out
+# Elsewhere it takes twice as long as Pillow, and starts threads of its own in each worker.
+_TORCH_IS_FAST = torch.backends.cpu.get_cpu_capability().startswith("AVX")

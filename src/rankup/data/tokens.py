@@ -1,0 +1,268 @@
+"""Long sequences by windows: files of tokens, and rows of arrays; and texts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from ..base.errors import UserError, nearest
+from .containers import npy
+from .draw import Draw
+from .errors import BadContainer
+from .making import Made, allocate
+from .reader import PackedDataset
+from .rows import gather
+from .spans import Spans, way
+from .strings import Strings
+
+
+def text(data: bytes | memoryview, rng: np.random.Generator | None = None) -> str:
+    """The transform of texts: UTF-8 bytes as a str.
+
+    Raises:
+        BadContainer: they are not UTF-8.
+    """
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise BadContainer(f"not UTF-8 text (byte {error.start}: {error.reason})") from None
+
+
+class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Windows over a file of tokens, for a language model: item i is `(x, y)`.
+
+    Both are int64 (window,); x begins at token `i * stride`, y one token later. The file is mapped,
+    or read by position on a network file system, and only what is asked for becomes int64. Tokens
+    at its end that make no whole window are left out.
+
+        tokens = Tokens("openwebtext/train.bin", window=1024)
+        loader = Loader(tokens, global_batch=512, seed=1)
+        for x, y in loader:                      # int64 (512, 1024) each
+            ...
+
+    Args:
+        path: `.npy` of one axis; any other file is bare numbers of `dtype`; a folder is one of
+            `rankup`'s own text recipes (`tokens.bin` and `tokens.json`).
+        window: tokens of an item.
+        dtype: of a bare file; by default uint16, of little-endian bytes. `.npy` and folders say it
+            themselves.
+        stride: tokens from one item to the next, by default `window`; less lets them overlap.
+        split: of a folder: `train`, `valid` or `test`.
+        vocab: tokens are less than it, which is checked as they are read; None: not checked.
+
+    Raises:
+        UserError: nothing at `path`, a window longer than the file, or numbers without sense.
+        BadContainer: the file is damaged, or no tokens.
+    """
+
+    # What it does is copying, which needs no process of its own.
+    releases_gil = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        window: int,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        stride: int | None = None,
+        split: str | None = None,
+        vocab: int | None = None,
+    ) -> None:
+        self.window, self.stride = window, window if stride is None else stride
+        self.vocab = vocab
+        _positive(window=window, stride=self.stride, vocab=1 if vocab is None else vocab)
+        found = _file(Path(path), dtype, split)
+        self.path, self.dtype, self._start, self.tokens = found
+        if self.tokens < window + 1:
+            raise UserError(
+                f"{self.path} has {self.tokens} tokens, and an item needs {window + 1} (window and "
+                "the one behind it): take a smaller window"
+            )
+        sizes = np.array([self.path.stat().st_size], np.int64)
+        self._spans = Spans(self.path, Strings.of([b""]), sizes, way(self.path))
+
+    def __len__(self) -> int:
+        return (self.tokens - 1 - self.window) // self.stride + 1
+
+    def __getitem__(self, item: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.__getitems__([item])[0]
+
+    def __getitems__(self, items: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        x, y = self._windows(np.asarray(items, np.int64))
+        return list(zip(x, y, strict=True))
+
+    def make(self, draw: Draw) -> Made:
+        """A batch at once: inputs int64 (k, window), labels the same, one token further."""
+        x, y = self._windows(draw.samples)
+        return Made(x, y.numpy(), draw.count)
+
+    def _windows(self, items: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        count = len(self)
+        shape = (len(items), self.window)
+        # Two, since models take `y.view(-1)`, which a view of one wider array has not.
+        x, y = allocate(shape, torch.int64), allocate(shape, torch.int64)
+        into, behind = x.numpy(), y.numpy()
+        for row, item in enumerate(items.tolist()):
+            item = item + count if item < 0 else item
+            if not 0 <= item < count:
+                raise IndexError(f"no window {item}: there are {count}, from 0 on")
+            size = self.dtype.itemsize
+            start = self._start + item * self.stride * size
+            data = self._spans.read(0, start, (self.window + 1) * size)
+            tokens = np.frombuffer(data, self.dtype)
+            into[row], behind[row] = tokens[:-1], tokens[1:]
+        if self.vocab is not None and len(items):
+            self._check(items, into, behind)
+        return x, y
+
+    def _check(
+        self,
+        items: npt.NDArray[np.int64],
+        x: npt.NDArray[np.int64],
+        y: npt.NDArray[np.int64],
+    ) -> None:
+        assert self.vocab is not None
+        # All but one of a window's tokens stand in both.
+        low = min(int(x.min()), int(y[:, -1].min()))
+        high = max(int(x.max()), int(y[:, -1].max()))
+        if low >= 0 and high < self.vocab:
+            return
+        whole = np.concatenate([x, y[:, -1:]], axis=1)
+        row, place = np.argwhere((whole < 0) | (whole >= self.vocab))[0].tolist()
+        raise BadContainer(
+            f"{self.path}: token {int(items[row]) % len(self) * self.stride + place} is "
+            f"{whole[row, place]}, and the vocabulary has {self.vocab}: another dtype than "
+            f"{self.dtype}, or another vocabulary?"
+        )
+
+
+class Windows(Dataset[torch.Tensor]):
+    """Windows over the rows of an array, as for time series: item i is rows [i * stride, + window).
+
+    An item is a tensor (window, *shape of a row) of the array's dtype; consecutive rows are one
+    read. Windows do not know where one recording ends and the next one begins: make these splits.
+
+    Args:
+        dataset: of an array field, without a transform; a subset has its rows in its own order.
+        window: rows of an item.
+        stride: rows from one item to the next, by default `window`.
+
+    Raises:
+        UserError: no array, a window that is longer than it, or numbers that make no sense.
+    """
+
+    def __init__(self, dataset: PackedDataset, window: int, stride: int | None = None) -> None:
+        self.window, self.stride = window, window if stride is None else stride
+        _positive(window=window, stride=self.stride)
+        if isinstance(dataset.field, tuple):
+            raise UserError(f"Windows are of one field, and this data set reads {dataset.field}")
+        about = dataset.samples.index.field(dataset.field)
+        if not about.dtype or dataset.transform is not None:
+            raise UserError(
+                f"Windows are of rows of numbers: field {about.name!r} is "
+                f"{'changed by a transform' if about.dtype else 'bytes'}"
+            )
+        if len(dataset) < window:
+            raise UserError(
+                f"there are {len(dataset)} rows, and an item needs {window}: take a smaller window"
+            )
+        self.dataset, self._about = dataset, about
+        self.releases_gil = bool((about.offset >= 0).all())  # others are read by Python code
+        self._dtype = torch.from_numpy(np.empty(0, np.dtype(about.dtype).newbyteorder("="))).dtype
+
+    def __len__(self) -> int:
+        return (len(self.dataset) - self.window) // self.stride + 1
+
+    def __getitem__(self, item: int) -> torch.Tensor:
+        return self._windows(np.array([item], np.int64))[0]
+
+    def __getitems__(self, items: Sequence[int]) -> list[torch.Tensor]:
+        return list(self._windows(np.asarray(items, np.int64)))
+
+    def make(self, draw: Draw) -> Made:
+        """A batch at once: inputs (k, window, *shape of a row)."""
+        return Made(self._windows(draw.samples), None, draw.count)
+
+    def _windows(self, items: npt.NDArray[np.int64]) -> torch.Tensor:
+        items = np.where(items < 0, items + len(self), items)
+        if len(items) and not 0 <= items.min() <= items.max() < len(self):
+            raise IndexError(f"a window is outside the {len(self)} that there are")
+        rows = (items[:, None] * self.stride + np.arange(self.window)).reshape(-1)
+        rows = self.dataset.rows(rows)
+        out = allocate((len(rows), *self._about.shape), self._dtype)
+        gather(self.dataset._mine.of(self.dataset.samples), rows, self._about.name, out.numpy())
+        return out.view(len(items), self.window, *self._about.shape)
+
+
+def _positive(**numbers: Any) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int | np.integer) or number < 1:
+            raise UserError(f"{name}={number!r} has to be a whole number, 1 or more")
+
+
+def _file(
+    path: Path, dtype: npt.DTypeLike | None, split: str | None
+) -> tuple[Path, np.dtype[Any], int, int]:
+    """A file of tokens: its path, their type, the byte where they begin and how many there are."""
+    if not path.exists():
+        raise UserError(f"{path} is not there; give a file of tokens (.npy, .bin)")
+    if path.is_dir():
+        return _folder(path, split)
+    if split is not None:
+        raise UserError(f"split={split!r}: {path} is a file, and only a folder has splits")
+    if path.suffix == ".npy":
+        if dtype is not None:
+            raise UserError(f"dtype={dtype!r}: {path} says its own")
+        (array,) = npy.arrays(path)[:1]
+        if len(array.shape) != 1 or array.start < 0:
+            raise UserError(f"{path} has the shape {array.shape}: tokens are of one axis")
+        return path, _integers(array.dtype, path), array.start, array.shape[0]
+    try:
+        kind = np.dtype("<u2" if dtype is None else dtype)
+    except TypeError:
+        raise UserError(f"dtype={dtype!r} is no type of numbers; uint16 or uint32?") from None
+    kind = _integers(kind, path)
+    size = path.stat().st_size
+    if size % kind.itemsize:
+        raise BadContainer(
+            f"{path} has {size} bytes, which is no whole number of {kind}: it was cut short, or is "
+            "of another dtype"
+        )
+    return path, kind, 0, size // kind.itemsize
+
+
+def _folder(path: Path, split: str | None) -> tuple[Path, np.dtype[Any], int, int]:
+    try:
+        about = json.loads((path / "tokens.json").read_text())
+        splits = {str(name): (int(a), int(b)) for name, (a, b) in about["splits"].items()}
+        kind = np.dtype(str(about["dtype"])).newbyteorder("<")
+        size = (path / "tokens.bin").stat().st_size
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadContainer(
+            f"{path} holds no complete tokens.bin and tokens.json ({error}); make it anew, or give "
+            "a file"
+        ) from None
+    if split not in splits:
+        asked = "name one of its splits" if split is None else f"no split {split!r}"
+        raise UserError(f"{path}: {asked}; {nearest(split or '', splits)}")
+    start, stop = splits[split]
+    if not 0 <= start <= stop or stop * kind.itemsize > size:
+        raise BadContainer(
+            f"{path / 'tokens.bin'} has {size} bytes, and {split} should be tokens {start} to "
+            f"{stop}: it was cut short"
+        )
+    return path / "tokens.bin", _integers(kind, path), start * kind.itemsize, stop - start
+
+
+def _integers(kind: np.dtype[Any], path: Path) -> np.dtype[Any]:
+    if kind.kind not in "iu":
+        raise UserError(f"{path}: tokens are whole numbers, and these are {kind}")
+    return kind

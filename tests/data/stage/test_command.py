@@ -1,0 +1,193 @@
+"""`rankup stage` as a user types it, with the mistakes that users make."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankup.data import stage
+from rankup.data.inspect import show
+from rankup.data.stage import listed, users
+from rankup.site import mounts
+from rankup.slurm.client import Client, SlurmError
+
+from ...conftest import RunRankup
+from ..pack.made import request, run, tree
+from .conftest import Command
+from .made import equal, flip, half, kill, left, packed
+
+
+@pytest.fixture
+def photos(tmp_path: Path, data_root: Path | None) -> Path:
+    """A pack of real photos; of generated files where there are none."""
+    folder = tmp_path / "source"
+    if data_root is not None:
+        real = sorted((data_root / "imagenet-sample").rglob("*.JPEG"))[:60]
+        for path in real:
+            copied = folder / path.parent.name / path.name
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copied)
+    else:
+        tree(folder, 60, 100_000)
+    asked = request(folder, tmp_path, "hdf5")
+    assert run(asked) == 0
+    return Path(asked.out)
+
+
+def test_stage_list_and_release(
+    photos: Path, home: Path, run_rankup: RunRankup, command: Command
+) -> None:
+    done = run_rankup(["stage", photos.name, "--reserve", "1MB"], cwd=photos.parent)
+    assert done.returncode == 0, done.stderr
+    assert "each sample has the bytes that were packed: " in done.stdout
+    copy = Path(done.stdout.split(": ")[-1].strip())
+    equal(photos, copy)
+    # It was started in a session of its own, by this process.
+    assert [row["users"] for row in listed()] == [[users.shown(users.current({}))]]
+    code, said, _ = command(photos, "--json")
+    (told,) = json.loads(said)
+    assert (code, told["path"], told["shared"]) == (0, str(copy), True)
+    assert told["size"] == copy.stat().st_size
+    code, said, _ = command("--list")
+    assert said.startswith(f"{photos}: ready, ")
+    code, said, _ = command("--release", photos)
+    assert "its copy stays for process " in said  # the one that it was first staged for
+    stage.release()
+    assert left(home) == []
+    assert "has nothing staged here" in command("--release")[1]
+    assert command("--list")[1] == "nothing is staged on this node\n"
+
+
+def test_what_is_inspected_is_the_source_itself(tmp_path: Path) -> None:
+    root = packed(tmp_path / "p")
+    stage.stage(root, reserve=0)
+    assert show(str(root), extract=str(tmp_path / "sound")) == 0
+    before = (root / "train.bin").stat()
+    flip(root / "train.bin", 60_000)
+    os.utime(root / "train.bin", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert show(str(root), verify=True) == 1
+    assert show(str(root), extract=str(tmp_path / "damaged")) == 1
+
+
+def test_the_tasks_of_a_step_share_one_copy(photos: Path) -> None:
+    command = [sys.executable, "-m", "rankup", "stage", str(photos), "--reserve", "0"]
+    environment = {**os.environ, "SLURM_JOB_ID": "5"}
+    tasks = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [task.communicate(timeout=60)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0, 0]
+    assert sum("was there already" in one for one in said) == 2
+    assert [row["users"] for row in listed()] == [["job 5 of Slurm"]]
+
+
+MISTAKES = [
+    (["nothing.h5"], "no file or folder"),
+    ([], "name the FILE"),
+    (["source"], "`rankup pack "),
+    (["out.h5", "--fraction", "60"], "--fraction 60: it should be above 0, and at most 1"),
+    (["out.h5", "--reserve", "much"], "--reserve 'much' is no size"),
+    (["out.h5", "--to", "/no/such/folder"], "is no folder"),
+    (["out.h5", "--list"], "is about all copies on this node: leave away out.h5"),
+    (["--list", "--clean"], "different things"),
+    (["out.h5", "--reserve", "900TB"], "kept for the job's processes: 900 TB"),
+    (["out.h5.index.npz"], "open .*out.h5 instead"),
+]
+
+
+def test_mistakes_are_said(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, home: Path, command: Command
+) -> None:
+    # The place is taken for memory.
+    monkeypatch.setattr(mounts, "IN_MEMORY", (mounts.kind_of(home),))
+    monkeypatch.chdir(photos.parent)
+    monkeypatch.delenv("RANKUP_RUN_DIR", raising=False)
+    for words, match in MISTAKES:
+        code, _, errors = command(*words)
+        assert (code, "Traceback" in errors) == (2, False), errors
+        assert re.search(match, errors), errors
+    assert "(--reserve SIZE)" in command("out.h5", "--reserve", "900TB")[2]
+    monkeypatch.setenv("RANKUP_RUN_DIR", str(photos.parent))  # in a job's script
+    assert "(--stage-reserve SIZE)" in command("out.h5", "--reserve", "900TB")[2]
+
+
+def test_what_may_not_be_read_is_said(tmp_path: Path, command: Command) -> None:
+    root = packed(tmp_path / "p")
+    if os.geteuid() == 0:  # root may read everything: another kind of no
+        (root / "val.bin").unlink()
+        (root / "val.bin").mkdir()
+    else:
+        (root / "val.bin").chmod(0)
+    code, _, errors = command(root)
+    assert code == 2
+    assert "val.bin" in errors
+    assert "Traceback" not in errors
+
+
+_UNTIL_ENDED = """
+import sys, time
+from rankup.data.stage import command, copying, users
+def fill(part, watch):
+    print("begun", flush=True)
+    time.sleep(100)
+copying.fill = fill
+command.stage(command.Request((sys.argv[1],), reserve="0"), users.unknown)
+"""
+
+
+def test_a_job_that_is_ended_leaves_nothing_begun(tmp_path: Path, home: Path) -> None:
+    root = packed(tmp_path / "p")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _UNTIL_ENDED, str(root)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    assert left(home) != []
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert left(home) == []
+
+
+def test_clean_says_what_it_removes(tmp_path: Path, home: Path, command: Command) -> None:
+    root = packed(tmp_path / "p")
+    with half(root) as process:
+        kill(process)
+    code, said, _ = command("--clean", "--json")
+    (line,) = json.loads(said)["done"]
+    assert (code, "an interrupted copy" in line) == (0, True)
+    assert left(home) == []
+    assert command("--clean")[1] == "nothing was left behind here\n"
+
+
+def test_clean_asks_slurm_for_the_jobs(
+    tmp_path: Path, home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = packed(tmp_path / "p")
+    stage.stage(root, reserve=0, job=users.current({"SLURM_JOB_ID": "77"}))
+    asked = []
+
+    def silent(self: Client, ids: list[str]) -> dict[str, list[object]]:
+        asked.append(ids)
+        raise SlurmError("squeue", "no answer")
+
+    monkeypatch.setattr(Client, "queue", silent)
+    assert command("--clean")[1] == "nothing was left behind here\n"  # it may live
+    monkeypatch.setattr(Client, "queue", lambda self, ids: {"77": ["a row"]})
+    assert command("--clean")[1] == "nothing was left behind here\n"
+    monkeypatch.setattr(Client, "queue", lambda self, ids: {})
+    with monkeypatch.context() as inside:
+        inside.setenv("SLURM_JOB_ID", "77")  # who asks lives
+        assert command("--clean")[1] == "nothing was left behind here\n"
+    assert "nobody uses its copy any more (job 77 of Slurm)" in command("--clean")[1]
+    assert asked == [["77"]]
+    assert left(home) == []

@@ -1,0 +1,452 @@
+"""A copy's life: made by one of many, shared, interrupted at any moment, removed by the last."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankup
+from rankup.base import holder, lock
+from rankup.base.errors import RunFailed, UserError
+from rankup.data.errors import BadContainer
+from rankup.data.stage import clean, copying, listed, pieces, place, release, stage, users, waiting
+from rankup.data.stage import room as rooms
+from rankup.data.stage.part import Part
+from rankup.data.stage.users import Job
+
+from .made import equal, flip, half, kill, left, packed, said, until
+
+
+def test_one_of_many_copies_and_all_share(tmp_path: Path) -> None:
+    root = packed(tmp_path / "p")
+    copies: list[int] = []
+
+    def fill(copy: Part, watch: copying.Watch) -> None:
+        copies.append(1)
+        time.sleep(0.3)
+        copying.fill(copy, watch)
+
+    with ThreadPoolExecutor(6) as pool:
+        done = list(pool.map(lambda _: stage(root, reserve=0, fill=fill), range(6)))
+    assert len(copies) == 1
+    assert sorted(one.shared for one in done) == [False] + [True] * 5
+    assert len({one.path for one in done}) == 1
+
+
+def test_those_who_wait_are_told_and_fail_as_the_first_did(tmp_path: Path, home: Path) -> None:
+    root = packed(tmp_path / "p")
+    flip(root / "train.bin", 60_000)
+    tries: list[int] = []
+    lines: list[str] = []
+    go = threading.Event()
+
+    def fill(copy: Part, watch: copying.Watch) -> None:
+        tries.append(1)
+        assert go.wait(20)
+        copying.fill(copy, watch)
+
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(stage, root, reserve=0, fill=fill)
+        until(lambda: bool(tries))
+        others = [pool.submit(stage, root, reserve=0, fill=fill) for _ in range(3)]
+        entry = place.folder_of(home) / place.keyed(root)
+        watching = threading.Thread(target=_wait, args=(entry, lines))
+        watching.start()
+        until(lambda: bool(lines))
+        time.sleep(0.3)
+        go.set()
+        for future in (first, *others):
+            with pytest.raises(BadContainer, match="are not those that were packed"):
+                future.result(30)
+    watching.join(30)
+    assert tries == [1]
+    assert "is staging it since" in lines[0]
+    # Who comes later tries again.
+    flip(root / "train.bin", 60_000)
+    assert not stage(root, reserve=0).shared
+    assert clean() == []
+    assert not [name for name in left(home) if name.endswith(".failed")]
+
+
+@pytest.mark.parametrize("kind", [UserError, BadContainer, RunFailed])
+def test_an_older_failure_is_not_that_of_the_one_that_was_waited_for(
+    home: Path, kind: type[Exception]
+) -> None:
+    entry = place.ours(home) / "key"
+    waiting.others_failure(entry, 0)
+    began = time.time()
+    waiting.note_failure(entry, kind("why"))
+    with pytest.raises(kind, match=r"^why$"):
+        waiting.others_failure(entry, began)
+    waiting.others_failure(entry, time.time() + 1)
+    for path in entry.parent.glob(".*.failed"):
+        path.write_text("[]")
+    waiting.others_failure(entry, 0)
+    waiting.forget_failure(entry)
+    assert left(home) == []
+
+
+def _wait(entry: Path, lines: list[str]) -> None:
+    with waiting.alone(entry, lines.append, 60, 0.1):
+        pass
+
+
+def test_one_who_comes_no_further_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    root = packed(tmp_path / "p")
+    with half(root) as process:
+        began = time.monotonic()
+        with pytest.raises(RunFailed, match=rf"process {process.pid} .*no further than"):
+            stage(root, reserve=0, patience=0.2)
+        assert time.monotonic() - began < 10
+
+
+def test_what_a_killed_process_has_begun_is_replaced_at_once(tmp_path: Path, home: Path) -> None:
+    root = packed(tmp_path / "p")
+    with half(root) as process:
+        assert [one["state"] for one in listed()] == ["being copied"]
+        assert rankup.data.open(root).staged is None
+        assert clean() == []  # somebody is at it
+        kill(process)
+    assert [one["state"] for one in listed()] == ["interrupted"]
+    assert rankup.data.open(root).staged is None
+    began = time.monotonic()
+    done = stage(root, reserve=0)
+    assert time.monotonic() - began < 5
+    assert not done.shared
+    equal(root, done.path)
+
+
+def test_clean_and_release_remove_what_a_killed_process_has_begun(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = packed(tmp_path / "p")
+    with half(root) as process:
+        kill(process)
+    probe = place.folder_of(home) / ".key.lock.time-0123"
+    probe.touch()
+    assert "an interrupted copy" in said(clean())
+    assert left(home) == [probe.name]  # it may be of one who looks at a lock just now
+    os.utime(probe, (1e9, 1e9))
+    lock = place.folder_of(home) / ".room.lock"  # of one that was killed while it held it
+    lock.write_text(json.dumps(asdict(replace(holder.myself(), pid=process.pid))))
+    assert clean() == []
+    assert left(home) == []
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    with half(root) as process:
+        kill(process)
+    monkeypatch.setenv("SLURM_JOB_ID", "6")
+    assert release() == []
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    assert "is removed" in said(release())
+    assert left(home) == []
+    # Also where another job had staged what the source was before.
+    stage(root, reserve=0)
+    (root / "val.bin").touch()
+    monkeypatch.setenv("SLURM_JOB_ID", "6")
+    with half(root) as process:
+        kill(process)
+    assert "is removed" in said(release())
+    assert left(home) == []
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_moment_leaves_no_copy_or_a_whole_one(tmp_path: Path, home: Path) -> None:
+    root = packed(tmp_path / "p", 800, most=50_000)
+    program = "import sys; from rankup.data.stage import stage; stage(sys.argv[1], reserve=0)"
+    before = time.monotonic()
+    subprocess.run([sys.executable, "-c", program, str(root)], check=True, timeout=60)
+    whole = time.monotonic() - before
+    found = []
+    for number in range(24):
+        release()
+        clean()
+        assert left(home) == []
+        process = subprocess.Popen([sys.executable, "-c", program, str(root)])
+        time.sleep(whole * (0.4 + 0.6 * number / 24))
+        kill(process)
+        copy = rankup.data.open(root).staged
+        found.append(copy is not None)
+        equal(root, copy)
+        if number % 3 == 0:  # the next one goes on from whatever was left
+            equal(root, stage(root, reserve=0).path)
+    assert not all(found)  # else nothing was interrupted
+
+
+def test_the_last_job_removes_a_copy(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = packed(tmp_path / "one"), packed(tmp_path / "two", seed=5)
+    for job in ("11", "12"):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        stage(one, reserve=0)
+    stage(two, reserve=0)
+    assert release(paths=[one]) == [f"{one}: its copy stays for job 11 of Slurm"]
+    assert release(paths=[one]) == []
+    assert "two: its copy of" in said(release())
+    monkeypatch.setenv("SLURM_JOB_ID", "11")
+    assert f"{one}: its copy of" in said(release())
+    assert left(home) == []
+
+
+def test_a_run_that_ends_leaves_what_another_one_of_its_job_reads(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = packed(tmp_path / "p")
+    monkeypatch.setenv("SLURM_JOB_ID", "11")
+    stage(root, reserve=0)  # by hand
+    for run in ("a", "b"):
+        monkeypatch.setenv("RANKUP_RUN_DIR", str(tmp_path / run))
+        stage(root, reserve=0)
+    (told,) = release()
+    assert "its copy stays for" in told
+    assert f"job 11 of Slurm (run {tmp_path / 'a'})" in told
+    assert release() == []
+    monkeypatch.delenv("RANKUP_RUN_DIR")
+    assert "its copy stays for job 11 of Slurm (run " in said(release())
+    monkeypatch.setenv("RANKUP_RUN_DIR", str(tmp_path / "a"))
+    equal(root, rankup.data.open(root).staged)
+    assert "its copy of" in said(release())
+    assert left(home) == []
+
+
+@pytest.mark.parametrize("by", [FileNotFoundError("gone"), SystemExit(143)])
+def test_who_stood_still_takes_nothing_from_who_took_over(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, by: BaseException
+) -> None:
+    root = packed(tmp_path / "p")
+    pace = lock.Pace(stale=0.4)
+    monkeypatch.setattr(lock, "Pace", lambda: pace)
+    folder = place.folder_of(home) / place.keyed(root)
+
+    def fill(copy: Part, watch: copying.Watch) -> None:
+        other = replace(holder.myself(), pid=1)
+        folder.with_name(f".{folder.name}.lock").write_text(json.dumps(asdict(other)))
+        (folder / "part").rename(folder / "data")  # it has made its copy meanwhile
+        (folder / "ready.json").write_text("its marker")
+        time.sleep(0.3)
+        raise by
+
+    with pytest.raises(lock.LockLost, match="another one has gone on"):
+        stage(root, reserve=0, fill=fill)
+    assert (folder / "ready.json").read_text() == "its marker"
+    assert (folder / "data").is_dir()
+    assert not list(folder.parent.glob(".*.failed"))
+
+
+def test_copies_of_dead_jobs_and_processes_are_found(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = packed(tmp_path / "one"), packed(tmp_path / "two", seed=5)
+    child = subprocess.Popen(["sleep", "100"])
+    try:
+        stage(one, reserve=0, job=users.current({}, child.pid))
+        stage(two, reserve=0, job=users.current({"SLURM_JOB_ID": "77"}))
+        assert clean() == []
+        for alive in (True, None):
+            assert clean(lambda job, alive=alive: alive) == []  # type: ignore[misc]
+    finally:
+        kill(child)
+    states = {row["source"]: (row["users"], row["gone"]) for row in listed(lambda job: True)}
+    assert states[str(two)] == (["job 77 of Slurm"], [])
+    assert states[str(one)][0] == []
+    assert f"process {child.pid}" in states[str(one)][1][0]
+    assert "one: nobody uses its copy any more" in said(clean())
+    assert "two: nobody uses its copy any more (job 77" in said(clean(lambda job: job != "77"))
+    assert left(home) == []
+
+
+def test_a_user_of_another_boot_is_gone(tmp_path: Path) -> None:
+    me = users.current({})
+    assert not users.over(me, users.unknown)
+    before = Job("", holder.parse(_of_boot("another")) or me.holder)
+    assert users.over(before, users.unknown)
+    elsewhere = Job("", holder.parse(_of_boot(holder.boot())) or me.holder)
+    assert not users.over(elsewhere, users.unknown)  # another namespace: who knows
+    assert users.over(None, users.unknown)
+
+
+def _of_boot(boot: str) -> str:
+    return (
+        f'{{"token": "t", "node": "n", "host": "{boot}/1", "pid": 4194303, "start": 1, '
+        '"user": "u", "since": 0}'
+    )
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A tmpfs of 8 MB as the place for copies; where it cannot be mounted, none is needed."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    monkeypatch.setenv("RANKUP_STAGE_DIR", str(folder))
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=1777", "rankup-test", str(folder)]
+    mounted = os.geteuid() == 0 and subprocess.run(command, check=False).returncode == 0
+    yield folder
+    if mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_memory_that_is_full_in_the_middle(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = packed(tmp_path / "p", 400, most=20_000)  # 4 MB
+    monkeypatch.setattr(pieces, "PIECE", 1 << 16)
+    other = tiny / "of-another"
+
+    def fill(copy: Part, watch: copying.Watch) -> None:
+        if os.path.ismount(tiny):
+            about = os.statvfs(tiny)
+            other.write_bytes(bytes(about.f_bavail * about.f_frsize - (1 << 20)))
+            copying.fill(copy, watch)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(RunFailed, match=r"was full after 1\.\d+ MB of 5\.\d+ MB") as raised:
+        stage(root, reserve=0, fill=fill)
+    assert f"free in {tiny}" in str(raised.value)
+    assert left(tiny) == [f".{place.keyed(root)}.failed"] or left(tiny) == []
+    other.unlink(missing_ok=True)
+    equal(root, stage(root, reserve=0).path)
+
+
+def test_what_does_not_fit_is_refused_with_all_numbers(tiny: Path, tmp_path: Path) -> None:
+    if not os.path.ismount(tiny):  # it is mounted by root alone; test_room has the rest
+        return
+    root = packed(tmp_path / "p", 1200, most=20_000)  # 12 MB
+    with pytest.raises(UserError) as raised:
+        stage(root, reserve=0)
+    text = str(raised.value)
+    assert "needs 13." in text or "needs 12." in text or "needs 14." in text
+    assert f"{tiny} has room for 8.3" in text
+    assert "available memory of the node" in text
+    assert os.uname().nodename in text
+    assert "--fraction 0.5" in text or "--fraction 0.6" in text
+    fraction = float(text.partition("--fraction ")[2].split(";")[0])
+    assert left(tiny) == []
+    done = stage(root, reserve=0, fraction=fraction)
+    equal(root, done.path)
+    # What is said to fit is about all that fits.
+    assert done.size > 0.75 * 8_000_000
+    # Leftovers of the dead make room for others, and that is said.
+    small = packed(tmp_path / "small", 100, most=20_000)
+    with pytest.raises(UserError, match="has room for"):
+        stage(small, reserve=0)
+    users_of = done.path.parent.parent / "users"
+    (mine,) = users_of.iterdir()
+    mine.rename(users_of / "process-1-1")
+    (users_of / "process-1-1").write_text("{}")
+    lines: list[str] = []
+    stage(small, reserve=0, say=lines.append)
+    assert "to make room: " in said(lines)
+    assert [row["source"] for row in listed()] == [str(small)]
+
+
+def test_another_place_is_found_through_a_link(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = packed(tmp_path / "p")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = stage(root, reserve=0, to=disk)
+    assert done.path.is_relative_to(disk)
+    equal(root, done.path)
+    lines: list[str] = []
+    for to in (None, disk):
+        assert stage(root, reserve=0, to=to, say=lines.append).shared
+    assert lines == []
+    assert stage(root, reserve=0, to=tmp_path, say=lines.append).path == done.path
+    assert f"staged already in {disk}, and so not in {tmp_path} (--to)" in said(lines)
+    assert [row["path"] for row in listed()] == [str(done.path)]
+    # Other processes of the node, with a home of their own, share it.
+    monkeypatch.setenv("RANKUP_STAGE_DIR", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    assert stage(root, reserve=0, to=disk).shared
+    assert "its copy stays" in said(release())
+    monkeypatch.delenv("SLURM_JOB_ID")
+    monkeypatch.setenv("RANKUP_STAGE_DIR", str(home))
+    packed(tmp_path / "q", seed=9)
+    again = stage(tmp_path / "q", reserve=0, to=disk)
+    (tmp_path / "q" / "val.bin").touch()  # out of date
+    assert not stage(tmp_path / "q", reserve=0, to=disk).shared
+    assert again.path.exists()
+    assert len(release()) == 2
+    assert (left(home), left(disk)) == ([], [])
+
+
+def test_a_place_that_is_lost_is_no_obstacle(tmp_path: Path, home: Path) -> None:
+    root = packed(tmp_path / "p")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = stage(root, reserve=0, to=disk)
+    shutil.rmtree(disk)
+    assert rankup.data.open(root).staged is None
+    assert stage(root, reserve=0).path.is_relative_to(home)
+    assert not done.path.exists()
+
+
+def test_a_copy_moves_to_another_place(tmp_path: Path, home: Path) -> None:
+    root = packed(tmp_path / "p")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    stage(root, reserve=0)
+    (root / "val.bin").touch()
+    done = stage(root, reserve=0, to=disk)
+    assert done.path.is_relative_to(disk)
+    equal(root, done.path)
+    # What another one has begun there, and left, is no obstacle.
+    folder = done.path.parent.parent
+    (place.folder_of(home) / folder.name).unlink()
+    (folder / "ready.json").unlink()
+    (folder / "data").rename(folder / "part")
+    again = stage(root, reserve=0, to=disk)
+    assert (again.shared, again.path) == (False, done.path)
+    equal(root, done.path)
+
+
+def test_a_place_without_a_byte_left(tiny: Path, tmp_path: Path) -> None:
+    root = packed(tmp_path / "p")
+    place.ours(tiny)
+    if not os.path.ismount(tiny):
+        return
+    with suppress(OSError), (tiny / "full").open("wb", 0) as file:
+        while file.write(bytes(4096)):
+            pass
+    with pytest.raises(RunFailed, match="not even for a lock"):
+        stage(root, reserve=0)
+    (tiny / "full").unlink()
+    assert left(tiny) == []
+    equal(root, stage(root, reserve=0).path)
+
+
+def test_two_sources_at_once_do_not_count_on_the_same_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = packed(tmp_path / "one"), packed(tmp_path / "two", seed=5)
+    real = rooms.room
+
+    def little(*args: Any) -> rooms.Room:
+        found = real(*args)
+        return rooms.Room(found.base, False, 1_300_000, found.promised, (), found.reserve)
+
+    monkeypatch.setattr(rooms, "room", little)
+    with half(one), pytest.raises(UserError, match="promised to copies that are being made"):
+        stage(two, reserve=0)
+
+
+def test_a_network_file_system_is_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = packed(tmp_path / "p")
+    monkeypatch.setattr("rankup.site.mounts.kind_of", lambda path: "gpfs")
+    with pytest.raises(UserError, match=r"network file system \(gpfs\)"):
+        stage(root, reserve=0, to=tmp_path)

@@ -1,0 +1,297 @@
+"""SquashFS images mounted for a job: by what, found again, and gone when the job is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rankup.base import holder
+from rankup.base.errors import RunFailed, UserError
+from rankup.data.stage import mount, stage, users
+from rankup.data.stage.users import Job
+from rankup.site import mounts
+from tests.conftest import RunRankup
+from tests.slurm.fixtures import require
+
+TOOLS = ("kernel", "squashfuse_ll", "squashfuse")
+
+
+def _why_not() -> str:
+    if os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK):
+        return "needs to be root with /dev/fuse to try all ways of mounting"
+    missing = [name for name in (*TOOLS[1:], "mksquashfs") if shutil.which(name) is None]
+    return f"needs {', '.join(missing)} (Debian: squashfuse, squashfs-tools)" if missing else ""
+
+
+@pytest.fixture(autouse=True)
+def _able() -> None:
+    require(_why_not(), os.environ)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where copies and mounts go; nothing is mounted below it when the test is over."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("RANKUP_STAGE_DIR", str(folder))
+    for name in ("SLURM_JOB_ID", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    yield folder
+    left = _below(tmp_path)
+    for point in left:
+        subprocess.run(["umount", "-l", point], check=False, timeout=20)
+    assert left == []
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    tree = tmp_path / "tree" / "a folder"
+    tree.mkdir(parents=True)
+    (tree / "größe.txt").write_text("what it holds")
+    out = tmp_path / "my image.sqsh"
+    words = ["mksquashfs", str(tmp_path / "tree"), str(out), "-noappend", "-no-progress"]
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    return out
+
+
+@pytest.fixture
+def by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The only tool that is there for mounting."""
+    name: str = request.param
+    _only(monkeypatch, tmp_path, name)
+    return name
+
+
+def _only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *names: str) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("fusermount3", "fusermount", "umount", *names):
+        found = shutil.which("mount" if name == "kernel" else name)
+        if found is not None:
+            (programs / Path(found).name).symlink_to(found)
+    monkeypatch.setenv("PATH", str(programs))
+
+
+def _below(folder: Path) -> list[str]:
+    return [one.point for one in mounts.table() if one.point.startswith(f"{folder}/")]
+
+
+def _seen(point: Path) -> str:
+    return (point / "a folder" / "größe.txt").read_text()
+
+
+def _records(home: Path) -> list[Path]:
+    return [one for one in home.rglob("*") if one.suffix == ".json"]
+
+
+@pytest.mark.parametrize("by", TOOLS, indirect=True)
+def test_it_is_mounted_found_again_and_unmounted(home: Path, image: Path, by: str) -> None:
+    said: list[str] = []
+    mounted = mount.mount(image, say=said.append)
+    assert mounted.tool == by
+    assert _seen(mounted.point) == "what it holds"
+    with pytest.raises(OSError):
+        (mounted.point / "new").touch()
+    assert mounted.point.is_relative_to(home)
+    assert ("FUSE, which costs CPU" in said[0]) == (by != "kernel")
+    assert str(mounted.point) in said[0]
+    assert mount.mount(image, say=said.append) == mounted
+    assert len(said) == 1
+    assert _below(home) == [str(mounted.point)]
+    [line] = mount.listed()
+    assert f"{image}: mounted at {mounted.point} by {by}" in line
+    assert mount.release() == [f"{mounted.point} is unmounted"]
+    assert not mounted.point.exists()
+    assert _records(home) == []
+    assert mount.release() == []
+
+
+@pytest.mark.parametrize("by", ["kernel", "squashfuse_ll"], indirect=True)
+def test_what_is_in_use_goes_when_its_reader_does(home: Path, image: Path, by: str) -> None:
+    mounted = mount.mount(image)
+    with (mounted.point / "a folder" / "größe.txt").open() as file:
+        assert mount.release() == [f"{mounted.point} is unmounted"]
+        assert _below(home) == []
+        assert file.read() == "what it holds"
+
+
+@pytest.mark.parametrize("by", ["squashfuse_ll"], indirect=True)
+def test_a_dead_process_of_fuse_is_found(home: Path, image: Path, by: str) -> None:
+    """As Slurm leaves it, which kills all that a step has started."""
+    mounted = mount.mount(image)
+    for again in (mount.mount, lambda _: mount.clean(lambda job: None)):
+        _kill(str(mounted.point))
+        with pytest.raises(OSError):
+            os.listdir(mounted.point)
+        again(image)
+        assert _seen(mounted.point) if again is mount.mount else True
+    mount.release()
+    assert _below(home) == []
+    assert not mounted.point.exists()
+
+
+def _kill(point: str) -> None:
+    for process in psutil.process_iter(["cmdline"]):
+        words: list[str] = process.info["cmdline"] or []
+        if point in words and "squashfuse" in words[0]:
+            process.kill()
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            os.listdir(point)
+        except OSError:
+            return
+        time.sleep(0.02)
+
+
+def test_root_in_a_container_has_fuse(
+    home: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _only(monkeypatch, tmp_path, "squashfuse")
+    (tmp_path / "programs" / "mount").write_text(
+        "#!/bin/sh\necho 'mount: not permitted' >&2\nexit 32\n"
+    )
+    (tmp_path / "programs" / "mount").chmod(0o755)
+    assert mount.mount(image).tool == "squashfuse"
+    mount.release()
+
+
+def test_without_a_tool_the_packages_are_named(
+    home: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _only(monkeypatch, tmp_path)
+    with pytest.raises(UserError, match=r"squashfuse is not installed.*apt install squashfuse"):
+        mount.mount(image)
+    assert _records(home) == []
+    assert not list((home / f"rankup-{os.getuid()}" / mount.FOLDER).glob("[!.]*"))
+
+
+def test_what_a_tool_said_is_handed_on(
+    home: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _only(monkeypatch, tmp_path)
+    for name, text in (("mount", "no loop device"), ("squashfuse_ll", "fuse: no permission")):
+        (tmp_path / "programs" / name).write_text(f"#!/bin/sh\necho '{text}' >&2\nexit 1\n")
+        (tmp_path / "programs" / name).chmod(0o755)
+    with pytest.raises(RunFailed, match=r"no loop device.*fuse: no permission"):
+        mount.mount(image)
+    assert _records(home) == []
+
+
+def test_only_an_image_is_mounted(home: Path, tmp_path: Path) -> None:
+    other = tmp_path / "a.h5"
+    other.write_bytes(b"\x89HDF\r\n\x1a\n")
+    with pytest.raises(UserError, match=r"no SquashFS image.*rankup pack SOURCE NAME.sqsh"):
+        mount.mount(other)
+    with pytest.raises(UserError, match=r"none\.sqsh cannot be mounted: No such file"):
+        mount.mount(tmp_path / "none.sqsh")
+    with pytest.raises(UserError, match="Is a directory"):
+        mount.mount(tmp_path)
+
+
+def test_a_folder_can_be_named(home: Path, image: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    assert mount.mount(image, where=there).point == there
+    assert _seen(there) == "what it holds"
+    mount.release()
+    assert not there.exists(), "it was made for it"
+    there.mkdir()
+    mount.mount(image, where=there)
+    mount.release()
+    assert there.is_dir(), "it was there before"
+    (there / "file").touch()
+    with pytest.raises(UserError, match="not an empty folder"):
+        mount.mount(image, where=there)
+    with pytest.raises(UserError, match="cannot be"):
+        mount.mount(image, where=there / "file" / "below")
+    assert _records(home) == []
+
+
+def _of(slurm: str = "", pid: int | None = None) -> Job:
+    return Job(slurm, holder.process(pid or os.getpid()))
+
+
+def test_each_job_has_its_own_and_loses_no_other(home: Path, image: Path) -> None:
+    first, second = (mount.mount(image, job=_of(slurm)).point for slurm in ("17", "18"))
+    assert first != second
+    assert mount.release(_of("17")) == [f"{first} is unmounted"]
+    assert _seen(second) == "what it holds"
+    assert mount.clean(lambda job: None) == [], "whether it lives is not known"
+    assert mount.clean(lambda job: True) == []
+    assert mount.clean(lambda job: False) == [f"{second} is unmounted"]
+
+
+def test_what_a_killed_process_has_left_is_cleaned(home: Path, image: Path) -> None:
+    code = "import sys, time; from rankup.data.stage import mount; mount.mount(sys.argv[1]); "
+    code += "print(flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(image)], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert mount.clean() == [], "it lives"
+        process.send_signal(signal.SIGKILL)
+    [point] = _below(home)
+    assert mount.clean() == [f"{point} is unmounted"]
+    assert _below(home) == []
+    assert _records(home) == []
+
+
+def test_a_mount_that_nothing_is_noted_of_is_cleaned(home: Path, image: Path) -> None:
+    mounted = mount.mount(image)
+    for record in _records(home):
+        record.write_text("{")
+    assert mount.release() == []
+    [line] = mount.clean()
+    assert line == f"{mounted.point} is unmounted: nothing says whose it was"
+
+
+def test_records_that_make_no_sense_are_passed_over(home: Path, image: Path) -> None:
+    mount.mount(image)
+    [record] = _records(home)
+    for text in ("", "[]", "{}", '{"job": 1}', '{"job": {"holder": {}}}', "\0"):
+        (record.parent / "other.json").write_text(text)
+        assert len(mount.listed()) == 1
+    mount.release()
+
+
+def test_the_staged_copy_is_what_is_mounted(home: Path, image: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed.sqsh"
+    shutil.copy(image, packed)
+    staged = stage(packed, quiet=True, reserve=0)
+    mounted = mount.mount(packed)
+    assert mounted.image == staged.path
+    assert _seen(mounted.point) == "what it holds"
+    mount.release()
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_folder_and_nothing_else(
+    home: Path, image: Path, tmp_path: Path, run_rankup: RunRankup
+) -> None:
+    env = {"RANKUP_STAGE_DIR": str(home), "SLURM_JOB_ID": "4711"}
+    done = run_rankup(["stage", image.name, "--mount"], cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    point = Path(done.stdout.removesuffix("\n"))
+    assert _seen(point) == "what it holds"
+    assert "by the kernel" in done.stderr
+    told = run_rankup(["stage", "--list"], cwd=tmp_path, env=env)
+    assert str(point) in told.stdout
+    done = run_rankup(["stage", "--release"], cwd=tmp_path, env=env)
+    assert f"{point} is unmounted" in done.stdout
+    assert _below(home) == []
+
+
+def test_a_job_of_an_earlier_boot_is_over() -> None:
+    who = replace(holder.process(os.getpid()), host="another/1")
+    assert users.over(Job("17", who), lambda job: True)

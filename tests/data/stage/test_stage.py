@@ -1,0 +1,410 @@
+"""Staging: what is copied is what was packed, counts once it is whole, and is found by itself."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import stat
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import rankup
+from rankup.base.errors import UserError
+from rankup.data import finding, indexes, spans
+from rankup.data.containers import Choice, isolated
+from rankup.data.errors import BadContainer
+from rankup.data.spans import Spans
+from rankup.data.stage import clean, find, listed, partly, pieces, place, plan, release, stage
+from rankup.data.stage.part import Part
+
+from ..pack.made import ALL, request, run, tree
+from .conftest import Command
+from .made import contents, equal, flip, left, packed, said
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that most samples do not fit into."""
+    monkeypatch.setattr(pieces, "PIECE", 4096)
+
+
+@pytest.mark.parametrize(
+    "container", [pytest.param(name, marks=[pytest.mark.slow] * (name == "arrow")) for name in ALL]
+)
+def test_every_container_is_staged_and_found(tmp_path: Path, container: str) -> None:
+    asked = request(tree(tmp_path / "source", 40, 9000), tmp_path, container)
+    assert run(asked) == 0
+    out = Path(asked.out)
+    done = stage(out, reserve=0)
+    assert (done.checked, done.shared, done.size) == (True, False, done.total)
+    equal(out, done.path)
+    # The copy is a pack by itself.
+    assert contents(rankup.data.open(done.path)) == contents(rankup.data.open(out))
+    again = stage(out, reserve=0)
+    assert (again.shared, again.path, again.seconds) == (True, done.path, 0)
+    shutil.rmtree(out) if out.is_dir() else out.unlink()
+    assert len(contents(rankup.data.open(out))) == 40  # the source cannot be seen any more
+    assert "is removed" in said(release())
+    with pytest.raises((UserError, OSError)):
+        rankup.data.open(out)
+
+
+def _npz(path: Path) -> Path:
+    np.savez(path / "x.npz", images=np.arange(6000).reshape(20, 300), labels=np.arange(20))
+    return path / "x.npz"
+
+
+def _zip(path: Path) -> Path:
+    with zipfile.ZipFile(path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(9):
+            archive.writestr(f"c{number % 2}/{number}.txt", f"sample {number} " * 999)
+    return path / "x.zip"
+
+
+def _parquet(path: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for shard in range(3):
+        rows = pa.table({"text": [f"{shard} {row} " * 500 for row in range(40)]})
+        (path / "set").mkdir(exist_ok=True)
+        pq.write_table(rows, path / "set" / f"{shard}.parquet")
+    return path / "set"
+
+
+@pytest.mark.parametrize("make", [_npz, _zip, pytest.param(_parquet, marks=pytest.mark.slow)])
+def test_data_of_others_is_staged_with_its_index(
+    make: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(tmp_path)  # type: ignore[operator]
+    for one in (*path.rglob("*"), path):
+        os.utime(one, (1e9, 1e9))  # what was changed just now is scanned again and again
+    assert rankup.data.open(path).staged is None
+    expected = contents(rankup.data.open(path))
+    done = stage(path, reserve=0)
+    assert done.checked is False
+    with monkeypatch.context() as patched:
+        patched.setattr(finding, "found", None)  # nothing is scanned, or looked for in the cache
+        found = rankup.data.open(path)
+        assert (found.staged, contents(found)) == (done.path, expected)
+        again = pickle.loads(pickle.dumps(found))
+        assert (again.staged, contents(again)) == (done.path, expected)
+    # With another choice the index is another one, and the bytes are the same.
+    other = rankup.data.open(path, choice=Choice(split="test"))
+    assert (other.splits, other.staged) == (("test",), done.path)
+    release()
+    half = stage(path, reserve=0, fraction=0.5)
+    equal(path, half.path)
+    assert contents(rankup.data.open(path)) == expected
+    if path.is_dir():
+        shutil.copy(path / "0.parquet", path / "3.parquet")
+        assert len(rankup.data.open(path)) == 160  # a file came: it is another source
+
+
+def test_a_part_is_staged_and_the_rest_is_read_from_the_source(tmp_path: Path) -> None:
+    root = packed(tmp_path / "p")
+    for fraction in (1e-9, 0.0001, 0.3, 0.77, 0.999):
+        done = stage(root, reserve=0, fraction=fraction)
+        assert done.size == round(done.total * fraction)
+        on_disk = sum(path.stat().st_size for path in done.path.rglob("*"))
+        assert on_disk == done.size
+        equal(root, done.path)
+        with rankup.data.open(root) as found:
+            assert found.file(0) == root / "train.bin"  # whole files are those of the source
+        release()
+    stage(root, reserve=0, fraction=0.5)
+    assert stage(root, reserve=0, fraction=0.2).shared  # it is enough
+    whole = stage(root, reserve=0)  # nobody else uses the half
+    assert (whole.shared, whole.size) == (False, whole.total)
+    assert stage(root, reserve=0, fraction=0.2).size == whole.total
+
+
+def test_an_empty_sample_of_a_file_that_is_not_here(tmp_path: Path) -> None:
+    root = packed(tmp_path / "p")
+    index = indexes.load(root / "index.npz")
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "train.bin").write_bytes(b"other")
+    cuts = np.array([5, 0], np.int64)
+    found = partly.Partly(
+        Spans(tmp_path / "copy", index.files, cuts, "pread"),
+        Spans(root, index.files, index.sizes, "pread"),
+        cuts,
+    )
+    assert found.read(0, 0, 5) == b"other"
+    assert found.read(0, 0, 6)[:4] == b"head"
+    assert found.read(1, 0, 0) == b""
+    assert found.path(0) == root / "train.bin"
+    with pytest.raises(BadContainer, match="has 2 files"):
+        found.read(2, 0, 0)
+    found.close()
+
+
+def test_a_part_that_another_job_uses_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = packed(tmp_path / "p")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    stage(root, reserve=0, fraction=0.5)
+    monkeypatch.setenv("SLURM_JOB_ID", "2")
+    lines: list[str] = []
+    shared = stage(root, reserve=0, alive=lambda job: True, say=lines.append)
+    assert (shared.shared, shared.size) == (True, round(shared.total / 2))
+    assert "others use them" in said(lines)
+    release()
+    monkeypatch.setenv("SLURM_JOB_ID", "3")
+    whole = stage(root, reserve=0, alive=lambda job: job == "3")  # the first one is over
+    assert (whole.shared, whole.size) == (False, whole.total)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    sizes=st.lists(st.integers(0, 20_000), min_size=1, max_size=6),
+    fraction=st.floats(0.001, 1),
+)
+def test_pieces_cover_the_first_bytes_of_all_once(sizes: list[int], fraction: float) -> None:
+    of = np.array(sizes, np.int64)
+    wanted = plan.part_of(int(of.sum()), fraction)
+    cuts = find.cuts(of, wanted)
+    at = dict.fromkeys(range(len(sizes)), 0)
+    for piece in pieces.pieces(cuts):
+        assert piece.offset == at[piece.file]
+        assert 0 < piece.length <= pieces.PIECE
+        at[piece.file] += piece.length
+    assert list(at.values()) == cuts.tolist()
+    assert int(cuts.sum()) == wanted
+    behind = np.flatnonzero(cuts < of)
+    assert not len(behind) or not cuts[behind[0] + 1 :].any()  # the first bytes, in order
+
+
+def test_a_wrong_byte_anywhere_publishes_nothing(tmp_path: Path, home: Path) -> None:
+    root = packed(tmp_path / "p")
+    index = indexes.load(root / "index.npz")
+    sound = (root / "train.bin").read_bytes()
+    offset, length = index.fields[0].offset, index.fields[0].length
+    within = next(
+        i
+        for i in range(60)
+        if length[i] and offset[i] // 4096 == (offset[i] + length[i] - 1) // 4096
+    )
+    across = next(i for i in range(60) if offset[i] // 4096 != (offset[i] + length[i] - 1) // 4096)
+    for row in (within, across):
+        for at in (offset[row], offset[row] + length[row] - 1):
+            flip(root / "train.bin", int(at))
+            if 4096 <= at < len(sound) - 4096:  # else it is seen at the file's ends
+                with pytest.raises(BadContainer, match=index.path(row)):
+                    stage(root, reserve=0)
+                assert not [name for name in left(home) if not name.endswith(".failed")]
+            (root / "train.bin").write_bytes(sound)
+    between = next(
+        int(offset[i] + length[i]) for i in range(60) if 4096 < offset[i] < len(sound) - 9000
+    )
+    flip(root / "train.bin", between)
+    with pytest.raises(BadContainer, match=r"bytes of no sample in train\.bin"):
+        stage(root, reserve=0)
+    (root / "train.bin").write_bytes(sound)
+    written = (root / "index.npz").read_bytes()
+    flip(root / "index.npz", written.index(b"c0/00003.bin"))
+    with pytest.raises(BadContainer, match="is damaged"):
+        stage(root, reserve=0)
+    (root / "index.npz").write_bytes(written)
+    assert clean() == []
+    assert left(home) == []
+    stage(root, reserve=0)
+    equal(root, find.copy_of(root, os.environ).root)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("length", 10**9), ("length", 2**62), ("offset", 2**63 - 1), ("file", 7)],
+)
+def test_a_sample_that_lies_in_no_file_is_not_called_checked(
+    tmp_path: Path, home: Path, column: str, value: int
+) -> None:
+    root = packed(tmp_path / "p")
+    index = indexes.load(indexes.place(root))
+    (field,) = index.fields
+    changed = np.array(getattr(field, column))
+    changed[5] = value
+    wrong = replace(index, fields=(replace(field, **{column: changed}),))
+    sizes = pieces.sizes(index, root)
+    assert pieces.outside(index, 0, sizes) is None
+    with pytest.raises(BadContainer, match=f"{index.path(5)} is said to lie where no file"):
+        Part(wrong, root, tmp_path / "part", sizes, sizes)
+
+
+def test_beside_a_file_there_is_nothing_to_copy(tmp_path: Path) -> None:
+    """Whatever its index says: it would be put where the copy itself lies."""
+    index = indexes.load(indexes.place(packed(tmp_path / "p")))
+    index = replace(index, facts={**index.facts, "beside": {"x": "0" * 16}})
+    assert plan._beside(tmp_path / "p" / "val.bin", index) == {}
+    assert plan._beside(tmp_path / "p", index) == {"x": "0" * 16}
+
+
+def test_a_source_that_changes_while_it_is_copied_is_refused(tmp_path: Path, home: Path) -> None:
+    root = packed(tmp_path / "p")
+
+    def fill(copy: Part, watch: object) -> None:
+        for piece in copy.pieces:
+            copy.write(piece, copy.read(piece, memoryview(bytearray(piece.length))))
+        os.utime(root / "val.bin")
+
+    with pytest.raises(UserError, match=r"val.bin was changed or replaced while it was copied"):
+        stage(root, reserve=0, fill=fill)
+
+    def cut(copy: Part, watch: object) -> None:
+        os.truncate(root / "val.bin", 100)
+        copy.read(copy.pieces[-1], memoryview(bytearray(4096)))
+
+    with pytest.raises(BadContainer, match=r"val\.bin"):
+        stage(root, reserve=0, fill=cut)
+    assert not [name for name in left(home) if not name.endswith(".failed")]
+
+
+def test_a_replaced_source_is_read_itself_and_that_is_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = packed(tmp_path / "p")
+    done = stage(root, reserve=0)
+    with rankup.data.open(root) as old:
+        before = contents(old)
+        shutil.rmtree(root)
+        packed(root, seed=7)
+        assert contents(old) == before  # what is open stays what it was
+    assert capfd.readouterr().err == ""
+    for _ in range(3):
+        equal(root, None)
+    assert capfd.readouterr().err.count("out of date and not used") == 1
+    find._say.cache_clear()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert rankup.data.open(root).staged is None
+    assert capfd.readouterr().err == ""  # rank 0 says it
+    assert [one["state"] for one in listed()] == ["out of date"]
+    lines: list[str] = []
+    again = stage(root, reserve=0, say=lines.append)
+    assert "copied anew" in said(lines)
+    assert (again.shared, again.path) == (False, done.path)
+    equal(root, done.path)
+
+
+def test_a_half_copy_is_of_no_use_without_its_source(tmp_path: Path) -> None:
+    root = packed(tmp_path / "p")
+    stage(root, reserve=0, fraction=0.5)
+    root.rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="no file or folder"):
+        rankup.data.open(root)
+
+
+def test_links_and_relative_paths_lead_to_the_same_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = packed(tmp_path / "p")
+    (tmp_path / "link").symlink_to(root)
+    monkeypatch.chdir(tmp_path)
+    done = stage("link", reserve=0)
+    assert stage(Path("p"), reserve=0).shared
+    assert rankup.data.open("link").staged == done.path
+    assert rankup.data.open("./p/../p").staged == done.path
+    assert place.keyed("link") == place.keyed(root)
+
+
+def test_what_is_pickled_finds_the_copy_again_or_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = packed(tmp_path / "p")
+    done = stage(root, reserve=0)
+    monkeypatch.setattr(spans, "network", lambda path: "gpfs" if path == root else "")
+    found = rankup.data.open(root).split("val")
+    assert (found.staged, found.how) == (done.path, "mmap")
+    travelled = pickle.dumps(found)
+    again = pickle.loads(travelled)
+    assert (again.staged, contents(again)) == (done.path, contents(found))
+    release()
+    again = pickle.loads(travelled)
+    assert (again.staged, contents(again)) == (None, contents(found))
+    assert again.how == "pread"  # a page fault at a time would be slow there
+    aside = pickle.loads(pickle.dumps(rankup.data.open(root, staged=False)))
+    stage(root, reserve=0)
+    assert pickle.loads(pickle.dumps(aside)).staged is None  # as it was asked for
+
+
+def test_only_what_is_ours_is_believed(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = packed(tmp_path / "p")
+    done = stage(root, reserve=0)
+    ours = place.folder_of(home)
+    assert stat.S_IMODE(ours.stat().st_mode) == 0o700
+    for mode in (0o770, 0o701):
+        ours.chmod(mode)
+        assert rankup.data.open(root).staged is None
+        with pytest.raises(UserError, match="others may use it"):
+            stage(root, reserve=0)
+        assert listed() == []
+    ours.chmod(0o700)
+    assert rankup.data.open(root).staged == done.path
+    ours.rename(home / "moved")
+    ours.symlink_to(home / "moved")
+    assert rankup.data.open(root).staged is None
+    with pytest.raises(UserError, match="is a link"):
+        stage(root, reserve=0)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    place.folder_of(home).mkdir(0o700)
+    with pytest.raises(UserError, match="belongs to user"):
+        stage(root, reserve=0)
+
+
+def test_what_is_no_pack_is_refused_before_it_is_scanned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated, "scan", None)
+    photos = tree(tmp_path / "photos", 20)
+    with pytest.raises(UserError, match=r"`rankup pack .*photos NAME.h5`"):
+        stage(photos)
+    with pytest.raises(UserError, match="no file or folder"):
+        stage(tmp_path / "nothing.h5")
+    for fraction in (0, -1, 1.5, float("nan")):
+        with pytest.raises(UserError, match="above 0, and at most 1"):
+            stage(photos, fraction=fraction)
+
+
+def test_names_that_are_no_text_come_through(tmp_path: Path, command: Command) -> None:
+    root = packed(tmp_path / os.fsdecode(b"caf\xe9 \x1b[31m"))
+    code, said_, errors = command(root, "--reserve", "0")
+    assert (code, errors) == (0, "")
+    assert r"caf\udce9" in said_
+    assert "\x1b[31m" not in place.keyed(root)
+    equal(root, find.copy_of(root, os.environ).root)  # type: ignore[union-attr]
+    code, said_, _ = command("--list")
+    assert (code, r"caf\udce9" in said_) == (0, True)
+    flip(root / "train.bin", 60_000)
+    code, said_, errors = command(root, "--reserve", "0")
+    assert (code, "copied anew" in errors, "Traceback" in errors) == (2, True, False)
+
+
+def test_a_marker_that_makes_no_sense_is_no_copy(tmp_path: Path) -> None:
+    root = packed(tmp_path / "p")
+    done = stage(root, reserve=0)
+    marker = done.path.parent.parent / find.MARKER
+    text = marker.read_text()
+    for wrong in (
+        "",
+        "[]",
+        "{}",
+        text[:-9],
+        text.replace('"rankup_stage": 1', '"rankup_stage": 2'),
+        text.replace('"size"', '"sizes"'),
+        "[" * 10_000,
+    ):
+        marker.write_text(wrong)
+        assert rankup.data.open(root).staged is None
+    marker.write_text(text.replace('"host": "', '"host": "0'))  # the machine has started anew
+    assert rankup.data.open(root).staged is None
+    marker.write_text(text)
+    assert rankup.data.open(root).staged == done.path

@@ -1,0 +1,432 @@
+"""`rankup bench-data`: the verdict on what was measured, the parts themselves, and the command."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rankup.data
+from rankup.base.errors import UserError
+from rankup.data.bench import chosen, cold, parts, whole
+from rankup.data.bench.advice import advice, named
+from rankup.data.bench.command import Asked, bench_data
+from rankup.data.bench.measured import Data, Load, Measured, Parts, Spread
+from rankup.data.bench.printing import lines
+from rankup.data.bench.verdict import judge
+from rankup.data.opened import Samples
+from rankup.data.spans import Spans
+
+GB = 10**9
+RunRankup = Callable[..., Any]
+
+
+def _just(value: float) -> Spread:
+    return Spread(value, value, value, 5)
+
+
+DATA = Data(
+    **{"path": "photos.h5", "staged": "", "split": "train"},
+    **{"container": "hdf5", "how": "mmap", "samples": 1_281_167, "size": 140 * GB},
+    **{
+        "storage": "gpfs",
+        "pieces": False,
+        "resident": False,
+        "image": "JPEG",
+        "width": 500,
+        "height": 375,
+    },
+    **{"transform": "photos:RandomResizedCrop(224)", "result": "uint8 (3, 224, 224)"},
+    **{"own": False, "in_place": True, "crop": 224, "batch": 256},
+    **{"cores": 8, "gpus": 4, "memory": 500 * GB, "busy": 0.1},
+)
+PARTS = Parts(_just(1e-5), _just(1e-3), _just(5e-5))
+
+
+def _loads(one: float, kind: str = "threads", **scale: float) -> tuple[Load, ...]:
+    """Rates of 1, 2, 4, 8 workers that scale as ideal ones do, but where said otherwise."""
+    factors = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
+    factors.update({int(name[1:]): factor for name, factor in scale.items()})
+    return tuple(Load(kind, count, 256, _just(one * by)) for count, by in factors.items())
+
+
+def _measured(demand: float = 9200.0, **given: Any) -> Measured:
+    data = replace(DATA, **{key: value for key, value in given.items() if hasattr(DATA, key)})
+    parts = replace(PARTS, **{key: value for key, value in given.items() if hasattr(PARTS, key)})
+    return Measured(data, parts, given.get("loads", _loads(900)), demand)
+
+
+def test_what_takes_longest_limits() -> None:
+    verdict = judge(_measured())
+    assert (verdict.limit, verdict.met, verdict.chosen.workers) == ("transform", False, 8)
+    assert verdict.supply == 7200
+    assert verdict.cores == pytest.approx(8 * 9200 / 7200)
+    told = advice(_measured(), verdict)
+    assert "take about 11" in told[0]
+    assert any("--resize 256" in line for line in told)
+    assert any("rankup.data.dali" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("given", "limit", "word"),
+    [
+        ({"read": _just(2e-3)}, "read", "rankup stage photos.h5"),
+        ({"read": _just(2e-3), "container": "files"}, "read", "rankup pack photos.h5"),
+        ({"read": _just(2e-3), "pieces": True}, "read", "each sample in one piece"),
+        ({"collate": _just(2e-3), "in_place": False}, "collate", "Shaped"),
+        ({"copy": _just(1 / 1000)}, "copy", "uint8"),
+        ({"transform": None, "collate": _just(1e-5)}, "loader", "4 ranks have a loop each"),
+        ({"own": True, "transform": _just(1e-3)}, "transform", "batches on the GPU"),
+    ],
+)
+def test_each_part_can_limit_and_has_an_advice(
+    given: dict[str, Any], limit: str, word: str
+) -> None:
+    parts = {**vars(PARTS), **given}
+    takes = [parts[name] for name in ("read", "transform", "collate") if parts[name] is not None]
+    work = sum(one.median for one in takes)
+    measured = _measured(**given, loads=_loads(0.9 / work if limit != "loader" else 900.0))
+    verdict = judge(measured)
+    assert verdict.limit == limit
+    assert any(word in line for line in advice(measured, verdict)), advice(measured, verdict)
+    shown = " ".join(" ".join(lines(measured, verdict)).split())
+    assert f"What limits is {named(limit, measured)}" in shown
+
+
+def test_a_good_number_of_workers_is_the_smallest_that_is_nearly_the_best() -> None:
+    flat = _loads(900, w4=3.9, w8=4.0)
+    assert judge(_measured(loads=flat)).chosen.workers == 4
+    assert judge(_measured(loads=flat, cores=2)).chosen.workers == 2
+    # Of as many workers threads, which share their memory, unless processes are clearly faster.
+    both = (Load("processes", 4, 256, _just(3600)), Load("threads", 4, 256, _just(3500)))
+    assert judge(_measured(loads=both)).chosen.kind == "threads"
+    locked = (Load("processes", 4, 256, _just(3600)), Load("threads", 4, 256, _just(1000)))
+    assert judge(_measured(loads=locked)).chosen.kind == "processes"
+
+
+def test_enough_is_the_smallest_number_that_meets_the_demand() -> None:
+    verdict = judge(_measured(demand=1500))
+    assert verdict.met
+    assert verdict.enough is not None
+    assert (verdict.enough.workers, verdict.chosen.workers, verdict.cores) == (2, 8, None)
+    assert "2 workers do, too" in " ".join(lines(_measured(demand=1500), verdict))
+    assert judge(_measured(demand=1e6)).enough is None
+
+
+def test_data_larger_than_memory_is_read_from_storage_in_every_epoch() -> None:
+    slow = {"cold": _just(4e-3)}
+    fits = _measured(demand=5000, **slow)
+    verdict = judge(fits)
+    assert verdict.met
+    # 8 workers that each wait 4 ms more per sample.
+    assert verdict.first_epoch == pytest.approx(8 / (8 / 7200 + 4e-3 - 1e-5))
+    assert any("first epoch" in line for line in advice(fits, verdict))
+    larger = _measured(demand=5000, **slow, memory=100 * GB)
+    verdict = judge(larger)
+    assert (verdict.met, verdict.limit, verdict.cold) == (False, "read", True)
+    assert verdict.supply == pytest.approx(8 / (8 / 7200 + 4e-3 - 1e-5))
+    assert any("--fraction" in line for line in advice(larger, verdict))
+    in_memory = judge(_measured(demand=5000, **slow, memory=100 * GB, resident=True))
+    assert (in_memory.met, in_memory.cold, in_memory.first_epoch) == (True, False, None)
+    few = judge(_measured(demand=5000, **slow, samples=1000))
+    assert few.first_epoch is None  # over in a second
+
+
+def test_workers_that_hinder_one_another_are_named() -> None:
+    measured = _measured(loads=_loads(900, w2=1.6, w4=2.4, w8=3.2))
+    verdict = judge(measured)
+    assert verdict.crowded == pytest.approx(0.4)
+    assert any("hyperthreads" in line for line in advice(measured, verdict))
+
+
+_ODD = st.one_of(st.just(0.0), st.floats(1e-12, 1e6))
+_ODD_SPREAD = st.builds(Spread, _ODD, _ODD, _ODD, st.integers(1, 9))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    parts=st.builds(
+        Parts,
+        read=_ODD_SPREAD,
+        transform=st.none() | _ODD_SPREAD,
+        collate=st.none() | _ODD_SPREAD,
+        cold=st.none() | _ODD_SPREAD,
+        copy=st.none() | _ODD_SPREAD,
+    ),
+    loads=st.lists(
+        st.builds(
+            Load,
+            kind=st.sampled_from(["threads", "processes"]),
+            workers=st.integers(1, 300),
+            batch=st.integers(1, 256),
+            rate=_ODD_SPREAD,
+            memory=st.none() | st.integers(0, GB),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    size=st.integers(0, 10**18),
+    gpus=st.integers(0, 8),
+    demand=st.floats(1e-3, 1e9),
+)
+def test_odd_figures_have_a_verdict_too(
+    parts: Parts, loads: list[Load], size: int, gpus: int, demand: float
+) -> None:
+    measured = Measured(replace(DATA, size=size, gpus=gpus), parts, tuple(loads), demand)
+    verdict = judge(measured)
+    assert verdict.chosen in loads
+    assert verdict.met == (verdict.supply >= demand)
+    assert verdict.met or verdict.enough is None
+    text = list(lines(measured, verdict))
+    assert 8 <= len(text) <= 30
+    assert not any(word in "\n".join(text) for word in ("nan", "inf ", "None"))
+
+
+def test_quartiles() -> None:
+    assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0, 1)
+    assert Spread.of([4.0, 1.0, 2.0, 3.0, 5.0]) == Spread(3.0, 2.0, 4.0, 5)
+    assert Spread.of([1.0, 2.0]).median == 1.5
+
+
+def test_rates_are_those_of_bursts_after_the_batches_that_were_made_ahead() -> None:
+    # Two workers; a burst of two batches of ten each second, once the four made ahead are gone.
+    times = [0.0, 5.0, 5.0, 5.1, 5.1, 6.1, 6.1, 7.1, 7.1]
+    assert whole.rates(times, 2, 10) == pytest.approx([20.0, 20.0])
+    assert whole.rates([0.0, 2.0], 8, 10) == [5.0]  # less than a burst
+    # A burst that was late has made the next one ready: only together have they a true rate.
+    stalled = np.cumsum([0.0, 1.0, 1.0, *([1.9, 0.1] * 21)]).tolist()
+    assert whole.rates(stalled, 1, 10) == pytest.approx([10.0] * 7)
+
+
+def test_counts_and_batches_that_are_tried() -> None:
+    assert [whole.counts(cores) for cores in (1, 2, 3, 8, 96)] == [
+        *((1,), (1, 2), (1, 2, 3), (1, 2, 4, 8)),
+        (1, 2, 4, 8, 16, 32, 64, 96),
+    ]
+    plan = whole.Plan((1,), 256, 600_000, 1e-3, 10.0, 8 * GB, loose=False)
+    assert whole.fitting(plan, 1) == 256
+    assert whole.fitting(plan, 64) == 34  # 194 batches in 4 GB
+    assert whole.fitting(replace(plan, seconds=0.5), 1) == 2
+    assert whole.fitting(replace(plan, seconds=100.0), 1) == 1
+
+
+def test_an_order_without_an_end() -> None:
+    order = whole.Around(np.array([7, 8, 9]), 10)
+    assert order.slice(0, 2, 9).tolist() == [9, 7, 8, 9, 7, 8, 9]
+
+
+def test_a_spelling_is_taken_apart_and_not_evaluated() -> None:
+    spelled = chosen.parse("photos:RandomResizedCrop(224, flip=False, scale=(0.1, 1))")
+    assert (spelled.module, spelled.name, spelled.called) == ("photos", "RandomResizedCrop", True)
+    assert (spelled.args, spelled.kwargs) == ((224,), {"flip": False, "scale": (0.1, 1)})
+    assert chosen.parse("a.b:c.d") == chosen.Spelled("a.b", "c.d", False, (), {})
+    for wrong in (
+        "x",
+        "x:",
+        ":x",
+        "a:b(",
+        "a:b(open('x'))",
+        "a:b(**{})",
+        "a:b()()",
+        "a:1",
+        "a b:c",
+    ):
+        with pytest.raises(UserError, match="is not understood"):
+            chosen.parse(wrong)
+
+
+def test_what_a_transform_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("bench_mine.py").write_text(
+        "number = 3\nclass Crop:\n def __init__(self, size): self.size = size\n"
+        " def __call__(self, data, rng): return self.size\ndef boom(): 1 / 0\n"
+    )
+    Path("bench_broken.py").write_text("import not_there_at_all\n")
+    found: Any = chosen.load("bench_mine:Crop(5)")
+    assert found(b"", None) == 5
+    assert chosen.load("photos:RandomResizedCrop(32)") == rankup.data.photos.RandomResizedCrop(32)
+    Path("tokens.py").write_text("def text(data, rng): return 7\n")  # and not rankup's
+    assert chosen.load("tokens:text")(b"", None) == 7  # type: ignore[arg-type]
+    for text, said in (
+        ("bench_mine:Crap", "did you mean Crop"),
+        ("bench_mine:Crop", r"is a class; write what it is made with"),
+        ("bench_mine:Crop(1, 2)", "positional argument"),
+        ("bench_mine:number", "is int; it should be a function"),
+        ("not_there:x", "no module 'not_there'"),
+        ("texts:text", "no module 'texts'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            chosen.load(text)
+    for text in ("bench_mine:boom()", "bench_broken:x"):
+        with pytest.raises(chosen.Raised):
+            chosen.load(text)
+
+
+def test_a_sample_is_dropped_from_memory_or_it_is_said_why(arrays: Path) -> None:
+    with rankup.data.open(arrays, how="pread") as samples:
+        before = bytes(samples.read(3))
+        gone, why = cold.dropped(samples, [3, 5])
+        assert set(gone) <= {3, 5}
+        assert gone or why
+        assert bytes(samples.read(3)) == before
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    """64 arrays of 4 kB with labels, written as numpy does."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "arrays.npz"
+    np.savez(path, x=rng.random((64, 1024), np.float32), y=np.arange(64) % 4)
+    return path
+
+
+def _told(capsys: pytest.CaptureFixture[str], asked: Asked) -> dict[str, Any]:
+    assert bench_data(replace(asked, as_json=True)) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def test_a_transform_that_sleeps_is_what_limits(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(arrays.parent)
+    monkeypatch.syspath_prepend(str(arrays.parent))
+    Path("bench_asleep.py").write_text(
+        "import time\ndef nap(data, rng):\n    time.sleep(0.005)\n    return data[:3].copy()\n"
+    )
+    asked = Asked(str(arrays), transform="bench_asleep:nap", seconds=0.3, workers=2, batch=8)
+    told = _told(capsys, asked)
+    verdict = told["verdict"]
+    assert (verdict["limit"], verdict["met"]) == ("transform", False)
+    assert 0.005 <= told["parts"]["transform"]["median"] < 0.01
+    # Two that sleep do so at the same time.
+    assert [load["kind"] for load in told["loads"]] == ["processes", "threads"]
+    assert all(100 < load["rate"]["median"] <= 450 for load in told["loads"])
+    assert told["loads"][0]["memory"] > 1_000_000
+    assert verdict["cores"] > 40
+    assert told["data"]["result"] == "float32 (3,)"
+
+
+def test_a_file_that_is_read_slowly_is_what_limits(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = Spans.read
+
+    def slowly(self: Spans, file: int, offset: int, length: int) -> memoryview | bytes:
+        time.sleep(0.002)
+        return read(self, file, offset, length)
+
+    def array(self: Samples, row: int, field: str | None = None) -> Any:
+        return np.frombuffer(self.read(row), np.float32)
+
+    monkeypatch.setattr(Spans, "read", slowly)
+    monkeypatch.setattr(Samples, "array", array)
+    told = _told(capsys, Asked(str(arrays), seconds=0.3, workers=1, batch=8))
+    assert (told["verdict"]["limit"], told["verdict"]["met"]) == ("read", False)
+    assert any("rankup stage" in line for line in told["verdict"]["advice"])
+
+
+def test_a_transform_that_wants_no_threads_is_measured_with_processes(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(arrays.parent)
+    monkeypatch.syspath_prepend(str(arrays.parent))
+    Path("bench_seeded.py").write_text(
+        "from rankup.data.photos import seeded\nfirst = seeded(lambda data: data[:3].copy())\n"
+    )
+    asked = Asked(str(arrays), transform="bench_seeded:first", seconds=0.2, workers=1, batch=8)
+    assert bench_data(asked) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Loader, threads: not possible: " in said
+    assert 'kind="processes")' in said
+
+
+def test_a_transform_that_raises_is_shown_from_the_users_own_line_on(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(arrays.parent)
+    monkeypatch.syspath_prepend(str(arrays.parent))
+    Path("bench_wrong.py").write_text("def nothing(data, rng):\n    return data['nothing']\n")
+    assert bench_data(Asked(str(arrays), transform="bench_wrong:nothing", seconds=0.3)) == 1
+    said = capsys.readouterr().err
+    assert "in nothing" in said
+    assert "return data['nothing']" in said
+    assert "rankup/data" not in said
+    Path("bench_hangs.py").write_text("import time\ndef wait(data, rng):\n    time.sleep(60)\n")
+    monkeypatch.setattr(parts, "_PATIENCE", 0.2)
+    assert bench_data(Asked(str(arrays), transform="bench_hangs:wait", seconds=0.3)) == 1
+    said = capsys.readouterr().err
+    assert "time.sleep(60)" in said
+    assert "not done with one sample after 0.2 s" in said
+    Path("bench_exits.py").write_text("def leave(data, rng):\n    raise SystemExit(5)\n")
+    with pytest.raises(UserError, match=r"bench_exits:leave ended the program .SystemExit: 5"):
+        bench_data(Asked(str(arrays), transform="bench_exits:leave", seconds=0.3))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"demand": 0.0}, "--demand is 0; it should be more than 0"),
+        ({"demand": float("nan")}, "--demand is nan"),
+        ({"seconds": -1.0}, "--seconds is -1"),
+        ({"workers": 0}, "--workers is 0"),
+        ({"batch": 0}, "--batch is 0"),
+        ({"split": "test"}, "no split 'test'"),
+        ({"file": "not-there.h5"}, "no file or folder"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arrays: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        bench_data(replace(Asked(str(arrays)), **options))
+
+
+def test_without_torch_it_says_so(arrays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match="torch, which is not installed here"):
+        bench_data(Asked(str(arrays)))
+
+
+def test_three_samples_are_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "few.npz"
+    np.savez(path, x=np.zeros((3, 8), np.float32))
+    assert bench_data(Asked(str(path), seconds=0.2, workers=1)) == 0
+    assert "few.npz, train: 3 samples" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_photos_by_the_command_itself(
+    data_root: Path | None, tmp_path: Path, run_rankup: RunRankup
+) -> None:
+    source = data_root / "imagenet-sample" if data_root else _photos(tmp_path / "photos")
+    assert run_rankup(["pack", source, "photos.h5"]).returncode == 0
+    done = run_rankup(["bench-data", "photos.h5", "--seconds", "1", "--size", "64"])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for said in ("photos:RandomResizedCrop(64)", "decode + crop", "Loader, threads", "Good: "):
+        assert said in done.stdout
+    assert len(done.stdout.splitlines()) <= 22
+    missing = run_rankup(["bench-data", "photos.h5", "--transform", "nowhere:x"])
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert missing.stderr.startswith("rankup: --transform: there is no module 'nowhere'")
+    assert "Traceback" not in missing.stderr
+
+
+def _photos(folder: Path) -> Path:
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    for number in range(12):
+        path = folder / f"class{number % 2}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 255, (200, 300, 3), np.uint8)).save(path)
+    return folder

@@ -1,0 +1,72 @@
+"""Which part of a photo is taken, in numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankup.data import crops
+
+_SIDES = st.one_of(st.integers(1, 12), st.integers(1, 70_000))
+
+
+@settings(deadline=None, max_examples=100)
+@given(_SIDES, _SIDES, st.integers(0, 2**32))
+def test_a_part_lies_inside_the_photo(height: int, width: int, seed: int) -> None:
+    top, left, down, across = crops.random_crop(height, width, np.random.default_rng(seed))
+    assert 0 <= top < top + down <= height
+    assert 0 <= left < left + across <= width
+
+
+def test_parts_are_of_the_area_and_shape_that_was_asked_for() -> None:
+    rng = np.random.default_rng(1)
+    drawn = np.array([crops.random_crop(300, 400, rng) for _ in range(4000)])
+    top, left, down, across = drawn.T
+    area, shape = down * across / (300 * 400), across / down
+    assert 0.075 < area.min() < 0.1
+    assert 0.97 < area.max() <= 1
+    assert 0.73 < shape.min() < 0.77
+    assert 1.3 < shape.max() < 1.36
+    # Small ones fit nearly everywhere: they are as often upright as not, and their place is even.
+    small = area < 0.2
+    assert abs(np.log(shape[small]).mean()) < 0.02
+    assert abs((top[small] / (300 - down[small])).mean() - 0.5) < 0.03
+    assert abs((left[small] / (400 - across[small])).mean() - 0.5) < 0.03
+
+
+def test_area_is_even_where_every_part_fits() -> None:
+    rng = np.random.default_rng(2)
+    drawn = [crops.random_crop(1000, 1000, rng, (0.1, 0.5), (0.9, 1.1)) for _ in range(3000)]
+    area = np.array([down * across / 1e6 for _, _, down, across in drawn])
+    counts, _ = np.histogram(area, 4, (0.1, 0.5))
+    assert counts.min() > 650
+
+
+def test_of_a_narrow_photo_the_middle_is_taken() -> None:
+    rng = np.random.default_rng(3)
+    assert crops.random_crop(1000, 10, rng) == (493, 0, 13, 10)
+    assert crops.random_crop(10, 1000, rng) == (0, 493, 10, 13)
+    assert crops.random_crop(1, 1, rng, scale=(0.01, 0.02)) == (0, 0, 1, 1)
+
+
+def test_the_whole_photo_where_its_shape_is_allowed() -> None:
+    rng = np.random.default_rng(4)
+    assert crops.random_crop(300, 400, rng, (1.0, 1.0), (4 / 3, 4 / 3)) == (0, 0, 300, 400)
+    # No part has ten times the area, and the photo itself is of an allowed shape.
+    assert crops.random_crop(320, 400, rng, (10.0, 10.0)) == (0, 0, 320, 400)
+
+
+def test_the_middle_square() -> None:
+    assert crops.centre(375, 500, 224) == (256, 341, 16, 58)  # 58.5 to the even one
+    assert crops.centre(500, 375, 224) == (341, 256, 58, 16)
+    assert crops.centre(375, 500, 224, 224) == (224, 298, 0, 37)
+    assert crops.centre(1, 1, 8) == (9, 9, 0, 0)  # 0.5 to the even one
+    for height, width in ((1, 70_000), (97, 100), (333, 333)):
+        down, across, top, left = crops.centre(height, width, 160)
+        assert min(down, across) == round(160 * 256 / 224)
+        assert math.isclose(across / down, width / height, rel_tol=0.01)
+        assert 0 <= top <= down - 160
+        assert 0 <= left <= across - 160

@@ -1,0 +1,328 @@
+"""Threads and processes that make batches: they fail loudly, in bounded time, and end."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import random
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rankup.base.errors import UserError
+from rankup.data import Loader, PackedDataset, engines
+from rankup.data.engines import Inline, cores_of_rank
+from rankup.data.making import Fetch
+from rankup.data.options import Options
+from rankup.data.processes import Processes
+from rankup.data.threads import Threads, one_thread
+
+from . import feeding
+from .feeding import Digest, Large, digest, epochs, flat, loader, options, small, workers
+from .feeding import nobody_is_left as nobody_is_left
+
+# Those that import torch anew take their time.
+ENGINES = [
+    *("threads", "fork"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn")),
+]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> PackedDataset:
+    return PackedDataset(small(tmp_path, 60), None, Digest())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_makes_the_same_batches(dataset: PackedDataset, engine: str) -> None:
+    """Also in the epochs after the first, whose workers are there already."""
+    expected = epochs(loader(dataset), 3)
+    one = loader(dataset, **options(engine))
+    found = epochs(one, 1)
+    before = {worker.pid for worker in workers()}
+    assert found + epochs(one, 2) == expected
+    assert {worker.pid for worker in workers()} == before
+    one.close()
+    assert epochs(one) == epochs(loader(dataset), 4)[-8:]  # others take their place
+    one.close()
+
+
+@pytest.mark.parametrize("engine", ["none", "threads", "fork"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda data, rng: torch.arange(20000) + len(data),
+        lambda data, rng: {"a": digest(data, rng), "b": [len(data), "text"]},
+        lambda data, rng: (torch.ones(3, 4, 5, 6).to(memory_format=torch.channels_last), 1.5),
+        lambda data, rng: "x" * 20000,
+        lambda data, rng: torch.zeros(0, 3, dtype=torch.bfloat16),
+        lambda data, rng: torch.full((9000,), 2.5, dtype=torch.bfloat16)[::2],
+    ],
+)
+def test_what_a_transform_may_return(tmp_path: Path, engine: str, make: Any) -> None:
+    data = PackedDataset(small(tmp_path, 20), None, make)
+    expected = list(loader(data, 4))
+    one = loader(data, 4, **options(engine))
+    found = list(one)
+    one.close()
+    assert _equal(found, expected)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.stride() == other.stride() and one.equal(other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
+
+
+def test_a_lambda_cannot_be_spawned(tmp_path: Path) -> None:
+    data = PackedDataset(small(tmp_path, 20), None, lambda data, rng: digest(data, rng))
+    with pytest.raises(UserError, match=r"top level of a module.*context='fork'"):
+        list(loader(data, **options("spawn")))
+
+
+def test_batches_that_are_kept_stay_as_they_are(tmp_path: Path) -> None:
+    """Memory is used again only once nobody holds any part of a batch; also beyond the spare."""
+    data = PackedDataset(small(tmp_path, 90), None, Large())
+    expected = epochs(loader(data, 1))
+    one = loader(data, 1, **options("fork"))
+    kept = []
+    for images, labels in one:
+        kept.append((images[:, 3:].t()[0], labels))
+    assert [bytes(part.numpy()) for part, _ in kept] == [batch[3:4] for batch in expected]
+    slots = one._engine._slots.slots  # type: ignore[attr-defined]
+    assert 64 < len(slots) < 80
+    del kept, images, labels
+    gc.collect()
+    assert epochs(one, 1) == epochs(loader(data, 1), 2)[90:]
+    assert len(slots) < 80
+    one.close()
+
+
+def test_memory_is_used_again(tmp_path: Path) -> None:
+    data = PackedDataset(small(tmp_path, 80), None, Large())
+    one = loader(data, 4, **options("fork"))
+    places = {images.data_ptr() for _ in range(3) for images, _ in one}
+    one.close()
+    assert len(places) <= 7  # ahead, handed out, and the one that the loop held until then
+
+
+@pytest.mark.parametrize("engine", ["none", *ENGINES[:2]])
+def test_a_loop_that_is_left_and_begun_again(dataset: PackedDataset, engine: str) -> None:
+    whole = epochs(loader(dataset), 3)
+    one = loader(dataset, **options(engine))
+    for number, batch in enumerate(one):
+        assert flat(batch) == whole[number]
+        if number == 2:
+            break
+    for number, batch in enumerate(one):
+        assert flat(batch) == whole[8 + number]
+        if number == 1:
+            break
+    # An iterator that is forgotten, and one that goes on although another has begun.
+    older = iter(one)
+    assert flat(next(older)) == whole[16]
+    one.set_epoch(1)
+    assert epochs(one) == whole[8:16]
+    with pytest.raises(UserError, match="left for another"):
+        next(older)
+    assert epochs(one) == whole[16:]
+    forgotten = iter(one)
+    next(forgotten)
+    del forgotten
+    one.close()
+    one.close()
+
+
+def test_a_fork_after_threads(dataset: PackedDataset) -> None:
+    """A forked child has no threads: it starts its own."""
+    one = loader(dataset, **options("threads"))
+    run = iter(one)
+    first = flat(next(run))
+    child = multiprocessing.get_context("fork").Process(target=_all_there, args=(one, first))
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
+    processes = loader(dataset, **options("fork"))
+    assert epochs(processes) == epochs(loader(dataset))
+    processes.close()
+    assert len(list(run)) == 7
+    one.close()
+
+
+def _all_there(one: Loader, first: bytes) -> None:
+    one.set_epoch(0)
+    assert epochs(one)[0] == first
+    one.close()
+
+
+def _behind(data: bytes, rng: Any) -> torch.Tensor:
+    return torch.tensor([float(torch.rand(())), random.random(), np.random.rand(), len(data)])
+
+
+def test_what_is_drawn_behind_ones_back(tmp_path: Path) -> None:
+    """Libraries of transforms draw from the process's generators: they are keyed by sample too."""
+
+    class Own(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, sample: int) -> torch.Tensor:
+            return _behind(bytes(sample), None)
+
+    ours = PackedDataset(small(tmp_path, 30), None, _behind, labels=False)
+    data: Any
+    for data in (ours, Own()):
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state(False)
+        alone = loader(data)
+        expected = torch.cat([batch for _ in range(2) for batch in alone])
+        assert len(set(expected[:, :3].flatten().tolist())) == 180
+        parts = [loader(data, rank=r, world_size=2, **options("fork")) for r in range(2)]
+        pairs = (pair for _ in range(2) for pair in zip(*parts, strict=True))
+        found = torch.cat([torch.cat(pair) for pair in pairs])
+        for part in parts:
+            part.close()
+        assert torch.equal(found, expected)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert random.getstate() == before[1]
+        assert str(np.random.get_state(False)) == str(before[2])
+
+
+def test_large_draws(tmp_path: Path) -> None:
+    """Numbers of samples that are more than a pipe takes at once."""
+    count = 60_000
+    path = small(tmp_path, 3)
+
+    class Ones(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 4 * count
+
+        def __getitems__(self, samples: list[int]) -> list[int]:
+            return [sum(samples)]
+
+    assert path.exists()
+    one = Loader(Ones(), count, rank=0, world_size=1, **options("fork"), timeout=30)  # type: ignore[arg-type]
+    total = sum(int(batch) for batch in one)
+    one.close()
+    assert total == 4 * count * (4 * count - 1) // 2
+
+
+def test_threads_compute_alone(dataset: PackedDataset) -> None:
+    """Each in one thread, and the training loop in as many as it had."""
+    found: list[int] = []
+
+    def seen() -> None:
+        one_thread()
+        found.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        thread = threading.Thread(target=seen)
+        thread.start()
+        thread.join()
+        assert (found, torch.get_num_threads()) == ([1], 3)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("environment", "usable", "parent", "cores"),
+    [
+        ({}, 24, 24, 24),
+        ({"LOCAL_WORLD_SIZE": "4"}, 96, 96, 24),
+        ({"LOCAL_WORLD_SIZE": "4"}, 24, 96, 24),  # bound by torchrun to cores of its own
+        ({"LOCAL_WORLD_SIZE": "4"}, 48, 96, 24),  # two share a NUMA domain
+        ({"LOCAL_WORLD_SIZE": "4", "SLURM_CPUS_PER_TASK": "96"}, 96, 96, 24),
+        ({"LOCAL_WORLD_SIZE": "8"}, 2, 2, 1),
+        ({"LOCAL_WORLD_SIZE": ""}, 6, 6, 6),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_CPUS_PER_TASK": "24"}, 24, 128, 24),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_CPUS_PER_TASK": "12"}, 96, 128, 12),
+        (
+            {
+                "SLURM_STEP_NUM_TASKS": "8",
+                "SLURM_STEP_NUM_NODES": "2",
+                "SLURM_CPUS_ON_NODE": "96",
+            },
+            96,
+            128,
+            24,
+        ),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_CPUS_PER_TASK": "4"}, 48, 48, 48),
+    ],
+)
+def test_cores_are_not_divided_twice(
+    environment: dict[str, str], usable: int, parent: int, cores: int
+) -> None:
+    assert cores_of_rank(environment, usable, parent) == cores
+
+
+def test_the_engine_that_suits(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small(tmp_path, 20)
+
+    def made(transform: Any, **options: Any) -> type:
+        fetch = Fetch(PackedDataset(path, None, transform), options.pop("collate", None))
+        wanted = {"workers": 1, "kind": "auto", "prefetch": 2, "context": None, "timeout": 1.0}
+        return type(engines.engine(fetch, Options(**{**wanted, **options}, pin_memory=False)))
+
+    assert made(Digest()) is Threads
+    assert made(Digest(releases_gil=False)) is made(digest) is Processes
+    assert made(digest, kind="threads") is Threads
+    assert made(Digest(), kind="processes") is Processes
+    assert made(Digest(), workers=0) is Inline
+    for wrong in ({"kind": "both"}, {"context": "vfork"}, {"workers": -1}, {"prefetch": 0}):
+        with pytest.raises(UserError):
+            made(Digest(), **wrong)
+    (tmp_path / "zip").mkdir()
+    deflated = PackedDataset(feeding.contained(tmp_path / "zip", "zip"), "train", Digest())
+    assert not engines.suits_threads(Fetch(deflated))
+
+    capfd.readouterr()
+    monkeypatch.setattr(engines, "usable_cores", lambda: 9)
+    monkeypatch.setattr(engines, "_cores_of_parent", lambda: 9)
+    data = PackedDataset(path, None, Digest())
+    for rank in (1, 0, 0):
+        Loader(data, 4, rank=rank, world_size=2)
+    assert capfd.readouterr().err.count("8 worker threads per rank") == 1
+    Loader(data, 5, rank=0, world_size=1, quiet=True, kind="processes")
+    monkeypatch.setenv("RANKUP_QUIET", "1")
+    Loader(data, 5, rank=0, world_size=1, kind="processes")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "container", ["zip", "squashfs", pytest.param("parquet", marks=pytest.mark.slow)]
+)
+def test_threads_read_compressed_samples(tmp_path: Path, container: str) -> None:
+    """What decompresses is no place for two threads: each has its own."""
+    path = feeding.contained(tmp_path, container, 120)
+    name = feeding.PackedDataset(path, "train").samples.splits[0]
+    data = PackedDataset(path, name, digest)
+    expected = epochs(loader(data, 5), 4)
+    one = loader(data, 5, workers=4, kind="threads")
+    assert epochs(one, 4) == expected
+    one.close()
+
+
+def test_few_files_are_open(tmp_path: Path) -> None:
+    """Batches that are kept do not use up the file descriptors."""
+    data = PackedDataset(small(tmp_path, 300), None, Large())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    one = loader(data, 1, **options("fork"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        kept = list(one)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        one.close()
+    assert len(kept) == 300

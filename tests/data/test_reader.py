@@ -1,0 +1,263 @@
+"""`PackedDataset`: what an item is, subsets, and files that change under a running job."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from rankup.base.errors import UserError
+from rankup.data import PackedDataset, transforms
+from rankup.data.errors import BadContainer
+from rankup.data.stage import release, stage
+
+from . import made
+from .feeding import Digest, Large, digest, epochs, flat, loader, small
+
+
+def _arrays(folder: Path) -> Path:
+    path = folder / "arrays.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
+        file["y"] = np.arange(10, dtype=np.int64) * 7
+        file["packed"] = np.arange(20).reshape(10, 2)
+        file.create_dataset("squeezed", data=np.arange(40).reshape(10, 4), compression="gzip")
+    return path
+
+
+def test_an_item(tmp_path: Path) -> None:
+    path = small(tmp_path, 10)
+    data = PackedDataset(path)
+    image, label = data[4]
+    assert (image, label) == (made.samples(10, most=300)[4][1], 1)
+    assert data[-1] == data[9]
+    assert PackedDataset(path, labels=False)[4] == image
+    assert [len(one) for one in data.__getitems__([1, 2])] == [2, 2]
+    assert data.labels is not None
+    assert data.labels.tolist() == [row % 3 for row in range(10)]
+    assert data.lengths[4] == len(image)
+    with pytest.raises(UserError, match="no field 'caption'"):
+        PackedDataset(path, field="caption")
+
+
+def test_splits(tmp_path: Path) -> None:
+    members = made.samples(10)
+    made.pack(tmp_path / "p", {"train": members[:6], "val": members[6:]})
+    with pytest.raises(UserError, match="name one of them: train, val"):
+        PackedDataset(tmp_path / "p")
+    with pytest.raises(UserError, match="no split 'test'"):
+        PackedDataset(tmp_path / "p", "test")
+    val = PackedDataset(tmp_path / "p", "val", verify=True)
+    assert val[1] == (members[7][1], members[7][2])
+    assert val.labels is not None
+    assert (len(val), val.labels.tolist(), val.lengths[1]) == (4, [0, 1, 2, 0], len(members[7][1]))
+    part = val.subset([3, 1]).subset([1])
+    assert part[0] == val[1]
+    assert part.labels is not None
+    assert (len(part), part.labels.tolist(), part.row(0)) == (1, [1], 1)
+    with pytest.raises(IndexError):
+        val.subset([4])
+
+
+def test_a_subset_augments_as_the_whole(tmp_path: Path) -> None:
+    data = PackedDataset(small(tmp_path, 10), None, digest, seed=3)
+    part = data.subset([7, 2])
+    assert (part[0][0] == data[7][0]).all()
+    data.set_epoch(1)
+    assert (part[0][0][8:] != data.subset([2, 7])[0][0][8:]).any()
+
+
+def test_arrays_and_several_fields(tmp_path: Path) -> None:
+    path = _arrays(tmp_path)
+    x = PackedDataset(path, field="x", labels=False)
+    batch = next(iter(loader(x, 4, shuffle=False)))
+    assert torch.equal(batch, torch.arange(24.0).reshape(4, 2, 3))
+    batch += 1  # a copy, not the file
+    several = PackedDataset(path, field=("x", "packed", "squeezed"), labels=False)
+    for options in ({}, {"workers": 2, "kind": "threads"}):
+        one = loader(several, 5, shuffle=False, **options)  # type: ignore[arg-type]
+        batch = list(one)[1]
+        one.close()
+        assert sorted(batch) == ["packed", "squeezed", "x"]
+        assert batch["squeezed"].tolist() == np.arange(40).reshape(10, 4)[5:].tolist()
+        assert batch["x"].dtype == torch.float32
+    summed = PackedDataset(
+        path, None, lambda data, rng: float(data["x"].sum() + data["packed"][0]),
+        field=("x", "packed"), labels=False,
+    )  # fmt: skip
+    assert summed[1] == sum(range(6, 12)) + 2
+    with pytest.raises(UserError, match="no hashes to verify"):
+        PackedDataset(path, field="x", verify=True)
+
+
+@settings(deadline=None, max_examples=30)
+@given(key=st.integers(0, 2**63 - 1), samples=st.lists(st.integers(0, 2**63 - 1), max_size=4))
+def test_what_a_sample_draws_is_its_own(key: int, samples: list[int]) -> None:
+    """Whatever those before it have drawn."""
+    draws = transforms.Draws(key)
+    for number, sample in enumerate(samples):
+        one, other = draws.of(sample), transforms.rng(key, sample)
+        assert one.integers(0, 9, number).tolist() == other.integers(0, 9, number).tolist()
+        assert one.random(dtype=np.float32) == other.random(dtype=np.float32)
+        assert one.bytes(5) == other.bytes(5)
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_torchs_own_loader_with_workers_that_stay(tmp_path: Path, context: str) -> None:
+    """They see the epoch that is set later, and the bytes are those of our Loader."""
+    data = PackedDataset(small(tmp_path, 40), None, Large(), seed=3)
+    theirs = DataLoader(
+        data, 8, num_workers=2, persistent_workers=True, multiprocessing_context=context
+    )
+    for epoch in range(3):
+        data.set_epoch(epoch)
+        one = loader(data, 8, shuffle=False)
+        one.set_epoch(epoch)
+        assert [flat(batch) for batch in theirs] == epochs(one)
+
+
+def test_it_travels(tmp_path: Path) -> None:
+    data = PackedDataset(small(tmp_path, 10), None, Digest(), seed=3)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        images, _ = pool.apply(data.__getitem__, (5,))
+    assert torch.equal(images, data[5][0])
+    assert len(pickle.dumps(data.samples)) < 1000
+
+
+def _written(path: Path) -> None:
+    with (path / "train.bin").open("r+b") as file:
+        file.seek(10)
+        file.write(b"other")
+
+
+def _renamed(path: Path) -> None:
+    shutil.copy2(path / "train.bin", path / "new")
+    (path / "new").rename(path / "train.bin")
+
+
+def _packed_anew(path: Path) -> None:
+    shutil.rmtree(path)
+    made.pack(path, {"train": made.samples(40, seed=9, most=300)})
+
+
+def _index(path: Path) -> None:
+    index = path / "index.npz"
+    shutil.copy(index, path / "new")
+    (path / "new").rename(index)
+
+
+def _removed(path: Path) -> None:
+    (path / "train.bin").unlink()
+
+
+CHANGES = {
+    _written: "written to",
+    _renamed: "replaced by another",
+    _packed_anew: "replaced by another",
+    _index: "replaced by another",
+    _removed: "cannot be found any more",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("how", ["mmap", "pread"])
+def test_a_file_that_changes_under_a_job(
+    tmp_path: Path, change: Any, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKUP_READ", how)
+    path = small(tmp_path, 40)
+    data = PackedDataset(path, None, Digest(), on_bad="drop")
+    one = loader(data, workers=2, kind="processes", context="fork")
+    epochs(one)
+    change(path)
+    with pytest.raises(BadContainer, match=CHANGES[change]):
+        epochs(one)
+    one.close()
+    data.set_epoch(1)
+    with pytest.raises(BadContainer, match=CHANGES[change]):
+        list(DataLoader(data, 8))
+    monkeypatch.setattr(data, "check", lambda epoch=None: None)
+    with pytest.raises(BadContainer, match=r"changed|replaced|written|not"):
+        # Opened again by a worker that is not forked.
+        pickle.loads(_by_value(data)).check()
+
+
+def test_a_change_is_noticed_in_the_epoch_in_which_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small(tmp_path, 40)
+    one = loader(PackedDataset(path, None, Digest()))
+    run = iter(one)
+    next(run)
+    _written(path)
+    with pytest.raises(BadContainer, match=r"written to.*Samples of epoch 0 may have been others"):
+        list(run)
+    assert one.consumed == 40  # at its end
+    monkeypatch.setattr("rankup.data.reader._LOOK", 1e-9)
+    path = small(tmp_path, 41)
+    one = loader(PackedDataset(path, None, Digest()))
+    run = iter(one)
+    next(run)
+    _written(path)
+    with pytest.raises(BadContainer, match="written to"):
+        next(run)
+
+
+@pytest.mark.parametrize("how", ["mmap", "pread"])
+def test_a_staged_copy_that_is_taken_away(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the end of another run of the same job: the source is read from then on."""
+    monkeypatch.setenv("RANKUP_READ", how)
+    monkeypatch.setenv("RANKUP_STAGE_DIR", str(tmp_path / "node"))
+    (tmp_path / "node").mkdir()
+    path = small(tmp_path, 40)
+    expected = epochs(loader(PackedDataset(path, None, Digest())), 3)
+    copy = stage(path, quiet=True, reserve=0).path
+    data = PackedDataset(path, None, Digest())
+    assert data.samples.staged == copy
+    subset = data.subset(range(40))
+    one, two = loader(data), loader(subset, workers=2, kind="processes", context="fork")
+    found = epochs(one)
+    assert epochs(two) == found
+    travelled = pickle.dumps(data)
+    release()
+    assert pickle.loads(travelled)[3][0].tolist() == data[3][0].tolist()
+    assert found + epochs(one, 2) == expected
+    assert data.samples.staged is None
+    assert epochs(two, 2) == expected[5:]
+    two.close()
+    _written(path)
+    with pytest.raises(BadContainer, match="written to"):
+        epochs(one)
+    with pytest.raises(BadContainer, match=r"written to|changed"):
+        pickle.loads(travelled).check()
+
+
+def _by_value(data: PackedDataset) -> bytes:
+    state = {**data.__dict__, "_epoch": None}
+    state.pop("check", None)
+    copy = PackedDataset.__new__(PackedDataset)
+    copy.__dict__.update(state)
+    return pickle.dumps(copy)
+
+
+def test_times_of_access_change_nothing(tmp_path: Path) -> None:
+    path = small(tmp_path, 20)
+    one = loader(PackedDataset(path, None, Digest()))
+    about = os.stat(path / "train.bin")
+    os.utime(path / "train.bin", ns=(about.st_atime_ns + 10**9, about.st_mtime_ns))
+    os.chmod(path / "train.bin", 0o644)
+    (path / "note.txt").write_text("beside it")
+    epochs(one, 2)

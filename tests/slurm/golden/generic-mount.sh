@@ -1,0 +1,298 @@
+#!/bin/bash
+# shellcheck disable=SC2034,SC2317 # functions and settings go to the nodes as text
+# train on 1 x 2 ranks, written by rankup
+# Made by:        rankup run --nodes 1 train.py --lr 0.1 'two words'
+# To submit it:   mkdir -p /p/scratch/runs/train/20260101-120000-abcd/log && sbatch THIS_FILE
+# It needs torchrun on PATH, and no rankup
+#SBATCH --job-name=train
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=8
+#SBATCH --gres=gpu:2
+#SBATCH --time=02:00:00
+#SBATCH --signal=USR1@60
+#SBATCH --chdir=/p/scratch/runs/train/20260101-120000-abcd
+#SBATCH --output=/p/scratch/runs/train/20260101-120000-abcd/log/%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --partition=gpu
+
+# ---- this life of the run ------------------------------------------------------------------------
+trap '' USR1 # the ranks take it as a wish to stop, this shell does not
+rankup_base=/p/scratch/runs/train/20260101-120000-abcd
+export RANKUP_RUN_DIR=$rankup_base
+rankup_lives=100 # at most, and then somebody should look
+rankup_retries=0 # times that Slurm may start the job again by itself
+RANKUP_RESUME=0 # whether there was a life before this job
+
+rankup_life=${SLURM_RESTART_COUNT:-0}
+# The last task of an array has the number of the whole array as its own.
+rankup_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+rankup_job=${rankup_job:-$SLURM_JOB_ID}
+rankup_start=$(date +%s)
+rankup_marker=$RANKUP_RUN_DIR/requeue # left by the ranks when they stop with a checkpoint
+
+record_life() { # append a line about this life, e.g. record_life '"end": 1700000000'
+    if [ -n "${RANKUP_INTERACTIVE:-}" ]; then return; fi # in an allocation `rankup run` does it
+    printf '{"job": "%s", "task": %s, "restart": %d, %s}\n' "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" \
+        "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_life" "$1" >>"$RANKUP_RUN_DIR/log/lives.jsonl"
+}
+
+end_life() { # end_life CODE [WHY]: a script that ends without its code makes a failed job COMPLETED
+    if [ -n "${2:-}" ]; then echo "rankup: $2" >&2; fi
+    record_life "\"end\": $(date +%s), \"code\": $1"
+    exit "$1"
+}
+
+count_up() { # count_up NAME: one more than the number in log/NAME; what is torn counts as too many
+    local file=$RANKUP_RUN_DIR/log/$1 number=0
+    if [ -e "$file" ]; then number=$(cat "$file"); fi
+    case $number in '' | *[!0-9]* | ???????*) number=999999 ;; esac
+    echo $((number + 1)) >"$file" && echo $((number + 1))
+}
+
+mkdir -p "$RANKUP_RUN_DIR/log" || exit 1
+exec 9>>"$RANKUP_RUN_DIR/log/lock"
+if command -v flock >/dev/null; then
+    flock -w 90 9
+    if [ $? = 1 ]; then # others mean: this file system has no locks
+        end_life 1 "another job or process works in $RANKUP_RUN_DIR (held for 90 s)"
+    fi
+fi
+rankup_who="job $SLURM_JOB_ID"
+if [ -n "${RANKUP_INTERACTIVE:-}" ]; then
+    rankup_who="process $RANKUP_INTERACTIVE on $(uname -n)"
+fi
+printf '%s' "$rankup_who" >"$RANKUP_RUN_DIR/log/lock"
+rm -f -- "$RANKUP_RUN_DIR"/log/failure-rank*.json # of an earlier life
+# The log may hold earlier lives: where this one begins in it.
+rankup_offset=$(stat --dereference --format=%s "/proc/$$/fd/1" 2>/dev/null || echo 0)
+record_life "\"start\": $(date +%s.%3N), \"nodes\": \"$SLURM_JOB_NODELIST\", \"id\": \"$SLURM_JOB_ID\", \"offset\": $rankup_offset"
+
+if [ -e "$rankup_base/log/cancelled" ]; then
+    end_life 1 "cancelled by \`rankup cancel\`"
+elif [ -e "$rankup_marker" ]; then
+    rm -- "$rankup_marker"
+    rankup_count=$(count_up requeues) || end_life 1 "cannot write to $RANKUP_RUN_DIR/log"
+    if [ "$rankup_count" -ge "$rankup_lives" ]; then
+        end_life 1 "stopped after $rankup_lives lives (--lives); go on with: rankup run --resume $rankup_base"
+    fi
+elif [ "$rankup_life" -gt 0 ] && [ -z "${RANKUP_INTERACTIVE:-}" ]; then # else: the allocation's
+    rankup_count=$(count_up retries) || end_life 1 "cannot write to $RANKUP_RUN_DIR/log"
+    if [ "$rankup_count" -gt "$rankup_retries" ]; then
+        end_life 1 "Slurm started this job again (a node failed, or the job was preempted), and --retries allows $rankup_retries of that. Go on with: rankup run --resume $rankup_base"
+    fi
+fi
+if [ -d "$RANKUP_RUN_DIR/checkpoints" ]; then RANKUP_RESUME=1; fi
+export RANKUP_RESUME
+
+# ---- environment ---------------------------------------------------------------------------------
+cd -- /p/project || end_life 1 "$(hostname) cannot enter it; is it mounted? "/p/project
+export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
+export HF_DATASETS_OFFLINE="${HF_DATASETS_OFFLINE:-1}"
+export TRANSFORMERS_OFFLINE="${TRANSFORMERS_OFFLINE:-1}"
+export WANDB_MODE="${WANDB_MODE:-offline}"
+export PYTHONUNBUFFERED=1
+activate() { # in a function: what it sources sees no words of this script
+    # shellcheck disable=SC1090,SC1091
+    source /p/project/activate.sh
+}
+[ -r /p/project/activate.sh ] || end_life 1 "cannot read "/p/project/activate.sh
+activate || echo "rankup: warning: exit code $? from "/p/project/activate.sh >&2
+set +e
+cd -- /p/project || exit 1 # wherever that went
+
+# ---- what this job runs --------------------------------------------------------------------------
+words=(/p/project/train.py --lr 0.1 'two words')
+nodes=1 ranks=2 gpus=2 # ranks and GPUs are per node
+minutes=120 # time limit
+stop_after= # seconds; empty: shortly before the time limit
+suffix='' # of a node's name in the fast network
+srun_options=()
+needs=(/p/project /p/project/train.py) # every node has to see these
+programs=(torchrun python3)
+stage=() # each node copies these first
+stage_options=()
+mounts=(/p/data/photos.sqsh) # each node mounts these first
+# srun does not take --cpus-per-task over from sbatch since Slurm 22.05
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"
+threads=$((SRUN_CPUS_PER_TASK / ranks)) # torchrun would set 1
+export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"
+set -u
+
+# ---- until when: the ranks save and stop before this ---------------------------------------------
+RANKUP_END_TIME=${SLURM_JOB_END_TIME:-}
+if [ -z "$RANKUP_END_TIME" ]; then # Slurm before 23.02 does not say
+    ends=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$rankup_job" --format=%e)
+    RANKUP_END_TIME=$(date --date="${ends:-unknown}" +%s 2>/dev/null) || RANKUP_END_TIME=
+fi
+if [ -z "$RANKUP_END_TIME" ] && [ "$minutes" -gt 0 ]; then
+    RANKUP_END_TIME=$((rankup_start + minutes * 60)) # squeue did not answer
+fi
+if [ -n "$stop_after" ]; then # --deadline
+    early=$((rankup_start + stop_after))
+    if [ "$early" -lt "${RANKUP_END_TIME:-$((early + 1))}" ]; then RANKUP_END_TIME=$early; fi
+fi
+if [ -n "$RANKUP_END_TIME" ]; then export RANKUP_END_TIME; else unset RANKUP_END_TIME; fi
+
+master_addr='' master_port='' # one node: nobody to meet
+
+# ---- preflight: seconds, on every node, before torch is imported anywhere ------------------------
+preflight() {
+    trap '' USR1
+    local node=${SLURMD_NODENAME:-$(hostname)} faults=0 path there
+    fault() {
+        echo "preflight: node $node: $1" >&2
+        faults=1
+    }
+    if [ "$nodes" -gt 1 ] && [ "$SLURM_NODEID" = 0 ]; then hear_all & fi
+    for path in "${needs[@]}"; do
+        [ -r "$path" ] || fault "cannot read $path; is its file system mounted on compute nodes?"
+    done
+    [ -w "$RANKUP_RUN_DIR" ] || fault "cannot write to the run directory $RANKUP_RUN_DIR"
+    for path in "${programs[@]}"; do
+        command -v "$path" >/dev/null || fault "$path is not on PATH; is the environment complete?"
+    done
+    if [ "$nodes" -gt 1 ] && [ "$SLURM_NODEID" != 0 ]; then report_to_head || faults=1; fi
+    there=${SLURM_GPUS_ON_NODE:-}
+    if [ "$gpus" -gt 0 ] && [ -n "$there" ] && [ "$there" -lt "$gpus" ]; then
+        fault "Slurm granted $there GPU(s), the job needs $gpus"
+    fi
+    if [ "$gpus" -gt 0 ] && command -v nvidia-smi >/dev/null; then
+        there=$(timeout 60 nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ')
+        [ "$there" -ge "$gpus" ] || fault "nvidia-smi sees $there GPU(s), the job needs $gpus"
+    fi
+    if [ "$nodes" -gt 1 ] && [ "$SLURM_NODEID" = 0 ]; then wait "$!" || faults=1; fi
+    return "$faults"
+}
+
+# rankup's own way to start a script, where it is there, keeps each rank's exception
+# for `rankup logs`; the script is the same.
+rank=(python3)
+if command -v rankup-rank >/dev/null; then rank=(rankup-rank); fi
+
+launch() { # torchrun on the one node; it starts the ranks
+    trap '' USR1 # it would die of it; the ranks install a handler of their own
+    exec torchrun --standalone --nproc-per-node="$ranks" --max-restarts=0 --no-python -- \
+        "${rank[@]}" "$@"
+}
+
+# ---- data into each node: the ranks find the copies by themselves --------------------------------
+stage_node() { # before torch is started anywhere; what does not fit is refused here
+    trap '' USR1
+    trap 'sleep 0.3; clear_node; exit 143' TERM # scancel, the time limit: Slurm tells rankup, too
+    local node=${SLURMD_NODENAME:-$(hostname)} code
+    (
+        set -o pipefail
+        export LOCAL_WORLD_SIZE=$ranks # for which it keeps memory
+        rankup stage ${stage_options[@]+"${stage_options[@]}"} -- "${stage[@]}" 2>&1 | {
+            trap '' TERM # what is said at the end is to be heard
+            sed --unbuffered "s/^/stage: node $node: /" >&2
+        }
+    ) &
+    wait "$!"
+    code=$?
+    if [ "$code" -ne 0 ]; then clear_node; fi
+    return "$code"
+}
+
+launch_staged() { # a later step could not give the memory back: a job that ends starts no step
+    trap '' USR1
+    trap 'ended=1; release_node' TERM # scancel, the time limit; the ranks have open what they read
+    local child code ended=1
+    if [ "${#mounts[@]}" -gt 0 ]; then # by a process of this step, which ends with it
+        if ! RANKUP_MOUNTS=$(rankup stage --mount -- "${mounts[@]}"); then
+            echo "rankup: node ${SLURMD_NODENAME:-$(hostname)} cannot mount ${mounts[*]}" >&2
+            return 1
+        fi
+        RANKUP_MOUNTS=${RANKUP_MOUNTS//$'\n'/:}
+        export RANKUP_MOUNTS # the folders, in the order of --mount
+    fi
+    launch "$@" <&0 &
+    child=$!
+    while [ -n "$ended" ]; do # the trap ends a wait, but not torchrun
+        ended=
+        wait "$child"
+        code=$?
+    done
+    release_node
+    return "$code"
+}
+
+release_node() {
+    timeout 25 rankup stage --release >&2
+}
+
+clear_node() { # after a kill, which leaves half a copy
+    release_node
+    timeout 25 rankup stage --clean >&2
+}
+
+on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of this script, per node
+    local option=$1
+    shift
+    # What it uses goes along as text; $SLURM_NODEID and the like are then read on the node itself.
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --relative=0 --cpu-bind=none \
+        --wait=120 "$option" ${srun_options[@]+"${srun_options[@]}"} bash -c "$(
+            declare -p stage stage_options mounts
+            declare -p nodes ranks gpus needs programs rank master_addr master_port
+            declare -f preflight hear_all report_to_head launch
+            declare -f stage_node launch_staged release_node clear_node
+        ); \"\$@\"" bash "$@"
+}
+
+# ---- run -----------------------------------------------------------------------------------------
+on_every_node --kill-on-bad-exit=0 preflight ||
+    end_life 1 "the preflight failed on the nodes named above; torch was not started anywhere"
+launcher=launch
+if ! command -v rankup >/dev/null; then
+    echo "rankup: this job has no rankup on PATH, so nothing is staged or mounted:" \
+        "${stage[*]} ${mounts[*]}" >&2
+else
+    launcher=launch_staged
+    if [ "${#stage[@]}" -gt 0 ]; then # --wait=0: one node may be through long before the others
+        SLURM_KILL_BAD_EXIT=1 on_every_node --wait=0 stage_node || {
+            on_every_node --time=2 clear_node # of nodes that had it already
+            end_life 1 "staging failed on the node named above; torch was not started anywhere"
+        }
+    fi
+fi
+on_every_node --kill-on-bad-exit=1 "$launcher" "${words[@]}"
+code=$?
+# Where ranks failed, srun may have killed those who would have done it.
+if [ "$code" -ne 0 ] && [ "$launcher" != launch ]; then
+    on_every_node --time=2 clear_node
+fi
+# A rank failed, and srun ended the others by a signal: the signal is not what happened.
+if [ "$code" -gt 128 ] && compgen -G "$RANKUP_RUN_DIR/log/failure-rank*.json" >/dev/null; then
+    code=1
+fi
+
+if [ -e "$rankup_marker" ] && [ -n "${RANKUP_INTERACTIVE:-}" ]; then exit 0; fi
+if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not through
+    took=$(($(date +%s) - rankup_start))
+    if [ $((took * 10)) -ge $((${RANKUP_END_TIME:-0} - rankup_start)) ]; then
+        rm -f -- "$RANKUP_RUN_DIR/log/short"
+    elif [ "$(count_up short || echo 9)" -ge 3 ]; then
+        end_life 1 "three lives in a row stopped in the first tenth of their time: too little is left beside a checkpoint, or the nodes' clocks differ. Go on with: rankup run --resume $rankup_base"
+    fi
+    record_life "\"end\": $(date +%s), \"code\": 0, \"stopped\": true"
+    exec 9>&- # the next life may start
+    echo "rankup: stopped with a checkpoint before the time limit; going on in a next life" >&2
+    if scontrol requeue "$rankup_job"; then
+        sleep 120 # Slurm ends this shell
+        exit 0
+    fi
+    next=$(env --unset=SLURM_RESTART_COUNT sbatch --parsable \
+        --dependency="afterany:$rankup_job" \
+        ${SLURM_ARRAY_TASK_ID:+--array="$SLURM_ARRAY_TASK_ID"} "$0") ||
+        end_life 1 "this site allows neither requeue nor sbatch in a job; go on with: rankup run --resume $rankup_base"
+    echo "rankup: this site does not requeue; job $next follows" >&2
+    printf '{"job": "%s", "task": %s, "follows": "%s"}\n' "${next%%;*}" \
+        "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_job" >>"$RANKUP_RUN_DIR/log/lives.jsonl"
+    exit 0
+fi
+if [ "$code" -ne 0 ] && command -v rankup >/dev/null; then
+    timeout 60 rankup logs --cause "$RANKUP_RUN_DIR" # the last words: rank, node and exception
+fi
+end_life "$code"
