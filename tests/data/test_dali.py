@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch.utils.data import Subset
 
 from rankup.base.errors import UserError
 from rankup.data import Loader, PackedDataset, photos
@@ -325,6 +326,20 @@ def test_a_failure_that_is_no_samples_is_told(
     monkeypatch.setattr(Pipeline, "_images", fails)
     with pytest.raises(UserError, match="not at any sample alone: out of memory"):
         epoch(over(DaliLoader, packed, 2, on_bad="drop"))
+
+
+def test_a_subset_of_torchs(packed: Path) -> None:
+    data = PackedDataset(packed, "train", CROP)
+    chosen = [5, 1, 2]
+
+    def of(part: Any) -> DaliLoader:
+        return DaliLoader(
+            part, 2, seed=5, device="cpu", workers=1, rank=0, world_size=1, quiet=True
+        )
+
+    assert same(epoch(of(Subset(data, chosen))), epoch(of(data.subset(chosen))))
+    with pytest.raises(UserError, match="PackedDataset"):
+        of(Subset([1, 2], [0]))  # type: ignore[arg-type]
 
 
 def test_what_dali_cannot_carry_out(packed: Path) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from rankup.base.errors import UserError
 from rankup.data import BadSample, PackedDataset
+from rankup.data.processes import Processes
 
 from . import feeding
 from .feeding import Digest, digest, epochs, flat, loader, options, small, within, workers
@@ -112,6 +113,58 @@ def test_a_worker_killed_from_outside(tmp_path: Path, number: int) -> None:
     one.set_epoch(0)
     assert flat(next(iter(one))) == flat(next(iter(loader(data))))
     one.close()
+
+
+_UNGUARDED = """
+import sys
+import torch
+import rankup
+from rankup.data import Loader, PackedDataset
+
+if sys.argv[3] == "setup":
+    rankup.setup()
+
+
+def nothing(data, rng):
+    return torch.zeros(1)
+
+
+if sys.argv[3] == "loop" or __name__ == "__main__":
+    data = PackedDataset(sys.argv[1], None, nothing)
+    list(Loader(data, 10, workers=1, kind="processes", context=sys.argv[2], timeout=60))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("context", "what"), [("spawn", "setup"), ("forkserver", "loop")])
+def test_a_script_without_a_guard(tmp_path: Path, context: str, what: str) -> None:
+    (tmp_path / "script.py").write_text(_UNGUARDED)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", small(tmp_path, 20), context, what],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "is no rank itself" in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert "data worker 0" in last
+    assert "below `if __name__ == '__main__':`" in last
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_worker_that_ends_at_its_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
+    def ends(data: bytes, rng: Any) -> torch.Tensor:
+        os._exit(1)
+
+    monkeypatch.setattr(Processes, "_imports", lambda self: anew)
+    one = loader(PackedDataset(small(tmp_path, 20), None, ends), **options("fork"))
+    with pytest.raises(UserError, match="exit code 1; what it said stands above") as failed:
+        list(one)
+    assert ("__main__" in str(failed.value)) == anew
 
 
 @pytest.mark.parametrize("engine", ["threads", "fork"])

@@ -19,6 +19,7 @@ from rankup.data.engines import suits_threads
 from rankup.data.errors import BadContainer
 from rankup.data.making import BadSample, Fetch
 from rankup.data.orders import ByLength
+from rankup.data.stage import release, stage
 from rankup.data.text import tokenize
 from rankup.data.tokens import text
 
@@ -260,3 +261,46 @@ def test_a_data_set_of_texts_in_batches_of_similar_lengths(tmp_path: Path) -> No
     again = PackedDataset(tmp_path / "texts", transform=text)
     with pytest.raises(BadSample, match=r"07\.txt.*not UTF-8 text"):
         again[7]
+
+
+@pytest.mark.parametrize("name", ["staged.bin", "staged.npy"])
+def test_the_copy_on_this_node_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("RANKUP_STAGE_DIR", str(tmp_path))
+    values = numbers(5000)
+    path = tmp_path / name
+    np.save(path, values) if path.suffix == ".npy" else values.tofile(path)
+    assert Tokens(path, 10).staged is None
+    done = stage(path, reserve=0)
+    tokens = Tokens(path, 10)
+    assert tokens.staged == tokens._spans.path(0) == done.path
+    flipped = values + 1  # to see whose bytes are read
+    with done.path.open("r+b") as file:
+        file.seek(-flipped.nbytes, 2)
+        file.write(flipped.tobytes())
+    travelled = pickle.dumps(tokens)
+    for one in (tokens, pickle.loads(travelled)):
+        assert one[7][1].tolist() == flipped[71:81].tolist()
+    release()
+    again = pickle.loads(travelled)
+    assert (again.staged, again[7][1].tolist()) == (None, values[71:81].tolist())
+    half = stage(path, reserve=0, fraction=0.5)
+    tokens = Tokens(path, 10)
+    assert (tokens.staged, len(tokens)) == (half.path, 499)
+    for item in (0, 249, 250, 498):
+        assert tokens[item][0].tolist() == values[10 * item :][:10].tolist()
+    np.save(path, values[::-1]) if path.suffix == ".npy" else values[::-1].tofile(path)
+    assert Tokens(path, 10).staged is None  # it is another file now
+
+
+@pytest.mark.parametrize("dtype", ["<u4", "<i8", ">u4"])
+def test_wider_numbers_are_not_taken_for_uint16(folder: Path, dtype: str) -> None:
+    path = folder / f"wider{dtype[1:]}{ord(dtype[0])}.bin"
+    numbers(500, dtype).tofile(path)
+    with pytest.raises(UserError, match=r'every second token is 0.*dtype="uint32"'):
+        Tokens(path, 10)
+    assert Tokens(path, 10, dtype=dtype)[0][0].tolist() == numbers(10).tolist()
+    assert len(Tokens(path, 10, dtype="uint16")) > 50  # as asked
+    np.zeros(500, "<u2").tofile(path)
+    assert int(Tokens(path, 10)[0][0].sum()) == 0

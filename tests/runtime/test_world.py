@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -38,6 +39,29 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         if name.startswith("SLURM_") or name in (*LAUNCH_VARIABLES, "MASTER_PORT"):
             monkeypatch.delenv(name)
     return monkeypatch
+
+
+def test_a_helper_of_a_rank_does_not_join(
+    no_launcher: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A started worker that imports the script would join as the rank that has started it."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    process = multiprocessing.current_process()
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_inheriting", True, raising=False)
+        with pytest.raises(RuntimeError, match=r"is no rank itself.*__main__"):
+            setup()
+    monkeypatch.setattr(process, "name", "rankup-data-0")
+    with pytest.raises(RuntimeError, match=r"rankup-data-0.*is no rank itself"):
+        setup()
+    assert not dist.is_initialized()
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "name", "MainProcess")
+        world = setup()
+    try:
+        assert setup() == world  # a forked one has inherited the group
+    finally:
+        destroy_process_group()
 
 
 # --- whose variables count

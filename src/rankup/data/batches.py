@@ -25,6 +25,10 @@ class Batches(Sampler[Any]):
     `wrap` how many samples each rank was dealt: with Batches do so by `rankup.count(n)`, where
     ranks get parts of different sizes.
 
+    The DataLoader has to hand the `Draw` to the data set itself. Around one, torch's Subset and
+    random_split make a list of it, which says no epoch: call `set_epoch` of the data set, or take
+    its `subset(…)` or `rankup.data.random_split`.
+
     Args:
         order: see `rankup.data.orders`; made for the length of the data set, which only the
             DataLoader knows.

@@ -42,11 +42,11 @@ def engine(fetch: Fetch, options: Options) -> Engine:
     if options.context is not None and options.context not in known:
         raise UserError(f"context={options.context!r} is not known: {', '.join(known)}")
     workers = default_workers() if options.workers is None else options.workers
-    if workers < 0 or options.prefetch < 1 or not options.timeout >= 0:
-        raise UserError(
-            f"workers={workers} and timeout={options.timeout} are 0 or more, and "
-            f"prefetch={options.prefetch} is at least 1"
-        )
+    for name, number, least in (
+        ("workers", workers, 0), ("timeout", options.timeout, 0), ("prefetch", options.prefetch, 1),
+    ):  # fmt: skip
+        if not number >= least:
+            raise UserError(f"{name}={number} is below {least}, the least that makes sense")
     if workers == 0:
         return Inline(fetch, options.pin_memory)
     threads = options.kind == "threads" or (options.kind == "auto" and suits_threads(fetch))

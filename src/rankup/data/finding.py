@@ -26,8 +26,11 @@ class Found:
     kept: Path | None = None
 
 
-def found(root: Path, choice: Choice) -> Found:
+def found(root: Path, choice: Choice, copy: Path | None = None) -> Found:
     """The index of a pack, or of other data.
+
+    Args:
+        copy: the same bytes nearer by, where a scan reads them.
 
     Raises:
         BadContainer, UserError, OSError: see `opened.open`.
@@ -37,14 +40,14 @@ def found(root: Path, choice: Choice) -> Found:
         if choice != Choice():
             raise UserError(f"{root} was packed by rankup: `choice` is for data of others")
         return Found(own, True)
-    name = detect.detect(root)
+    name = detect.detect(root if copy is None else copy)
     folder = kept.folder()
     at = kept.entry(root, choice, folder) if folder is not None else None
     index = kept.find(root, name, at) if at is not None else None
     if index is not None:
         return Found(index, True, at)
     seen = stamp.seen(root, name)
-    index = isolated.scan(name, root, choice)
+    index = isolated.scan(name, root if copy is None else copy, choice)
     saved = kept.keep(index, root, seen, at) if at is not None else None
     return Found(saved or index, saved is not None, at if saved is not None else None)
 

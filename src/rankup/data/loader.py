@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from ..base.errors import UserError
 from ..runtime.collectives import all_gather_object
@@ -45,7 +45,7 @@ class Loader:
 
     A data set whose policy is to go on without bad samples (`on_bad` of `PackedDataset`) has them
     counted: at the end of an epoch the ranks put together what they met, and rank 0 prints a line
-    to stderr.
+    to stderr. Where another data set stands around it, each rank counts and prints its own.
 
     Args:
         dataset: map-style; a `PackedDataset` for augmentation that is keyed by sample.
@@ -59,7 +59,7 @@ class Loader:
             that differ are refused.
         drop_last: leave out a batch that is not full.
         workers: threads or processes of this rank that make batches; 0 for none; by default the
-            cores of this rank minus one.
+            cores of this rank minus one, and at least one.
         kind: threads where the transform spends its time outside the interpreter's lock, else
             processes; `auto` sees which. A transform that draws from torch's, Python's or numpy's
             own generators, not from `rng`, is repeatable in processes and without workers, not in
@@ -105,6 +105,12 @@ class Loader:
         world_size: int | None = None,
         quiet: bool | None = None,
     ) -> None:
+        if isinstance(dataset, IterableDataset):
+            raise UserError(
+                f"a Loader takes samples by their numbers, and {type(dataset).__name__} is an "
+                f"IterableDataset: take a PackedDataset, with shuffle=orders.Blocks(…) for blocks; "
+                f"or torch's DataLoader for a stream"
+            )
         if not hasattr(dataset, "__len__"):
             raise UserError(
                 f"a Loader takes samples by their numbers, and {type(dataset).__name__} has no "
@@ -223,13 +229,17 @@ class Loader:
 
     def _report(self, counted: tally.Tally) -> None:
         """At the end of an epoch: all ranks come here, as all have come to the end."""
-        on_bad = getattr(self.dataset, "on_bad", "raise")
+        on_bad = getattr(self.dataset, "on_bad", None)
         if on_bad == "raise":
             return
-        ranks = [counted.summary] if self._alone else all_gather_object(counted.summary)
-        line = tally.report(ranks, self.order.n, self.epoch, on_bad)
-        if line and self._rank == 0:  # never quiet: the run is another one than was asked for
-            print(f"rankup data: {line}", file=sys.stderr, flush=True)
+        # What data sets of others stand around, nobody can see: each rank speaks for itself.
+        alone = self._alone or on_bad is None
+        ranks = [counted.summary] if alone else all_gather_object(counted.summary)
+        line = tally.report(ranks, self.order.n, self.epoch, on_bad or "")
+        where = f"rank {self._rank}: " if on_bad is None else ""
+        # Never quiet: the run is another one than was asked for.
+        if line and (self._rank == 0 or on_bad is None):
+            print(f"rankup data: {where}{line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """End the workers; a `for` that follows starts new ones."""

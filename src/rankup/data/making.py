@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
+from ..base.errors import UserError
 from .draw import Draw
 from .errors import BadContainer
 from .index import Int64s
@@ -77,6 +78,35 @@ Room = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 # Set by an engine for what runs in it: each thread has its own.
 ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
+
+
+@dataclass
+class Around:
+    """Who asks for items, where data sets of others stand between: their `[n]` cannot say it.
+
+    Attributes:
+        seed, epoch: of the draw.
+        bad: samples that were met on the way.
+    """
+
+    seed: int
+    epoch: int
+    bad: list[Bad] = field(default_factory=list)
+
+
+# Set while a batch is put together of items.
+AROUND: ContextVar[Around | None] = ContextVar("around", default=None)
+
+
+def check_made(name: str, function: object) -> None:
+    """See that a function is not a class of such functions, which was not made.
+
+    Raises:
+        UserError: it is.
+    """
+    if isinstance(function, type) and any("__call__" in vars(one) for one in function.__mro__):
+        short = function.__name__
+        raise UserError(f"{name}={short} is a class; write what it is made with: {short}(...)")
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -149,6 +179,9 @@ class Fetch:
     dataset: Dataset[Any]
     collate: Callable[[list[Any]], Any] | None = None
 
+    def __post_init__(self) -> None:
+        check_made("collate", self.collate)
+
     def __call__(self, draw: Draw) -> Made:
         make = getattr(self.dataset, "make", None)
         if make is None:
@@ -163,12 +196,18 @@ class Fetch:
     def _of_items(self, draw: Draw) -> Made:
         key = key_of(draw.seed, draw.epoch)
         many = getattr(self.dataset, "__getitems__", None)
-        if many is not None:
-            seed_process(key, draw[0])
-            items = many(list(draw))
-        else:
-            items = [self._item(key, sample) for sample in draw]
-        return Made((self.collate or default_collate)(items), None, draw.count)
+        around = Around(draw.seed, draw.epoch)
+        token = AROUND.set(around)
+        try:
+            if many is not None:
+                seed_process(key, draw[0])
+                items = many(list(draw))
+            else:
+                items = [self._item(key, sample) for sample in draw]
+        finally:
+            AROUND.reset(token)
+        count = min(draw.count, len(items))
+        return Made((self.collate or default_collate)(items), None, count, around.bad)
 
     def _item(self, key: int, sample: int) -> Any:
         seed_process(key, sample)

@@ -62,11 +62,19 @@ def open(
     root = Path(path)
     choice = choice or Choice()
     copy = find.copy_of(root, os.environ) if staged else None
-    if copy is not None and choice == Choice():
+    near = None  # all bytes of the one file that the source is
+    if copy is not None:
         with suppress(FileNotFoundError):  # it was removed just now
-            return _of_copy(copy, copy.load(), root, how, choice)
+            index = copy.load()
+            if index.container and choice == Choice():
+                return _of_copy(copy, index, root, how, choice)
+            # Formats go by names, too, and the copy of what a link leads to has another.
+            alike = not index.container and copy.whole and copy.root.name == root.name
+            near = copy.root if alike else None
     read = way(root, how)
-    found = finding.found(root, choice)
+    # Of a source that cannot be seen any more the copy tells as much.
+    there = root if near is None or root.exists() else near
+    found = finding.found(there, choice, near)
     again = choice if found.lasting else None
     if copy is not None and copy.of_files(found.index):
         return _of_copy(copy, found.index, root, how, again)
@@ -301,7 +309,7 @@ class Samples:
         if self._choice is not None:
             again = (self.root, self._asked, self._choice, self._may_be_staged)
             return _again, (*again, len(self.index), self._split)
-        return _with, (self.index, self.root, self.how, self._split)
+        return _with, (self.index, self.root, self._asked, self._may_be_staged, self._split)
 
     def _row(self, row: int) -> int:
         if not 0 <= row < self._length:
@@ -333,6 +341,10 @@ def _again(
     return samples if part is None else samples.split(part)
 
 
-def _with(index: Index, root: Path, how: How, part: str | None) -> Samples:
-    samples = Samples(index, root, how)
+def _with(index: Index, root: Path, how: _Asked, staged: bool, part: str | None) -> Samples:
+    copy = find.copy_of(root, os.environ) if staged else None
+    if copy is not None and copy.of_files(index):
+        samples = _of_copy(copy, index, root, how, None)
+    else:
+        samples = Samples(index, root, way(root, how), staged=staged)
     return samples if part is None else samples.split(part)

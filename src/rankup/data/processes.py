@@ -33,6 +33,10 @@ from .worker import Failure, work
 _LETTER = 1 << 15  # bytes that a pipe takes at any time, so that nobody waits in the middle
 _GRACE = 2.0  # seconds in which a worker may finish the batch that it is at
 _ROOM = 0.05  # seconds between looks whether there is room in a pipe
+_GUARD = (
+    ". Each worker imports the script first: all that the script does belongs below "
+    "`if __name__ == '__main__':`"
+)
 _SPARE = 64  # batches that may be held on to before they are copied out of their slots
 
 
@@ -43,6 +47,7 @@ class _Worker:
     Attributes:
         known: slots that it has.
         tickets: of batches that it has been asked for and has not sent.
+        answered: it has sent something.
     """
 
     number: int
@@ -50,6 +55,7 @@ class _Worker:
     pipe: Connection
     known: set[int] = field(default_factory=set)
     tickets: set[int] = field(default_factory=set)
+    answered: bool = False
 
 
 @dataclass
@@ -165,6 +171,7 @@ class Processes:
                 except (EOFError, OSError):
                     raise self._dead(worker) from None
                 worker.tickets.discard(ticket)
+                worker.answered = True
                 if ticket >= first:
                     made[ticket] = slot, result
                 else:  # of a loop that was left before its end
@@ -202,6 +209,12 @@ class Processes:
                 f"worker processes cannot be started from this process: {error}. Take "
                 f"kind='threads' or workers=0"
             ) from None
+        except (EOFError, ConnectionError) as error:  # it has ended before it had its task
+            ours.close()
+            raise UserError(
+                f"data worker {number} ended as it was started ({error or type(error).__name__}); "
+                f"what it said stands above{_GUARD if self._imports() else ''}"
+            ) from None
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             ours.close()
             method = self._context.get_start_method()
@@ -221,12 +234,17 @@ class Processes:
             self._end()
         self._workers, self._slots, self._end = [], _Slots(), None
 
+    def _imports(self) -> bool:
+        """Whether workers import the script, since they are no copies of this process."""
+        return self._context.get_start_method() != "fork"
+
     def _dead(self, worker: _Worker) -> UserError:
         worker.process.join(_GRACE)
         code = worker.process.exitcode
+        hint = _GUARD if code == 1 and not worker.answered and self._imports() else ""
         self.close()
         return UserError(
-            f"data worker {worker.number} (process {worker.process.pid}) {_ended(code)}"
+            f"data worker {worker.number} (process {worker.process.pid}) {_ended(code)}{hint}"
         )
 
     def _hanging(self, ticket: int) -> UserError:

@@ -20,10 +20,11 @@ from . import same, transforms
 from .draw import Draw
 from .errors import BadContainer
 from .index import Field, Int64s
-from .making import Bad, BadSample, Made, Rows, allocate
+from .making import AROUND, Bad, BadSample, Made, Rows, allocate
 from .opened import Samples, open
+from .outside import Outside
 from .rows import gather
-from .sampled import Batch, Mine, note
+from .sampled import Batch, Mine, check_transform, note
 from .sampled import _plain as _plain
 from .transforms import Shaped, Transform
 
@@ -43,7 +44,9 @@ class PackedDataset(Dataset[Any]):
         loader = Loader(photos, global_batch=1024, seed=1)
 
     Works in torch's own DataLoader too (`__getitems__`), under fork, spawn and forkserver; call
-    `set_epoch` there, as for a DistributedSampler.
+    `set_epoch` there before each epoch, as for a DistributedSampler: without it every epoch has the
+    same augmentation, which is warned of once. Data sets of others around this one are as good in a
+    Loader, as long as they take its items in the thread that asks for theirs.
 
     Args:
         path: a file or a folder.
@@ -57,11 +60,16 @@ class PackedDataset(Dataset[Any]):
             (the same on every rank), or `drop` it; in training its gradient is then zero, the
             others weigh what they would have weighed. Where nothing is left of a batch, a sample
             stands in that does not count. Errors that are surely in the transform's own code
-            (TypeError, NameError, AttributeError, ImportError) are always raised.
+            (TypeError, NameError, AttributeError, ImportError) are always raised. A Loader counts
+            bad samples of all ranks; in torch's own DataLoader the workers of each rank count
+            theirs, say so on stderr, and stop at as many. There, and with `shard`, gradients are
+            weighed by what was dealt, not by what was left: with `drop` they are not the same on
+            any number of ranks, with `replace` they are.
         verify: compare each sample's bytes with its hash as they are read.
 
     Raises:
-        UserError: there is nothing at `path`, no such split or field, or nothing to verify with.
+        UserError: there is nothing at `path`, no such split or field, nothing to verify with, or
+            the transform is no function of two arguments.
         BadContainer: it is damaged.
     """
 
@@ -79,6 +87,7 @@ class PackedDataset(Dataset[Any]):
     ) -> None:
         if on_bad not in ("raise", "replace", "drop"):
             raise UserError(f"on_bad={on_bad!r} is not known: raise, replace or drop")
+        check_transform(transform)
         samples = open(path)
         if split is None and len(samples.splits) > 1:
             known = ", ".join(samples.splits)
@@ -102,6 +111,7 @@ class PackedDataset(Dataset[Any]):
         self._rows: Int64s | None = None
         # Seen by workers that are there already.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._outside = Outside()
         self._noted = same.noted(self.samples)
         self._checked: tuple[object, ...] = ()  # in which process, epoch and time
         self._mine = Mine()
@@ -202,10 +212,21 @@ class PackedDataset(Dataset[Any]):
 
         Those that are dropped are not among them; where that leaves none, one stands in.
         """
-        if not isinstance(samples, Draw):
-            numbers = np.asarray(samples, np.int64)
-            samples = Draw(numbers, self.seed, self.epoch, len(numbers), len(numbers), 0)
-        return Rows.of(self.make(samples))
+        around, draw = AROUND.get(), samples
+        if not isinstance(draw, Draw):
+            numbers = np.asarray(draw, np.int64)
+            seed, epoch = (self.seed, self.epoch) if around is None else (around.seed, around.epoch)
+            draw = Draw(numbers, seed, epoch, len(numbers), len(numbers), 0)
+        made, drew = self._make(draw)
+        if around is not None:
+            around.bad += made.bad
+            return Rows.of(made)
+        whole = len(self.samples)
+        done = "replaced" if self.on_bad == "replace" else "dropped"
+        self._outside.count(draw.epoch, len(draw), made.bad, whole, done)
+        if drew and draw is not samples:  # parts of one data set count together
+            self._outside.repeats(draw.epoch, whole if self._rows is None else 2 * whole)
+        return Rows.of(made)
 
     def make(self, draw: Draw) -> Made:
         """Read and transform the samples of one batch.
@@ -214,10 +235,14 @@ class PackedDataset(Dataset[Any]):
             BadSample: one cannot be made, and that is not to be gone on with.
             BadContainer: the files are not the ones any more that were opened.
         """
+        return self._make(draw)[0]
+
+    def _make(self, draw: Draw) -> tuple[Made, bool]:
+        """A batch, and whether its transform draws random numbers."""
         self.check(draw.epoch)
         whole = self._arrays(draw)
         if whole is not None:
-            return whole
+            return whole, False
         key = transforms.key_of(draw.seed, draw.epoch)
         shaped = self.transform if isinstance(self.transform, Shaped) else None
         batch = Batch(shaped, len(draw), key)
@@ -228,7 +253,7 @@ class PackedDataset(Dataset[Any]):
         count = min(draw.count, len(batch.rows))
         if not batch.rows and len(draw):  # this rank steps with the others: see `Draw.count`
             self._one(self._others(draw[0], key), key, batch, bad)
-        return self._made(batch, count, bad)
+        return self._made(batch, count, bad), batch.drew
 
     def _arrays(self, draw: Draw) -> Made | None:
         """Rows of an array all at once; None where samples are to be made one by one."""

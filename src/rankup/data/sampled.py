@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from typing import Any
 
 import numpy as np
 import torch
 
-from .making import allocate
+from ..base.errors import UserError
+from .making import allocate, check_made
 from .opened import Samples
 from .transforms import Draws, Shaped, Transform, seed_process
 
@@ -36,6 +38,11 @@ class Batch:
             self._items.append(_plain(data))
         self.rows.append(row)
 
+    @property
+    def drew(self) -> bool:
+        """Whether the transform drew random numbers for the last sample."""
+        return self._draws.used()
+
     def inputs(self) -> Any:
         if self._whole is None or self._shaped is None:
             return self._items
@@ -60,6 +67,33 @@ class Mine:
 
     def __reduce__(self) -> tuple[type[Mine], tuple[()]]:
         return Mine, ()
+
+
+def check_transform(transform: Any) -> None:
+    """See that it can be called with (data, rng), before a worker finds out.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if transform is None:
+        return
+    check_made("transform", transform)
+    called = transform.forward if isinstance(transform, torch.nn.Module) else transform
+    if not callable(called):
+        raise UserError(f"transform={transform!r} is no function of (bytes, rng)")
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # of C code: not known
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        name = getattr(transform, "__name__", type(transform).__name__)
+        raise UserError(
+            f"transform={name} takes {signature}, and a transform is a function of (bytes, rng); "
+            f"one that draws from torch's own generators, as torchvision's: "
+            f"rankup.data.photos.seeded(lambda data: ...)"
+        ) from None
 
 
 def note(error: BaseException, text: str) -> None:

@@ -45,8 +45,7 @@ def random_split(
 def unwrapped(dataset: Dataset[Any]) -> Dataset[Any]:
     """The same samples without torch's Subset around a data set that has subsets of its own.
 
-    Such a data set makes batches whole, with augmentation that is keyed by epoch and sample, which
-    torch's Subset would not let through.
+    Such a data set makes batches whole, and its orders, labels and policies are seen.
     """
     if type(dataset) is not Subset:
         return dataset

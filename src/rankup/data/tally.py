@@ -53,12 +53,17 @@ class Tally:
             kinds.setdefault(one.sample, _kind(one.why))
             if len(names) < _NAMES:
                 names[one.sample] = one.name
-        most = max(_AT_LEAST, -(-self.samples // (_SHARE * self.world_size)))
+        most = most_bad(self.samples, self.world_size)
         if len(kinds) > most:
             raise BadSample(
                 f"{len(kinds)} samples of this epoch could not be made on this rank alone, and "
                 f"{most} is the most that is gone on with ({_limit()}): {_text(self.summary)}"
             )
+
+
+def most_bad(samples: int, world_size: int = 1) -> int:
+    """Bad samples of an epoch that one rank goes on with."""
+    return max(_AT_LEAST, -(-samples // (_SHARE * world_size)))
 
 
 def report(ranks: Sequence[Summary], samples: int, epoch: int, on_bad: str) -> str:
@@ -75,7 +80,7 @@ def report(ranks: Sequence[Summary], samples: int, epoch: int, on_bad: str) -> s
     total = len(every.kinds)
     if not total:
         return ""
-    done = "replaced" if on_bad == "replace" else "dropped"
+    done = {"replace": "replaced", "drop": "dropped"}.get(on_bad, "replaced or dropped")
     line = (
         f"{total} of {samples} samples of epoch {epoch} could not be made and were {done}: "
         f"{_text(every)}"

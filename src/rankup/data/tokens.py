@@ -21,7 +21,11 @@ from .making import Made, allocate
 from .reader import PackedDataset
 from .rows import gather
 from .spans import Spans, way
+from .stage import find
+from .stage.partly import Partly
 from .strings import Strings
+
+_LOOK = 32  # tokens at least, from which it is told what they are
 
 
 def text(data: bytes | memoryview, rng: np.random.Generator | None = None) -> str:
@@ -41,7 +45,9 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     Both are int64 (window,); x begins at token `i * stride`, y one token later. The file is mapped,
     or read by position on a network file system, and only what is asked for becomes int64. Tokens
-    at its end that make no whole window are left out.
+    at its end that make no whole window are left out. Where `rankup stage` has made a copy of the
+    file on this node, that is read: `rankup stage openwebtext/train.bin`, or the `tokens.bin` of a
+    folder.
 
         tokens = Tokens("openwebtext/train.bin", window=1024)
         loader = Loader(tokens, global_batch=512, seed=1)
@@ -52,11 +58,15 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         path: `.npy` of one axis; any other file is bare numbers of `dtype`; a folder is one of
             `rankup`'s own text recipes (`tokens.bin` and `tokens.json`).
         window: tokens of an item.
-        dtype: of a bare file; by default uint16, of little-endian bytes. `.npy` and folders say it
-            themselves.
+        dtype: of a bare file, numpy's; by default uint16, of little-endian bytes. `.npy` and
+            folders say it themselves. Without it, a file that looks like wider numbers (every
+            second token of the first window is 0) is refused.
         stride: tokens from one item to the next, by default `window`; less lets them overlap.
         split: of a folder: `train`, `valid` or `test`.
         vocab: tokens are less than it, which is checked as they are read; None: not checked.
+
+    Attributes:
+        staged: the copy on this node that is read in the file's place; None without one.
 
     Raises:
         UserError: nothing at `path`, a window longer than the file, or numbers without sense.
@@ -86,8 +96,18 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
                 f"{self.path} has {self.tokens} tokens, and an item needs {window + 1} (window and "
                 "the one behind it): take a smaller window"
             )
-        sizes = np.array([self.path.stat().st_size], np.int64)
-        self._spans = Spans(self.path, Strings.of([b""]), sizes, way(self.path))
+        if dtype is None and Path(path) == self.path and self.path.suffix != ".npy":
+            _require_uint16(self.path, window)
+        self._size = self.path.stat().st_size
+        self._spans, self.staged = _bytes(self.path, self._size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_spans": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # The copy may be gone when it is opened again.
+        self._spans, self.staged = _bytes(self.path, self._size)
 
     def __len__(self) -> int:
         return (self.tokens - 1 - self.window) // self.stride + 1
@@ -228,7 +248,9 @@ def _file(
     try:
         kind = np.dtype("<u2" if dtype is None else dtype)
     except TypeError:
-        raise UserError(f"dtype={dtype!r} is no type of numbers; uint16 or uint32?") from None
+        raise UserError(
+            f'dtype={dtype!r} is no type of numbers that numpy knows; "uint16" or "uint32"?'
+        ) from None
     kind = _integers(kind, path)
     size = path.stat().st_size
     if size % kind.itemsize:
@@ -260,6 +282,39 @@ def _folder(path: Path, split: str | None) -> tuple[Path, np.dtype[Any], int, in
             f"{stop}: it was cut short"
         )
     return path / "tokens.bin", _integers(kind, path), start * kind.itemsize, stop - start
+
+
+def _require_uint16(path: Path, window: int) -> None:
+    """Refuse what looks like wider numbers, where nobody has said that it is uint16.
+
+    Raises:
+        UserError: every second token of the first window is 0.
+    """
+    first = np.fromfile(path, "<u2", max(window + 1, _LOOK))
+    even, odd = bool(first[::2].any()), bool(first[1::2].any())
+    if len(first) < _LOOK or even == odd:  # with all 0 it tells nothing
+        return
+    raise UserError(
+        f"{path} begins with {first[:6].tolist()}: every second token is 0, as if they were of 4 "
+        f'or 8 bytes, and without `dtype` they are taken for 2; give dtype="uint32", or what they '
+        'are; with dtype="uint16" they are taken as they are'
+    )
+
+
+def _bytes(path: Path, size: int) -> tuple[Spans | Partly, Path | None]:
+    """What reads a file, and the copy on this node that it reads.
+
+    Args:
+        size: bytes that the file has.
+    """
+    name, sizes = Strings.of([b""]), np.array([size], np.int64)
+    source = Spans(path, name, sizes, way(path))
+    copy = find.copy_of(path, os.environ)
+    if copy is None or copy.total != size:
+        return source, None
+    cuts = find.cuts(sizes, copy.size)
+    here = Spans(copy.root, name, cuts, way(copy.root))
+    return here if copy.whole else Partly(here, source, cuts), copy.root
 
 
 def _integers(kind: np.dtype[Any], path: Path) -> np.dtype[Any]:

@@ -92,6 +92,10 @@ class Draws:
         self._bits.state = self._begin
         return self._generator
 
+    def used(self) -> bool:
+        """Whether anything was drawn for the last sample."""
+        return bool(np.any(self._bits.state["state"]["counter"]))
+
 
 # Whether the generators of the process are ours while a batch is made: not in threads, which all
 # would draw from the same ones.

@@ -53,10 +53,15 @@ def shard(loader: DataLoader[Any], *, train: bool | None = None) -> ShardedLoade
 
     Raises:
         TypeError: an IterableDataset, or a loader without batches of indices, has no positions to
-            deal by; a DistributedSampler has dealt them already.
+            deal by; a DistributedSampler, or a rankup Loader, has dealt them already.
     """
     if isinstance(loader, ShardedLoader):
         return loader
+    if not hasattr(loader, "batch_sampler"):
+        raise TypeError(
+            f"shard deals the batches of a torch DataLoader, not of {type(loader).__name__}; a "
+            f"rankup.data.Loader has dealt its own already: iterate over it as it is"
+        )
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise TypeError(
             "shard deals batches by position and needs a map-style dataset with a batch size; "

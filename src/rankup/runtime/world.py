@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import re
 import socket
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 # Before the first step ranks compile, read data and build models at different speeds; afterwards a
 # rank that is minutes late is stuck.
@@ -72,8 +74,11 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
         timeout: how long a collective may take until `after_first_step` shortens it.
 
     Raises:
-        RuntimeError: more ranks on this node than GPUs, or incomplete launch variables.
+        RuntimeError: more ranks on this node than GPUs, incomplete launch variables, or this is no
+            rank but a helper of one that imports the script.
     """
+    if not dist.is_initialized():
+        _refuse_helpers()
     place = _place()
     device = _device(place)
     if device.type == "cuda":
@@ -122,6 +127,19 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _refuse_helpers() -> None:
+    """A data worker has its rank's variables, and would join as that rank a second time: a hang."""
+    process = multiprocessing.current_process()
+    # Python's own mark of a started process that imports the script of its parent.
+    imports = getattr(process, "_inheriting", False)
+    if imports or process.name.startswith("rankup-data-") or get_worker_info() is not None:
+        raise RuntimeError(
+            f"setup() was called, by the script or by a Loader, in a process that a rank has "
+            f"started ({process.name}) and that is no rank itself, most likely as it imports the "
+            "script: put all that the script does below `if __name__ == '__main__':`"
+        )
 
 
 def _place() -> _Place:

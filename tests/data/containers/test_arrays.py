@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from rankup.data.containers import Choice, arrays
 from rankup.data.errors import BadContainer
 from rankup.data.index import Index
 from rankup.data.spans import Spans
+from rankup.data.stage import memory
 
 Array = npt.NDArray[Any]
 
@@ -277,3 +279,25 @@ def test_much_damage_ends_with_the_documented_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     _fuzzed(data, tmp_path_factory.getbasetemp())
+
+
+def test_rows_without_memory_for_their_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "many.npy"
+    np.save(path, np.zeros(0, np.uint8))
+    header = path.read_bytes().replace(b"(0,), }" + b" " * 10, b"(20000000,), }" + b" " * 3)
+    path.write_bytes(header)
+    os.truncate(path, len(header) + 20_000_000)
+    few = [memory.Limit("a limit", 900_000_000, 0)]
+    monkeypatch.setattr(memory, "limits", lambda environment, ours: few)
+    with pytest.raises(UserError, match=r"20000000 rows.* 960 MB, and 900 MB are left.*Tokens"):
+        arrays.scan(path, Choice())
+
+    def none(*_: object) -> None:
+        raise MemoryError
+
+    np.save(tmp_path / "x.npy", np.arange(9))
+    monkeypatch.setattr(arrays, "_numbers", none)
+    with pytest.raises(UserError, match=r"x\.npy has 9 rows.*no memory"):
+        arrays.scan(tmp_path / "x.npy", Choice())

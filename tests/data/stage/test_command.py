@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rankup.data import stage
@@ -88,6 +89,13 @@ def test_the_tasks_of_a_step_share_one_copy(photos: Path) -> None:
     assert [task.returncode for task in tasks] == [0, 0, 0]
     assert sum("was there already" in one for one in said) == 2
     assert [row["users"] for row in listed()] == [["job 5 of Slurm"]]
+
+
+def test_a_file_of_tokens(tmp_path: Path, command: Command) -> None:
+    np.arange(999, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    code, out, _ = command(tmp_path / "tokens.bin")
+    assert code == 0
+    assert "there were no hashes to compare it with" in out
 
 
 MISTAKES = [

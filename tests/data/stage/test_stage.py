@@ -20,6 +20,7 @@ from rankup.base.errors import UserError
 from rankup.data import finding, indexes, spans
 from rankup.data.containers import Choice, isolated
 from rankup.data.errors import BadContainer
+from rankup.data.index import Index
 from rankup.data.spans import Spans
 from rankup.data.stage import clean, find, listed, partly, pieces, place, plan, release, stage
 from rankup.data.stage.part import Part
@@ -80,7 +81,7 @@ def _parquet(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [_npz, _zip, pytest.param(_parquet, marks=pytest.mark.slow)])
-def test_data_of_others_is_staged_with_its_index(
+def test_data_of_others_is_staged_and_found(
     make: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make(tmp_path)  # type: ignore[operator]
@@ -91,7 +92,8 @@ def test_data_of_others_is_staged_with_its_index(
     done = stage(path, reserve=0)
     assert done.checked is False
     with monkeypatch.context() as patched:
-        patched.setattr(finding, "found", None)  # nothing is scanned, or looked for in the cache
+        # Nothing is scanned; of one file the index in the cache serves, of a folder its own.
+        patched.setattr(*((finding, "found") if path.is_dir() else (isolated, "scan")), None)
         found = rankup.data.open(path)
         assert (found.staged, contents(found)) == (done.path, expected)
         again = pickle.loads(pickle.dumps(found))
@@ -99,6 +101,10 @@ def test_data_of_others_is_staged_with_its_index(
     # With another choice the index is another one, and the bytes are the same.
     other = rankup.data.open(path, choice=Choice(split="test"))
     assert (other.splits, other.staged) == (("test",), done.path)
+    if path.is_file():
+        path.rename(tmp_path / "away")
+        assert contents(rankup.data.open(path)) == expected  # the source cannot be seen any more
+        (tmp_path / "away").rename(path)
     release()
     half = stage(path, reserve=0, fraction=0.5)
     equal(path, half.path)
@@ -106,6 +112,52 @@ def test_data_of_others_is_staged_with_its_index(
     if path.is_dir():
         shutil.copy(path / "0.parquet", path / "3.parquet")
         assert len(rankup.data.open(path)) == 160  # a file came: it is another source
+
+
+def test_one_file_is_copied_without_an_index_of_its_samples(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.arange(100_000, dtype=np.uint16))
+    scan = isolated.scan
+    scanned: list[Path] = []
+
+    def noted(name: str, path: Path, choice: Choice) -> Index:
+        scanned.append(path)
+        return scan(name, path, choice)
+
+    monkeypatch.setattr(isolated, "scan", noted)
+    done = stage(path, reserve=0)
+    assert scanned == []
+    assert sum(one.stat().st_size for one in home.rglob("*") if one.is_file()) < 220_000
+    found = rankup.data.open(path)
+    assert (found.staged, len(found), int(found.array(99_999))) == (done.path, 100_000, 34_463)
+    assert scanned == [done.path]  # which is nearer
+    # Of what was written just now no index is kept: it travels, and the copy is found again.
+    travelled = pickle.dumps(found)
+    again = pickle.loads(travelled)
+    assert (again.staged, int(again.array(5))) == (done.path, 5)
+    release()
+    again = pickle.loads(travelled)
+    assert (again.staged, int(again.array(5))) == (None, 5)
+    # What a link is called is more than what the file behind it is.
+    np.savez(tmp_path / "blob.npz", x=np.arange(6))
+    (tmp_path / "blob.npz").rename(tmp_path / "blob")
+    (tmp_path / "set.npz").symlink_to("blob")
+    done = stage(tmp_path / "set.npz", reserve=0)
+    found = rankup.data.open(tmp_path / "set.npz")
+    assert (found.staged, found.index.container, len(found)) == (done.path, "numpy", 6)
+
+
+@pytest.mark.parametrize("content", [b"", b"any bytes", b"PK\x03\x04 no zip", b"\x1f\x8b"])
+def test_any_file_is_staged(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(content)
+    done = stage(path, reserve=0)
+    assert (done.path.read_bytes(), done.size, done.checked) == (content, len(content), False)
+    assert stage(path, reserve=0).shared
+    with pytest.raises((UserError, BadContainer)):
+        rankup.data.open(path)
 
 
 def test_a_part_is_staged_and_the_rest_is_read_from_the_source(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ decompressed from its beginning: each process does that once, and keeps the arra
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,14 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...base.amounts import size
 from ...base.errors import UserError, nearest
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, split_order
+from ..stage import memory
 from ..strings import Strings
 from . import Choice, Fallback, npy
 from .npy import Array
 
 LABELS = ("label", "labels", "target", "targets", "y")
+_MANY = 10_000_000  # rows
+_BYTES_OF_ROW = 48  # of an index while it is made: offset, length, key, and what these are made of
 _KINDS = "train|training|val|valid|validation|dev|test"
 _SPLIT = re.compile(rf"({_KINDS})[_.-](.+)|(.+)[_.-]({_KINDS})", re.IGNORECASE)
 
@@ -36,10 +41,30 @@ def scan(path: Path, choice: Choice) -> Index:
     Raises:
         BadContainer: it is damaged, or not what it seems to be.
         UserError: arrays of objects, in Fortran's order, or of different lengths; or `choice` names
-            what is not there.
+            what is not there; or rows are more than there is memory for an index of.
         OSError: it cannot be read.
     """
     arrays = npy.arrays(path)
+    rows = sum(one.shape[0] for one in arrays if one.shape)
+    if rows > _MANY:  # else the kernel might end this process in the middle
+        left = min((one.left for one in memory.limits(os.environ, 0)), default=1 << 62)
+        if rows * _BYTES_OF_ROW > left:
+            raise _too_many(path, rows, f", and {size(left)} are left")
+    try:
+        return _scan(path, choice, arrays)
+    except MemoryError:
+        raise _too_many(path, rows) from None
+
+
+def _too_many(path: Path, rows: int, left: str = "") -> UserError:
+    return UserError(
+        f"{path} has {rows} rows, each of them a sample, and there is no memory for an index of "
+        f"them (it takes about {size(rows * _BYTES_OF_ROW)}{left}): give its array longer rows; a "
+        "file of tokens is read by rankup.data.Tokens, without an index"
+    )
+
+
+def _scan(path: Path, choice: Choice, arrays: Sequence[Array]) -> Index:
     named = _by_split(arrays, choice)
     label, names = _roles(path, named, choice)
     order = sorted(named, key=lambda split: split_order(split.lower()))
@@ -221,6 +246,7 @@ def _numbers(splits: Sequence[Split]) -> Strings:
     n = splits[-1].stop
     width = max(8, len(str(n)))
     rows = np.concatenate([np.arange(one.stop - one.start) for one in splits])
-    tens = 10 ** np.arange(width - 1, -1, -1)
-    digits = (rows[:, None] // tens % 10 + ord("0")).astype(np.uint8)
+    digits = np.empty((n, width), np.uint8)
+    for column in range(width):  # all at once would take nine times as much
+        digits[:, width - 1 - column] = rows // 10**column % 10 + ord("0")
     return Strings(digits.reshape(-1), np.arange(n + 1, dtype=np.int64) * width)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import torch
 import xxhash
+from torch.utils.data import Dataset, Subset
 
 from ...base.errors import UserError
 from ...runtime.shard import part
@@ -19,6 +21,7 @@ from ..options import Options
 from ..orders import Ordering
 from ..photos.shaping import Photo
 from ..reader import PackedDataset
+from ..splits import unwrapped
 from ..threads import Threads
 from .encoded import Encode
 from .pipeline import Failed, Pipeline, Setting, imported, refusals
@@ -44,7 +47,8 @@ class DaliLoader(Loader):
     middle it decodes without an error: use `verify=True` where that has to be seen.
 
     Args:
-        dataset: with one of `photos.RandomResizedCrop`, `CenterCrop` and `Resize` as transform.
+        dataset: with one of `photos.RandomResizedCrop`, `CenterCrop` and `Resize` as transform;
+            torch's Subset of it, too.
         global_batch, shuffle, train, seed, drop_last, pin_memory, rank, world_size, quiet: as for
             Loader.
         workers: threads of DALI; by default the cores of this rank minus one.
@@ -58,7 +62,7 @@ class DaliLoader(Loader):
 
     def __init__(
         self,
-        dataset: PackedDataset,
+        dataset: PackedDataset | Subset[Any],
         global_batch: int,
         *,
         shuffle: bool | Ordering = True,
@@ -81,11 +85,11 @@ class DaliLoader(Loader):
                 f"workers={threads}, prefetch={prefetch}: DALI has at least one thread, and is at "
                 f"least one batch ahead"
             )
-        transform = _fitting(dataset)
+        photos, transform = _fitting(dataset)
         where = _device(device)
         gpu = where.type == "cuda"
         super().__init__(
-            dataset,
+            photos,
             global_batch,
             shuffle=shuffle,
             train=train,
@@ -108,7 +112,7 @@ class DaliLoader(Loader):
             prefetch=prefetch,
             device=where,
         )
-        self._engine = _Dali(dataset, setting, timeout)
+        self._engine = _Dali(photos, setting, timeout)
 
 
 class _Read(Fetch):
@@ -173,7 +177,8 @@ def _raised(error: Exception | None) -> Iterator[tuple[Draw, Made]]:
     yield from ()
 
 
-def _fitting(dataset: PackedDataset) -> Photo:
+def _fitting(given: Dataset[Any]) -> tuple[PackedDataset, Photo]:
+    dataset = unwrapped(given)
     if not isinstance(dataset, PackedDataset) or isinstance(dataset.field, tuple):
         raise UserError("DaliLoader needs a PackedDataset of one field, which is photos")
     if not isinstance(dataset.transform, Photo):
@@ -181,7 +186,7 @@ def _fitting(dataset: PackedDataset) -> Photo:
             f"DaliLoader cannot carry out the transform {dataset.transform!r}: give the data set "
             f"one of rankup.data.photos' RandomResizedCrop, CenterCrop and Resize, or use a Loader"
         )
-    return dataset.transform
+    return dataset, dataset.transform
 
 
 def _device(asked: torch.device | str | None) -> torch.device:

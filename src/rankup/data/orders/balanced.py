@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import Dataset
 
 from ...base.errors import UserError
 from ...runtime.keys import derive
 from ..index import Int64s
 from .keyed import Kept, keys, permuted
-from .plain import identity
+from .plain import column, identity
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +25,7 @@ class Balanced:
     samples have none to give: they are left out. Any number of ranks agrees on it.
 
     Args:
-        labels: int64 (samples,), as `PackedDataset.labels`.
+        labels: int64 (samples,), as `PackedDataset.labels`; or a data set that has them.
         seed: of the run.
         per_class: samples of each class in an epoch; by default so many that an epoch is about as
             long as the data set.
@@ -33,7 +35,7 @@ class Balanced:
         UserError: there are no labels, or samples without one.
     """
 
-    labels: npt.ArrayLike | None
+    labels: npt.ArrayLike | Dataset[Any] | None
     seed: int = 0
     per_class: int | None = None
     unlabelled: str = "error"
@@ -48,11 +50,12 @@ class Balanced:
     _kept: Kept = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.labels is None:
+        given = column(self.labels, "labels")
+        if given is None:
             raise UserError("this data has no labels, and so no classes to balance")
         if self.unlabelled not in ("error", "skip"):
             raise UserError(f"unlabelled={self.unlabelled!r} is not known: error or skip")
-        labels = np.asarray(self.labels)
+        labels = np.asarray(given)
         if labels.ndim != 1 or (len(labels) and labels.dtype.kind not in "iu"):
             raise UserError(
                 f"labels are whole numbers, one per sample; these are {labels.dtype} of shape "
@@ -73,6 +76,7 @@ class Balanced:
         if rounds < 1:
             raise UserError(f"per_class={rounds}: an epoch has at least one sample of each class")
         for name, value in {
+            "labels": labels,
             "n": rounds * len(starts),
             "samples": len(labels),
             "identity": identity("Balanced", per_class=rounds, labels=labels),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import Dataset
 
 from ...base.errors import UserError
 from ...runtime.keys import derive
@@ -14,7 +16,7 @@ from ...runtime.order import Order
 from ...runtime.shard import part
 from ..index import Int64s
 from .keyed import Kept, keys, permuted
-from .plain import identity
+from .plain import column, identity
 
 _LANES = 64
 _BLOCK, _WINDOW = 128, 1024
@@ -76,7 +78,7 @@ class Blocks:
     @classmethod
     def of(
         cls,
-        lengths: npt.ArrayLike,
+        lengths: npt.ArrayLike | Dataset[Any],
         seed: int,
         global_batch: int,
         *,
@@ -87,14 +89,15 @@ class Blocks:
         """Blocks and windows by bytes.
 
         Args:
-            lengths: bytes of each sample, as `PackedDataset.lengths`; negative: not known.
+            lengths: bytes of each sample, as `PackedDataset.lengths`; negative: not known. Or a
+                data set that has them.
             block_bytes: of a block.
             memory_bytes: of all windows of all ranks together.
 
         Raises:
             UserError: a number that makes no sense.
         """
-        sizes = np.asarray(lengths, np.int64).reshape(-1)
+        sizes = np.asarray(column(lengths, "lengths"), np.int64).reshape(-1)
         known = sizes[sizes >= 0]
         mean = max(1.0, float(known.mean())) if len(known) else block_bytes / _BLOCK
         lanes_used = max(1, min(lanes, global_batch))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import Dataset
 
 from ...base.errors import UserError
 from ...runtime.keys import derive
 from ...runtime.order import Order
 from ..index import Int64s
 from .keyed import keys, permuted
-from .plain import identity
+from .plain import column, identity
 
 _BATCHES = 64
 
@@ -28,7 +30,8 @@ class ByLength:
     less.
 
     Args:
-        lengths: int64 (n,) of each sample in any unit: bytes (`PackedDataset.lengths`), tokens.
+        lengths: int64 (n,) of each sample in any unit: bytes (`PackedDataset.lengths`), tokens; or
+            a data set that has them.
         seed: of the run.
         global_batch: the Loader's.
         window: samples that are sorted together, by default 64 batches; made whole batches.
@@ -37,7 +40,7 @@ class ByLength:
         UserError: a length is not known (-1), or a number makes no sense.
     """
 
-    lengths: npt.ArrayLike
+    lengths: npt.ArrayLike | Dataset[Any]
     seed: int
     global_batch: int
     window: int | None = None
@@ -49,7 +52,7 @@ class ByLength:
     _at: tuple[int, int, Int64s] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        lengths = np.asarray(self.lengths)
+        lengths = np.asarray(column(self.lengths, "lengths"))
         if lengths.ndim != 1 or (len(lengths) and lengths.dtype.kind not in "iu"):
             raise UserError(
                 f"lengths are whole numbers, one per sample; these are {lengths.dtype} of shape "
@@ -68,6 +71,7 @@ class ByLength:
         batches = _BATCHES if self.window is None else -(-self.window // self.global_batch)
         whole = len(lengths) // self.global_batch
         set_ = object.__setattr__
+        set_(self, "lengths", lengths)
         set_(self, "n", len(lengths))
         set_(self, "_lengths", lengths)
         # As equal as can be: a window of one batch would not be sorted at all.

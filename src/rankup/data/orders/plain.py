@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
+from torch.utils.data import Dataset
 
+from ...base.errors import UserError
 from ...runtime.order import Window
 from ..index import Int64s
+from ..splits import unwrapped
+
+
+def column(given: npt.ArrayLike | Dataset[Any] | None, name: str) -> npt.ArrayLike | None:
+    """The `labels` or `lengths` of a data set, which are known without reading its samples.
+
+    What is no data set is given back as it is.
+    """
+    data = unwrapped(given) if isinstance(given, Dataset) else given
+    if isinstance(data, Dataset) and not hasattr(data, name):
+        raise UserError(
+            f"{type(data).__name__} has no {name}: give them as an array, one number per sample"
+        )
+    return cast("npt.ArrayLike | None", getattr(data, name, data))
 
 
 class Ordering(Protocol):

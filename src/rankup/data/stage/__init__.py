@@ -6,7 +6,8 @@
         <key>/                      one source; a link to such a folder where the copy is elsewhere
             part/NAME               what is being copied
             data/NAME               what is there: a file, or a folder with its files
-            index.npz               the index, so that the source is not asked again
+            index.npz               the index, so that the source is not asked again; without
+                                samples of a single file that is no pack
             users/                  a file for each job that uses it
             ready.json              the marker, written last
         .mounts/                    images that are mounted; see `mount`, `mounting`

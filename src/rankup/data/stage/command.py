@@ -143,7 +143,7 @@ def _words(staged: Staged, name: str) -> str:
     speed = f" ({size(staged.size / staged.seconds)}/s)" if staged.seconds > 0 else ""
     how = "each sample has the bytes that were packed"
     if not staged.checked:
-        how = "there were no hashes to compare its samples with (`rankup pack` writes them)"
+        how = "there were no hashes to compare it with (`rankup pack` writes them)"
     return f"{name}: {amount} in {duration(staged.seconds)}{speed}; {how}: {staged.path}"
 
 

@@ -34,6 +34,9 @@ def stage(
 ) -> Staged:
     """Copy a container into the memory of this node, where `rankup.data.open` finds it by itself.
 
+    A single file may be anything: of one that is no pack its bytes are copied, and `Tokens` finds
+    such a copy, too.
+
     May be called by many processes of a node at once: the first one copies, the others wait and
     share. Every sample is compared with its hash on the way, and a copy counts once its marker is
     there. It stays until `release` was called for each job that has staged it.
@@ -42,7 +45,7 @@ def stage(
     files' sizes and times are compared before and after.
 
     Args:
-        path: what `rankup.data.open` opens; not a folder of single files.
+        path: what `rankup.data.open` opens, or any file; not a folder of single files.
         to: a folder for the copy; by default `$RANKUP_STAGE_DIR`, else `/dev/shm`, else `$TMPDIR`
             if it does not fit there and that is on a disk of this node.
         fraction: which part of the bytes is copied, above 0 and up to 1; the rest is read from the

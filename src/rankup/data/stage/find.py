@@ -18,6 +18,7 @@ from .. import indexes, stamp
 from ..errors import BadContainer
 from ..index import Index, Int64s
 from ..stamp import Look
+from ..strings import Strings
 from . import place
 
 MARKER = "ready.json"
@@ -71,7 +72,7 @@ class Copy:
         )
 
     def load(self) -> Index:
-        """The index of all samples.
+        """The index of all samples; `bare` of a single file that is no pack.
 
         Raises:
             BadContainer, OSError: it is damaged, or gone.
@@ -80,6 +81,15 @@ class Copy:
         if indexes.stray(index, self.root) is not None:
             raise BadContainer(f"{self.folder / INDEX} is damaged: `rankup stage --release`")
         return index
+
+
+def bare(file: Int64s) -> Index:
+    """An index of one file, and of no samples: who reads it knows what is in it.
+
+    Args:
+        file: its bytes, int64 (1,).
+    """
+    return Index("", Strings.of([b""]), (), Strings.of([]), (), sizes=file)
 
 
 def write(copy: Copy) -> None:

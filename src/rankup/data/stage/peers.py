@@ -144,6 +144,8 @@ class Filling:
             if self._stop.is_set():  # this node has failed, and says why
                 return missing
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            if isinstance(error, ConnectionResetError | BrokenPipeError):
+                why = "it hung up"  # which of them it is depends on what was under way
             self._say(
                 f"node {name} does not give {len(missing)} of its pieces ({why}): they are read "
                 f"from {self._part.source}"

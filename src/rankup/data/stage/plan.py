@@ -30,7 +30,7 @@ class Plan:
 
     Attributes:
         source: real path of a file or folder.
-        index: of all its samples.
+        index: of all its samples; of a single file that is no pack, of none.
         packed: whether rankup has packed it.
         sizes: int64, bytes of each file.
         cuts: int64, bytes of each that are copied, from its beginning.
@@ -85,7 +85,12 @@ def planned(source: Path, fraction: float) -> Plan:
     # Before the index is read, so that one that is replaced meanwhile is noticed.
     first = find.look([beside]) if beside.is_file() else ()
     own = finding.fitting(source)
-    if own is None:
+    if own is not None:
+        index = own
+    elif source.is_file() and not source.name.endswith("index.npz"):
+        # One file is copied whatever is in it: of tokens each would be a sample of an index.
+        index = find.bare(np.array([source.stat().st_size], np.int64))
+    else:
         if detect.detect(source) == "files":
             raise UserError(
                 f"{source} is a folder of single files, and what is staged are few large ones: "
@@ -93,8 +98,6 @@ def planned(source: Path, fraction: float) -> Plan:
                 f"then copies that"
             )
         index = finding.found(source, Choice()).index
-    else:
-        index = own
     sizes = pieces.sizes(index, source)
     index = replace(index, sizes=sizes)  # by which it is found how much of each file is staged
     paths = [data_path(source, index.files, row) for row in range(len(index.files))]
