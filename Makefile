@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Tests wait more than they compute: two processes share them. JOBS=0 runs them in one.
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 SHELL_FILES = .ci/run $(wildcard tools/*.sh tests/slurm/golden/*.sh tests/login/env/golden/*/*.sh)
 BENCHES = $(filter-out bench/_%,$(wildcard bench/*.py))
 
@@ -35,10 +38,10 @@ demo: setup ## train a small language model on 1 and 2 ranks, and compare
 	$(BIN)/rankup demo
 
 test: setup system-packages dali ## each invariant and each feature once
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(PYTEST) -m 'not slow and not gpu'
 
 test-slow: setup system-packages dali ## the full matrices, fuzzing, many kills
-	$(BIN)/python -m pytest -m 'slow and not gpu'
+	$(PYTEST) -m 'slow and not gpu'
 
 lint: setup system-packages ## ruff, mypy, shellcheck
 	$(BIN)/ruff check .

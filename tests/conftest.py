@@ -38,6 +38,18 @@ def pytest_configure() -> None:
     os.environ["SLURM_CONF"] = os.devnull
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the processes that share the tests one starts the Slurm, one its job scripts' nodes.
+
+    There is one Slurm, and the nodes of the scripts' own tests meet at a port fixed by the job.
+    """
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        for fixture, group in (("slurm_session", "slurm"), ("bash", "job scripts")):
+            if fixture in names:
+                item.add_marker(pytest.mark.xdist_group(group))
+
+
 @dataclass(frozen=True)
 class TextFiles:
     """Paths of three texts of generated English-like words."""

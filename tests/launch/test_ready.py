@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import ready, software, submit
+from rankup.launch import jobscript, ready, software
 from rankup.launch.submit import Plan
 from rankup.login import code, record
 from rankup.login.record import Item, Proof, Record
@@ -327,7 +327,7 @@ def _plan(**values: object) -> Plan:
 
 def _exports(plan: Plan, project: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """What the exports of the job script leave in the environment of bash."""
-    text = render(submit.job_script(plan, _job(project), project / "run", resume=False))
+    text = render(jobscript.job_script(plan, _job(project), project / "run", resume=False))
     lines = [line for line in text.splitlines() if line.startswith("export ")]
     kept = [line for line in lines if "PATH" not in line and "SLURM" not in line]
     done = subprocess.run(
@@ -355,7 +355,7 @@ def test_the_job_script_sets_the_caches_and_asks_nobody_to_go_online(project: Pa
 
 
 def test_nothing_fetched_changes_nothing_in_the_job_script(project: Path) -> None:
-    made = submit.job_script(_plan(), _job(project), project / "run", resume=False)
+    made = jobscript.job_script(_plan(), _job(project), project / "run", resume=False)
     assert dict(made.fetched) == {}
     assert "HF_HOME" not in render(made)
 
@@ -365,7 +365,7 @@ def test_a_container_sees_the_caches(project: Path) -> None:
     (project / "a.sif").touch()
     told = ready.Fetched({"HF_HOME": str(project / "hub")})
     plan = _plan(fetched=told, options=JobOptions(container=str(project / "a.sif")))
-    found = submit.job_script(plan, _job(project), project / "run", resume=False)
+    found = jobscript.job_script(plan, _job(project), project / "run", resume=False)
     assert str(project / "hub") in found.container[found.container.index("--bind") + 1].split(",")
 
 

@@ -59,10 +59,13 @@ class Runner:
 
     Attributes:
         folder: the project, which is also the current folder.
+        state: where the command and the watched script talk to each other.
+        temporary: what $TMPDIR says.
     """
 
     folder: Path
     state: Path
+    temporary: Path
 
     def file(self, name: str, text: str = "") -> Path:
         """Write a file of the project."""
@@ -127,7 +130,7 @@ class Runner:
 
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
-        return {**kept, "TMPDIR": str(self.state)}
+        return {**kept, "TMPDIR": str(self.temporary)}
 
     def _ended(self, process: subprocess.Popen[str], out: str, err: str) -> Ended:
         lines = (self.state / "events.jsonl").read_text(encoding="utf-8").splitlines()

@@ -230,6 +230,7 @@ def test_locks_and_temporary_files_are_left_alone(run: Runner, tmp_path: Path) -
         open("{temporary}/a", "w")
         tempfile.TemporaryFile()
         """,
+        environment={"TMPDIR": str(temporary)},
         temporary=str(temporary),
     )
     assert done.code == 0, done.explain()
