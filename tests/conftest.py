@@ -38,16 +38,15 @@ def pytest_configure() -> None:
     os.environ["SLURM_CONF"] = os.devnull
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the processes that share the tests one starts the Slurm, one its job scripts' nodes.
+    """Of the processes that share the tests one alone runs job scripts on fake nodes.
 
-    There is one Slurm, and the nodes of the scripts' own tests meet at a port fixed by the job.
+    The nodes meet at an address and a port that the job's number fixes.
     """
     for item in items:
-        names = getattr(item, "fixturenames", ())
-        for fixture, group in (("slurm_session", "slurm"), ("bash", "job scripts")):
-            if fixture in names:
-                item.add_marker(pytest.mark.xdist_group(group))
+        if "bash" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("job scripts"))
 
 
 @dataclass(frozen=True)
