@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Tests wait more than they compute: two processes share them. JOBS=0 runs them in one.
 JOBS ?= 2
-PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS)
 SHELL_FILES = .ci/run $(wildcard tools/*.sh tests/slurm/golden/*.sh tests/login/env/golden/*/*.sh)
 BENCHES = $(filter-out bench/_%,$(wildcard bench/*.py))
 

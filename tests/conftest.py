@@ -38,17 +38,6 @@ def pytest_configure() -> None:
     os.environ["SLURM_CONF"] = os.devnull
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the processes that share the tests one alone runs job scripts on fake nodes.
-
-    The nodes meet at an address and a port that the job's number fixes.
-    """
-    for item in items:
-        if "bash" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("job scripts"))
-
-
 @dataclass(frozen=True)
 class TextFiles:
     """Paths of three texts of generated English-like words."""
