@@ -241,8 +241,11 @@ def test_a_finished_run_can_be_resumed(ranks: RankPool, finished: Path, own: Pat
 def test_the_newest_are_kept(ranks: RankPool, tmp_path: Path) -> None:
     _run(ranks, 2, tmp_path / "two", replace(SGD, checkpoint_every=2))
     assert checkpoints(tmp_path / "two") == ["step-00000010", "step-00000012"]
-    _run(ranks, 1, tmp_path / "three", replace(SGD, checkpoint_every=2, keep=3))
-    assert checkpoints(tmp_path / "three") == [f"step-000000{n:02d}" for n in (8, 10, 12)]
+    for keep in (3, 5):
+        run = tmp_path / str(keep)
+        _run(ranks, 1, run, replace(SGD, checkpoint_every=2, keep=keep))
+        newest = range(14 - 2 * keep, 14, 2)
+        assert checkpoints(run) == [f"step-000000{n:02d}" for n in newest]
 
 
 def test_an_abandoned_future_goes(ranks: RankPool, own: Path) -> None:

@@ -121,7 +121,7 @@ def prune(newest: Path, keep: int) -> None:
     """
     others = sorted(path for path in newest.parent.glob("step-*") if path != newest)
     before = [path for path in others if path < newest]
-    for path in {*others} - {*before[len(before) - (keep - 1) :]}:
+    for path in {*others} - {*before[max(0, len(before) - (keep - 1)) :]}:
         with contextlib.suppress(OSError):  # the new one is whole, whatever becomes of this
             remove(path)
 
