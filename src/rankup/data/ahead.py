@@ -22,7 +22,6 @@ from .spans import Spans
 _BUFFER = 4 << 20
 _GAP = 64 << 10  # what lies between neighbours (headers, fields) is read too, up to this
 _EARLIER = 4  # a window is read when a quarter of the one before it is left
-_IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 
 # (file of the index, first byte, byte behind the last)
 Piece = tuple[int, int, int]
@@ -129,7 +128,7 @@ def _worth(dataset: PackedDataset) -> bool:
         return False
     if not isinstance(samples._spans, Spans) or not len(samples.index.files):
         return False
-    return mounts.kind_of(samples.file(0)) not in _IN_MEMORY
+    return mounts.kind_of(samples.file(0)) not in mounts.IN_MEMORY
 
 
 def _larger_than_memory(dataset: PackedDataset) -> bool:

@@ -25,7 +25,6 @@ from .opened import Samples, open
 from .outside import Outside
 from .rows import gather
 from .sampled import Batch, Mine, check_transform, note
-from .sampled import _plain as _plain
 from .transforms import Shaped, Transform
 
 OnBad = Literal["raise", "replace", "drop"]
