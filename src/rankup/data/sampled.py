@@ -35,7 +35,7 @@ class Batch:
             seed_process(self._key, row)
             self._items.append(transform(data, self._draws.of(row)))
         else:
-            self._items.append(_plain(data))
+            self._items.append(plain(data))
         self.rows.append(row)
 
     @property
@@ -102,10 +102,10 @@ def note(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
-def _plain(data: Any) -> Any:
+def plain(data: Any) -> Any:
     """An item without a transform: arrays as tensors, bytes as they are."""
     if isinstance(data, dict):
-        return {name: _plain(value) for name, value in data.items()}
+        return {name: plain(value) for name, value in data.items()}
     if isinstance(data, np.ndarray):
         return torch.from_numpy(data.copy())  # what is mapped may not be written to
     return bytes(data)

@@ -17,7 +17,8 @@ from ...base.errors import UserError
 from ...site import mounts
 from .. import transforms
 from ..making import allocate
-from ..reader import PackedDataset, _plain
+from ..reader import PackedDataset
+from ..sampled import plain
 from ..transforms import Shaped
 from .chosen import Raised
 from .cold import dropped, reopened
@@ -260,7 +261,7 @@ def _value(dataset: PackedDataset, row: int) -> Any:
 
 def _made(dataset: PackedDataset, value: Any, row: int) -> Any:
     if dataset.transform is None:
-        return _plain(value)
+        return plain(value)
     return dataset.transform(value, transforms.rng(_KEY, row))
 
 
