@@ -36,6 +36,9 @@ def pytest_configure() -> None:
         if name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "RANKUP_RUN", "RANKUP_END")):
             del os.environ[name]
     os.environ["SLURM_CONF"] = os.devnull
+    # Under nohup all that is started here would ignore SIGHUP as well; a handler is not inherited.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @dataclass(frozen=True)
