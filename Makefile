@@ -13,7 +13,7 @@ BENCHES = $(filter-out bench/_%,$(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-slow lint bench system-packages dali clean
+.PHONY: help setup demo test test-slow lint bench pictures system-packages dali clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -49,6 +49,9 @@ lint: setup system-packages ## ruff, mypy, shellcheck
 	$(BIN)/mypy
 	@if command -v shellcheck >/dev/null; then set -x; shellcheck $(SHELL_FILES); \
 	else echo "shellcheck is not installed: $(SHELL_FILES) were not checked"; fi
+
+pictures: setup ## draw the pictures of the docs anew
+	$(BIN)/python docs/pictures.py
 
 bench: setup ## every benchmark's quick version
 	@set -e; for file in $(BENCHES); do echo "== $$file"; $(BIN)/python $$file --quick; done

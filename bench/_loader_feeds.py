@@ -20,7 +20,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,24 @@ def ours(where: str | Path, kind: str, transform: Callable[[], Any], folder: Pat
         world_size=1,
     )
     return paced(iter(loader))
+
+
+def recipe(folder: Path) -> Slice:
+    """The split of the recipe `image-classification`, fed as its training loop is."""
+    from rankup.data import PackedDataset
+    from rankup.recipes.photos import Making, Photos
+    from rankup.train.feed import Feed
+
+    data = PackedDataset(folder / HDF5, "train", random_crop())
+    feed = Feed(Photos(data, Making("rankup", WORKERS, BATCH, torch.device("cpu"))), seed=0)
+    order = Endless(len(data))
+
+    def coming() -> Iterator[tuple[int, torch.Tensor]]:
+        for start in itertools.count(0, BATCH):
+            yield 0, torch.from_numpy(order.slice(0, start, start + BATCH))
+
+    feed.begin(coming())
+    return paced(feed.batch(*one) for one in coming())
 
 
 def bare(transform: Callable[[], Any], folder: Path) -> Slice:
@@ -106,10 +124,12 @@ def _our(where: str | Path, kind: str, transform: Callable[[], Any]) -> Callable
 
 CROP, FULL, WHOLE = "rankup", "rankup, decoded in full", "rankup, whole photo in full"
 SCALED = "rankup, whole photo"
+RECIPE = "rankup, image recipe"
 BARE, COURSE, MOSAIC = "limit: bare loop", "the course's, whole photo", "mosaicml-streaming"
 DALI = ("DALI, its reader", "DALI, bytes by rankup")
 FEEDS: dict[str, Callable[[Path], Slice]] = {
     CROP: _our(HDF5, "auto", random_crop),
+    RECIPE: recipe,
     "rankup, processes": _our(HDF5, "processes", random_crop),
     "rankup, plain files": _our("photos", "auto", random_crop),
     BARE: lambda folder: bare(random_crop, folder),

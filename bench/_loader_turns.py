@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from common import answer_of
 
 _ANSWER_SECONDS = 180
 _LEAVE_SECONDS = 20
@@ -85,14 +86,7 @@ class Feed:
             os.killpg(self._process.pid, number)
 
     def _answer(self) -> str:
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], _ANSWER_SECONDS)
-        answer = self._process.stdout.readline() if ready else ""
-        if not answer:
-            self._log.seek(0)
-            what = "failed" if ready else f"gave no answer within {_ANSWER_SECONDS} s"
-            raise SystemExit(f"{self._log.read()[-6000:]}\nbench: {self.name} {what}")
-        return answer
+        return answer_of(self._process, self._log, self.name, _ANSWER_SECONDS)
 
 
 @contextlib.contextmanager

@@ -13,14 +13,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
 from _loops import LOOPS, Job
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
-from rankup.runtime.world import setup
+from rankup.runtime.world import World, setup
 
 UNCOUNTED = 2  # steps of a slice before the clock starts: caches and the peer rank are warm then
 
@@ -71,25 +73,52 @@ class Turns:
             os._exit(1)
 
 
-def main() -> None:
-    spec = json.loads(sys.argv[1])
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what contestants print goes to the log
-    torch.set_num_threads(1)
-    world = setup()
-    directory = Path(spec["directory"])
-    options = LanguageModelOptions(**spec["options"])
-    task = LanguageModel(options, directory / TOKENS)
+@dataclass(frozen=True)
+class Rank:
+    """What a rank is asked to compare.
 
-    def contestant(name: str) -> Turns:
-        own = directory / f"{name}-{world.world_size}-{os.getpid()}"
+    Attributes:
+        contestants: their names.
+        answers: where the bench reads what came out.
+    """
+
+    contestants: list[str]
+    answers: TextIO
+    world: World
+    directory: Path
+    options: LanguageModelOptions
+    task: LanguageModel
+
+    @classmethod
+    def begin(cls) -> Rank:
+        """Read the command line, and meet the other ranks."""
+        spec = json.loads(sys.argv[1])
+        answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # what contestants print goes to the log
+        torch.set_num_threads(1)
+        world = setup()
+        directory = Path(spec["directory"])
+        options = LanguageModelOptions(**spec["options"])
+        task = LanguageModel(options, directory / TOKENS)
+        return cls(spec["contestants"], answers, world, directory, options, task)
+
+    def job(self, name: str, boundary: Callable[[], None]) -> Job:
+        """What a contestant gets; with a folder of its own."""
+        own = self.directory / f"{name}-{os.getpid()}"
         own.mkdir()
-        return Turns(lambda boundary: LOOPS[name](Job(task, options, world, own, boundary)))
+        return Job(self.task, self.options, self.world, own, boundary)
 
-    turns = {name: contestant(name) for name in spec["contestants"]}
+    def turns(self, name: str, loop: Callable[[Job], None]) -> Turns:
+        """A contestant's loop, which waits for its first turn."""
+        return Turns(lambda boundary: loop(self.job(name, boundary)))
+
+
+def main() -> None:
+    rank = Rank.begin()
+    turns = {name: rank.turns(name, LOOPS[name]) for name in rank.contestants}
     for line in sys.stdin:
         name, steps = line.rsplit(maxsplit=1)
-        print(turns[name].slice(int(steps)), file=answers, flush=True)
+        print(turns[name].slice(int(steps)), file=rank.answers, flush=True)
     os._exit(0)
 
 

@@ -9,7 +9,6 @@ random order each round: what else happens on the machine hits all of them alike
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -21,11 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
@@ -34,8 +33,14 @@ PEERS = ("accelerate==1.15.0", "lightning==2.6.6")  # lightning brings Fabric al
 _ANSWER_SECONDS = 300
 
 
-def enter_environment(venv: Path = VENV, peers: tuple[str, ...] = PEERS) -> None:
-    """Go on inside the peers' environment, which is made first where it is not complete."""
+def enter_environment(
+    venv: Path = VENV, peers: tuple[str, ...] = PEERS, *, torch: bool = True
+) -> None:
+    """Go on inside the peers' environment, which is made first where it is not complete.
+
+    Args:
+        torch: whether what is measured needs it.
+    """
     if Path(sys.prefix).resolve() == venv.resolve():
         return
     stamp = venv / ".complete"
@@ -47,7 +52,8 @@ def enter_environment(venv: Path = VENV, peers: tuple[str, ...] = PEERS) -> None
         stamp.unlink(missing_ok=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
         install = [python, "-m", "pip", "install", "--quiet", "-c", constraints]
-        subprocess.run([*install, "torch"], check=True)  # alone, so that nothing picks another one
+        if torch:  # alone, so that nothing picks another one
+            subprocess.run([*install, "torch"], check=True)
         subprocess.run([*install, "-e", ROOT, *peers], check=True)
         stamp.write_text(wanted.hexdigest())
     sys.stdout.flush()
@@ -71,6 +77,46 @@ def arguments(description: str) -> Effort:
     return Effort(True, 3, 0.4) if quick else Effort(False, 9, 0.6)
 
 
+def start_ranks(
+    program: str,
+    spec: dict[str, Any],
+    world_size: int,
+    log: IO[str],
+    environments: Sequence[dict[str, str]] | None = None,
+) -> list[subprocess.Popen[str]]:
+    """Start a program of this folder as ranks, with `spec` as JSON on its command line.
+
+    Args:
+        log: gets what they write to stderr.
+        environments: of each, if not what torchrun gives them.
+    """
+    return [
+        subprocess.Popen(
+            [sys.executable, "-u", BENCH / program, json.dumps(spec)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            text=True,
+        )
+        for environment in environments or rank_environments(world_size)
+    ]
+
+
+def answer_of(
+    process: subprocess.Popen[str], log: IO[str], name: str, seconds: float = _ANSWER_SECONDS
+) -> str:
+    """The next line that a process prints; without one the bench ends with the end of its log."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], seconds)
+    answer = process.stdout.readline() if ready else ""
+    if not answer:
+        log.seek(0)
+        what = "failed" if ready else f"gave no answer within {seconds:.0f} s"
+        raise SystemExit(f"{log.read()[-6000:]}\nbench: {name} {what}")
+    return answer
+
+
 class Team:
     """Rank processes of one thread each that stay alive and run one contestant's slice at a time.
 
@@ -81,23 +127,15 @@ class Team:
         contestants: names in `_loops.LOOPS`.
     """
 
+    program = "_rank.py"
+
     def __init__(
         self, world_size: int, directory: Path, options: dict[str, Any], contestants: Sequence[str]
     ) -> None:
         self.world_size = world_size
         spec = {"directory": str(directory), "options": options, "contestants": list(contestants)}
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the ranks live
-        self._ranks = [
-            subprocess.Popen(
-                [sys.executable, "-u", BENCH / "_rank.py", json.dumps(spec)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                env=environment,
-                text=True,
-            )
-            for environment in _environments(world_size)
-        ]
+        self._ranks = start_ranks(self.program, spec, world_size, self._log)
 
     def start(self, contestant: str, steps: int) -> None:
         """Let all ranks run `steps` steps of a contestant, after two that do not count."""
@@ -108,8 +146,7 @@ class Team:
 
     def finish(self) -> float:
         """Seconds per step of the slice that `start` began, as rank 0 saw it."""
-        seconds = [float(self._answer(rank)) for rank in self._ranks]
-        return seconds[0]
+        return float(self._answers()[0])
 
     def slice(self, contestant: str, steps: int) -> float:
         self.start(contestant, steps)
@@ -121,30 +158,11 @@ class Team:
             rank.wait()
         self._log.close()
 
-    def _answer(self, rank: subprocess.Popen[str]) -> str:
-        assert rank.stdout is not None
-        ready, _, _ = select.select([rank.stdout], [], [], _ANSWER_SECONDS)
-        answer = rank.stdout.readline() if ready else ""
-        if not answer:
-            self._log.seek(0)
-            what = "a rank failed" if ready else f"no answer within {_ANSWER_SECONDS} s"
-            raise SystemExit(f"{self._log.read()[-6000:]}\nbench: {what}")
-        return answer
+    def _answers(self) -> list[str]:
+        return [answer_of(rank, self._log, "a rank") for rank in self._ranks]
 
 
-@contextlib.contextmanager
-def team(
-    world_size: int, directory: Path, options: dict[str, Any], contestants: Sequence[str]
-) -> Iterator[Team]:
-    """A `Team` for the time of the block."""
-    ranks = Team(world_size, directory, options, contestants)
-    try:
-        yield ranks
-    finally:
-        ranks.close()
-
-
-def _environments(world_size: int) -> list[dict[str, str]]:
+def rank_environments(world_size: int) -> list[dict[str, str]]:
     """What torchrun gives each rank; for a single one, what a shell gives it."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID")
     base = {name: value for name, value in os.environ.items() if name not in launcher}
@@ -195,9 +213,9 @@ def spread(values: Sequence[float]) -> str:
     return f"{low:.3f}…{high:.3f}"
 
 
-def machine() -> str:
-    """The machine in a line: cores, load, versions."""
-    packages = ("torch", "accelerate", "lightning")
+def machine(peers: Sequence[str] = ("accelerate", "lightning")) -> str:
+    """The machine in a line: cores, load, versions of torch and of the peers."""
+    packages = ("torch", *peers)
     return (
         f"{time.strftime('%Y-%m-%d %H:%M')}, {platform.machine()}, {os.cpu_count()} cores, "
         f"load {os.getloadavg()[0]:.1f} at the start, Python {platform.python_version()}, "

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import random
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common import (
     Effort,
+    Team,
     arguments,
     claim,
     enter_environment,
@@ -23,7 +25,6 @@ from common import (
     median,
     spread,
     table,
-    team,
     write_text,
 )
 
@@ -65,7 +66,7 @@ def measure(case: Case, effort: Effort) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         options = write_text(directory, case.options, 160 * case.options["global_batch"])
-        with team(case.world_size, directory, options, case.contestants) as ranks:
+        with closing(Team(case.world_size, directory, options, case.contestants)) as ranks:
             for contestant in case.contestants:  # builds everything
                 ranks.slice(contestant, 20)
             step = ranks.slice("rankup", 20)

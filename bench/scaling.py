@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import random
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common import (
     Effort,
+    Team,
     arguments,
     claim,
     enter_environment,
@@ -24,7 +26,6 @@ from common import (
     median,
     spread,
     table,
-    team,
     write_text,
 )
 
@@ -95,9 +96,9 @@ def measure(case: Case, effort: Effort) -> tuple[str, dict[str, list[float]]]:
         options = write_text(directory, case.options, 100 * case.options["global_batch"])
         what = size(directory, options)
         with (
-            team(1, directory, options, CONTESTANTS) as one,
-            team(1, directory, options, CONTESTANTS[:1]) as other,
-            team(2, directory, options, CONTESTANTS) as two,
+            closing(Team(1, directory, options, CONTESTANTS)) as one,
+            closing(Team(1, directory, options, CONTESTANTS[:1])) as other,
+            closing(Team(2, directory, options, CONTESTANTS)) as two,
         ):
             for ranks in (one, other, two):
                 for contestant in CONTESTANTS[: 1 if ranks is other else 2]:

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 def losses(run: str) -> list[float]:
     """Training loss of each step."""
     lines = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if not line.get("final")]
+    return [line["loss"] for line in lines if "loss" in line]
 
 
 def draw(one: str, two: str, picture: str) -> None:

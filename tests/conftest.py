@@ -21,6 +21,8 @@ from typing import Protocol
 import psutil
 import pytest
 
+from rankup.cli import main
+
 from .pool import RankPool
 from .slurm.fixtures import slurm as slurm
 from .slurm.fixtures import slurm_session as slurm_session
@@ -36,6 +38,7 @@ def pytest_configure() -> None:
         if name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "RANKUP_RUN", "RANKUP_END")):
             del os.environ[name]
     os.environ["SLURM_CONF"] = os.devnull
+    os.environ["RANKUP_MONITOR"] = "0"  # who tests the sampler and the report asks for them
     # Under nohup all that is started here would ignore SIGHUP as well; a handler is not inherited.
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
@@ -119,6 +122,37 @@ def run_rankup(tmp_path: Path) -> RunRankup:
             _kill_tree(process)
             raise
         return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+    return run
+
+
+@pytest.fixture
+def rankup_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> RunRankup:
+    """`run_rankup` without a process of its own, for what ends before anything is started.
+
+    Python and the imports of the command take most of the second that such a process needs. There
+    is no time-out but the test's.
+    """
+
+    def run(
+        args: Sequence[str | Path],
+        cwd: Path = tmp_path,
+        timeout: float = 120,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        words = ["rankup", *map(str, args)]
+        capfd.readouterr()
+        with monkeypatch.context() as patch:
+            patch.chdir(cwd)
+            patch.setattr(sys, "argv", words)
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        assert ended.value.code is None or isinstance(ended.value.code, int)
+        return subprocess.CompletedProcess(words, ended.value.code or 0, *capfd.readouterr())
 
     return run
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -22,6 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -37,6 +39,8 @@ _RELEASE = b""
 _LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PR_SET_PDEATHSIG = 1
+_MANY_THREADS = 24  # a group has three
+_LruCache = type(lru_cache(lambda: None))
 
 
 class RankFailed(AssertionError):  # noqa: N818 - what happened, in a test's words
@@ -96,7 +100,7 @@ class RankPool:
         self._workers: list[_Worker] = []
 
     def run(
-        self, world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0
+        self, world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 150.0
     ) -> list[Any]:
         """Call `function(world, *args)` on every rank of a fresh group; the results by rank.
 
@@ -110,7 +114,7 @@ class RankPool:
         """
         if not 1 <= world_size <= MAX_SIZE:
             raise ValueError(f"the rank pool plays 1 to {MAX_SIZE} ranks, not {world_size}")
-        port = _free_port() if world_size > 1 else 0
+        port = free_port() if world_size > 1 else 0
         calls = [
             pickle.dumps(_Call(rank, world_size, port, function, args))
             for rank in range(world_size)
@@ -204,7 +208,8 @@ def _dump_stacks(workers: list[_Worker]) -> None:
     time.sleep(0.2)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port between 20000 and 32000 that nobody listens on now."""
     # Below the range from which the kernel numbers outgoing connections: gloo opens many of those
     # between the moment this port is found free and the moment rank 0 listens on it.
     while True:
@@ -317,3 +322,26 @@ def _left_as_found() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
     if torch.are_deterministic_algorithms_enabled():  # the setter imports the compiler
         torch.use_deterministic_algorithms(False)
+    _let_go_of_groups()
+
+
+def _let_go_of_groups() -> None:
+    """Free the groups of earlier calls, once there are many.
+
+    torch's caches of how tensors are cut keep every mesh they have seen, and with it its groups.
+    Each of these has a thread that wakes a hundred times a second: after some hundred calls they
+    take more of the machine than the tests do.
+    """
+    if len(os.listdir("/proc/self/task")) < _MANY_THREADS:
+        return
+    for found in gc.get_objects():
+        if type(found) is _LruCache and str(found.__module__).startswith("torch.distributed"):
+            found.cache_clear()
+    tensor = sys.modules.get("torch.distributed.tensor")
+    if tensor is not None:
+        import torch
+
+        redistribute = sys.modules["torch.distributed.tensor._redistribute"]
+        getattr(redistribute, "_planner_cache", {}).clear()
+        getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
+    gc.collect()

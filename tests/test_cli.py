@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import rankup
+from rankup import recipes
 from rankup.base.errors import UserError
+from rankup.cli.app import app
 from rankup.launch import local
 from rankup.launch import run as launch_run
 from rankup.launch.run import Request
@@ -25,21 +29,30 @@ LM = "language-model"
 COMMAND = str(Path(sys.executable).with_name("rankup"))
 
 
+# As much of the standard library as takes 0.1 s to import on the machine of the bar.
+_TENTH = "import asyncio, email.message, http.client, inspect, json, ssl, xml.dom.minidom"
+
+
 def _seconds(*words: str) -> float:
     start = time.perf_counter()
-    subprocess.run([COMMAND, *words], check=True, capture_output=True, timeout=20)
+    subprocess.run(words, check=True, capture_output=True, timeout=20)
     return time.perf_counter() - start
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",)])
 def test_quick(words: tuple[str, ...]) -> None:
     """Invariant 8: login verbs are quick."""
-    # On a machine that is busy with something else some of these come late; try a while.
-    deadline = time.monotonic() + 20
-    best = min(_seconds(*words) for _ in range(3))
-    while best > 0.3 and time.monotonic() < deadline:
-        best = min(best, _seconds(*words))
-    assert best <= 0.3
+    # Both are started in turn, so that a machine that is slow or busy is so for both; and for a
+    # while, until each has had a quiet moment.
+    deadline = time.monotonic() + 60
+    ours = tenth = float("inf")
+    for turn in itertools.count():
+        tenth = min(tenth, _seconds(sys.executable, "-c", _TENTH))
+        ours = min(ours, _seconds(COMMAND, *words))
+        bar = 0.3 * max(1.0, tenth / 0.1)
+        if (turn >= 2 and ours <= bar) or time.monotonic() > deadline:
+            break
+    assert ours <= bar
 
 
 def test_version(run_rankup: RunRankup) -> None:
@@ -47,17 +60,19 @@ def test_version(run_rankup: RunRankup) -> None:
     assert (done.returncode, done.stdout) == (0, f"rankup {rankup.__version__}\n")
 
 
-def test_help(run_rankup: RunRankup) -> None:
-    for words in (["--help"], ["-h"], ["run", "-h"], ["run", LM, "--help"], ["run", LM, "-h"]):
-        done = run_rankup(words)
+def test_help(run_rankup: RunRankup, rankup_here: RunRankup) -> None:
+    for words in (["--help"], ["-h"], ["run", "-h"], ["run", LM, "--help"]):
+        done = rankup_here(words)
         assert done.returncode == 0
         assert done.stderr == ""
+    done = run_rankup(["run", LM, "-h"])
+    assert (done.returncode, done.stderr) == (0, "")
     assert "--seq-len" in done.stdout
     assert "--global-batch" in done.stdout
 
 
-def test_recipes(run_rankup: RunRankup) -> None:
-    done = run_rankup(["recipes"])
+def test_recipes(rankup_here: RunRankup) -> None:
+    done = rankup_here(["recipes"])
     assert done.returncode == 0
     assert done.stdout.startswith("language-model ")
 
@@ -77,6 +92,28 @@ def test_usage(run_rankup: RunRankup, tmp_path: Path, words: list[str], said: st
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--strategy fsdp bare", r"stands behind .* \[OPTIONS\] bare --strategy "),
+        ("--no-reshard bare", r"\[OPTIONS\] bare --no-reshard "),
+        ("--vocab=byte language-model", r"\[OPTIONS\] language-model --vocab "),
+        ("--vocab byte train.py", r"\[OPTIONS\] language-model --vocab "),
+        ("--vocab byte bare", "No such option: --vocab"),
+        ("--bogus 3 language-model", "No such option: --bogus"),
+    ],
+)
+def test_options_before_a_recipe_are_sought_among_its_own(
+    monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    """Here the recipe `bare` has what all recipes share, and no vocabulary."""
+    bare = recipes.Recipe("bare", "for this test", "options:TrainOptions", "")
+    monkeypatch.setitem(recipes.RECIPES, "bare", bare)
+    command: Any = typer.main.get_command(app)
+    with pytest.raises(Exception, match=said):
+        command.commands["run"].make_context("run", words.split())
 
 
 # Words after `rankup run`, with the paths of the fixture `_texts` put in; and what has to be said.
@@ -104,7 +141,9 @@ BAD: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input(run_rankup: RunRankup, small_text: TextFiles, tmp_path: Path, what: str) -> None:
+def test_bad_input(
+    rankup_here: RunRankup, small_text: TextFiles, tmp_path: Path, what: str
+) -> None:
     cwd = tmp_path / "here"
     cwd.mkdir()
     extra = {"empty": b"", "binary": b"\xff\xfe\x00" * 50, "short": b"a few words only"}
@@ -112,7 +151,7 @@ def test_bad_input(run_rankup: RunRankup, small_text: TextFiles, tmp_path: Path,
         (tmp_path / f"{name}.txt").write_bytes(data)
     paths = {name: tmp_path / f"{name}.txt" for name in ("train", "valid", *extra)}
     words, said = BAD[what]
-    done = run_rankup(["run", *words.format(folder=tmp_path, **paths).split()], cwd=cwd)
+    done = rankup_here(["run", *words.format(folder=tmp_path, **paths).split()], cwd=cwd)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert done.stderr.startswith("rankup: ")
@@ -120,15 +159,15 @@ def test_bad_input(run_rankup: RunRankup, small_text: TextFiles, tmp_path: Path,
     assert os.listdir(cwd) == [], "nothing is left behind"
 
 
-def test_a_folder_of_the_user_stays(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_a_folder_of_the_user_stays(rankup_here: RunRankup, tmp_path: Path) -> None:
     out, mine = tmp_path / "out", tmp_path / "mine"
     out.mkdir()
-    done = run_rankup(["run", "--out", out, LM, "--train", tmp_path / "no.txt"])
+    done = rankup_here(["run", "--out", out, LM, "--train", tmp_path / "no.txt"])
     assert done.returncode == 2
     assert os.listdir(out) == []
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
-    done = run_rankup(["run", "--out", mine, LM])
+    done = rankup_here(["run", "--out", mine, LM])
     assert done.returncode == 2
     assert "is not empty" in done.stderr
     assert os.listdir(mine) == ["thesis.tex"]
@@ -138,10 +177,10 @@ def test_a_folder_of_the_user_stays(run_rankup: RunRankup, tmp_path: Path) -> No
     ("text", "said"),
     [('run = "x"', "did you mean runs?"), ("runs = 3", "must be a string"), ("=", "not TOML")],
 )
-def test_bad_configuration(run_rankup: RunRankup, tmp_path: Path, text: str, said: str) -> None:
+def test_bad_configuration(rankup_here: RunRankup, tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "rankup.toml").write_text(text)
     (tmp_path / "a.py").write_text("pass")
-    done = run_rankup(["run", "a.py"])
+    done = rankup_here(["run", "a.py"])
     assert done.returncode == 2
     assert done.stderr.startswith(f"rankup: {tmp_path}/rankup.toml: ")
     assert said in done.stderr

@@ -74,7 +74,7 @@ def test_old_or_new_after_kill_9(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_old_or_new_after_many_kills(tmp_path: Path) -> None:
-    _kill_at_random_moments(tmp_path / "file", 150)
+    _kill_at_random_moments(tmp_path / "file", 50)
 
 
 def _kill_at_random_moments(path: Path, kills: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.base.flags import flag, help_text, parse
+from rankup.base.flags import flag, help_text, names, parse
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ def test_what_is_refused(words: tuple[str, ...], said: str) -> None:
     assert "thing" in str(refused.value)
 
 
+def test_names() -> None:
+    expected = "--global-batch --rate --steps --file --kind --compile --no-compile"
+    assert names(Options) == set(expected.split())
+
+
 def test_help() -> None:
     text = help_text(Options, "thing")
     assert "--global-batch INT" in text
@@ -77,3 +83,16 @@ def test_help() -> None:
     assert "how many\n" in text
     assert "--kind {big,small}" in text
     assert "--no-compile" in text
+
+
+def test_a_preset_stands_in_for_what_was_not_said() -> None:
+    def preset(values: Mapping[str, object]) -> dict[str, object]:
+        return {"global_batch": 4, "steps": 2} if values["compile"] else {}
+
+    def found(*words: str) -> Options:
+        return parse(Options, words, "thing", preset)
+
+    assert found("--rate", "1") == Options(rate=1)
+    assert found("--compile") == Options(4, steps=2, compile=True)
+    # What is said counts, also where it is what it would be without.
+    assert found("--compile", "--global-batch", "32") == Options(32, steps=2, compile=True)

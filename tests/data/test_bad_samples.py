@@ -196,6 +196,7 @@ def _dropped(world: World, path: Path, workers: int) -> tuple[list[float], str]:
     return model.weight.detach().flatten().tolist(), os.fdopen(read).read()
 
 
+@pytest.mark.slow
 def test_dropping_weighs_the_same_on_any_number_of_ranks(tmp_path: Path, ranks: RankPool) -> None:
     """Batches of 3, so that ranks are left without a sample of theirs; rank 0 reports for all."""
     path = small(tmp_path, 41, BAD)

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data.text import UNKNOWN, TokenFile, open_tokens, tokenize
+from rankup.data.text import TokenFile, open_tokens, tokenize
+from rankup.data.vocabulary import UNKNOWN
 from rankup.recipes.options import LanguageModelOptions
 
 Sources = dict[str, Path | None]

@@ -127,11 +127,12 @@ def script(folder: Path, text: str, name: str = "script.py") -> Path:
 
 
 def records(run: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run's `metrics.jsonl`, possibly while it grows."""
+    """The whole lines of a run's `metrics.jsonl`, possibly while it grows, but for checkpoints'."""
     path = run / "metrics.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    lines = path.read_text().split("\n")[:-1]
+    return [record for line in lines if "checkpoint" not in (record := json.loads(line))]
 
 
 def losses(run: Path) -> dict[int, float]:

@@ -43,11 +43,11 @@ def test_a_job_that_may_run_cannot_be_cancelled_without_slurm(tmp_path: Path) ->
         cancel.cancel(path, NO_SLURM)
 
 
-def test_the_verb_says_what_came_of_it(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_the_verb_says_what_came_of_it(rankup_here: RunRankup, tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
-    done = run_rankup(["cancel", path.name], env={"PATH": os.devnull})
+    done = rankup_here(["cancel", path.name], env={"PATH": os.devnull})
     assert (done.returncode, done.stdout) == (0, f"{NOTHING[0]}\n")
-    assert run_rankup(["cancel", "other"]).returncode == 2
+    assert rankup_here(["cancel", "other"]).returncode == 2
 
 
 def test_one_task_is_left_to_scancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`rankup demo`: one rank and two, side by side."""
+"""`rankup demo`: one rank and two, side by side, once the port is verified."""
 
 from __future__ import annotations
 
@@ -70,4 +70,7 @@ def test_the_demo(run_rankup: RunRankup, tmp_path: Path) -> None:
     match = re.search(r"difference of the two loss curves: (\S+)", done.stdout)
     assert match is not None
     assert float(match[1]) < 1e-5
-    assert len(list((tmp_path / "runs" / "demo").iterdir())) == 2
+    assert "proved: the same run on 1, 2 and 3 ranks" in done.stdout
+    made = sorted((tmp_path / "runs" / "demo").iterdir())
+    assert len(made) == 3  # the script and its port, a run on one rank, a run on two
+    assert sorted(path.name for path in made[0].iterdir()) == ["train.py", "train_dist.py"]

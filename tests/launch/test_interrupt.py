@@ -17,34 +17,36 @@ import pytest
 
 from rankup.site import rundir
 from tests.conftest import RunRankup, TextFiles
+from tests.pool import RankPool
 
 from .live import TINY, live, losses, records
+from .undisturbed import train
 
 STEPS = 100
 # Two threads for such small work only wait for each other on a busy machine.
 ENV = {"OMP_NUM_THREADS": "1"}
 
 
-def _args(text: TextFiles, out: Path, nproc: int = 2) -> list[str | Path]:
+def _args(text: TextFiles, out: Path, nproc: int = 2) -> list[str]:
+    return ["run", "--nproc", str(nproc), "--out", str(out), *_recipe(text)]
+
+
+def _recipe(text: TextFiles) -> list[str]:
     recipe = ["--train", text.train, "--valid", text.valid, "--test", text.test, *TINY]
     length = ["--steps", STEPS, "--checkpoint-every", STEPS, "--valid-every", STEPS]
-    words = ["run", "--nproc", nproc, "--out", out, "language-model", *recipe, *length]
-    return list(map(str, words))
+    return list(map(str, ["language-model", *recipe, *length]))
 
 
 @pytest.fixture
-def uninterrupted(run_rankup: RunRankup, small_text: TextFiles, tmp_path: Path) -> dict[int, float]:
+def uninterrupted(ranks: RankPool, small_text: TextFiles, tmp_path: Path) -> dict[int, float]:
     """The losses of the run that nobody disturbs, on two ranks."""
-    done = run_rankup(_args(small_text, tmp_path / "whole"), env=ENV)
-    assert done.returncode == 0, done.stderr
-    return losses(tmp_path / "whole")
+    return losses(train(ranks, 2, tmp_path / "whole", _recipe(small_text)))
 
 
 @pytest.mark.parametrize(
     ("number", "code"),
     [
         (signal.SIGINT, 130),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow),
     ],
 )
@@ -95,6 +97,7 @@ def test_the_second_time_ends_it_now(small_text: TextFiles, tmp_path: Path) -> N
         assert time.monotonic() - started < 8
 
 
+@pytest.mark.slow
 def test_the_run_is_found_by_the_name_that_was_printed(
     small_text: TextFiles, tmp_path: Path
 ) -> None:
@@ -110,12 +113,15 @@ def test_the_run_is_found_by_the_name_that_was_printed(
 
 
 def test_ctrl_c_in_a_terminal(small_text: TextFiles, tmp_path: Path) -> None:
-    """Through a terminal, where the whole foreground group gets the signal; the bar is drawn."""
+    """Through a terminal, where the whole foreground group gets the signal; the bar is drawn.
+
+    One rank is enough: that several stop at one step is seen above.
+    """
     out = tmp_path / "out"
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 120)) if hasattr(termios, "tcsetwinsize") else None
     process = subprocess.Popen(
-        [sys.executable, "-m", "rankup", *_args(small_text, out)],
+        [sys.executable, "-m", "rankup", *_args(small_text, out, 1)],
         cwd=tmp_path,
         env={**os.environ, **ENV, "TERM": "xterm", "COLUMNS": "120"},
         stdin=theirs,

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from rankup.base.text import clean
-from rankup.launch import cause, lives, logfile, logs
+from rankup.launch import cause, logfile, logs, meant
 from rankup.launch import follow as following
 from rankup.launch.follow import Tail, follow
 from rankup.launch.noise import Fold, fold
@@ -365,39 +365,32 @@ def test_a_cause_that_the_job_script_printed_is_not_said_twice(
     assert capsys.readouterr().out.count("activating the environment failed") == 1
 
 
-def test_an_unknown_task_is_refused(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_an_unknown_task_is_refused(rankup_here: RunRankup, tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     (path / "log" / "12_3.out").write_text("x\n")
-    done = run_rankup(["logs", path, "--task", "4"], env=NOWHERE)
+    done = rankup_here(["logs", path, "--task", "4"], env=NOWHERE)
     assert done.returncode == 2
     assert "there are: 3" in done.stderr
 
 
-def test_the_cause_inside_a_job_needs_no_slurm_and_is_quick(
-    run_rankup: RunRankup, tmp_path: Path
-) -> None:
+def test_the_cause_inside_a_job_needs_no_slurm(rankup_here: RunRankup, tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")
     record(path, start=1)
     (path / "log" / "12.out").write_text((RECORDED / "raised.txt").read_text())
     inside = {**NOWHERE, "SLURM_JOB_ID": "12", "RANKUP_RUN_DIR": str(path)}
-    took = []
-    for _ in range(3):
-        began = time.monotonic()
-        done = run_rankup(["logs", "--cause", path], env=inside)
-        took.append(time.monotonic() - began)
-        assert done.stdout.splitlines()[-1].startswith("rank 3 on localhost failed: ValueError")
-        assert done.returncode == 0
-    assert min(took) < 0.6  # 0.3 s on a machine of its own
+    done = rankup_here(["logs", "--cause", path], env=inside)
+    assert done.stdout.splitlines()[-1].startswith("rank 3 on localhost failed: ValueError")
+    assert done.returncode == 0
 
 
-def test_the_cause_of_a_tasks_directory(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_the_cause_of_a_tasks_directory(rankup_here: RunRankup, tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")
     (path / "array" / "2" / "log").mkdir(parents=True)
     (path / "log" / "12_2.out").write_text("preflight: node n1: no\n")
     inside = {**NOWHERE, "SLURM_JOB_ID": "14", "RANKUP_RUN_DIR": str(path / "array" / "2")}
-    done = run_rankup(["logs", "--cause", path / "array" / "2"], env=inside)
+    done = rankup_here(["logs", "--cause", path / "array" / "2"], env=inside)
     assert done.stdout == "preflight: node n1: no\n"
 
 
@@ -511,7 +504,7 @@ def test_a_cancelled_job_is_said_in_plain_words(
 def test_a_task_is_found_by_slurms_name_for_it(tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")
-    assert lives.locate(tmp_path / "runs", "12_4") == (path, "4")
+    assert meant.locate(tmp_path / "runs", "12_4") == (path, "4")
 
 
 def test_torchruns_summary_is_folded_once_the_ranks_have_told_themselves() -> None:

@@ -27,8 +27,8 @@ WORDS = ("--time", "10m", "--nproc", "1", "--allow-idle-gpus", *ONE_THREAD)
 
 
 @pytest.fixture
-def site(slurm: Cluster, run_rankup: RunRankup, tmp_path: Path) -> Site:
-    return Site(slurm, run_rankup, tmp_path)
+def site(slurm: Cluster, rankup_here: RunRankup, tmp_path: Path) -> Site:
+    return Site(slurm, rankup_here, tmp_path)
 
 
 @pytest.fixture

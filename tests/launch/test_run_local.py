@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import rankup
+from rankup.launch import local
+from rankup.site.rundir import Job
 from tests.conftest import RunRankup
 
 from .live import live, script
@@ -148,17 +150,31 @@ for words in (["init", "-q"], ["add", "one.py"], ["commit", "-qm", "first"]):
 """
 
 
-def test_the_commit_is_noted(run_rankup: RunRankup, tmp_path: Path) -> None:
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that are started from here on: no process is."""
+    jobs: list[Job] = []
+
+    def start(job: Job, *_: object) -> int:
+        jobs.append(job)
+        return 0
+
+    monkeypatch.setattr(local, "start", start)
+    return jobs
+
+
+def test_the_commit_is_noted(rankup_here: RunRankup, started: list[Job], tmp_path: Path) -> None:
     folder = tmp_path / "project"
     one = script(folder, "pass", "one.py")
     subprocess.run([sys.executable, "-c", COMMIT], cwd=folder, check=True)
     for out, changed in (("a", False), ("b", True)):
-        done = run_rankup(["run", "--out", tmp_path / out, one], cwd=folder)
+        done = rankup_here(["run", "--out", tmp_path / out, one], cwd=folder)
         assert done.returncode == 0, done.stderr
         git = json.loads((tmp_path / out / "job.json").read_text())["git"]
         assert len(git["commit"]) == 40
         assert git["changed"] is changed
         one.write_text("pass  # changed")
+    assert [job.target for job in started] == [str(one)] * 2
 
 
 WORKERS = """
@@ -197,6 +213,7 @@ if os.environ["RANKUP_RESUME"] == "0":
 """
 
 
+@pytest.mark.slow
 def test_a_life_that_stopped_before_its_end_says_how_to_go_on(
     run_rankup: RunRankup, tmp_path: Path
 ) -> None:
@@ -214,16 +231,17 @@ def test_a_life_that_stopped_before_its_end_says_how_to_go_on(
 
 
 def test_options_of_a_slurm_job_are_said_to_mean_nothing_here(
-    run_rankup: RunRankup, tmp_path: Path
+    rankup_here: RunRankup, started: list[Job], tmp_path: Path
 ) -> None:
     path = script(tmp_path, "pass")
     options = ["--time", "1h", "--lives", "3", "--env", "A=hidden"]
-    for local, why in (([], "there is no Slurm here, so "), (["--local"], "")):
-        done = run_rankup(["run", *local, *options, path])
+    for here, why in (([], "there is no Slurm here, so "), (["--local"], "")):
+        done = rankup_here(["run", *here, *options, path])
         assert done.returncode == 0, done.stderr
         note = f"note: {why}this runs on this machine alone; without meaning here: "
         [line] = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
         assert line.startswith(f"{note}--time, --env, --lives. ")
+    assert len(started) == 2
 
 
 def test_an_argument_that_is_no_text_is_refused(run_rankup: RunRankup, tmp_path: Path) -> None:
@@ -262,15 +280,15 @@ def test_a_rank_of_a_job_script_finds_the_modules_that_plain_python_does(
 SLEEP = "import os, time; open(os.environ['ANSWERS'], 'w').close(); time.sleep(100)"
 
 
-def test_a_run_is_not_started_twice(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_a_run_is_not_started_twice(rankup_here: RunRankup, tmp_path: Path) -> None:
     out, there = tmp_path / "out", tmp_path / "there"
     path = script(tmp_path, SLEEP)
     with live(["run", "--out", out, path], tmp_path, {"ANSWERS": str(there)}) as first:
         first.until(there.exists)
-        again = run_rankup(["run", "--resume", out], timeout=20)
+        again = rankup_here(["run", "--resume", out])
         assert again.returncode == 2
         assert "is going on already (process" in again.stderr
-        same = run_rankup(["run", "--out", out, path], timeout=20)
+        same = rankup_here(["run", "--out", out, path])
         assert same.returncode == 2
         assert "is a run already" in same.stderr
         assert len(json.loads((out / "job.json").read_text())["lives"]) == 1

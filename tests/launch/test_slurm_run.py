@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import RunRankup, TextFiles
+from tests.pool import RankPool
 from tests.slurm.cluster import Cluster
 
 from .live import TINY, live, losses, records, script
 from .on_slurm import ONE_THREAD, SECONDS, Site, asked, last_line, log, until
+from .undisturbed import train
 
 # A rank that starts in a second: no torch is imported in it.
 PROBE = """
@@ -58,13 +60,14 @@ def _language_model(text: TextFiles) -> list[str | Path]:
     return ["language-model", *files, *TINY, "--dim", "32", *batch]
 
 
-def test_two_nodes_train_as_four_local_ranks_do(site: Site, small_text: TextFiles) -> None:
+def test_two_nodes_train_as_four_local_ranks_do(
+    site: Site, ranks: RankPool, small_text: TextFiles
+) -> None:
     words = _language_model(small_text)
     away, here = site.folder / "slurm", site.folder / "local"
     job = ["--nodes", "2", "--nproc", "2", "--time", "10m", *ONE_THREAD, "--follow"]
     done = site.rankup("run", "--out", away, *job, *words)
-    one_thread = {"OMP_NUM_THREADS": "1"}
-    site.rankup("run", "--local", "--nproc", "4", "--out", here, *words, env=one_thread)
+    train(ranks, 4, here, words)
     assert "step 6/6" in done.stdout, "--follow shows the log"
     assert sorted(losses(away)) == [1, 2, 3, 4, 5, 6]
     assert losses(away) == pytest.approx(losses(here), rel=1e-5)
@@ -192,6 +195,7 @@ def _srun(site: Site, allocation: int, tasks: int, *words: str | Path) -> tuple[
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_a_shell_that_srun_started_uses_the_whole_allocation(site: Site, probe: Path) -> None:
     allocation = site.allocate(2)
     code, said = _srun(site, allocation, 1, "--nproc", "1", "--out", "step", probe)
@@ -274,7 +278,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_run_is_refused_and_leaves_nothing(site: Site, probe: Path, name: str) -> None:
+def test_what_cannot_run_is_refused_and_leaves_nothing(
+    slurm: Cluster, rankup_here: RunRankup, tmp_path: Path, probe: Path, name: str
+) -> None:
+    site = Site(slurm, rankup_here, tmp_path)
     words, message = REFUSED[name]
     before = sorted(site.folder.rglob("*"))
     typed = [str(probe) if word == "SCRIPT" else word for word in words]

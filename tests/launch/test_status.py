@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import failure, lives, lock, show_status, status
+from rankup.launch import failure, lives, lock, meant, show_status, status
 from rankup.launch.clock import ago
 from rankup.site import rundir
 from rankup.site.config import Config
@@ -239,12 +239,12 @@ def test_a_life_that_stopped_with_a_checkpoint_says_so(
 
 
 def test_a_toml_that_is_wrong_elsewhere_does_not_hide_the_runs(
-    run_rankup: RunRankup, tmp_path: Path
+    rankup_here: RunRankup, tmp_path: Path
 ) -> None:
     path = make_run(tmp_path / "elsewhere")
     (tmp_path / "rankup.toml").write_text('runs = "elsewhere"\nrnus = 3\n[job]\ntime = 5\n')
     for verb in ("status", "logs", "cancel"):
-        done = run_rankup([verb, path.name], env={"PATH": os.devnull})
+        done = rankup_here([verb, path.name], env={"PATH": os.devnull})
         assert done.returncode == 0, done.stderr
         assert "warning: " in done.stderr
         assert "rnus" in done.stderr
@@ -253,18 +253,18 @@ def test_a_toml_that_is_wrong_elsewhere_does_not_hide_the_runs(
 def test_a_run_is_found_by_its_allocation_and_elsewhere_by_its_job(tmp_path: Path) -> None:
     path = make_run(tmp_path / "elsewhere")
     _local(path, allocation="77")
-    assert lives.locate(tmp_path / "elsewhere", "77") == (path, None)
+    assert meant.locate(tmp_path / "elsewhere", "77") == (path, None)
     shown = (
         f"JobId=88 JobName=x UserId=ada({os.getuid()}) GroupId=x(1) JobState=RUNNING "
         f"Command=/x WorkDir={path} StdErr=/x"
     )
     _fake(tmp_path / "bin", "scontrol", f"echo '{shown}'")
     asked_of = Client(environment={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
-    assert lives.locate(tmp_path / "runs", "88", asked_of) == (path, None)
-    assert lives.locate(tmp_path / "runs", "88_3", asked_of) == (path, "3")
+    assert meant.locate(tmp_path / "runs", "88", asked_of) == (path, None)
+    assert meant.locate(tmp_path / "runs", "88_3", asked_of) == (path, "3")
     _fake(tmp_path / "bin", "scontrol", f"echo '{shown.replace(str(os.getuid()), '4711')}'")
     with pytest.raises(UserError, match="go to the folder it was started in"):
-        lives.locate(tmp_path / "runs", "88", asked_of)
+        meant.locate(tmp_path / "runs", "88", asked_of)
 
 
 def test_a_chain_of_jobs_asks_slurm_a_few_times(tmp_path: Path) -> None:
@@ -308,23 +308,23 @@ def test_a_life_of_a_wrong_form_is_passed_over(tmp_path: Path) -> None:
     assert _summary(path).state == "UNKNOWN"
 
 
-def test_the_table_in_a_terminal_of_its_own(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_the_table_in_a_terminal_of_its_own(rankup_here: RunRankup, tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs", target="/x/\x1b[2J[red]evil.py")
     _local(path, code=3, ended="2026-11-20T12:02:00+0000")
     nowhere = {"PATH": os.devnull}
-    done = run_rankup(["status"], env=nowhere)
+    done = rankup_here(["status"], env=nowhere)
     assert done.returncode == 0, done.stderr
     line = done.stdout.splitlines()[1]
     assert line.startswith(path.name)
     assert "\\x1b[2J[red]evil.py" in line
     assert "exit code 3" in line
-    (row,) = json.loads(run_rankup(["status", "--json"], env=nowhere).stdout)
+    (row,) = json.loads(rankup_here(["status", "--json"], env=nowhere).stdout)
     assert (row["state"], row["id"]) == ("FAILED", path.name)
-    page = run_rankup(["status", "last"], env=nowhere).stdout
+    page = rankup_here(["status", "last"], env=nowhere).stdout
     assert "next: rankup run … '/x/\\x1b[2J[red]evil.py' --lr 0.1 (once more" in page
-    full = json.loads(run_rankup(["status", "last", "--json"], env=nowhere).stdout)
+    full = json.loads(rankup_here(["status", "last", "--json"], env=nowhere).stdout)
     assert full["lives"][0]["exit_code"] == 3
-    unknown = run_rankup(["status", "nothing"], env=nowhere)
+    unknown = rankup_here(["status", "nothing"], env=nowhere)
     assert unknown.returncode == 2
     assert "no run 'nothing'" in unknown.stderr
 
@@ -431,3 +431,12 @@ def test_a_controller_that_does_not_answer(slurm: Cluster, tmp_path: Path) -> No
         (short,), note = status.newest(tmp_path / "runs", fast)
     assert "own records" in note
     assert (short.state, short.source) == ("COMPLETED", "own record")
+
+
+@pytest.mark.parametrize("name", [rundir.JOB, "log/lives.jsonl", "metrics.jsonl"])
+def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path, name: str) -> None:
+    path = make_run(tmp_path)
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    found, _ = status.newest(tmp_path, NO_SLURM)
+    assert [short.id for short in found] == [path.name]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.launch import jobscript, software, submit
+from rankup.launch import jobscript, software, submit, typed
 from rankup.launch.submit import Plan
 from rankup.site import profile as profiles
 from rankup.site import rundir
@@ -330,7 +330,7 @@ def test_a_damaged_file_of_variables_is_named(tmp_path: Path) -> None:
 def test_a_command_is_shown_without_the_values_of_variables(
     words: list[str], shown: list[str]
 ) -> None:
-    assert list(jobscript.without_values(words)) == shown
+    assert list(typed.without_values(words)) == shown
 
 
 def test_a_users_variable_wins_over_the_profiles(tmp_path: Path) -> None:

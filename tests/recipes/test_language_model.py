@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
+from rankup.data.text import TokenFile
 from rankup.parallel.initial import initialize
-from rankup.recipes.language_model import _IGNORED, LanguageModel, Windows
+from rankup.recipes.language_model import _IGNORED, LanguageModel, Windows, log_frequencies
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import LanguageModelOptions
 from tests.conftest import TextFiles
@@ -149,3 +150,20 @@ def test_a_sequence_longer_than_the_text_is_refused(
     with pytest.raises(UserError, match=f"--seq-len 5 is longer than the {part} text"):
         options.prepare(tmp_path)
     replace(options, seq_len=4).prepare(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "size", "counts"),
+    [
+        ([1, 1, 2, 3], 4, [2, 2, 1, 1]),  # two words once: as much is expected of unknown ones
+        ([1, 1, 2], 5, [1 / 3, 2, 1, 1 / 3, 1 / 3]),
+        ([1, 1], 2, [1, 2]),
+        ([0, 1, 1], 2, [1, 2]),
+    ],
+)
+def test_what_a_text_does_not_have_gets_the_share_of_what_it_has_once(
+    train: list[int], size: int, counts: list[float]
+) -> None:
+    tokens = np.array(train, np.uint16)
+    found = log_frequencies(TokenFile(size, {"train": tokens}))
+    assert np.exp(found) == pytest.approx(np.array(counts) / sum(counts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -99,6 +100,62 @@ def _nothing(world: World) -> list[torch.Tensor]:
 def test_no_units_anywhere_move_nothing(ranks: RankPool) -> None:
     for gradients in ranks.run(2, _nothing):
         assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+def _nothing_more(world: World, later: bool) -> torch.Tensor:
+    """Backwards of one step of which some have no units on any rank, and a loss of NaN."""
+    LEDGER.samples = LEDGER.units = None
+    wrapped = wrap(nn.Linear(1, 1, bias=False))
+    for units in (2, 0, 0) if later else (0, 2, 0):
+        with wrapped.no_sync() if later and units else contextlib.nullcontext():
+            count(units)
+            scale = 1.0 + world.rank if units else torch.nan
+            (wrapped(torch.ones(1, 1)) * scale).sum().backward()
+    gradient = wrapped.weight.grad
+    assert gradient is not None
+    return gradient
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_backward_without_units_keeps_what_came_before(ranks: RankPool, later: bool) -> None:
+    for gradient in ranks.run(2, _nothing_more, later):
+        assert float(gradient) == pytest.approx(1.5)
+
+
+def _held_back(world: World) -> torch.Tensor:
+    """Under no_sync a NaN over nothing comes after units."""
+    LEDGER.samples = LEDGER.units = None
+    wrapped = wrap(nn.Linear(1, 1, bias=False))
+    for number, units in enumerate((1, 0, 1)):
+        with contextlib.nullcontext() if number == 2 else wrapped.no_sync():
+            count(units)
+            (
+                wrapped(torch.ones(1, 1)) * (1.0 + world.rank if units else torch.nan)
+            ).sum().backward()
+    gradient = wrapped.weight.grad
+    assert gradient is not None
+    return gradient
+
+
+def test_nothing_enters_under_no_sync(ranks: RankPool) -> None:
+    for gradient in ranks.run(2, _held_back):
+        assert float(gradient) == pytest.approx(3.0)
+
+
+def _two_models(world: World) -> list[torch.Tensor]:
+    LEDGER.samples = LEDGER.units = None
+    first, second = (wrap(nn.Linear(1, 1, bias=False)) for _ in range(2))
+    count(3 if world.rank else 1)
+    (
+        (first(torch.ones(1, 1)) + second(torch.ones(1, 1))) * (10.0 if world.rank else 2.0)
+    ).backward()
+    assert LEDGER.units is None
+    return [parameter.grad for net in (first, second) for parameter in net.parameters()]
+
+
+def test_all_models_of_a_backward_have_the_units(ranks: RankPool) -> None:
+    for gradients in ranks.run(2, _two_models):
+        assert [float(gradient) for gradient in gradients] == pytest.approx([8.0, 8.0])
 
 
 @pytest.mark.parametrize("units", [-1, float("nan"), float("inf")])

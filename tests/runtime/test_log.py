@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -70,3 +71,26 @@ def test_log_metrics_names_what_it_cannot_write(
     with pytest.raises(TypeError, match="Tensor"):
         log_metrics(loss=torch.ones(2))  # type: ignore[arg-type]
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_full_disk_costs_whole_lines_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKUP_RUN_DIR", str(tmp_path))
+    log_metrics(step=1)
+    write, room = os.write, [5]
+
+    def fills_up(descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = write(descriptor, data[: room[0]])
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "write", fills_up)
+    with pytest.warns(UserWarning, match="No space left on device; the training goes on"):
+        log_metrics(step=2)
+    room[0] = 10_000
+    log_metrics(step=3)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 3]

@@ -30,11 +30,13 @@ def test_bijection() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_bijection_for_all_n_up_to_10000() -> None:
-    assert [n for n in range(10_001) if not _is_bijection(n, seed=3, epoch=n % 7)] == []
+def test_bijection_for_all_n_up_to_1024() -> None:
+    """Past every power of four up to there, each of which is another width of the network."""
+    sizes = (*range(1_030), *range(1_030, 4_100, 9))
+    assert [n for n in sizes if not _is_bijection(n, seed=3, epoch=n % 7)] == []
 
 
-@pytest.mark.parametrize(("n", "draws"), [(2, 100), (3, 120), (4, 240), (5, 720)])
+@pytest.mark.parametrize(("n", "draws"), [(2, 100), (3, 120), (4, 240)])
 def test_uniform_over_permutations(n: int, draws: int) -> None:
     assert _p_value(n, draws, by_epoch=False) > 1e-3
 
@@ -44,8 +46,9 @@ def test_uniform_over_epochs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_epoch", [False, True])
-@pytest.mark.parametrize(("n", "draws"), [(2, 1000), (3, 1000), (4, 1500), (5, 6000)])
+@pytest.mark.parametrize(
+    ("n", "draws", "by_epoch"), [(2, 300, True), (4, 600, False), (4, 600, True), (5, 1200, False)]
+)
 def test_uniform_over_permutations_in_many_draws(n: int, draws: int, by_epoch: bool) -> None:
     assert _p_value(n, draws, by_epoch) > 1e-3
 
@@ -68,10 +71,10 @@ def test_neighbours_land_apart() -> None:
         assert len(first & set(other(torch.arange(take)).tolist())) < 10
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_slices_are_what_single_positions_give(data: st.DataObject) -> None:
-    n = data.draw(st.integers(0, 300), "n")
+    n = data.draw(st.integers(0, 90), "n")
     order = Order(n, data.draw(st.integers(-5, 2**70), "seed"), data.draw(st.integers(0, 9)))
     bound = st.none() | st.integers(-n - 3, n + 3)
     step = st.none() | st.integers(-4, 4).filter(bool)

@@ -24,11 +24,12 @@ def _left_as_found() -> Iterator[None]:
     import tqdm
 
     loud, modules, path = builtins.print, dict(sys.modules), list(sys.path)
-    bar = tqdm.tqdm.__init__
+    bar, stdout = tqdm.tqdm.__init__, sys.stdout
     try:
         yield
     finally:
         builtins.print, tqdm.tqdm.__init__ = loud, bar
+        sys.stdout = stdout
         logging.disable(logging.NOTSET)
         sys.path[:] = path
         for name in set(sys.modules) - set(modules):
@@ -42,8 +43,11 @@ def _said(world: World) -> dict[str, str]:
         logger = logging.getLogger("some.library")
         logger.handlers, logger.propagate = [logging.StreamHandler(log)], False
         logger.setLevel(logging.DEBUG)
-        quiet()
-        quiet()  # twice is harmless
+        with contextlib.redirect_stdout(output):
+            quiet()
+            quiet()  # twice is harmless
+            sys.stdout.write("a bar of its own\n")
+            sys.stdout.flush()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             print("loss", 1.0)
             print("to a file", file=sys.stderr)
@@ -64,7 +68,7 @@ def test_print_and_logging(ranks: RankPool) -> None:
     first, *others = ranks.run(3, _said)
     errors = "to a file\nwritten\n"
     assert first == {
-        "output": "loss 1.0\n",
+        "output": "a bar of its own\nloss 1.0\n",
         "errors": errors,
         "log": "info\nwarning\nerror\n",
         "wandb": "",

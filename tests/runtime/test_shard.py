@@ -83,7 +83,6 @@ LOADERS: dict[str, Any] = {
     "own sampler": lambda: {"batch_size": 4, "sampler": Coins(15)},
     "own batch sampler": lambda: {"batch_sampler": Growing(15)},
 }
-KINDS = pytest.mark.parametrize("kind", LOADERS)
 
 
 def _loader(kind: str, n: int = 15, **more: Any) -> DataLoader[int]:
@@ -96,6 +95,13 @@ def _forget() -> None:
 
 
 # --- each sample once
+
+
+def _drawn_both_ways(
+    world: World, sizes: range
+) -> tuple[list[tuple[list[int], list[int]]], list[tuple[list[int], list[int]]]]:
+    """In order, and shuffled."""
+    return _drawn(world, sizes, False), _drawn(world, sizes, True)
 
 
 def _drawn(world: World, sizes: range, shuffle: bool) -> list[tuple[list[int], list[int]]]:
@@ -119,14 +125,15 @@ def _drawn(world: World, sizes: range, shuffle: bool) -> list[tuple[list[int], l
 
 
 @WORLD_SIZES
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_each_sample_once(ranks: RankPool, world_size: int, shuffle: bool) -> None:
+def test_each_sample_once(ranks: RankPool, world_size: int) -> None:
     sizes = range(1, 2 * world_size * 3 + 2)
-    found = ranks.run(world_size, _drawn, sizes, shuffle)
-    for n, of_ranks in zip(sizes, zip(*found, strict=True), strict=True):
-        for way in range(2):
-            samples = [i for rank in of_ranks for i in rank[way]]
-            assert sorted(samples) == list(range(n)), (n, way)
+    both = ranks.run(world_size, _drawn_both_ways, sizes)
+    for shuffle in (False, True):
+        found = [one[shuffle] for one in both]
+        for n, of_ranks in zip(sizes, zip(*found, strict=True), strict=True):
+            for way in range(2):
+                samples = [i for rank in of_ranks for i in rank[way]]
+                assert sorted(samples) == list(range(n)), (n, way, shuffle)
 
 
 def test_parts_are_contiguous_and_differ_by_one() -> None:
@@ -140,25 +147,32 @@ def test_parts_are_contiguous_and_differ_by_one() -> None:
 # --- the very batches of one process
 
 
-def _alone(world: World, kind: str) -> None:
-    for seed in range(2):
-        histories = []
-        for make in (lambda loader: loader, shard):
-            torch.manual_seed(seed)
-            loader = make(_loader(kind))
-            histories.append(
-                [(batch.tolist(), float(torch.rand(()))) for _ in range(2) for batch in loader]
-            )
-        assert histories[0] == histories[1]
+def _alone(world: World) -> None:
+    for kind in LOADERS:
+        for seed in range(2):
+            histories = []
+            for make in (lambda loader: loader, shard):
+                torch.manual_seed(seed)
+                loader = make(_loader(kind))
+                histories.append(
+                    [(batch.tolist(), float(torch.rand(()))) for _ in range(2) for batch in loader]
+                )
+            assert histories[0] == histories[1], kind
 
 
-@KINDS
-def test_one_rank_sees_what_a_single_process_sees(ranks: RankPool, kind: str) -> None:
+def test_one_rank_sees_what_a_single_process_sees(ranks: RankPool) -> None:
     """Also the draws between batches come out the same."""
-    ranks.run(1, _alone, kind)
+    ranks.run(1, _alone)
 
 
-def _parts(world: World, kind: str) -> tuple[list[list[list[int]]], list[list[int]], list[float]]:
+Parts = tuple[list[list[list[int]]], list[list[int]], list[float]]
+
+
+def _parts_of_each(world: World) -> dict[str, Parts]:
+    return {kind: _parts(world, kind) for kind in LOADERS}
+
+
+def _parts(world: World, kind: str) -> Parts:
     """Two epochs dealt, with a random state of its own on each rank, and bare; the draw after."""
     _forget()
     torch.manual_seed(7 + world.rank)
@@ -179,22 +193,23 @@ def _parts(world: World, kind: str) -> tuple[list[list[list[int]]], list[list[in
     return dealt, whole, draws
 
 
-@KINDS
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_global_batches_are_those_of_one_process(
-    ranks: RankPool, world_size: int, kind: str
-) -> None:
-    found = ranks.run(world_size, _parts, kind)
-    whole = found[0][1]
-    dealt = [
-        [i for part in parts for i in part] for parts in zip(*(f[0] for f in found), strict=True)
-    ]
-    assert dealt == whole
-    for rank, (parts, _, _) in enumerate(found):
-        for mine, batch in zip(parts, whole, strict=True):
-            cut = part(len(batch), rank, world_size)
-            assert mine == batch[cut.start : cut.stop]
-    assert found[0][2][0] == found[0][2][1], "rank 0 goes on drawing where one process would"
+def test_global_batches_are_those_of_one_process(ranks: RankPool, world_size: int) -> None:
+    of_each = ranks.run(world_size, _parts_of_each)
+    for kind in LOADERS:
+        found = [of_rank[kind] for of_rank in of_each]
+        whole = found[0][1]
+        dealt = [
+            [i for part in parts for i in part]
+            for parts in zip(*(f[0] for f in found), strict=True)
+        ]
+        assert dealt == whole, kind
+        for rank, (parts, _, _) in enumerate(found):
+            for mine, batch in zip(parts, whole, strict=True):
+                cut = part(len(batch), rank, world_size)
+                assert mine == batch[cut.start : cut.stop], kind
+        draws = found[0][2]
+        assert draws[0] == draws[1], f"{kind}: rank 0 goes on drawing where one process would"
 
 
 def _own_draws(world: World) -> float:

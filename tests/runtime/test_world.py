@@ -26,7 +26,7 @@ from rankup.runtime.world import (
     is_root_process,
     setup,
 )
-from tests.pool import RankPool
+from tests.pool import RankPool, free_port
 
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 ALONE = _Place("alone", 0, 0, 1, 1)
@@ -264,7 +264,10 @@ def _join_as_slurm_step(world: World, job: int) -> tuple[object, ...]:
 
 
 def test_setup_in_a_slurm_step(ranks: RankPool) -> None:
-    answers = ranks.run(3, _join_as_slurm_step, os.getpid())
+    while (port := free_port()) >= 30000:  # past the ports that jobs get
+        pass
+    job = (port - 10000 - 3 * 7919) % 20000
+    answers = ranks.run(3, _join_as_slurm_step, job)
     assert answers == [((rank, rank), 3, 3, 3) for rank in range(3)]
 
 

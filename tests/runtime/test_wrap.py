@@ -77,13 +77,22 @@ def _uneven(world: World, sizes: tuple[int, ...], width: int) -> list[torch.Tens
     return _gradients(wrapped)
 
 
+def _each_uneven(world: World, dealt: list[tuple[int, ...]]) -> list[list[torch.Tensor]]:
+    return [_uneven(world, sizes, 5) for sizes in dealt]
+
+
 @pytest.mark.parametrize(
-    "sizes", [(3,), (4, 4), (5, 2), (0, 3), (1, 0), (2, 1, 4), (3, 0, 1), (0, 0, 2)]
+    "dealt",
+    [[(3,)], [(4, 4), (5, 2), (0, 3), (1, 0)], [(2, 1, 4), (3, 0, 1), (0, 0, 2)]],
+    ids=lambda dealt: f"{len(dealt[0])} ranks",
 )
-def test_gradient_is_the_mean_over_all_samples(ranks: RankPool, sizes: tuple[int, ...]) -> None:
-    found = ranks.run(len(sizes), _uneven, sizes, 5)
-    for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+def test_gradient_is_the_mean_over_all_samples(
+    ranks: RankPool, dealt: list[tuple[int, ...]]
+) -> None:
+    by_rank = ranks.run(len(dealt[0]), _each_uneven, dealt)
+    for sizes, first, *others in zip(dealt, *by_rank, strict=True):
+        for other in others:
+            assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True)), sizes
 
 
 def test_gradient_in_several_buckets(ranks: RankPool) -> None:

@@ -41,6 +41,8 @@ def test_lists_are_put_together_and_what_was_said_comes_last() -> None:
 
 def test_a_resume_says_nothing_twice() -> None:
     file = {"sbatch": ["--mem=0", "--exclude=n1"], "time": "2h"}
+    # A record has names alone, which stand for the values of now.
+    assert JobOptions(env=("A=now",)).over({"env": ["A", "B"]}).env == ("B", "A=now")
     first = JobOptions(sbatch=("--comment=x",)).over(file)
     again = JobOptions().over(first.said()).over(file)
     assert again == first

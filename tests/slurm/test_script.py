@@ -39,6 +39,9 @@ JOBS: dict[str, JobScript] = {
     **{name: of_profile(name) for name in profile.names() if name != "local"},
     "generic-one-node": of_profile("generic", nodes=1),
     "generic-recipe": replace(ONE, nodes=2, recipe=True, words=("language-model", "--steps", "9")),
+    "generic-gossip": replace(
+        ONE, nodes=2, recipe=True, crew=True, words=("language-model", "--strategy", "gossip")
+    ),
     "generic-array": of_profile("generic", nodes=1, options=JobOptions(array="0-7%2")),
     "generic-container": replace(
         of_profile("generic"),

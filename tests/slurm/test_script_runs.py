@@ -247,3 +247,18 @@ def test_hostile_names_of_folders_and_of_the_job_do_no_harm(
 def test_a_folder_for_path_goes_in_front(bash: Bash, tmp_path: Path) -> None:
     ran = bash.run(replace(in_folders(tmp_path, ONE), path="/opt/it's $HOME/bin"))
     assert ran.environment[0]["PATH"].startswith("/opt/it's $HOME/bin:")
+
+
+@pytest.mark.parametrize(("says", "code"), [("touch", 0), ("true", 3)])
+def test_a_run_that_ended_well_without_a_crew_did_not_fail(
+    bash: Bash, tmp_path: Path, says: str, code: int
+) -> None:
+    job = in_folders(tmp_path, replace(ONE, crew=True, recipe=True))
+    ended = Path(job.run_dir) / "log" / "ended"
+    ended.parent.mkdir(parents=True, exist_ok=True)
+    ended.touch()  # of an earlier life
+    bash.program("python3", f'{says} "$RANKUP_RUN_DIR/log/ended"; exit 3')
+    ran = bash.run(job)
+    assert ran.code == code, ran.output
+    srun = bash.words("srun.1")
+    assert srun.index("--wait=120") < srun.index("--wait=0"), "the last one counts"

@@ -39,6 +39,7 @@ def job(tmp_path: Path) -> JobScript:
         stage=("/data/a b.h5", "/data/c"),
         stage_options=("--fraction", "0.5"),
         mounts=("/data/x.sqsh", "/data/y.sqsh"),
+        monitor=False,
     )
 
 
@@ -146,7 +147,7 @@ def test_sigterm_gives_back_at_once_and_leaves_the_ranks_to_their_end(
 
 def test_a_part_that_lacks_what_is_replaced_is_no_script() -> None:
     """Else a job that is to stage would not, and say nothing."""
-    every_node, run = script._part("every_node"), script._part("run")
+    every_node, run = script.part("every_node"), script.part("run")
     staged = script._with_stage(every_node, run)
     assert "stage_node" in staged[0]
     assert "stage_node" in staged[1]

@@ -15,8 +15,9 @@ from rankup.base.errors import RunFailed, UserError
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import LanguageModelOptions
 from rankup.runtime.world import World
-from rankup.train.loop import Outcome, train
+from rankup.train.loop import train
 from rankup.train.options import TrainOptions
+from rankup.train.outcome import Outcome
 from rankup.train.plan import Place, Plan
 from rankup.train.task import Task
 
@@ -66,9 +67,9 @@ def train_task(
 
 
 def records(directory: Path) -> list[dict[str, Any]]:
-    """All lines of `metrics.jsonl`."""
+    """All lines of `metrics.jsonl` but those about checkpoints."""
     lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [record for line in lines if "checkpoint" not in (record := json.loads(line))]
 
 
 def losses(directory: Path) -> list[float]:
@@ -105,7 +106,11 @@ def assert_same_run(directory: Path, other: Path, rtol: float = 1e-5) -> None:
 
 
 def _without_clock(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name != "time"}
+    timed = ("time", "waited", "extra_compute")
+    found = {name: value for name, value in record.items() if name not in timed}
+    if "exchange" in found:
+        found["exchange"] = _without_clock(found["exchange"])
+    return found
 
 
 def checkpoints(directory: Path) -> list[str]:

@@ -92,7 +92,10 @@ def _step(report: Report) -> int:
     return report.outcome.place.step
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "world_size",
+    [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_a_run_of_many_lives_is_the_uninterrupted_run(
     ranks: RankPool, tmp_path: Path, world_size: int
 ) -> None:

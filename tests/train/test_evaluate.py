@@ -7,12 +7,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rankup.parallel.build import Built
+from rankup.parallel.layout import Layout
+from rankup.parallel.mesh import Mesh
 from rankup.runtime.world import World
-from rankup.train.evaluate import evaluate
+from rankup.train.evaluate import evaluate, means
 from rankup.train.options import TrainOptions
 from tests.pool import RankPool
 
 from .tasks import ConvNetTask, Images
+
+
+def _copied(model: nn.Module, world: World) -> Built:
+    """A model that every rank holds whole."""
+    return Built(model, model, model, Mesh(Layout(dp_replicate=world.world_size), world))
 
 
 def _evaluations(
@@ -35,7 +43,7 @@ def _evaluations(
     try:
         for n in numbers:
             calls = 0
-            loss = evaluate(task.loss, Images(n, n), model, world, micro_batch)
+            loss = evaluate(task.loss, Images(n, n), _copied(model, world), micro_batch)
             found[n] = (loss, calls)
             assert model.training
     finally:
@@ -43,8 +51,7 @@ def _evaluations(
     return found
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3])
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(("world_size", "micro_batch"), [(2, 1), (3, 3), (4, 1)])
 def test_equal_to_one_process_for_every_number_of_samples(
     ranks: RankPool, world_size: int, micro_batch: int
 ) -> None:
@@ -62,7 +69,7 @@ def _plain(world: World, n: int) -> tuple[float | None, float]:
     torch.manual_seed(1)
     model = task.build_model()
     split = Images(n, n)
-    ours = evaluate(task.loss, split, model, world, 4)
+    ours = evaluate(task.loss, split, _copied(model, world), 4)
     model.eval()
     with torch.no_grad():
         every = task.loss(model, split.batch(torch.arange(n))) / n
@@ -78,7 +85,7 @@ def _statistics_before_and_after(world: World) -> tuple[nn.Module, dict[str, tor
     task = ConvNetTask(TrainOptions())
     model = task.build_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    evaluate(task.loss, Images(9, 0), model, world, 4)
+    evaluate(task.loss, Images(9, 0), _copied(model, world), 4)
     return before, model.state_dict()
 
 
@@ -89,7 +96,7 @@ def test_leaves_the_model_as_it_was(ranks: RankPool) -> None:
 
 def _nothing(world: World) -> float | None:
     task = ConvNetTask(TrainOptions())
-    return evaluate(task.loss, Images(0, 0), task.build_model(), world, 4)
+    return evaluate(task.loss, Images(0, 0), _copied(task.build_model(), world), 4)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -110,8 +117,33 @@ def _per_target(world: World) -> float | None:
 
     split = _Weighted(7, 0)
     split.labels = torch.arange(7)
-    return evaluate(loss, split, nn.Linear(1, 1), world, 2)
+    return evaluate(loss, split, _copied(nn.Linear(1, 1), world), 2)
 
 
 def test_the_mean_is_over_targets_not_samples(ranks: RankPool) -> None:
     assert ranks.run(3, _per_target) == [3.0] * 3
+
+
+def _measured(world: World, numbers: range) -> list[dict[str, float]]:
+    """Mean label, share of class 1, and something that nothing counts for."""
+
+    def sums(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        labels = batch[1].double()
+        ones = (labels == 1).sum()
+        return torch.stack([labels.sum() * 2, ones, torch.tensor(len(labels)), *torch.zeros(2)])
+
+    found = []
+    for n in numbers:
+        built = _copied(nn.Linear(1, 1), world)
+        found.append(means(sums, ("ones", "nothing"), Images(n, 3), built, 2))
+    return found
+
+
+def test_measures_are_sums_over_their_own_counts(ranks: RankPool) -> None:
+    numbers = range(8)
+    for found in ranks.run(3, _measured, numbers):
+        assert found[0] == {}
+        for n in numbers[1:]:
+            labels = Images(n, 3).labels.double()
+            ones = float((labels == 1).double().mean())
+            assert found[n] == pytest.approx({"loss": 2 * float(labels.mean()), "ones": ones})

@@ -37,13 +37,15 @@ def _assert_each_once(root: Path, epochs: int, n: int = N) -> None:
         assert Counter(_drawn(root, epoch)) == Counter(range(n)), f"epoch {epoch}"
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_each_sample_once_per_epoch(ranks: RankPool, tmp_path: Path, world_size: int) -> None:
     ranks.run(world_size, train_images, tmp_path, _options(tmp_path), {"n": N})
     _assert_each_once(tmp_path, 3)
     assert [(line["step"], line["rank"]) for line in _lines(tmp_path)] == [
         (step, rank) for step in range(1, 10) for rank in range(world_size)
     ]
+    orders = [tuple(_drawn(tmp_path, epoch)) for epoch in range(3)]
+    assert len({*orders}) == 3, "epochs come in different orders"
 
 
 def test_ranks_without_work_draw_nothing(ranks: RankPool, tmp_path: Path) -> None:
@@ -56,13 +58,7 @@ def test_ranks_without_work_draw_nothing(ranks: RankPool, tmp_path: Path) -> Non
     )
 
 
-def test_epochs_come_in_different_orders(ranks: RankPool, tmp_path: Path) -> None:
-    ranks.run(1, train_images, tmp_path, _options(tmp_path), {"n": N})
-    by_epoch = [_drawn(tmp_path, epoch) for epoch in range(3)]
-    assert by_epoch[0] != by_epoch[1] != by_epoch[2] != by_epoch[0]
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
 def test_each_sample_once_over_a_stop_and_a_resume(
     ranks: RankPool, tmp_path: Path, before: int, after: int
 ) -> None:

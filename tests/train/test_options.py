@@ -10,6 +10,7 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.base.flags import help_text, parse
+from rankup.parallel.layout import Layout
 from rankup.recipes.options import LanguageModelOptions
 from rankup.train.options import TrainOptions
 
@@ -49,6 +50,8 @@ def test_words_become_options() -> None:
         ("--steps 3 --epochs 1", "give one"),
         ("--steps 0", "the least is 1"),
         ("--global-batch -2", "the least is 1"),
+        ("--gamma 0", "--gamma 0 is what an epoch leaves"),
+        ("--gamma 1.5", "at most 1"),
         ("--lr nan", "finite"),
         ("--lr fast", "'fast' is not a number"),
         ("--steps 2.5", "'2.5' is not a whole number"),
@@ -58,12 +61,47 @@ def test_words_become_options() -> None:
         ("--dim 10 --heads 4", "heads that fit"),
         ("--dropout 1", "--dropout"),
         ("--vocab letter", "byte"),
+        ("--strategy dilco", "diloco"),
+        ("--compress int4", "known are none, bf16, int8, topk[:FRACTION] and powersgd[:RANK]"),
+        ("--compress topk:2", "a fraction of the values"),
+        ("--compress powersgd:0", "the rank of its matrices"),
+        ("--sync-every 0", "neither a number of steps nor `epoch`"),
+        ("--sync-every often", "neither a number of steps nor `epoch`"),
+        ("--outer-momentum 1", "give less than 1"),
+        ("--momentum 1", "adamw's first beta"),
+        ("--look-ahead -1", "the least is 0"),
+        ("--max-staleness -1", "the least is 0"),
     ],
 )
 def test_bad_input_is_named(words: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         parse(LanguageModelOptions, words.split(), "rankup run language-model")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--strategy fsdp --compress int8", "ddp, local-sgd, diloco, async-sgd, gossip"),
+        ("--strategy diloco --compress powersgd", "give bf16, int8 or topk"),
+        ("--strategy async-sgd --shard 2", "local-sgd and diloco take split models"),
+        ("--strategy gossip --tp 2", "local-sgd and diloco take split models"),
+        ("--strategy diloco --tp 2 --compress int8", "split copies by --shard"),
+    ],
+)
+def test_what_does_not_go_together_is_named(words: str, said: str) -> None:
+    options = parse(LanguageModelOptions, words.split(), "rankup run language-model")
+    with pytest.raises(UserError) as caught:
+        options.layout(4, 4)
+    assert said in str(caught.value)
+
+
+def test_an_option_of_another_strategy_is_said_to_do_nothing() -> None:
+    words = "--sync-every 5 --max-staleness 2 --outer-lr 1"
+    options = parse(LanguageModelOptions, words.split(), "x")
+    found = " ".join(options.notes(options.layout(2, 2)))
+    for name in ("sync-every", "max-staleness", "outer-lr"):
+        assert f"--{name} does nothing without --strategy" in found
 
 
 def test_what_makes_it_the_same_run() -> None:
@@ -74,7 +112,10 @@ def test_what_makes_it_the_same_run() -> None:
     ("world_size", "idle"), [(1, 0), (3, 0), (4, 1), (8, 5)], ids=lambda value: str(value)
 )
 def test_idle_ranks_are_those_without_a_micro_batch(world_size: int, idle: int) -> None:
-    assert TrainOptions(global_batch=10, micro_batch=4).idle_ranks(world_size) == idle
+    assert (
+        TrainOptions(global_batch=10, micro_batch=4).idle_ranks(Layout(dp_replicate=world_size))
+        == idle
+    )
 
 
 def test_every_option_has_a_line_of_help() -> None:

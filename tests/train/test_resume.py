@@ -83,11 +83,11 @@ def _resumed(
     return report
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(("world_size", "optimizer"), [(1, "sgd"), (3, "adamw")])
 def test_bit_for_bit_at_the_same_world_size(
     ranks: RankPool, tmp_path: Path, world_size: int, optimizer: str
 ) -> None:
+    """Two ranks with momentum are in `test_two_interruptions`."""
     options = OPTIMIZERS[optimizer]
     _run(ranks, world_size, tmp_path / "whole", options)
     _interrupted(ranks, world_size, tmp_path / "resumed", options)
@@ -96,12 +96,12 @@ def test_bit_for_bit_at_the_same_world_size(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("step", [1, 2, 3, 4])
+@pytest.mark.parametrize(("world_size", "step"), [(1, 4), (2, 2), (3, 3), (4, 1), (4, 4)])
 def test_bit_for_bit_from_every_step_of_an_epoch(
-    ranks: RankPool, tmp_path: Path, world_size: int, optimizer: str, step: int
+    ranks: RankPool, tmp_path: Path, world_size: int, step: int
 ) -> None:
+    """Each optimizer from every step and at every world size, though not at all pairs of them."""
+    optimizer = list(OPTIMIZERS)[(world_size + step) % len(OPTIMIZERS)]
     options = replace(OPTIMIZERS[optimizer], micro_batch=7)
     _run(ranks, world_size, tmp_path / "whole", options)
     stopped = _interrupted(ranks, world_size, tmp_path / "resumed", options, step)
@@ -109,7 +109,7 @@ def test_bit_for_bit_from_every_step_of_an_epoch(
     assert_bit_for_bit(tmp_path / "resumed", tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 1)])
 def test_the_same_run_at_another_world_size(
     ranks: RankPool, tmp_path: Path, before: int, after: int
 ) -> None:
@@ -140,8 +140,8 @@ def test_the_language_model_bit_for_bit(
         checkpoint_every=3,
     )  # fmt: skip
     options.prepare(tmp_path)
-    for name in ("whole", "resumed"):
-        ranks.run(2, train_text, tmp_path / name, options, tmp_path / "tokens")
+    ranks.run(2, train_text, tmp_path / "whole", options, tmp_path / "tokens")
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
     # As if it had been killed in its seventh step.
     _forget(tmp_path / "resumed", "step-00000008")
     report = ranks.run(2, train_text, tmp_path / "resumed", options, tmp_path / "tokens", True)[0]
@@ -169,12 +169,6 @@ def _flip_a_bit(path: Path) -> None:
 TEARS: dict[str, tuple[Callable[[Path], None], str]] = {
     "marker missing": (lambda d: (d / "COMPLETE").unlink(), "interrupted"),
     "marker torn": (lambda d: _truncate(d / "COMPLETE"), "marker is damaged"),
-    "marker empty": (lambda d: os.truncate(d / "COMPLETE", 0), "marker is damaged"),
-    "marker of another kind": (lambda d: (d / "COMPLETE").write_text("[]"), "marker is damaged"),
-    "marker without a place": (
-        lambda d: (d / "COMPLETE").write_text(json.dumps({"files": {}})),
-        "marker is damaged",
-    ),
     "tensors truncated": (lambda d: _truncate(d / "__1_0.distcp"), "bytes instead of"),
     "tensors missing": (lambda d: (d / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
     "one bit of a tensor": (lambda d: _flip_a_bit(d / "__0_0.distcp"), "has changed"),
@@ -239,13 +233,12 @@ def test_a_finished_run_can_be_resumed(ranks: RankPool, finished: Path, own: Pat
 
 
 def test_the_newest_are_kept(ranks: RankPool, tmp_path: Path) -> None:
-    _run(ranks, 2, tmp_path / "two", replace(SGD, checkpoint_every=2))
+    options = replace(SGD, checkpoint_every=2, valid_every=12)
+    _run(ranks, 2, tmp_path / "two", options)
     assert checkpoints(tmp_path / "two") == ["step-00000010", "step-00000012"]
-    for keep in (3, 5):
-        run = tmp_path / str(keep)
-        _run(ranks, 1, run, replace(SGD, checkpoint_every=2, keep=keep))
-        newest = range(14 - 2 * keep, 14, 2)
-        assert checkpoints(run) == [f"step-000000{n:02d}" for n in newest]
+    _run(ranks, 1, tmp_path / "four", replace(options, keep=4))
+    newest = [f"step-000000{n:02d}" for n in (6, 8, 10, 12)]
+    assert checkpoints(tmp_path / "four") == newest
 
 
 def test_an_abandoned_future_goes(ranks: RankPool, own: Path) -> None:
@@ -269,8 +262,8 @@ def test_metrics_are_cut_back_to_the_checkpoint(ranks: RankPool, own: Path) -> N
 
 def _losses_of_a_torn_file(directory: Path) -> list[float]:
     """Of a file whose last line may be torn."""
-    lines = (directory / "metrics.jsonl").read_text().splitlines()[:12]
-    return [json.loads(line)["loss"] for line in lines]
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines if '"loss"' in line]
 
 
 # --- another run
@@ -303,7 +296,7 @@ def test_another_optimizer_is_refused(ranks: RankPool, own: Path) -> None:
 def test_another_run_is_refused_by_the_option_that_differs(
     ranks: RankPool, own: Path, changes: dict[str, int], named: str
 ) -> None:
-    error = _run(ranks, 2, own, replace(SGD, **changes), resume=True).error
+    error = _run(ranks, 1, own, replace(SGD, **changes), resume=True).error
     assert re.match(f"UserError: .*{named}", error)
 
 

@@ -1,4 +1,4 @@
-"""Bytes, files and days as people say them."""
+"""Bytes, counts and spans of time as people say them."""
 
 from __future__ import annotations
 
@@ -25,3 +25,17 @@ def some(names: list[str], most: int = 4) -> str:
     """The first names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def ago(seconds: float) -> str:
+    """A span of time in words: "12 s", "5 min", "3 h 20 min", "2 d 4 h"."""
+    if not abs(seconds) < 1e12:
+        return "?"
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min"
+    if whole < 172800:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

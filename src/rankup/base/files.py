@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,22 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     fsync_directory(path.parent)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """A file to be read, opened without waiting: a pipe in its place would never answer.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path.name} is not a regular file")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
 def pwrite_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of `data` at an offset; the system may take it in parts (2 GiB at most).
 
@@ -126,5 +143,5 @@ def cut_json_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
 
 def done_by(record: dict[str, Any], step: int) -> bool:
     """Whether a line of a run's record belongs to a step up to `step`."""
-    number = record.get("step", 0)
+    number = record.get("step", record.get("checkpoint", 0))
     return isinstance(number, int) and number <= step and not record.get("final")

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from .errors import UserError, nearest
@@ -24,13 +24,32 @@ def flag(default: Any, help: str, *, least: float | None = None) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "least": least})
 
 
-def parse(kind: type[Options], args: Sequence[str], command: str) -> Options:
+def parse(
+    kind: type[Options],
+    args: Sequence[str],
+    command: str,
+    preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+) -> Options:
     """Options of type `kind` from command-line words.
+
+    Args:
+        preset: defaults that hang on other options: takes the values by field, gives those that
+            stand in for what was not said.
 
     Raises:
         UserError: an unknown flag (the nearest known one is named), a missing or impossible value.
     """
-    return kind(**vars(_parser(kind, command).parse_args(list(args))))
+    parser = _parser(kind, command)
+    values = vars(parser.parse_args(list(args)))
+    if preset is not None and (instead := preset(values)):
+        parser.set_defaults(**instead)
+        values = vars(parser.parse_args(list(args)))
+    return kind(**values)
+
+
+def names(kind: type[Any]) -> frozenset[str]:
+    """All flags as they are written; of a boolean both `--compile` and `--no-compile`."""
+    return frozenset(_parser(kind, "").names())
 
 
 def help_text(kind: type[Any], command: str) -> str:
@@ -39,8 +58,11 @@ def help_text(kind: type[Any], command: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
+    def names(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
+
     def error(self, message: str) -> NoReturn:
-        flags = [name for action in self._actions for name in action.option_strings]
+        flags = self.names()
         if message.startswith("unrecognized arguments:"):
             word = message.partition(": ")[2].split()[0]
             if not word.startswith("--") or word == "--":
@@ -50,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{self.prog}: {message}; `rankup run {self.prog} --help` lists all")
 
 
-def _parser(kind: type[Any], command: str) -> argparse.ArgumentParser:
+def _parser(kind: type[Any], command: str) -> _Parser:
     parser = _Parser(
         prog=command,
         allow_abbrev=False,

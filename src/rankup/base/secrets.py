@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from . import urls
 
@@ -64,3 +64,23 @@ def redacted(text: str, environment: Mapping[str, str]) -> str:
     text = _SCHEME.sub(r"\1\2...", text)
     text = _NAMED.sub(r"\1...", text)
     return _ALIKE.sub(lambda found: f"{found[0][:3]}...", text)
+
+
+def without(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The words of a command line without what is, or looks like, a secret.
+
+    Beside what `redacted` hides, the value of an option that is called a token, key, secret or
+    password: `--token X`, `--api-key=X`.
+    """
+    found, hide = [], False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        named = option.startswith("-") and _NAME.search(option.replace("-", "_")) is not None
+        if hide and not word.startswith("-"):
+            found.append("...")
+        elif named and equals:
+            found.append(f"{option}=...")
+        else:
+            found.append(redacted(word, environment))
+        hide = named and not equals
+    return found

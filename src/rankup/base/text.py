@@ -1,4 +1,4 @@
-"""Text from elsewhere, made safe to be shown on a terminal."""
+"""Text from elsewhere, made safe to be shown on a terminal and to be written to a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ LINE_LENGTH = 4000
 
 # Colours are the text's own affair; everything else could move the cursor, or worse.
 _COLOUR = re.compile(r"\x1b\[[0-9;:]{0,40}m")
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def clean(line: str) -> str:
@@ -27,6 +30,14 @@ def clean(line: str) -> str:
     shown = [_CONTROL.sub(_written_out, piece) for piece in pieces]
     text = "".join(piece + colour for piece, colour in zip(shown, [*colours, ""], strict=True))
     return f"{text}\x1b[0m" if colours else text
+
+
+def encodable(text: str) -> str:
+    """The text with its lone surrogates written out, which no encoding has: `\\ud800`.
+
+    JSON may have such escapes, and names of files that are not UTF-8 come with them.
+    """
+    return _SURROGATE.sub(_written_out, text)
 
 
 def say(line: str) -> None:

@@ -5,7 +5,21 @@ from __future__ import annotations
 import sys
 
 from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
-from . import data, login, run, views  # noqa: F401 - the verbs register themselves
+from . import (  # noqa: F401 - the verbs register themselves
+    data,
+    export,
+    generate,
+    login,
+    mesh,
+    monitor,
+    port,
+    porting,
+    report,
+    run,
+    scale,
+    verify,
+    views,
+)
 from .app import app
 
 

@@ -5,14 +5,41 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from ..base.errors import UserError
 from .app import app
 
 SLURM: dict[str, Any] = {"rich_help_panel": "Slurm job"}
 DATA: dict[str, Any] = {"rich_help_panel": "Data in the memory of each node"}
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+class _Run(TyperCommand):
+    """Says of an option of a recipe that stands before its name where it belongs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = tuple(args)  # what is parsed is taken out of the list
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            if option is None:
+                raise
+            from ..recipes import RECIPES
+
+            # It is found before TARGET is, which may be any of the words. Where none of them is a
+            # recipe, as with a script, the first recipe that knows the option is told.
+            named = [RECIPES[word] for word in words if word in RECIPES][:1]
+            known = [one for one in named or RECIPES.values() if option in one.option_names()]
+            if not known:
+                raise
+            raise UserError(
+                f"{option} is an option of a recipe: it stands behind the recipe's name, "
+                f"rankup run [OPTIONS] {known[0].name} {option} ..."
+            ) from None
+
+
+@app.command(cls=_Run, context_settings={"allow_interspersed_args": False})
 def run(
     target: Annotated[
         str | None, typer.Argument(help="A recipe's name or a script's path.")
@@ -36,6 +63,12 @@ def run(
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for the job, showing its log.")
     ] = False,
+    monitor: Annotated[
+        bool, typer.Option(help="Sample what every GPU does, and report it at the end.")
+    ] = True,
+    check: Annotated[
+        bool, typer.Option(help="Look first at what in a script stands in the way of many ranks.")
+    ] = True,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes; one by default.", **SLURM)
     ] = None,
@@ -171,6 +204,8 @@ def run(
         stage_reserve,
     )
     request = Request(
-        target, words, nproc, out, resume, local, dry_run, follow, options, allow_missing, staging
+        *(target, words, nproc, out, resume, local, dry_run, follow, options, allow_missing),
+        *(staging, monitor),
+        check=check,
     )
     raise typer.Exit(start(request))

@@ -15,8 +15,15 @@ def status(
         str | None, typer.Argument(help="A run's id, Slurm job id, directory, or `last`.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="GPUs, steps and log of a run as it goes on (`last`).")
+    ] = False,
 ) -> None:
     """Show how the newest runs are, or everything about one."""
+    if live:
+        from ..launch.show_live import show_live
+
+        raise typer.Exit(show_live(run or "last"))
     from ..launch.show_status import show
 
     raise typer.Exit(show(run, as_json=as_json))
@@ -66,7 +73,7 @@ def recipes() -> None:
 
 @app.command()
 def demo() -> None:
-    """Train a small language model on one rank and on two, and compare (CPU, two minutes)."""
+    """Check, port and verify a script for one GPU, run it on one rank and on two (CPU, 3 min)."""
     from ..launch.demo import demo as show
 
     raise typer.Exit(show())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base.errors import UserError
+from ..runtime.deal import LEDGER
 from ..runtime.shard import part
 from ..runtime.world import setup
 from .draw import Draw, draws
@@ -83,6 +84,8 @@ class Cut:
             )
         chosen = next((one for one in (seed, order.seed) if one is not None), 0)
         where = _ranks(rank, world_size)
+        if rank is None and not train and not drop_last:
+            _refuse_uneven(order.n, global_batch)
         return cls(order, global_batch, chosen, *where, train, drop_last)
 
     def __len__(self) -> int:
@@ -123,11 +126,25 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None or world_size is None:
         if (rank is None) != (world_size is None):
             raise UserError("give rank and world_size together, or neither")
-        world = setup()
-        return world.rank, world.world_size
+        setup()
+        # Ranks that share a model's forward, as under tensor parallelism, get the same samples.
+        mine = LEDGER.place()
+        return mine.rank, mine.size
     if not 0 <= rank < world_size:
         raise UserError(f"rank={rank} is none of {world_size} ranks: they are counted from 0")
     return rank, world_size
+
+
+def _refuse_uneven(n: int, global_batch: int) -> None:
+    """Where a forward is a collective, a rank with a batch less would leave the others waiting."""
+    mine, least = LEDGER.place(), min(n % global_batch or global_batch, global_batch)
+    if mine.together and n and least < mine.size:
+        raise UserError(
+            f"in evaluation the last {least} of {n} samples do not reach all {mine.size} parts of "
+            f"the ranks, which have to go through the split model together; use "
+            f"rankup.shard(DataLoader(...), train=False), which joins a short batch to the one "
+            f"before it, or another batch size"
+        )
 
 
 def _check(order: Any) -> None:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import xxhash
 
 from ..base.files import replacing
+from . import npy_header
 from .errors import BadContainer
 
 _ALIGN = 64
@@ -157,9 +158,9 @@ def _mapped(mapped: mmap.mmap, info: zipfile.ZipInfo) -> npt.NDArray[Any]:
     if stop > len(mapped):
         raise ValueError(f"{info.filename} ends past the end of the file")
     head = io.BytesIO(mapped[start : min(stop, start + 4096)])
-    if np.lib.format.read_magic(head) != (1, 0):  # type: ignore[no-untyped-call]
+    version, shape, fortran, dtype = npy_header.read(head)
+    if version != (1, 0):
         raise ValueError(f"{info.filename} is an .npy of another version")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(head)  # type: ignore[no-untyped-call]
     if dtype.hasobject or fortran:
         raise ValueError(f"{info.filename} holds {dtype}, which cannot be mapped")
     count = 1

@@ -3,29 +3,27 @@
 tokens/tokens.bin    train, valid and test one after another, little-endian uint16 or uint32
        tokens.json   type, lengths of the three, vocabulary size; written last
        vocab.txt     one word per line, for `--vocab word`
+       tokenizer.json   pieces of words, for `--vocab bpe` and `--tokenizer`
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..base.errors import UserError
 from ..base.files import write_atomic, write_json
+from .vocabulary import Bytes, Pieces, Tokens, Vocabulary, Words
 
 SPLITS = ("train", "valid", "test")
-UNKNOWN = "<unk>"
+BPE_SIZE = 8192
 _HELD_OUT = 0.05  # of a training text without valid or test files, for each of them
-_LINES_AT_ONCE = 20_000
-
-Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -41,15 +39,27 @@ class TokenFile:
     splits: dict[str, Tokens]
 
 
-def tokenize(sources: dict[str, Path | None], vocab: str, directory: Path) -> TokenFile:
+def tokenize(
+    sources: dict[str, Path | None],
+    vocab: str,
+    directory: Path,
+    size: int = BPE_SIZE,
+    tokenizer: Path | None = None,
+) -> TokenFile:
     """Make `directory` from text files, or from the text that comes with Python when none is given.
 
     Words are what stands between white space, lowercased; the vocabulary is that of the training
-    text and everything else is one unknown word. Bytes are bytes. Where valid or test has no file,
-    a twentieth of the training text each is held out from its end.
+    text and everything else is one unknown word. Bytes are bytes, and pieces are those of a
+    tokenizer. Where valid or test has no file, a twentieth of the training text each is held out
+    from its end.
+
+    Args:
+        vocab: word, byte, or bpe.
+        size: of the byte-pair encoding that is trained on the training text.
+        tokenizer: a file of the package `tokenizers`, in the place of one that is trained.
 
     Raises:
-        UserError: a file is missing, empty or (words) not UTF-8.
+        UserError: a file is missing, empty or (but for bytes) not UTF-8.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if sources["train"] is None:
@@ -62,19 +72,17 @@ def tokenize(sources: dict[str, Path | None], vocab: str, directory: Path) -> To
     paths = {name: path for name, path in sources.items() if path is not None}
     for name, path in paths.items():
         _check(name, path)
-    if vocab == "byte":
-        encoded = {name: _encode_bytes(path) for name, path in paths.items()}
-        size = 256
-    else:
-        words = _vocabulary(paths["train"])
-        write_atomic(directory / "vocab.txt", "\n".join(words) + "\n")
-        numbers = {word: number for number, word in enumerate(words)}
-        encoded = {name: _encode_words(path, numbers) for name, path in paths.items()}
-        size = len(words)
-    if size == 1:
+    made = vocab if tokenizer is None else "bpe"
+    words = _vocabulary(paths["train"], vocab, size, tokenizer)
+    words.write(directory)
+    if words.size == 1 and vocab == "word":
         raise UserError(f"--train {paths['train']} holds no words; give a text, or --vocab byte")
-    lengths = _write(directory / "tokens.bin", encoded, np.uint16 if size <= 1 << 16 else np.uint32)
-    kind = "uint16" if size <= 1 << 16 else "uint32"
+    kind = np.dtype(np.uint16 if words.size <= 1 << 16 else np.uint32)
+    lengths = _write(
+        directory / "tokens.bin",
+        {name: words.encode_file(path) for name, path in paths.items()},
+        kind,
+    )
     held = [name for name in ("valid", "test") if name not in paths]
     part = int(lengths["train"] * _HELD_OUT)
     lengths["train"] -= part * len(held)
@@ -87,7 +95,7 @@ def tokenize(sources: dict[str, Path | None], vocab: str, directory: Path) -> To
         start += length
     write_json(
         directory / "tokens.json",
-        {"dtype": kind, "vocab_size": size, "vocab": vocab, "splits": starts},
+        {"dtype": kind.name, "vocab_size": words.size, "vocab": made, "splits": starts},
     )
     return open_tokens(directory)
 
@@ -130,55 +138,22 @@ def _check(name: str, path: Path) -> None:
         raise UserError(f"--{name} {path}: no permission to read it")
 
 
-def _vocabulary(path: Path) -> list[str]:
-    """The words of a text, the unknown word first, then by falling frequency."""
-    counts: Counter[str] = Counter()
-    for words in _words(path):
-        counts.update(words)
-    counts.pop(UNKNOWN, None)
-    return [UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word))]
+def _vocabulary(train: Path, vocab: str, size: int, tokenizer: Path | None) -> Vocabulary:
+    if tokenizer is not None:
+        return Pieces.read(tokenizer, "--tokenizer")
+    if vocab == "bpe":
+        return Pieces.trained(train, size)
+    return Words.of(train) if vocab == "word" else Bytes()
 
 
-def _words(path: Path) -> Iterator[list[str]]:
-    """Lowercased words of a text, some thousand lines at a time."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            while lines := file.readlines(_LINES_AT_ONCE * 50):
-                yield "".join(lines).lower().split()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: not UTF-8 text (byte {error.start} of a block: {error.reason}); "
-            "convert it, or use --vocab byte"
-        ) from None
-
-
-def _encode_words(path: Path, numbers: dict[str, int]) -> Callable[[], Iterator[Tokens]]:
-    def pieces() -> Iterator[Tokens]:
-        for words in _words(path):
-            yield np.fromiter((numbers.get(w, 0) for w in words), np.uint32, len(words))
-
-    return pieces
-
-
-def _encode_bytes(path: Path) -> Callable[[], Iterator[Tokens]]:
-    def pieces() -> Iterator[Tokens]:
-        with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                yield np.frombuffer(block, np.uint8).astype(np.uint16)
-
-    return pieces
-
-
-def _write(
-    path: Path, encoded: dict[str, Callable[[], Iterator[Tokens]]], dtype: type
-) -> dict[str, int]:
+def _write(path: Path, encoded: dict[str, Iterator[Tokens]], kind: np.dtype[Any]) -> dict[str, int]:
     """Write all splits into one file; number of tokens of each."""
     lengths = {}
     with path.open("wb") as file:
         for name in SPLITS:
             if name in encoded:
                 start = file.tell()
-                for piece in encoded[name]():
-                    file.write(piece.astype(dtype, copy=False).tobytes())
-                lengths[name] = (file.tell() - start) // np.dtype(dtype).itemsize
+                for piece in encoded[name]:
+                    file.write(piece.astype(kind, copy=False).tobytes())
+                lengths[name] = (file.tell() - start) // kind.itemsize
     return lengths

@@ -23,7 +23,8 @@ from ..slurm.client import Client
 from ..slurm.limits import Grant
 from ..slurm.options import JobOptions, variables
 from .jobscript import write_script
-from .submit import Plan
+from .submit import Plan, bill
+from .typed import typed
 
 # Options that only a submission has a use for; the allocation was granted with its own.
 _OF_A_SUBMISSION = frozenset(
@@ -86,6 +87,8 @@ def start(client: Client, plan: Plan, job: Job, directory: Path, text: str) -> i
         "nodes": plan.granted.nodes,
         "nproc": plan.granted.ranks,
         "allocation": os.environ["SLURM_JOB_ID"],
+        "bill": bill(plan),
+        "command": typed(),
     }
     (directory / "requeue").unlink(missing_ok=True)
     (directory / "log" / "cancelled").unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from ..site import config
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError, base_id
 from ..slurm.parse import Queued
-from . import lives, lock
+from . import lives, lock, meant
 from .status import ranges
 
 # A life that finds it at its start stops itself; a submission removes it.
@@ -36,7 +36,7 @@ def show(run: str) -> int:
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
     client = Client(timeout=lives.TIMEOUT)
-    path, task = lives.locate(here.runs, run, client)
+    path, task = meant.locate(here.runs, run, client)
     if task is not None:
         raise UserError(
             f"{run} is one task of an array; `scancel {run}` ends it alone, "

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..base.text import clean
 from ..site import rundir
-from . import failure, logfile, torchlog
+from . import failure, logfile, meant, torchlog
 
 # What the job script says by the way, rather than at its end.
 _BY_THE_WAY = re.compile(
@@ -70,7 +70,7 @@ def of_run(path: Path, task: str | None = None, job_id: str | None = None) -> Ca
     """
     if job_id and not logfile.log_of(path, job_id.partition("_")[0], task).is_file():
         return None
-    folder = path if task is None else path / "array" / task
+    folder = meant.folder(path, task)
     records = [r for r in rundir.records(path) if task is None or str(r.get("task")) == task]
     file, start = newest_log(path, records, task)
     if task is None and (named := task_of(file)) is not None:
@@ -83,7 +83,7 @@ def of_run(path: Path, task: str | None = None, job_id: str | None = None) -> Ca
 
 def told(path: Path, task: str | None = None) -> bool:
     """Whether a rank of the newest life has written down what happened to it."""
-    folder = path if task is None else path / "array" / task
+    folder = meant.folder(path, task)
     written = failure.read_all(folder / "log")
     return any(not f.consequence and not failure.timed_out(f.message) for f in written)
 

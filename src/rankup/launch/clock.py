@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import time
 
-
-def ago(seconds: float) -> str:
-    """A span of time in words: "12 s", "5 min", "3 h 20 min", "2 d 4 h"."""
-    if not abs(seconds) < 1e12:
-        return "?"
-    whole = max(0, round(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min"
-    if whole < 172800:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+from ..base.amounts import ago as ago
 
 
 def clock(moment: float | None) -> str:

@@ -1,4 +1,4 @@
-"""`rankup demo`: the same run on one rank and on two, side by side."""
+"""`rankup demo`: a script for one GPU is checked, ported, verified, and run on 1 and 2 ranks."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from ..base.errors import UserError
+from ..base.files import write_atomic
 from ..site import config, rundir
+from . import sampler
 from .request import Request
 from .run import run
 
-# Four micro-batches to a batch; half a minute of one core, of which the second rank saves half.
-_ARGS = (
-    *("--vocab", "byte", "--seq-len", "128", "--layers", "4", "--dim", "256", "--heads", "4"),
-    *("--global-batch", "16", "--micro-batch", "4", "--steps", "64", "--lr", "1e-3"),
-    *("--warmup", "8", "--valid-every", "16", "--checkpoint-every", "32"),
-)
+_SCRIPT = "train.py"
 # One thread per rank on both sides, so that two ranks have twice the cores of one.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -38,28 +36,71 @@ class Side:
 
 
 def demo() -> int:
-    """Train the small language model twice and print the table; the exit code."""
-    runs, name = config.load(Path.cwd()).runs / "demo", rundir.new_id()
+    """Take the example all the way, and print the table; the exit code."""
+    name = rundir.new_id()
+    folder = config.load(Path.cwd()).runs / "demo" / name
+    folder.mkdir(parents=True)
+    if folder.is_relative_to(Path.cwd()):
+        folder = folder.relative_to(Path.cwd())
+    script = folder / _SCRIPT
+    write_atomic(script, (files(__package__) / "example" / f"{_SCRIPT}.txt").read_bytes())
+    code, ported = _port(script)
+    if code:
+        return code
     sides = []
     for ranks in (1, 2):
-        directory = runs / f"{name}-{ranks}"
-        print(f"\n{ranks} rank{'s' if ranks > 1 else ''}, one thread each", file=sys.stderr)
-        request = Request("language-model", _ARGS, ranks, str(directory), local=True)
+        directory = folder.with_name(f"{name}-{ranks}").absolute()
+        _say(f"4. run {ported.name} on {ranks} rank{'s' if ranks > 1 else ''}, one thread each")
+        results = ("--log", str(directory / "metrics.jsonl"), "--save", str(directory / "model.pt"))
+        request = Request(str(ported), results, ranks, str(directory), local=True)
         code = run(request, _ENVIRONMENT)
         if code:
             return code
         sides.append(read(directory, ranks))
+    _say("5. the same run, only faster")
     Console(width=None if sys.stdout.isatty() else 100).print(table(*sides))
     print(f"largest relative difference of the two loss curves: {difference(*sides):.1e}")
     if (os.cpu_count() or 1) < 2:
         print("this machine has one core: two ranks share it, so no time is saved")
+    if sampler.wanted(True):
+        print(f"what the cores did meanwhile: {directory / 'report.html'}")
     return 0
+
+
+def _port(script: Path) -> tuple[int, Path]:
+    """Check, port, verify; verify's exit code, and the port."""
+    from ..port import verify
+    from ..port.check import check
+    from ..port.formats import formatted
+    from ..port.rewrite.command import port_file
+
+    ported = script.with_name(f"{script.stem}_dist.py")
+    _say(f"1. check {script}: what stands between it and many GPUs")
+    print(formatted(check([script]), "text"), end="")
+    _say(f"2. port it: {ported.name}, beside it")
+    port_file(
+        script,
+        batch="global",
+        strategy="ddp",
+        in_place=False,
+        diff=False,
+        vendor=False,
+        sync_bn=False,
+    )
+    print(formatted(check([ported]), "text"), end="")
+    _say("3. verify: does it still compute the same? Both run for a few steps")
+    return verify.verify(verify.Request(str(script), str(ported), ("--epochs", "2"))), ported
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print(f"\n{text}", file=sys.stderr, flush=True)
 
 
 def read(directory: Path, ranks: int) -> Side:
     """Read a finished run's metrics."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    steps, final = lines[:-1], lines[-1]
+    steps, final = [line for line in lines if "loss" in line], lines[-1]
     if not final.get("final") or len(steps) < 2:
         raise UserError(f"{directory} is not a finished run")
     rates = sorted(step["tokens_per_s"] for step in steps[1:])

@@ -37,6 +37,8 @@ _TIMED_OUT = re.compile(
 _WAITED = re.compile(r"(\d{1,15})\s?(ms|milliseconds|seconds|s)\b")
 
 
+# Of the ranks, and `failure-hang.json`: the verdict on a hang, left by `runtime/hang/watch.py`.
+_NOTES = "failure-*.json"
 _LONGEST = 4 * 1024 * 1024  # bytes of a note
 
 
@@ -120,7 +122,7 @@ def write(log: Path, failure: Failure) -> None:
 
 def forget(log: Path) -> None:
     """Remove the failures of an earlier life."""
-    for path in log.glob("failure-rank*.json"):
+    for path in log.glob(_NOTES):
         path.unlink()
 
 
@@ -152,7 +154,7 @@ def first_cause(log: Path, exit_codes: Mapping[int, int]) -> Failure:
 def read_all(log: Path) -> list[Failure]:
     """What the ranks have written down, by rank; damaged notes are passed over."""
     written = []
-    for path in log.glob("failure-rank*.json"):
+    for path in log.glob(_NOTES):
         # Where the disk was full, say, the exit code is still known.
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             with path.open("rb") as file:
@@ -216,7 +218,8 @@ def node_of(rank: int, written: Sequence[Failure], nodes: Sequence[str] = ()) ->
 def report(failure: Failure) -> str:
     """The last words of a failed run: the rank's own traceback, then rank, node and cause."""
     if failure.said_all:
-        return f"rankup: {failure.message}"
+        before, line, last = failure.message.rpartition("\n")
+        return f"{before}{line}rankup: {last}"
     head = failure.traceback.rstrip() + "\n\n" if failure.traceback else ""
     return f"{head}rank {failure.rank} on {failure.node} failed: {failure.message}"
 

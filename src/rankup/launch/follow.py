@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..base.text import clean
+from ..monitor.live.view import small
 from ..site import rundir
 from ..slurm import reasons
 from ..slurm.client import Client
@@ -15,6 +16,7 @@ from . import cause, lives
 from .clock import ago
 from .lives import Life
 from .logfile import log_of, say, tail_lines
+from .meant import folder
 from .noise import Fold, fold
 
 _POLL = 0.3  # seconds between looks at the file
@@ -22,6 +24,7 @@ _ASK = 10.0  # seconds between questions to Slurm, unless something has just hap
 _ASK_PENDING = 15.0
 _ASK_SOON = 1.0
 _PROGRESS = 5.0  # seconds between states of a progress bar
+_SMALL = 60.0  # between looks at what GPUs and steps do
 _CHUNK = 1024 * 1024
 # While Slurm requeues a job it may show it as failed for a moment.
 _SURE = 1.5
@@ -82,6 +85,7 @@ class _View:
     tail: Tail | None = None
     said: str = ""
     last: str = ""
+    looked: float = field(default_factory=time.monotonic)
     _fold: Fold | None = None
 
     def ask(self, lines: int) -> None:
@@ -126,6 +130,15 @@ class _View:
             for out in [line] if self.raw else self._fold.feed(line):
                 self.say(out)
                 self.last = out
+
+    def look(self) -> None:
+        """Now and then a line about steps and GPUs, of which the log itself may be silent."""
+        running = self.life is not None and self.life.state == "RUNNING"
+        if self.raw or not running or time.monotonic() - self.looked < _SMALL:
+            return
+        self.looked = time.monotonic()
+        if line := small(folder(self.path, self.task)):
+            self.say(f"· {line}")
 
     def flush(self) -> None:
         if self._fold is not None:
@@ -188,6 +201,7 @@ def _until_the_end(view: _View, lines: int) -> int:
             sure = _SURE_OF_A_STOPPED if _stopped(view) else _SURE
             if time.monotonic() - ended_at >= sure:  # the last lines may come a moment later, too
                 break
+        view.look()
         if idle == 3:  # what was held back does not wait for a line that may never come
             view.flush()
         if not new:

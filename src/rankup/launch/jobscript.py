@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from .. import __version__
@@ -15,10 +13,14 @@ from ..site.rundir import Job
 from ..slurm import script
 from ..slurm.times import parse_seconds
 from . import software
+from .split import by_crew
 from .submit import Plan
+from .typed import typed
 
 
-def job_script(plan: Plan, job: Job, directory: Path, resume: bool) -> script.JobScript:
+def job_script(
+    plan: Plan, job: Job, directory: Path, resume: bool, *, monitor: bool = True
+) -> script.JobScript:
     """What the job script says."""
     options, granted, profile = plan.options, plan.granted, plan.profile
     environment = (
@@ -58,13 +60,14 @@ def job_script(plan: Plan, job: Job, directory: Path, resume: bool) -> script.Jo
         work_dir=job.cwd,
         words=(job.target, *job.args),
         recipe=job.kind == "recipe",
+        crew=by_crew(job),
         name=options.name or (job.target if job.kind == "recipe" else Path(job.target).stem),
         nodes=granted.nodes,
         ranks=granted.ranks,
         gpus=granted.gpus,
         cpus=granted.cpus,
         minutes=granted.minutes,
-        made_by=("rankup", *without_values(sys.argv[1:])),
+        made_by=tuple(typed()),
         version=__version__,
         resume=resume,
         stop_after=None
@@ -89,6 +92,8 @@ def job_script(plan: Plan, job: Job, directory: Path, resume: bool) -> script.Jo
         stage_options=staging.words(),
         stage_folder=staging.folder,
         mounts=staging.mounts,
+        monitor=monitor,
+        whole_nodes=granted.exclusive and granted.gpus > 0,
     )
 
 
@@ -113,21 +118,6 @@ def _earlier(path: Path) -> dict[str, str]:
         raise UserError(f"{path} is not as rankup wrote it ({error}); mend or remove it") from None
     pairs = (word.partition("=") for word in words)
     return {name: value for name, _, value in pairs}
-
-
-def without_values(words: list[str]) -> Iterator[str]:
-    """A command line without what `--env` gave: it may be secret."""
-    given = False
-    for word in words:
-        option, equals, entry = word.partition("=")
-        if given or (option == "--env" and equals):
-            text = word if given else entry
-            name, has_value, _ = text.partition("=")
-            yield ("" if given else "--env=") + name + ("=..." if has_value else "")
-            given = False
-        else:
-            given = word == "--env"
-            yield word
 
 
 def argument_paths(job: Job) -> list[Path]:

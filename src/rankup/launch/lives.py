@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
-from ..base.files import user_path
 from ..site import rundir
 from ..site.rundir import Job
 from ..slurm import job as slurm_job
@@ -65,40 +63,6 @@ class Life:
     def failed(self) -> bool:
         """It ended, and not as it should."""
         return not self.live and self.state != "COMPLETED"
-
-
-def locate(runs: Path, run: str, client: Client | None = None) -> tuple[Path, str | None]:
-    """A run's directory, and the array's task where `run` means one ("123_4", `<run>/array/4`).
-
-    Where `client` is given, Slurm is asked for the folder of a job that no run in `runs` has.
-
-    Raises:
-        UserError: there is no such run.
-    """
-    given = user_path(run, "RUN")
-    if given.is_dir() and not (given / rundir.JOB).is_file():
-        folder = given.resolve()
-        if folder.parent.name == "array" and (folder.parent.parent / rundir.JOB).is_file():
-            return folder.parent.parent, folder.name
-    match = re.fullmatch(r"\d+(?:_(\d+))?", run)
-    task = match[1] if match else None
-    try:
-        return rundir.find(runs, run), task
-    except UserError:
-        if match is None or client is None or (path := _folder_of(client, run)) is None:
-            raise
-        return path, task
-
-
-def _folder_of(client: Client, job_id: str) -> Path | None:
-    """The run directory that one of this user's jobs works in."""
-    with suppress(SlurmError):
-        for record in client.show(job_id):
-            path = Path(record.get("WorkDir", ""))
-            ours = parse.user_number(record.get("UserId", "")) == os.getuid()
-            if ours and path.is_absolute() and (path / rundir.JOB).is_file():
-                return path.resolve()
-    return None
 
 
 def jobs(path: Path, job: Job, client: Client) -> list[str]:
@@ -279,7 +243,7 @@ def _earlier(own: Sequence[Mapping[str, Any]], now: Mapping[str, JobState]) -> l
 
 
 def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Life:
-    code, ended = _number(life.get("code")), _moment(life.get("ended"))
+    code, ended = _number(life.get("code")), moment(life.get("ended"))
     node = str(life.get("node") or f"allocation {life.get('allocation', '?')}")
     live = False
     if code is not None:
@@ -304,7 +268,7 @@ def _local(path: Path, life: Mapping[str, Any], is_last: bool) -> Life:
         state=state,
         words=words,
         nodes=(node,),
-        started=_moment(life.get("started")),
+        started=moment(life.get("started")),
         ended=ended,
         expected=None,
         exit_code=None if code is None else int(code),
@@ -331,7 +295,7 @@ def _number(value: object) -> float | None:
     return float(value) if abs(value) < 1e12 else None
 
 
-def _moment(text: object) -> float | None:
+def moment(text: object) -> float | None:
     """Seconds of a local life's "2026-11-20T20:45:54+0100"."""
     with suppress(ValueError, TypeError, OverflowError):
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()

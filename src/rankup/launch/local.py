@@ -14,6 +14,7 @@ from types import FrameType
 
 from ..site.gpus import usable_cores
 from ..site.rundir import Job
+from . import split
 from .die_with_parent import PARENT
 
 _START = (
@@ -42,14 +43,7 @@ def start(
         "RANKUP_RESUME": "1" if resume else "0",
         **(extra or {}),
     }
-    # Both programs start without the current folder on their path, as a script would. Behind `--`
-    # torchrun takes no word for its own.
-    command = [
-        *(sys.executable, "-c", _START.format("agent")),
-        *("--standalone", "--nproc-per-node", str(nproc)),
-        *("--no-python", "--", sys.executable, "-u", "-c", _START.format("worker")),
-        *(job.target, *job.args),
-    ]
+    command = [*_launcher(job, nproc), job.target, *job.args]
     signals = _Signals()
     before = {
         number: signal.signal(number, signals.handle)
@@ -72,8 +66,23 @@ def start(
     return 128 - code if code < 0 else code
 
 
+def _launcher(job: Job, nproc: int) -> list[str]:
+    """What starts the ranks of `job`, up to its target."""
+    # All programs start without the current folder on their path, as a script would. Behind `--`
+    # torchrun takes no word for its own.
+    if split.by_crew(job):
+        return [sys.executable, "-c", _START.format("crew"), "--nproc", str(nproc), "--"]
+    return [
+        *(sys.executable, "-c", _START.format("agent")),
+        *("--standalone", "--nproc-per-node", str(nproc)),
+        *("--no-python", "--", sys.executable, "-u", "-c", _START.format("worker")),
+    ]
+
+
 def shown(job: Job, nproc: int) -> str:
-    """The command that does the same without rankup."""
+    """The command that does the same without rankup; a crew is a part of it."""
+    if split.by_crew(job):
+        return shlex.join(["python", *_launcher(job, nproc)[1:], job.target, *job.args])
     rank = "rankup-rank" if job.kind == "recipe" else "python"
     words = ["torchrun", "--standalone", f"--nproc-per-node={nproc}", "--no-python", "--", rank]
     return shlex.join([*words, job.target, *job.args])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..base.errors import UserError
 from ..base.text import clean
 from ..site import rundir
-from . import cause
+from . import cause, meant
 from .logfile import say, tail_bytes, tail_lines
 from .noise import counted
 
@@ -77,7 +77,7 @@ def _locate(run: str) -> tuple[Path, str | None]:
     here, warning = config.for_views(Path.cwd())
     if warning:
         print(f"warning: {clean(warning)}", file=sys.stderr)
-    return lives.locate(here.runs, run, Client(timeout=lives.TIMEOUT))
+    return meant.locate(here.runs, run, Client(timeout=lives.TIMEOUT))
 
 
 def _refuse_unknown_task(path: Path, task: str | None) -> None:

@@ -19,9 +19,22 @@ from ..slurm import script
 from ..slurm.client import Client, SlurmError
 from ..slurm.options import JobOptions, refuse_secrets
 from ..slurm.times import time_text
-from . import allocation, jobscript, lives, ready, software, stage, status, submit
+from . import (
+    allocation,
+    checked,
+    jobscript,
+    lives,
+    ready,
+    sampler,
+    software,
+    split,
+    stage,
+    status,
+    submit,
+)
 from .request import Request, created, new, require_torch, resumed
 from .submit import Plan
+from .typed import without_values
 
 
 def run(request: Request, client: Client, inside: bool) -> int:
@@ -58,17 +71,20 @@ def run(request: Request, client: Client, inside: bool) -> int:
             "every task of an array would be the same run of the recipe; --array is for scripts "
             "that read SLURM_ARRAY_TASK_ID"
         )
-    shown = (*jobscript.without_values(sys.argv[1:]), *job.args, *options.sbatch, str(directory))
+    shown = (*without_values(sys.argv[1:]), *job.args, *options.sbatch, str(directory))
     refuse_secrets(shown, {**os.environ, **plan.variables})
     internet = plan.granted.node.internet
     notes = ready.require(config, job, internet, allow_missing=request.allow_missing)
     found = ready.fetched(project, job, with_network=internet is True)
     notes += ready.elsewhere(found.variables, os.environ, plan.variables)
+    notes += split.notes(job, plan.granted.nodes, plan.granted.ranks)
+    notes += checked.before_submit(job, plan.granted.nodes * plan.granted.ranks, request.check)
     plan = replace(plan, fetched=found, notes=(*plan.notes, *notes))
     launch = {**options.said(), **({"nproc": nproc} if nproc else {})}
     job = replace(job, launch={**launch, **stage.recorded(staging)})
     submit.refuse_unmounted(plan, _places(job, directory, plan))
-    text = script.render(jobscript.job_script(plan, job, directory, resume))
+    monitor = sampler.wanted(request.monitor)
+    text = script.render(jobscript.job_script(plan, job, directory, resume, monitor=monitor))
     for note in plan.notes:
         print(note, file=sys.stderr)
     if request.dry_run:
@@ -77,7 +93,7 @@ def run(request: Request, client: Client, inside: bool) -> int:
             print(f"not submitted; it would cost {plan.cost}", file=sys.stderr)
         return 0
     if link is not None:
-        _link(config.runs, link)
+        link_runs(config.runs, link)
     if inside:
         with _restored(directory) if resume else created(directory, job):
             pass
@@ -111,7 +127,8 @@ def _submit(client: Client, plan: Plan, job: Job, directory: Path, text: str, re
     raise uncertain
 
 
-def _link(runs: Path, target: Path) -> None:
+def link_runs(runs: Path, target: Path) -> None:
+    """Make the folder on scratch, and `./runs` a link to it."""
     target.mkdir(parents=True, exist_ok=True)
     if target.stat().st_uid != os.getuid():
         raise UserError(f"{target} belongs to somebody else; set `runs` in rankup.toml")

@@ -24,6 +24,7 @@ from .stage import Staging
 
 _OWN = {
     *("--nproc", "--out", "--resume", "--local", "--dry-run", "--follow", "--allow-missing"),
+    *("--monitor", "--no-monitor", "--check", "--no-check"),
     *stage.OPTIONS,
     *("--" + field.name.replace("_", "-") for field in fields(JobOptions)),
 }
@@ -45,6 +46,9 @@ class Request:
         allow_missing: submit also without what the project needs.
         options: of the Slurm job.
         staging: what each node copies or mounts first.
+        monitor: sample what GPUs and nodes do, and report it at the end.
+        id: of the new run; None for one by the time.
+        check: look at a script first.
     """
 
     target: str | None
@@ -58,6 +62,22 @@ class Request:
     options: JobOptions = field(default_factory=JobOptions)
     allow_missing: bool = False
     staging: Staging = field(default_factory=Staging)
+    monitor: bool = True
+    id: str | None = None
+    check: bool = True
+
+
+def job_of(target: str, args: tuple[str, ...]) -> tuple[str, str]:
+    """`recipe` and its name, or `script` and its absolute path, with arguments that may do.
+
+    Raises:
+        UserError: there is no such target, or a recipe refuses its arguments.
+    """
+    kind, name = _target(target)
+    _notice_own_options(kind, args, strict=True)
+    if kind == "recipe":
+        recipes.find(name).parse(args)
+    return kind, name
 
 
 def new(request: Request, runs: Path, *, strict: bool = False) -> tuple[Path, Job]:
@@ -72,7 +92,7 @@ def new(request: Request, runs: Path, *, strict: bool = False) -> tuple[Path, Jo
     if kind == "recipe":
         recipes.find(target).parse(request.args)
     job = Job(
-        id=rundir.new_id(),
+        id=request.id or rundir.new_id(),
         kind=kind,
         target=target,
         args=list(request.args),

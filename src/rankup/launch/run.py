@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import recipes
 from ..base.errors import EXIT_BAD_INPUT, UserError
 from ..site import config, gpus, rundir
 from ..site.rundir import Job
 from ..slurm.client import Client
-from . import local, queue, ready, stage
+from . import checked, lives, local, queue, ready, sampler, split, stage
 from .place import place
 from .request import Request, created, new, require_torch, resumed
+from .typed import typed
 
 
 def run(request: Request, extra: Mapping[str, str] | None = None) -> int:
@@ -34,7 +34,6 @@ def run(request: Request, extra: Mapping[str, str] | None = None) -> int:
     where = place(client, os.environ, request.local)
     if where != "local":
         return queue.run(request, client, inside=where == "allocation")
-    _say_what_is_left_out(request)
     _refuse_encodings(request)
     return _run_here(request, dict(extra or {}))
 
@@ -48,6 +47,8 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
         directory, job = resumed(request, runs)
     else:
         directory, job = new(request, runs)
+    _say_what_is_left_out(request, job)
+    split_notes = split.notes(job, 1, nproc)
     staging = stage.checked(request.staging.over(stage.before(job)), Path(job.cwd))
     caches = _caches(settings.project(Path.cwd()), job)
     if request.resume is None and request.dry_run:
@@ -56,8 +57,8 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
         print(*(f"{name}={shlex.quote(value)}" for name, value in caches.items()), end="")
         print(" " if caches else "", local.shown(job, nproc), sep="")
         return 0
-    if job.kind == "recipe":
-        _warn_of_idle_ranks(recipes.find(job.target).parse(job.args), nproc)
+    for note in split_notes:
+        print(note, file=sys.stderr)
     job = replace(job, launch={**job.launch, **stage.recorded(staging)})
     with ExitStack() as until_the_end:
         # What cannot be staged is refused before the run begins, and leaves no run directory.
@@ -68,21 +69,28 @@ def _run_here(request: Request, extra: dict[str, str]) -> int:
             "started": rundir.now(),
             "nproc": nproc,
             "node": platform.node(),
+            "command": typed(),
         }
         before = rundir.read(directory)
         (directory / "requeue").unlink(missing_ok=True)
         rundir.write(directory, replace(job, lives=[*job.lives, life]))
         print(f"run {job.id} in {directory}", file=sys.stderr)
-        code = local.start(
-            job, directory, nproc, request.resume is not None, {**caches, **found, **extra}
-        )
-        if code == EXIT_BAD_INPUT and job.kind == "recipe":  # what was refused does not stick
-            rundir.write(directory, before)
-        else:
-            life |= {"code": code, "ended": rundir.now()}
-            if (directory / "requeue").exists():
-                life["stopped"] = True
-            _write_end(directory, replace(job, lives=[*job.lives, life]))
+        wish = sampler.wanted(request.monitor)
+        checked.beside(job, nproc, request.check)
+        with sampler.sampled(directory, nproc, wish):
+            code = local.start(
+                job, directory, nproc, request.resume is not None, {**caches, **found, **extra}
+            )
+            refused = code == EXIT_BAD_INPUT and job.kind == "recipe"
+            if refused:  # what was refused does not stick
+                rundir.write(directory, before)
+            else:
+                life |= {"code": code, "ended": rundir.now()}
+                if (directory / "requeue").exists():
+                    life["stopped"] = True
+                _write_end(directory, replace(job, lives=[*job.lives, life]))
+        if wish and not refused:
+            _report(directory, settings)
     failed = code not in (0, EXIT_BAD_INPUT)
     if "stopped" in life or (failed and (directory / "checkpoints").is_dir()):
         print(f"go on with: rankup run --resume {_shown(directory, job)}", file=sys.stderr)
@@ -97,6 +105,17 @@ def _caches(project: Path, job: Job) -> dict[str, str]:
     return found
 
 
+def _report(directory: Path, settings: config.Config) -> None:
+    """The page and the lines of text about the run; its failure is not the run's."""
+    from . import facts, report
+
+    try:
+        judged = report.judge(directory, facts.facts(directory, None, settings, lives.NO_SLURM))
+        report.tell(judged, report.Wish(report.AT_THE_END), sys.stderr)
+    except Exception as error:
+        print(f"warning: no report: {type(error).__name__}: {error}", file=sys.stderr)
+
+
 def _write_end(directory: Path, job: Job) -> None:
     """How a life ended; that it cannot be written takes nothing from the job's exit code."""
     try:
@@ -105,14 +124,17 @@ def _write_end(directory: Path, job: Job) -> None:
         print(f"warning: {directory / rundir.JOB}: {error.strerror}", file=sys.stderr)
 
 
-def _say_what_is_left_out(request: Request) -> None:
+def _say_what_is_left_out(request: Request, job: Job) -> None:
     said = request.options.said()
     if said:
         names = ", ".join("--" + name.replace("_", "-") for name in said)
+        same = split.same_result(job)
         why = "" if request.local else "there is no Slurm here, so "
         print(
-            f"note: {why}this runs on this machine alone; without meaning here: {names}. "
-            "The number of ranks changes the time a run takes, not its result",
+            f"note: {why}this runs on this machine alone; without meaning here: {names}"
+            + (
+                ". The number of ranks changes the time a run takes, not its result" if same else ""
+            ),
             file=sys.stderr,
         )
 
@@ -134,17 +156,6 @@ def _ranks(asked: int | None, environment: Mapping[str, str]) -> int:
             f"give --nproc {present} or less, or set CUDA_VISIBLE_DEVICES= to run on CPU"
         )
     return asked
-
-
-def _warn_of_idle_ranks(options: Any, nproc: int) -> None:
-    idle = options.idle_ranks(nproc)
-    if idle:
-        print(
-            f"warning: a global batch of {options.global_batch} in micro-batches of "
-            f"{options.micro_batch} feeds {nproc - idle} of {nproc} ranks; {idle} will idle. "
-            "The result is the same; a smaller --micro-batch or fewer ranks wastes nothing",
-            file=sys.stderr,
-        )
 
 
 def _shown(directory: Path, job: Job) -> str:

@@ -20,9 +20,10 @@ from ..site import config
 from ..slurm import reasons
 from ..slurm.client import Client
 from ..slurm.hostlist import compress
-from . import lives, status
+from . import lives, meant, status
 from .clock import ago, clock
 from .lives import Life
+from .scale import series as scale_series
 from .status import Report, Summary
 
 _COLOURS = {
@@ -59,7 +60,14 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
         if note:
             print(f"\n{clean(note)}", file=sys.stderr)
         return 0
-    path, _ = lives.locate(here.runs, run, client)
+    if run != "last" and (path := scale_series.find(here.runs, run)) is not None:
+        from .scale import result as scale_result  # with NumPy, which the table can do without
+
+        if as_json:
+            print(json.dumps(scale_result.as_json(path, client), indent=2))
+            return 0
+        return scale_result.show_series(path, here, client)
+    path, _ = meant.locate(here.runs, run, client)
     full = status.report(path, here, client)
     if as_json:
         print(json.dumps(_as_json(full), indent=2))

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
+from ..base.files import open_regular
 from ..site import rundir
 from ..site.config import Config
 from ..site.rundir import Job
 from ..slurm.client import Client, SlurmError
 from ..slurm.parse import Queued
-from . import cause, lives
+from . import cause, lives, meant
 from .clock import ago, clock
 from .lives import Life
 
@@ -99,7 +100,7 @@ def _row(path: Path, job: Job, found: Sequence[Life]) -> Summary:
     last = lives.newest(found)
     if last is None or not last.failed:
         return short
-    folder = path if last.task is None else path / "array" / last.task
+    folder = meant.folder(path, last.task)
     written = cause.find(folder / "log", []) if _noted(folder, last) else None
     return replace(short, words=written.text.splitlines()[-1]) if written else short
 
@@ -128,7 +129,7 @@ def report(path: Path, config: Config, client: Client) -> Report:
         metrics=last_metrics(path),
         cause=why.text.splitlines()[-1] if why else "",
         next_steps=tuple(_next_steps(path, job, found)),
-        monitoring=_monitoring(found, config),
+        monitoring=monitoring(found, config),
     )
 
 
@@ -193,7 +194,7 @@ def ranges(numbers: Iterable[int]) -> str:
 def last_metrics(path: Path) -> dict[str, Any]:
     """The last whole line of `metrics.jsonl` that has a step; empty without one."""
     try:
-        with (path / "metrics.jsonl").open("rb") as file:
+        with open_regular(path / "metrics.jsonl") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL))
             lines = file.read().split(b"\n")
@@ -286,7 +287,7 @@ def _next_steps(path: Path, job: Job, found: Sequence[Life]) -> Iterable[str]:
         yield f"rankup run … {words} (once more from its beginning: it has saved no checkpoint)"
 
 
-def _monitoring(found: Sequence[Life], config: Config) -> str:
+def monitoring(found: Sequence[Life], config: Config) -> str:
     """Where the site itself shows the newest Slurm job; empty where it has no such page."""
     last = lives.last_job(found)
     if last is None or last.job is None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ..base.errors import UserError
 from ..site import detect, places, rundir
@@ -25,6 +26,7 @@ from ..slurm.partitions import Partition
 from ..slurm.times import parse_time, time_text
 from .ready import Fetched
 from .stage import Staging
+from .typed import typed
 
 # Every node has its own; a run directory there is seen by nobody else.
 _LOCAL_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108
@@ -83,6 +85,20 @@ def plan(client: Client, config: Config, options: JobOptions, nproc: int | None)
         limits.cost(granted, profile, tasks),
         tuple(_notes(options, partition, profile, limits.differences(profile, partitions))),
     )
+
+
+def bill(plan: Plan) -> dict[str, Any]:
+    """What `job.json` keeps of a life's machine and its price, for the report."""
+    granted, price = plan.granted, limits.price(plan.granted, plan.profile)
+    return {
+        "site": plan.profile.title,
+        "partition": granted.partition,
+        "account": plan.options.account or "",
+        "gpus": granted.gpus,
+        "minutes": granted.minutes or None,
+        "unit": price.unit,
+        "per_node_hour": price.per_node_hour,
+    }
 
 
 def _notes(
@@ -170,6 +186,8 @@ def send(client: Client, plan: Plan, job: Job, directory: Path) -> str:
         "nodes": plan.granted.nodes,
         "nproc": plan.granted.ranks,
         "job": number,
+        "bill": bill(plan),
+        "command": typed(),
     }
     try:
         rundir.write(directory, replace(job, lives=[*job.lives, life]))

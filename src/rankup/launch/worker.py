@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 
 from .. import recipes
 from ..base.errors import UserError
+from ..parallel.lowcomm.gossip.names import WORKER
 from . import failure
 from .die_with_parent import die_with_parent
 
 
 def main() -> None:
-    """Run `TARGET ARGS…`, a recipe's name or a script's path, as the rank torchrun says.
+    """Run `TARGET ARGS…`, a recipe's name or a script's path, as the rank torchrun says, or as the
+    worker that a crew has numbered.
 
     Also the command `rankup-rank`, which a job script starts where rankup is installed.
     """
-    if len(sys.argv) < 2 or "RANK" not in os.environ:
+    number = os.environ.get("RANK", os.environ.get(WORKER))
+    if len(sys.argv) < 2 or number is None:
         sys.exit("rankup-rank TARGET [ARGS...] is started by torchrun: use `rankup run`")
-    die_with_parent()
-    rank, (target, *args) = int(os.environ["RANK"]), sys.argv[1:]
+    # A worker takes SIGTERM as the wish to end the run, of which its crew is only a part.
+    die_with_parent(signal.SIGKILL if WORKER in os.environ else signal.SIGTERM)
+    rank, (target, *args) = int(number), sys.argv[1:]
     recipe = target in recipes.RECIPES
     given = os.environ.get("RANKUP_RUN_DIR")
     try:
@@ -32,6 +37,10 @@ def main() -> None:
         else:
             resume = os.environ.get("RANKUP_RESUME") == "1"
             recipes.find(target).run(args, Path(given), resume=resume)
+        if WORKER in os.environ:
+            from ..runtime.world import leave
+
+            leave(0)  # threads may wait for workers that never came
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             raise

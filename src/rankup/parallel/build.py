@@ -1,39 +1,297 @@
-"""From a model file to a model on all ranks, always in the same order."""
+"""From a model file to a model on all ranks, always in the same order.
+
+pipeline cut → tensor parallel → activation checkpointing → compile → FSDP2 or DDP → values
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
+from ..base.errors import UserError
+from ..runtime.compress.ddp import CompressedExchange
+from ..runtime.compress.names import Compression
 from ..runtime.keys import derive
-from ..runtime.model import no_buffer_sync
-from ..runtime.world import World
-from .initial import initialize
+from .initial import Initial, initialize, materialize
+from .layout import Layout
+from .memory import Recompute, recompute
+from .mesh import Mesh
+from .pipeline.cut import costs, cut, links
+from .pipeline.ends import model_args
+from .pipeline.place import placement
+from .pipeline.run import Pipeline
+from .pipeline.stage import StageModule, carve
+from .pipeline.ties import Ties, copies, find_ties
+from .replicas import replicate
+from .sharded import blocks, shard
+from .tensor.apply import apply
+from .tensor.check import check
+from .tensor.gradients import finish_gradients
+from .tensor.loss import loss_context, plain
+from .tensor.plan import plan_of
+
+Batch = tuple[torch.Tensor, ...]
+Loss = Callable[[Any, Batch], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How a model is built on a mesh, beside the mesh.
+
+    Attributes:
+        half: compute in bfloat16 (sharded parameters are gathered in it).
+        compiled: compile each block, or the model where every rank holds it whole.
+        recompute: what the backward computes again.
+        offload, reshard: see `sharded.shard`.
+        schedule: of the pipeline.
+        by_name: draw each parameter by its name; False keeps the constructor's own values.
+        plan: how modules are cut for tensor parallelism, where the model does not bring it.
+        compression: of the gradients that whole copies of the model send each other.
+    """
+
+    half: bool = False
+    compiled: bool = False
+    recompute: Recompute = "none"
+    offload: bool = False
+    reshard: bool = True
+    schedule: str = "1f1b"
+    by_name: bool = True
+    plan: Mapping[str, str] | None = None
+    compression: Compression = field(default_factory=Compression)
+
+
+@dataclass
+class Built:
+    """A model on the ranks of a mesh.
+
+    Attributes:
+        model: what `build_model` returned; under pp without the modules of other stages.
+        replica: what a forward goes through: DDP around the model, or the model.
+        whole: the uncut model, for questions about its size; its tensors may be on meta.
+        pipeline: what runs a step under pp.
+        ties, copies: parameters that stages share; names of this rank's further copies -> the name
+            they are kept under.
+        plan: how modules are cut over the tensor axis.
+        draws_apart: what random draws of this rank depend on beside the micro-batch.
+        exchange: what compresses the gradients of DDP, and knows what that costs; None without.
+    """
+
+    model: nn.Module
+    replica: nn.Module
+    whole: nn.Module
+    mesh: Mesh
+    pipeline: Pipeline | None = None
+    ties: Ties | None = None
+    copies: Mapping[str, str] = field(default_factory=dict)
+    plan: Mapping[str, str] = field(default_factory=dict)
+    draws_apart: tuple[int | str, ...] = ()
+    exchange: CompressedExchange | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's losses are added up: the other ranks of its tensor and pipeline
+        groups have computed the same ones, or none."""
+        return self.mesh.tp == 0 and (self.pipeline is None or self.pipeline.has_last)
+
+    @property
+    def copied(self) -> frozenset[int]:
+        """`id`s of this rank's copies of tied parameters."""
+        return frozenset(id(self.model.get_parameter(name)) for name in self.copies)
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether DDP exchanges the gradients."""
+        return isinstance(self.replica, DistributedDataParallel)
+
+    def exchange_at(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Around a micro-batch: DDP exchanges gradients in the backward of the last one alone.
+
+        FSDP shares them out in each, since what is not would lie on every rank whole.
+        """
+        if isinstance(self.replica, DistributedDataParallel):
+            return contextlib.nullcontext() if last else self.replica.no_sync()
+        if isinstance(self.replica, FSDPModule):
+            self.replica.set_is_last_backward(last)
+            # Between copies the parts can wait until the last: they are added up where they are.
+            if self.mesh.at_step.dp_replicate > 1:
+                self.replica.set_requires_all_reduce(last)
+        return contextlib.nullcontext()
+
+    def computing(self) -> contextlib.AbstractContextManager[Any]:
+        """Around forward, loss and backward."""
+        return loss_context(self.plan)
+
+    def plain(self, loss: torch.Tensor) -> torch.Tensor:
+        """A loss as an ordinary tensor."""
+        return plain(loss)
+
+    def losses(self, loss: Loss, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """The loss of each batch without gradients, on ranks that have the last stage."""
+        with torch.no_grad(), self.computing():
+            if self.pipeline is not None:
+                return self.pipeline.evaluate(batches, loss)
+            return [loss(self.model, batch) for batch in batches]
+
+    def finish_gradients(self) -> None:
+        """What is left to do with the gradients of a step before they are used."""
+        if self.mesh.layout.tp > 1:
+            finish_gradients(self.model)
+        if self.ties is not None:
+            self.ties.sum_gradients()
 
 
 def build(
-    build_model: Callable[[], nn.Module], world: World, seed: int, compiled: bool
-) -> tuple[nn.Module, nn.Module]:
-    """Build, initialize, compile, replicate.
+    build_model: Callable[[], nn.Module],
+    mesh: Mesh,
+    seed: int,
+    choices: Choices,
+    example: tuple[Loss, Batch] | None = None,
+) -> Built:
+    """Build a model on the ranks of `mesh`; call on all of them.
 
-    Returns:
-        The model itself, for evaluation and checkpoints, and what training goes through: the same
-        object in a group of one, DistributedDataParallel around it otherwise.
+    Parameters are made on meta, and get memory once they are cut.
+
+    Args:
+        example: the loss and a batch, from which the work of each part of the model is counted;
+            without it pipeline stages are balanced by their parameters.
+
+    Raises:
+        UserError: the model cannot be cut as the layout asks; says why, and the way out.
     """
+    if choices.offload and mesh.layout.only_replicas:
+        raise UserError(
+            "--offload keeps shards of a model in host memory, and here every rank holds all of "
+            "it; add --strategy fsdp, on two ranks or more"
+        )
+    if mesh.layout.only_replicas:
+        return _replicas(build_model, mesh, seed, choices)
+    layout, device = mesh.layout, mesh.world.device
+    built, stages = split(build_model, mesh, seed, choices, example)
+    initial = Initial(built.whole, build_model, seed, choices.by_name)
+    # What is offloaded comes to the device part by part; buffers are needed there all the time.
+    materialize(built.model, device, torch.device("cpu") if choices.offload else device)
+    initial.fill(built.model, built.copies)
+    # Stages that drew alike would drop the same places of each layer.
+    built.draws_apart = ("stage", mesh.pp) if layout.pp > 1 else ()
+    if layout.pp > 1:
+        autocast = torch.bfloat16 if choices.half else None
+        built.pipeline = Pipeline(stages, mesh.group("pp"), device, choices.schedule, autocast)
+    return built
+
+
+def split(
+    build_model: Callable[[], nn.Module],
+    mesh: Mesh,
+    seed: int,
+    choices: Choices,
+    example: tuple[Loss, Batch] | None = None,
+) -> tuple[Built, list[StageModule]]:
+    """What a rank will hold of a model, still on meta, and its pipeline stages.
+
+    Arguments and errors are those of `build`; the layout has more than replicas.
+    """
+    layout = mesh.layout
+    model = on_meta(build_model, seed)
+    refuse(model, layout)
+    built = Built(model, model, copy.deepcopy(model), mesh)
+    if layout.tp > 1:
+        built.plan, _ = plan_of(model, choices.plan)
+        check(model, built.plan, layout.tp)
+    roots, stages = [model], list[StageModule]()
+    if layout.pp > 1:
+        stages = _cut(built, choices.schedule, example)
+        roots = list[nn.Module](stages)
+    if layout.tp > 1:
+        apply(model, built.plan, mesh.device_mesh["tp"])
+    units = blocks(model)
+    recompute(units, choices.recompute)
+    if choices.compiled:
+        _compile(units)
+    if mesh.at_step.data_size > 1 or choices.offload:
+        shard(
+            roots,
+            [unit for unit in units if unit not in roots],
+            mesh,
+            half=choices.half,
+            offload=choices.offload,
+            reshard=choices.reshard,
+        )
+    return built, stages
+
+
+def _compile(units: Sequence[nn.Module]) -> None:
+    """Compile each part by itself, in place: parameter names stay."""
+    for unit in units:
+        unit.compile()
+    # Blocks that tensor parallelism cut have hooks of their own, so each is another graph, in
+    # training and in evaluation. Torch keeps 8, and would leave the rest of the model as it is.
+    config = torch._dynamo.config
+    graphs = 4 * len(units)
+    config.recompile_limit = max(config.recompile_limit, graphs)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, graphs)
+
+
+def _cut(built: Built, schedule: str, example: tuple[Loss, Batch] | None) -> list[StageModule]:
+    """Prune the model to this rank's pipeline stages, balanced by cost."""
+    model, mesh = built.model, built.mesh
+    place = placement(schedule, mesh.layout.pp)
+    found = links(model)
+    args = None if example is None else model_args(*example)
+    cuts = cut(found, model, costs(found, model, args), len(place))
+    held = [stage for stage, rank in enumerate(place) if rank == mesh.pp]
+    ties = find_ties(model, found, cuts)
+    stages = carve(model, found, cuts, held)
+    built.copies = copies(ties, held)
+    if ties:
+        built.ties = Ties(ties, model, place, mesh.lines("pp"))
+    return stages
+
+
+def on_meta(build_model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The model with its shapes alone."""
+    torch.manual_seed(derive(seed, "construction"))
+    with torch.device("meta"):
+        return build_model()
+
+
+def refuse(model: nn.Module, layout: Layout) -> None:
+    """UserError for what a layout cannot train exactly."""
+    normed = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase) and module.track_running_stats
+    ]
+    if normed and (layout.pp > 1 or layout.tp > 1):
+        axis = "--pp" if layout.pp > 1 else "--tp"
+        raise UserError(
+            f"{axis} cannot keep the running statistics of batch norm ({normed[0]}"
+            + (f" and {len(normed) - 1} more" if len(normed) > 1 else "")
+            + "); use --strategy ddp, fsdp or hsdp, or a norm without them (layer or group norm)"
+        )
+
+
+def _replicas(
+    build_model: Callable[[], nn.Module], mesh: Mesh, seed: int, choices: Choices
+) -> Built:
+    """Each rank holds the whole model; DDP where there are several."""
     torch.manual_seed(derive(seed, "construction"))
     model = build_model()
-    initialize(model, seed)
-    model.to(world.device)
-    if compiled:
+    if choices.by_name:
+        initialize(model, seed)
+    model.to(mesh.world.device)
+    recompute(blocks(model), choices.recompute)
+    if choices.compiled:
         model.compile()  # in place: parameter names stay
-    return model, replicate(model, world)
-
-
-def replicate(model: nn.Module, world: World) -> nn.Module:
-    """DDP without its own buffer exchange: the loop averages running statistics itself."""
-    if world.world_size == 1:
-        return model
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, **no_buffer_sync())
+    if mesh.apart:
+        return Built(model, model, model, mesh)
+    replica, exchange = replicate(model, mesh.world, choices.compression)
+    return Built(model, replica, model, mesh, exchange=exchange)

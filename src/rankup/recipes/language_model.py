@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..data.text import Tokens, open_tokens
+from ..base.errors import UserError
+from ..base.text import say
+from ..data.text import TokenFile, open_tokens
+from ..data.vocabulary import UNKNOWN, Tokens, opened
 from ..runtime.world import setup
+from ..train.gossip.loop import train as train_by_gossip
 from ..train.loop import train
 from ..train.optimizer import build_optimizer
 from ..train.task import Batch
+from .asked import Asked
+from .draw import Draw, restored
 from .models.transformer import Shape, Transformer
 from .options import TOKENS, LanguageModelOptions
 
+_COUNTED = 1 << 24  # tokens at a time
 _IGNORED = -100  # a target that is not there: cross_entropy's own default
 
 
@@ -52,6 +62,36 @@ class Windows:
         return window[:, :-1].contiguous(), targets.contiguous()
 
 
+def shape_of(options: LanguageModelOptions, vocabulary: int) -> Shape:
+    """The model's, for so many different tokens."""
+    return Shape(
+        vocabulary,
+        options.seq_len,
+        options.layers,
+        options.dim,
+        options.heads,
+        options.dropout,
+        prior=options.prior,
+    )
+
+
+def log_frequencies(file: TokenFile) -> npt.NDArray[np.float32]:
+    """Of each token in the training text, in nats.
+
+    Tokens that it does not have, as the unknown word often is, share what Good and Turing expect of
+    all that is new: the part of the text that tokens make up which stand there once (Good 1953).
+    """
+    counts = np.zeros(file.vocab_size, np.float64)
+    text = file.splits["train"]
+    for start in range(0, len(text), _COUNTED):
+        counts += np.bincount(text[start : start + _COUNTED], minlength=file.vocab_size)
+    unseen = counts == 0
+    if unseen.any():
+        counts[unseen] = max(1.0, (counts == 1).sum()) / unseen.sum()
+    found: npt.NDArray[np.float32] = np.log(counts / counts.sum()).astype(np.float32)
+    return found
+
+
 class LanguageModel:
     """The task: three texts, the transformer, cross-entropy per token."""
 
@@ -61,20 +101,14 @@ class LanguageModel:
         file = open_tokens(directory)
         options.check(file)
         self.options = options
-        self.shape = Shape(
-            file.vocab_size,
-            options.seq_len,
-            options.layers,
-            options.dim,
-            options.heads,
-            options.dropout,
-        )
+        self.shape = shape_of(options, file.vocab_size)
+        self._logits = log_frequencies(file) if options.prior else None
         self.train, self.valid, self.test = (
             Windows(file.splits[name], options.seq_len) for name in ("train", "valid", "test")
         )
 
     def build_model(self) -> nn.Module:
-        return Transformer(self.shape)
+        return Transformer(self.shape, self._logits)
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return build_optimizer(model, self.options)
@@ -90,11 +124,39 @@ class LanguageModel:
         return 6.0 * weights + 12.0 * self.shape.layers * self.shape.dim * self.shape.seq_len
 
 
+def generate(
+    options: LanguageModelOptions, directory: Path, tensors: Mapping[str, Any], asked: Asked
+) -> Iterator[str]:
+    """The prompt, gone on from: at most `max_tokens` tokens, each drawn from the model's logits.
+
+    Raises:
+        UserError: no prompt, or weights of another model.
+    """
+    asked.only("language-model", *("prompt", "file", "max_tokens", "temperature", "top_k", "seed"))
+    words = opened(directory / TOKENS)
+    text = asked.text()
+    if unknown := dict.fromkeys(words.unknown(text)):
+        say(f"not in the vocabulary, and read as {UNKNOWN}: {', '.join([*unknown][:10])}")
+    told = words.encode(text)
+    if not told:
+        raise UserError("the prompt is empty; give some words to go on from")
+    task = LanguageModel(options, directory / TOKENS)
+    model = restored(task.build_model, tensors)
+    device = next(model.parameters()).device
+    draw = Draw(asked, forbidden=(0,) if words.unit == "words" else ())
+    for _ in range(100 if asked.max_tokens is None else asked.max_tokens):
+        window = torch.tensor([told[-options.seq_len :]], device=device)
+        with torch.inference_mode():
+            told.append(draw(model(window)[0, -1]))
+    yield words.decode(told)
+
+
 def run(options: LanguageModelOptions, directory: Path, resume: bool) -> None:
     """Train on every rank; the text has been tokenised into `directory` before."""
     world = setup()
     task = LanguageModel(options, directory / TOKENS)
-    outcome = train(task, options, world, directory, resume=resume)
+    loop = train_by_gossip if options.strategy == "gossip" else train
+    outcome = loop(task, options, world, directory, resume=resume)
     if world.is_root and outcome.finished:
         for name, loss in (("valid", outcome.valid_loss), ("test", outcome.test_loss)):
             if loss is not None:

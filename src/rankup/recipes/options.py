@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ..base.errors import UserError
 from ..base.files import user_path
 from ..base.flags import flag
-from ..data.text import TokenFile, tokenize
+from ..data.text import BPE_SIZE, TokenFile, tokenize
+from ..parallel.layout import Layout
+from ..parallel.pipeline.names import stages_per_rank
 from ..train.options import TrainOptions
+from . import fetched
 
 TOKENS = "tokens"
 
@@ -22,15 +26,27 @@ class LanguageModelOptions(TrainOptions):
     train: str | None = flag(None, "training text; default the help topics that come with Python")
     valid: str | None = flag(None, "validation text; default the end of the training text")
     test: str | None = flag(None, "test text; default the end of the training text")
-    vocab: Literal["word", "byte"] = flag("word", "lowercased words of the training text, or bytes")
+    dataset: str | None = flag(None, "texts that `rankup fetch --dataset` has brought: wikitext-2")
+    vocab: Literal["word", "byte", "bpe"] = flag(
+        "word", "lowercased words of the training text, bytes, or byte-pair encoding trained on it"
+    )
+    vocab_size: int | None = flag(None, f"tokens of --vocab bpe (default {BPE_SIZE})", least=257)
+    tokenizer: str | None = flag(None, "a file of the package tokenizers, in place of --vocab")
     seq_len: int = flag(64, "tokens per sample", least=1)
     layers: int = flag(4, "transformer blocks", least=1)
     dim: int = flag(256, "width of the model", least=1)
     heads: int = flag(4, "attention heads", least=1)
     dropout: float = flag(0.1, "part of the activations dropped in training", least=0)
+    prior: bool = flag(False, "begin with the tokens' frequencies, as a bias of the output")
+
+    TINY: ClassVar[Mapping[str, Any]] = {
+        **{"steps": 30, "valid_every": 30, "global_batch": 16, "micro_batch": 8},
+        **{"seq_len": 32, "layers": 2, "dim": 64, "heads": 2},
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._refuse_contradictions()
         if self.dim % self.heads:
             fitting = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
             near = sorted(fitting, key=lambda n: abs(n - self.heads))[:3]
@@ -41,22 +57,92 @@ class LanguageModelOptions(TrainOptions):
         if self.dropout >= 1:
             raise UserError(f"--dropout {self.dropout} would drop everything; give less than 1")
 
+    def _refuse_contradictions(self) -> None:
+        given = [n for n in ("train", "valid", "test") if getattr(self, n) is not None]
+        if self.dataset is not None and given:
+            raise UserError(
+                f"--dataset {self.dataset} and --{given[0]} both name the text; give one of them"
+            )
+        if self.tokenizer is not None and self.vocab != "word":
+            raise UserError(
+                f"--tokenizer {self.tokenizer} and --vocab {self.vocab} both say what tokens are; "
+                "give one of them"
+            )
+        if self.vocab_size is not None and (self.vocab != "bpe" or self.tokenizer is not None):
+            raise UserError(
+                f"--vocab-size {self.vocab_size} is the size of --vocab bpe; the words of a text, "
+                "bytes and a --tokenizer have their own"
+            )
+
+    def fits(self, layout: Layout) -> bool:
+        return self._objection(layout) is None
+
+    def layout(self, world_size: int, per_node: int) -> Layout:
+        found = super().layout(world_size, per_node)
+        if (objection := self._objection(found)) is not None:
+            raise UserError(objection)
+        return found
+
+    def _objection(self, layout: Layout) -> str | None:
+        """Why the model cannot be split so, and what to do; None where it can."""
+        if self.heads % layout.tp:
+            fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            return (
+                f"tensor parallel over {layout.tp} ranks cannot share --heads {self.heads} "
+                f"equally; --tp that fits: {', '.join(map(str, fitting))}"
+            )
+        if self.seq_len % layout.tp:
+            return (
+                f"tensor parallel over {layout.tp} ranks cuts the sequence between the layers, and "
+                f"--seq-len {self.seq_len} is no multiple of it; give "
+                f"--seq-len {-(-self.seq_len // layout.tp) * layout.tp}"
+            )
+        # A model has as many parts as it has layers, and its two ends.
+        stages = layout.pp * stages_per_rank(self.pp_schedule) if layout.pp > 1 else 1
+        if stages > self.layers + 2:
+            return (
+                f"--pp {layout.pp} under {self.pp_schedule} makes {stages} pipeline stages, more "
+                f"than the {self.layers + 2} parts of a model of --layers {self.layers}; give a "
+                "smaller --pp or more --layers"
+            )
+        return None
+
     @property
     def identity(self) -> dict[str, Any]:
         text = {name: getattr(self, name) for name in ("train", "valid", "test", "vocab")}
-        return {**super().identity, **text, "seq_len": self.seq_len}
+        # Only where they are said: a run from before there were these goes on.
+        more = {name: getattr(self, name) for name in ("dataset", "vocab_size", "tokenizer")}
+        said = {name: value for name, value in more.items() if value is not None}
+        said |= {"prior": True} if self.prior else {}
+        return {**super().identity, **text, **said, "seq_len": self.seq_len}
 
     def prepare(self, directory: Path) -> None:
         """Tokenise the text into the run directory, on the login node rather than on 64 ranks.
 
         Raises:
-            UserError: a text is missing, empty, or shorter than one sample.
+            UserError: a text is missing, empty, or shorter than one sample; or it was not fetched.
         """
-        sources = {
-            name: None if path is None else user_path(path, f"--{name}")
-            for name, path in (("train", self.train), ("valid", self.valid), ("test", self.test))
+        self.check(self.tokenized(self.sources(), directory / TOKENS))
+
+    def sources(self) -> dict[str, Path | None]:
+        """The three texts; None where the training text serves, or Python's.
+
+        Raises:
+            UserError: a name that is no path, or a data set that was not fetched.
+        """
+        if self.dataset is not None:
+            return dict(fetched.files(self.dataset, "train.txt", "valid.txt", "test.txt"))
+        given = (("train", self.train), ("valid", self.valid), ("test", self.test))
+        return {
+            name: None if path is None else user_path(path, f"--{name}") for name, path in given
         }
-        self.check(tokenize(sources, self.vocab, directory / TOKENS))
+
+    def tokenized(self, sources: dict[str, Path | None], directory: Path) -> TokenFile:
+        """`sources` as tokens in a directory."""
+        file = None if self.tokenizer is None else user_path(self.tokenizer, "--tokenizer")
+        if file is not None and not file.is_file():
+            raise UserError(f"--tokenizer {file} is no file; give the tokenizer.json of a model")
+        return tokenize(sources, self.vocab, directory, self.vocab_size or BPE_SIZE, file)
 
     def check(self, tokens: TokenFile) -> None:
         """UserError when a split is too short to hold one sample."""
@@ -64,6 +150,6 @@ class LanguageModelOptions(TrainOptions):
             if len(split) <= self.seq_len:
                 raise UserError(
                     f"--seq-len {self.seq_len} is longer than the {name} text, which has "
-                    f"{len(split)} tokens ({self.vocab}s); give a longer text"
+                    f"{len(split)} tokens; give a longer text"
                     + (f" or --seq-len {len(split) - 1} or less" if len(split) > 1 else "")
                 )

@@ -19,6 +19,14 @@ Reduction = Literal["sum", "mean", "min", "max"]
 T = TypeVar("T")
 
 _PATIENCE = timedelta(hours=24)
+# torch 2.13 has named them anew, and warns of the older names.
+REDUCE_SCATTER, ALL_GATHER = (
+    new if hasattr(dist, new) else old
+    for new, old in (
+        ("reduce_scatter_single", "reduce_scatter_tensor"),
+        ("all_gather_single", "all_gather_into_tensor"),
+    )
+)
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
@@ -87,7 +95,7 @@ def reduce_scatter(value: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
         )
     part = torch.empty_like(value[: value.shape[0] // world_size])
     reduction = dist.ReduceOp.SUM if op == "mean" else _OPS[op]
-    dist.reduce_scatter_tensor(part, value.contiguous(), op=reduction)
+    getattr(dist, REDUCE_SCATTER)(part, value.contiguous(), op=reduction)
     return part.div_(world_size) if op == "mean" else part
 
 

@@ -130,8 +130,12 @@ class Deadline:
             yield
         finally:
             took = time.monotonic() - began
-            self._save = max(self._save, took)
+            self.saved_in(took)
             self._saved += took  # not a part of the step it happens in
+
+    def saved_in(self, seconds: float) -> None:
+        """Note how long a checkpoint took, where it was not written inside `saving()`."""
+        self._save = max(self._save, seconds)
 
     def leave(self) -> NoReturn:
         """End this process well, and let the job go on in a next life. Call it on every rank.

@@ -8,33 +8,45 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .compress.ddp import compressed
+from .compress.names import Compression, parse
 from .deal import LEDGER
+from .exchange import Exchange, weighted_sum
 from .statistics import RunningStatistics
-from .world import after_first_step, setup
+from .world import setup
 
 
-def wrap(model: nn.Module) -> "Wrapped":
+def wrap(model: nn.Module, *, compress: str = "none") -> "Wrapped":
     """Train `model` on all ranks; its attributes, methods and parameter names stay as they were.
 
     The gradient is the exact mean over the samples of all ranks, also where `shard` dealt uneven
     parts, and over units where the script calls `count`. Custom methods may be trained through.
+    Several backwards before a step add up, each weighed by itself; those under `no_sync()` are all
+    weighed like the one that exchanges them (with `count`: by the sum of their units), which is
+    exact where a rank's part is the same in each.
     Running statistics of batch norm become their mean over the ranks with every gradient exchange.
     Without gradients (`torch.no_grad()`) the plain model runs, so that one rank may evaluate alone.
 
+    Args:
+        compress: what ranks send each other instead of whole gradients, for slow networks: `bf16`,
+            `int8`, `topk[:FRACTION]` or `powersgd[:RANK]`. What that leaves out of one exchange is
+            added to the next, so that gradients are exact over many steps, not in each.
+
     Raises:
-        ValueError: no parameter requires a gradient: there is nothing to exchange, leave it bare.
+        ValueError: no parameter requires a gradient: there is nothing to exchange, leave it bare;
+            or there is no such compression.
     """
+    compression = parse(compress)
     setup()
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
             f"wrap: no parameter of {type(model).__name__} requires a gradient; "
             "use the model as it is, it needs no wrapping"
         )
-    return Wrapped(model)
+    return Wrapped(model, compression)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -60,10 +72,13 @@ class Wrapped(DistributedDataParallel):
 
     _ready = False
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, compression: Compression) -> None:
         super().__init__(model, gradient_as_bucket_view=True, **no_buffer_sync())
-        self._exchange = _Exchange(RunningStatistics(model))
-        self.register_comm_hook(self._exchange, _weighted_sum)
+        self._exchange = Exchange(RunningStatistics(model), compressed(model, compression))
+        self.register_comm_hook(self._exchange, weighted_sum)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(self._only_what_counts)
         # Two of the parameters stand watch for all: a backward reaches the first and the last.
         trained = [p for p in model.parameters() if p.requires_grad]
         for parameter in {id(p): p for p in (trained[0], trained[-1])}.values():
@@ -112,6 +127,13 @@ class Wrapped(DistributedDataParallel):
                 "methods or `model.part(...)` before each backward, not a part kept from earlier"
             )
 
+    def _only_what_counts(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Keep a NaN over nothing out of what earlier backwards have left."""
+        backward = torch._C._current_graph_task_id()
+        if not self.require_backward_grad_sync:
+            self._exchange.hold(backward)
+        return torch.zeros_like(gradient) if LEDGER.idle(backward) else None
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -129,6 +151,22 @@ class Wrapped(DistributedDataParallel):
             return value(*args, **kwargs)
 
         return method
+
+    # `model[0]`, `for layer in model`, as with Sequential: Python asks the class for these.
+
+    def __getitem__(self, place: Any) -> Any:
+        self._expect_backward()
+        return self.module[place]
+
+    def __iter__(self) -> Iterator[Any]:
+        self._expect_backward()
+        return iter(self.module)
+
+    def __len__(self) -> int:
+        return len(self.module)
+
+    def __bool__(self) -> bool:
+        return True  # as a model is that has no length
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A script sets attributes on what it takes for its model: they belong there.
@@ -172,90 +210,3 @@ def strip_prefixes(state: Mapping[str, Any]) -> Mapping[str, Any]:
         if state and all(isinstance(key, str) and key.startswith(prefix) for key in state):
             state = {key[len(prefix) :]: value for key, value in state.items()}
     return state
-
-
-class _Exchange:
-    """One model's gradient exchange.
-
-    Attributes:
-        expected: a forward has prepared DDP for the next backward.
-        started: a backward has come, and its exchange is not complete.
-        weight: how much this rank's gradient counts in the present backward.
-        total: sum of the weights over the ranks, where only they together know it.
-    """
-
-    def __init__(self, statistics: RunningStatistics) -> None:
-        self.statistics = statistics
-        self.expected = self.started = False
-        self.weight = 1.0
-        self.total: torch.futures.Future[Any] | None = None
-        self._backwards = 0
-        self._passed: torch.cuda.Event | None = None
-
-    def begin(self, device: torch.device) -> None:
-        """At the first bucket of a backward: find the weights."""
-        self._shorten_timeout(device)
-        self.total = None
-        units, samples = LEDGER.units, LEDGER.samples
-        LEDGER.units = None
-        if units is not None:
-            # A rank that was dealt nothing computes on a stand-in sample that counts for nothing.
-            self.weight = units if samples is None or samples[0] else 0.0
-            self.total = _sum(torch.full((1,), self.weight, dtype=torch.float64, device=device))
-        elif samples is not None:
-            self.weight = samples[0] / samples[1]
-        else:
-            self.weight = 1.0 / dist.get_world_size()
-
-    def share_statistics(self, device: torch.device) -> torch.futures.Future[Any]:
-        """Start the sum of running statistics over the ranks that had samples, and their number."""
-        works = torch.full((1,), float(self.weight > 0), dtype=torch.float64, device=device)
-        return _sum(torch.cat([torch.where(works > 0, self.statistics.flat(), 0.0), works]))
-
-    def _shorten_timeout(self, device: torch.device) -> None:
-        """Once the first exchange is over; on a GPU the host only learns of that later."""
-        self._backwards += 1
-        if self._backwards == 2 and device.type == "cuda":
-            self._passed = torch.cuda.Event()
-            self._passed.record()
-        elif self._backwards == 2 or (self._passed is not None and self._passed.query()):
-            self._passed = None
-            after_first_step()
-
-
-def _weighted_sum(
-    exchange: _Exchange, bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook: sum over ranks of weight x gradient, weights summing to one."""
-    buffer = bucket.buffer()
-    if bucket.index() == 0:
-        exchange.begin(buffer.device)
-    # Multiplying by zero would keep an idle rank's NaN.
-    buffer = buffer.mul_(exchange.weight) if exchange.weight else buffer.zero_()
-    parts = {"gradient": _sum(buffer)}
-    if exchange.total is not None:
-        parts["total"] = exchange.total
-    if bucket.is_last():
-        exchange.expected = exchange.started = False
-        if exchange.statistics.size:
-            parts["statistics"] = exchange.share_statistics(buffer.device)
-
-    def finish(done: torch.futures.Future[Any]) -> torch.Tensor:
-        values = dict(zip(parts, (part.value()[0] for part in done.value()), strict=True))
-        gradient: torch.Tensor = values["gradient"]
-        if "total" in values:
-            # No units on any rank: the gradient is a sum of nothing, not 0 / 0.
-            total = values["total"]
-            gradient.div_(torch.where(total > 0, total, 1.0).to(gradient.dtype))
-        if "statistics" in values:
-            total, ranks = values["statistics"].split([exchange.statistics.size, 1])
-            mean = total / ranks.clamp(min=1.0)
-            exchange.statistics.assign(torch.where(ranks > 0, mean, exchange.statistics.flat()))
-        return gradient
-
-    return torch.futures.collect_all(list(parts.values())).then(finish)
-
-
-def _sum(tensor: torch.Tensor) -> torch.futures.Future[Any]:
-    """Start the sum of a tensor over the ranks, in place."""
-    return dist.all_reduce(tensor, async_op=True).get_future()

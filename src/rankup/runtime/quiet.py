@@ -8,16 +8,18 @@ import importlib
 import importlib.util
 import logging
 import os
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 from .world import is_root_process
 
 
 def quiet() -> None:
-    """Silence the other ranks' `print`, logging below errors, tqdm, TensorBoard and wandb.
+    """Silence the other ranks' standard output, logging below errors, tqdm, TensorBoard and wandb.
 
     Call once after `setup()`. Rank 0 is untouched, and so is what any rank writes to stderr or
-    raises.
+    raises, or prints to a file that it names.
     """
     if is_root_process():
         return
@@ -28,12 +30,31 @@ def quiet() -> None:
             loud(*values, **options)
 
     builtins.print = silent_print
+    if not isinstance(sys.stdout, _Silent):
+        sys.stdout = _Silent(sys.stdout)  # type: ignore[assignment]
     logging.disable(logging.WARNING)
     os.environ["WANDB_MODE"] = "disabled"
     os.environ["TQDM_DISABLE"] = "1"
     _quiet_bars()
     for name in ("torch.utils.tensorboard", "tensorboardX"):
         _quiet_writer(name)
+
+
+class _Silent:
+    """Standard output for those who write to it themselves, bars of their own make for one."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for _ in lines:
+            pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _quiet_bars() -> None:
@@ -55,7 +76,10 @@ def _quiet_writer(module_name: str) -> None:
     package = "tensorboard" if module_name.startswith("torch.") else module_name
     if importlib.util.find_spec(package) is None:
         return
-    writer = importlib.import_module(module_name).SummaryWriter
+    try:
+        writer = importlib.import_module(module_name).SummaryWriter
+    except Exception:  # a TensorBoard that does not work is of no concern to who does not use it
+        return
     for name, member in list(vars(writer).items()):
         if callable(member) and (name == "__init__" or not name.startswith("_")):
             setattr(writer, name, _nothing)

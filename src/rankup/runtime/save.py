@@ -16,28 +16,38 @@ from .model import strip_prefixes, unwrap
 from .world import is_root_process
 
 
-def save0(value: Any, path: str | os.PathLike[str]) -> None:
+def save0(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) -> None:
     """`torch.save` on rank 0 alone, old-or-new, of something that loads with `weights_only=True`.
 
     Models, wherever they stand in nested dictionaries, are saved as the state dict of the user's
     own model; names that DDP or `torch.compile` have prefixed lose the prefix. No collective: other
     ranks return at once.
 
+    Args:
+        pickled: save what `torch.save` would, objects of any class and models as whole modules,
+            for a script that loads them so (with `weights_only=False`).
+
     Raises:
-        TypeError: `value` holds something that only an unsafe load would bring back.
+        TypeError: `value` holds something that only an unsafe load would bring back, and is not
+            `pickled`.
         OSError: the file could not be written; what was there before is unchanged.
     """
-    if not is_root_process():
-        return
+    if is_root_process():
+        write(_plain(value, pickled), path, pickled=pickled)
+
+
+def write(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) -> None:
+    """What `save0` does on rank 0, here, and with `value` as it is."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
-            torch.save(_plain(value), file)
+            torch.save(value, file)
             file.flush()
             os.fsync(file.fileno())
         try:
-            torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
+            if not pickled:
+                torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
             raise TypeError(
                 f"save0: {path.name} would load with weights_only=False alone: "
@@ -52,13 +62,13 @@ def save0(value: Any, path: str | os.PathLike[str]) -> None:
         raise
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, pickled: bool) -> Any:
     if isinstance(value, nn.Module):
-        return unwrap(value).state_dict()
+        return unwrap(value) if pickled else unwrap(value).state_dict()
     if isinstance(value, Mapping):
         if value and all(isinstance(item, torch.Tensor) for item in value.values()):
             return strip_prefixes(value)
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, pickled) for key, item in value.items()}
     return value
 
 

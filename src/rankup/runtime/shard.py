@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import (
@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from .collectives import broadcast
-from .deal import LEDGER
+from .deal import LEDGER, Place
 from .keys import derive
 from .world import setup
 
@@ -35,7 +35,37 @@ def part(size: int, rank: int, world_size: int) -> range:
     return range(rank * size // world_size, (rank + 1) * size // world_size)
 
 
-def shard(loader: DataLoader[Any], *, train: bool | None = None) -> ShardedLoader:
+def rounds(batches: Iterable[list[int]], size: int) -> Iterator[list[int]]:
+    """The same samples in order, in batches that each have one for every one of `size` ranks.
+
+    A batch too short for that goes with its neighbour. Only when there are fewer samples than ranks
+    in all is there one batch that is too short.
+    """
+    ready: list[int] = []
+    short: list[int] = []
+    for batch in batches:
+        short = short + batch
+        if len(short) >= size:
+            if ready:
+                yield ready
+            ready, short = short, []
+    if ready or short:
+        yield ready + short
+
+
+def joined(batches: Iterable[list[int]], number: int) -> Iterator[list[int]]:
+    """`number` batches after each other as one; the last is of what is left."""
+    source = iter(batches)
+    while together := list(islice(source, number)):
+        yield [index for batch in together for index in batch]
+
+
+def shard(
+    loader: DataLoader[Any],
+    *,
+    train: bool | None = None,
+    batch: Literal["global", "per-gpu"] = "global",
+) -> ShardedLoader:
     """Deal a DataLoader's batches over the ranks; the global batches stay what they were.
 
     The loader's own sampler decides the order, with rank 0's random state on every rank, and each
@@ -45,16 +75,30 @@ def shard(loader: DataLoader[Any], *, train: bool | None = None) -> ShardedLoade
     nothing is left of a short batch gets one sample of weight zero, so that all ranks step
     together; `wrap` applies the weights.
 
+    With a model from `parallelize` that is split in other ways than by copying it, the ranks that
+    compute one batch together get the same part. There every forward is a collective, so that in
+    evaluation too all ranks get equally many batches: one that has no sample for each goes with its
+    neighbour, and of fewer samples than ranks every rank gets all, which leaves
+    `mean(total, count)` exact.
+
     Args:
         loader: any map-style DataLoader; call on every rank.
         train: whether the batches are trained on. By default it is read off when iteration starts:
             with gradients on, yes for a loader that shuffles, and for another one while a wrapped
-            model is in train mode.
+            model is in train mode. True also serves an evaluation where a forward is a collective:
+            under `no_grad` all ranks then go through the batches together, and `batch_mean` and
+            `batch_sum` leave out the sample of weight zero.
+        batch: what the loader's batch size means: `global`, the batch of all ranks together, or
+            `per-gpu`, where a global batch is one of the loader's batches for each rank, and `len`
+            the number of those.
 
     Raises:
         TypeError: an IterableDataset, or a loader without batches of indices, has no positions to
             deal by; a DistributedSampler, or a rankup Loader, has dealt them already.
+        ValueError: `batch` is neither.
     """
+    if batch not in ("global", "per-gpu"):
+        raise ValueError(f"shard: batch is 'global' or 'per-gpu', not {batch!r}")
     if isinstance(loader, ShardedLoader):
         return loader
     if not hasattr(loader, "batch_sampler"):
@@ -69,17 +113,21 @@ def shard(loader: DataLoader[Any], *, train: bool | None = None) -> ShardedLoade
         )
     if isinstance(getattr(loader.batch_sampler, "sampler", None), DistributedSampler):
         raise TypeError("shard deals the batches itself: take the DistributedSampler out")
-    return ShardedLoader(loader, train)
+    return ShardedLoader(loader, train, batch)
 
 
 class ShardedLoader:
     """What `shard` returns: iterates over this rank's parts, otherwise behaves as the loader."""
 
-    def __init__(self, loader: DataLoader[Any], train: bool | None) -> None:
+    def __init__(self, loader: DataLoader[Any], train: bool | None, batch: str) -> None:
         world = setup()
         assert loader.batch_sampler is not None
         self._loader = loader
-        self._parts = _Parts(loader.batch_sampler, world.rank, world.world_size, train)
+        self._joined = world.world_size if batch == "per-gpu" else 1
+        self._parts = _Parts(
+            loader.batch_sampler, world.is_root, world.world_size, train, self._joined
+        )
+        self._seed = _SeedWorker(loader.worker_init_fn)
         options: dict[str, Any] = {}
         if loader.num_workers:
             options["prefetch_factor"] = loader.prefetch_factor
@@ -92,13 +140,13 @@ class ShardedLoader:
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=_SeedWorker(world.rank, loader.worker_init_fn),
+            worker_init_fn=self._seed,
             generator=loader.generator,
             **options,
         )
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return -(-len(self._loader) // self._joined)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_loader":
@@ -106,13 +154,22 @@ class ShardedLoader:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
+        # Asked for only now: a model may have been split since the loader was made.
+        place = self._parts.place = LEDGER.place()
+        self._seed.rank = place.rank
         batches = iter(self._inner)
-        deals, training = self._parts.deals, self._parts.training
+        deals = self._parts.deals
+        # An evaluation in the middle of an epoch leaves the batch at hand what it was.
+        training = self._parts.training and torch.is_grad_enabled()
+        log: list[tuple[int, int]] = []
+        LEDGER.log = log
         try:
             for batch in batches:
-                dealt = deals.popleft()
+                number, *dealt = deals.popleft()
+                LEDGER.dealt = (dealt[0], dealt[1])
+                log.append((number, dealt[0]))
                 if training:
-                    LEDGER.samples = dealt
+                    LEDGER.samples, LEDGER.counted = LEDGER.dealt, None
                 yield batch
         finally:
             if training:  # what follows may not have been dealt by anybody
@@ -122,13 +179,17 @@ class ShardedLoader:
 class _Parts(BatchSampler):
     """This rank's part of each batch of indices, with a note of what was dealt."""
 
-    def __init__(self, source: Any, rank: int, world_size: int, train: bool | None) -> None:
+    def __init__(
+        self, source: Any, root: bool, world_size: int, train: bool | None, joined: int
+    ) -> None:
         self._source = source
+        self._joined = joined
         self._sampler = getattr(source, "sampler", source)
-        self._rank = rank
+        self._root = root
         self._world_size = world_size
         self._train = train
-        self.deals: deque[tuple[int, int]] = deque()
+        self.place = Place(0, 1)
+        self.deals: deque[tuple[int, int, int]] = deque()
         self.training = bool(train)
 
     def __len__(self) -> int:
@@ -150,11 +211,18 @@ class _Parts(BatchSampler):
             return not isinstance(self._sampler, SequentialSampler)
         return any(model.training for model in LEDGER.models)
 
-    def _deal(self, deals: deque[tuple[int, int]], training: bool) -> Iterator[list[int]]:
-        for batch in self._batches():
-            mine = [batch[i] for i in part(len(batch), self._rank, self._world_size)]
+    def _deal(self, deals: deque[tuple[int, int, int]], training: bool) -> Iterator[list[int]]:
+        place, batches = self.place, self._batches()
+        if self._joined > 1:
+            batches = joined(batches, self._joined)
+        if place.together and not training:
+            batches = rounds(batches, place.size)
+        for number, batch in enumerate(batches):
+            mine = [batch[i] for i in part(len(batch), place.rank, place.size)]
+            if place.together and not training and len(batch) < place.size:
+                mine = batch
             if mine or training:
-                deals.append((len(mine), len(batch)))
+                deals.append((number, len(mine), len(batch)))
                 yield mine or [batch[0]]
 
     def _batches(self) -> Iterator[list[int]]:
@@ -176,8 +244,9 @@ class _Parts(BatchSampler):
         torch.set_rng_state(state)
         batches = iter(self._source)
         first = next(batches, None)
-        # Rank 0 goes on from where the sampler left its stream, as a single process would.
-        if self._rank != 0:
+        # Rank 0 goes on from where the sampler left its stream, as a single process would, and so
+        # do ranks that compute the same as it.
+        if self.place.rank != 0:
             torch.set_rng_state(own)
         if first is not None:
             yield first
@@ -185,21 +254,28 @@ class _Parts(BatchSampler):
 
     def _drawn_by_root(self) -> Iterator[list[int]]:
         """Rank 0 draws and tells the others: nobody knows what this sampler draws from."""
-        batches = iter(self._source) if self._rank == 0 else iter(())
-        while block := broadcast([list(batch) for batch in islice(batches, _BLOCK)]):
+        batches = iter(self._source) if self._root else iter(())
+        alike = self.place.size < self._world_size  # some compute the same as rank 0
+        while True:
+            block = [list(batch) for batch in islice(batches, _BLOCK)]
+            block, state = broadcast((block, torch.get_rng_state() if alike else None))
+            if state is not None and self.place.rank == 0:
+                torch.set_rng_state(state)
+            if not block:
+                return
             yield from block
 
 
 class _SeedWorker:
     """Gives the DataLoader workers of each rank random numbers of their own."""
 
-    def __init__(self, rank: int, then: Callable[[int], None] | None) -> None:
-        self._rank = rank
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self.rank = 0
         self._then = then
 
     def __call__(self, worker: int) -> None:
-        if self._rank:
-            seed = derive(torch.initial_seed(), "rank", self._rank)
+        if self.rank:
+            seed = derive(torch.initial_seed(), "rank", self.rank)
             torch.manual_seed(seed)
             random.seed(seed)
         if self._then is not None:

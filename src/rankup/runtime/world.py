@@ -17,6 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
+from .gloo_threads import let_gloo_finish
+from .hang import recorder
+from .hang.watch import Watch, stop_watching
+
 # Before the first step ranks compile, read data and build models at different speeds; afterwards a
 # rank that is minutes late is stuck.
 FIRST_TIMEOUT = timedelta(minutes=30)
@@ -84,7 +88,10 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
+        recorder.prepare()
         _join(place, device, timeout)
+        if place.world_size > 1:
+            Watch(dist.distributed_c10d._get_default_store(), timeout).start()
         _abort_after_exception()
         atexit.register(destroy_process_group)
     elif place.world_size != dist.get_world_size():
@@ -97,15 +104,24 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
 
 def destroy_process_group() -> None:
     """Leave the process group; harmless when there is none."""
+    stop_watching()
     if dist.is_initialized():
         dist.destroy_process_group()
+        let_gloo_finish()
 
 
 def after_first_step(timeout: timedelta = TIMEOUT) -> None:
     """Shorten the time a collective may take, now that every rank has shown that it can step."""
     # A group of one waits for nobody, and its store-less backend has no time-out to set.
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.distributed_c10d._set_pg_timeout(timeout)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    for group in list(dist.distributed_c10d._world.pg_map):
+        # The groups of a mesh would keep torch's own half an hour; those that a script made for
+        # something slow stay as they are, and so does a time that is shorter already.
+        ours = group.group_desc == "default_pg" or group.group_desc.startswith("mesh_")
+        given = recorder.timeout(group)
+        if ours and group.size() > 1 and not 0 < given <= timeout.total_seconds():
+            dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def is_root_process() -> bool:

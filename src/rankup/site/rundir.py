@@ -1,6 +1,7 @@
 """The run directory: everything about one run, made before anything starts.
 
-<runs>/<name>/<id>/   job.json · job.sh · log/ · metrics.jsonl · checkpoints/ · model-final.pt
+<runs>/<name>/<id>/   job.json · job.sh · log/ · metrics.jsonl · monitor/ · checkpoints/ ·
+                     model-final.pt · report.html · report.pdf · report.txt
 
 `job.json` and `job.sh` may hold what the user gave as arguments, so only the user reads them.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
-from ..base.files import user_path, write_json
+from ..base.files import open_regular, user_path, write_json
 
 JOB = "job.json"
 LIVES = Path("log") / "lives.jsonl"
@@ -96,7 +97,8 @@ def read(path: Path) -> Job:
         UserError: it is missing or damaged.
     """
     try:
-        job = Job(**json.loads((path / JOB).read_text()))
+        with open_regular(path / JOB) as file:
+            job = Job(**json.loads(file.read()))
         if job.kind not in ("recipe", "script") or not all(
             isinstance(value, str) for value in (job.id, job.target, job.cwd, *job.args)
         ):
@@ -107,7 +109,7 @@ def read(path: Path) -> Job:
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path / JOB} is damaged: {error}") from None
     except OSError as error:
-        raise UserError(f"{path / JOB} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path / JOB} cannot be read: {error.strerror or error}") from None
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -133,7 +135,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 def _last_lines(file: Path) -> list[bytes]:
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             stream.seek(max(0, size - _LONGEST))
             lines = stream.read(_LONGEST).split(b"\n")

@@ -137,22 +137,35 @@ def default_minutes(partition: Partition) -> int:
     return partition.default_minutes or min(DEFAULT_MINUTES, partition.max_minutes or 10**9)
 
 
-def cost(granted: Grant, profile: Profile, tasks: int = 1) -> str:
-    """What a life of the job can cost at most, in the site's unit, with `tasks` of an array."""
-    hours = granted.minutes / 60
+@dataclass(frozen=True)
+class Price:
+    """What one node of a job costs per hour, in `unit`."""
+
+    unit: str
+    per_node_hour: float
+
+
+def price(granted: Grant, profile: Profile) -> Price:
+    """What a node of the job is billed: whole, or as much of it as is granted."""
     unit, node = profile.billing.unit, granted.node
     per_node = profile.node_hour(node)
     if not granted.exclusive and node.gpus:
         per_node *= granted.gpus / node.gpus
     elif not granted.exclusive and unit == "core-h":
         per_node = granted.cpus or 1
-    total = granted.nodes * hours * per_node
     if unit == "GPU-h" and not node.gpus:
-        unit, total = "core-h", granted.nodes * hours * (granted.cpus or node.cores)
+        return Price("core-h", granted.cpus or node.cores)
+    return Price(unit, per_node)
+
+
+def cost(granted: Grant, profile: Profile, tasks: int = 1) -> str:
+    """What a life of the job can cost at most, in the site's unit, with `tasks` of an array."""
+    node_hour = price(granted, profile)
+    total = granted.nodes * granted.minutes / 60 * node_hour.per_node_hour * tasks
     times = f"{granted.nodes} node{'s' if granted.nodes > 1 else ''} x {clock(granted.minutes)} h"
     if tasks > 1:
         times = f"{tasks} tasks x {times}"
-    return f"at most {total * tasks:,.4g} {unit} per life ({times}, {profile.title})"
+    return f"at most {total:,.4g} {node_hour.unit} per life ({times}, {profile.title})"
 
 
 def clock(minutes: int) -> str:

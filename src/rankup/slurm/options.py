@@ -52,8 +52,11 @@ class JobOptions:
         for field in fields(self):
             mine, value = getattr(self, field.name), defaults.get(field.name)
             if isinstance(mine, tuple):
-                # What is said last wins; a resume has what the file says already.
-                kept = [one for one in value or () if one not in mine]
+                # What is said last wins; a resume has what the file says already. Of variables a
+                # record has the names alone: with a value said now they need not be set here.
+                name = _variable if field.name == "env" else str
+                again = {name(one) for one in mine}
+                kept = [one for one in value or () if name(one) not in again]
                 taken[field.name] = (*kept, *mine)
             elif value is not None and not _said(mine):
                 taken[field.name] = value
@@ -63,8 +66,12 @@ class JobOptions:
         """What was said, by name; of `env` only the names, since values may be secrets."""
         values = {name: value for name, value in asdict(self).items() if _said(value)}
         if self.env:
-            values["env"] = [entry.partition("=")[0] for entry in self.env]
+            values["env"] = [_variable(entry) for entry in self.env]
         return values
+
+
+def _variable(entry: str) -> str:
+    return entry.partition("=")[0]
 
 
 def _said(value: object) -> bool:

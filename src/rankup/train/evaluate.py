@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from ..runtime.world import World
+from ..parallel.build import Built
+from ..runtime.collectives import all_reduce
+from .feed import Feed
 from .plan import micro_batches
 from .stop import Stop
 from .task import Batch, Split
@@ -22,50 +24,113 @@ class Stopped(Exception):  # noqa: N818 - no error: somebody wished it
         self.wishes = wishes
 
 
-Loss = Callable[[nn.Module, Batch], torch.Tensor]
+Loss = Callable[[Any, Batch], torch.Tensor]
+
+
+def evaluate(
+    loss: Loss, split: Split, built: Built, micro_batch: int, stop: Stop | None = None
+) -> float | None:
+    """Mean `loss` per valid target of `split`; None for an empty one. As `means` else."""
+    return means(loss, (), split, built, micro_batch, stop).get("loss")
 
 
 @torch.no_grad()
-def evaluate(
-    loss: Loss,
+def means(
+    sums: Loss,
+    measures: Sequence[str],
     split: Split,
-    model: nn.Module,
-    world: World,
+    built: Built,
     micro_batch: int,
     stop: Stop | None = None,
-) -> float | None:
-    """Mean `loss` per valid target of `split`; None for an empty one.
+) -> dict[str, float]:
+    """`loss` per valid target of `split`, and its `measures`, each over its own count; by name.
 
-    The samples are cut by position into micro-batches, rank r takes every world_size-th of them
-    through the unwrapped `model`, and sums and counts are reduced together once at the end. No
-    collective runs inside the loop, so ranks may have unequal numbers of micro-batches.
+    What counts nothing is left out.
+
+    The samples are cut by position into micro-batches, and data rank r takes every data_size-th of
+    them through the model without DDP. Sums and counts are reduced together once at the end. Where
+    each rank holds the whole model no collective runs inside the loop, so ranks may have unequal
+    numbers of micro-batches; where a forward is a collective, ranks that run out join with weight
+    zero.
+
+    Args:
+        sums: a batch's summed loss; with measures a vector: that, then each one's sum and count.
 
     Raises:
         Stopped: on all ranks, when any was asked to stop before it was through.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    total = torch.zeros(3, dtype=torch.float64, device=world.device)
-    for positions in micro_batches(len(split), micro_batch)[world.rank :: world.world_size]:
-        if stop is not None and stop.wish:
-            total[2] = stop.wish
+    mesh = built.mesh
+    device = mesh.world.device
+    modes = [(module, module.training) for module in built.model.modules()]
+    built.model.eval()
+    size = 1 + 2 * len(measures)
+    total = torch.zeros(size + 2, dtype=torch.float64, device=device)
+    turns = _turns(micro_batches(len(split), micro_batch), built)
+    feed = Feed(split, seed=0)
+    feed.begin((0, _samples(positions)) for turn in turns for positions, _ in turn)
+    for turn in turns:
+        wish = float(stop.wish) if stop is not None else 0.0
+        if mesh.together and stop is not None:  # no rank may leave the others in a collective
+            wish = all_reduce(wish, "max")
+        if wish:
+            total[-1] = wish
             break
-        samples = torch.arange(positions.start, positions.stop)
-        batch = to_device(split.batch(samples), world.device)
-        total[0] += loss(model, batch).double()
-        total[1] += split.count(samples)
+        samples = [_samples(positions) for positions, _ in turn]
+        batches = [to_device(feed.batch(0, part), device) for part in samples]
+        losses = built.losses(sums, batches)
+        if built.counts:
+            for value, part, (_, weight) in zip(losses, samples, turn, strict=True):
+                if weight:
+                    total[:size] += value.reshape(size).double()
+                    total[-2] += split.count(part)
+    feed.close()
     for module, training in modes:  # a frozen part stays in its mode
         module.training = training
-    if world.world_size > 1:
+    if mesh.world.world_size > 1:
         dist.all_reduce(total)
-    loss_sum, count, stopped = total.tolist()
+    loss_sum, *rest, count, stopped = total.tolist()
     if stopped:
         raise Stopped(stopped)
-    return loss_sum / count if count else None
+    sums_and_counts = [(loss_sum, count), *zip(rest[::2], rest[1::2], strict=True)]
+    named = zip(("loss", *measures), sums_and_counts, strict=True)
+    return {name: value / number for name, (value, number) in named if number}
+
+
+def _samples(positions: range) -> torch.Tensor:
+    return torch.arange(positions.start, positions.stop)
+
+
+def _turns(parts: list[range], built: Built) -> list[list[tuple[range, bool]]]:
+    """What this rank evaluates at a time, each part with whether it counts.
+
+    A pipeline takes two micro-batches per stage at a time, so that its stages have work; what is
+    short goes by itself.
+    """
+    mesh = built.mesh
+    mine = parts[mesh.data_rank :: mesh.data_size]
+    if not mesh.together:
+        return [[(part, True)] for part in mine]
+    if not parts:
+        return []
+    whole = [part for part in parts if len(part) == len(parts[0])]
+    rounds = -(-len(whole) // mesh.data_size)
+    own = [(part, True) for part in whole[mesh.data_rank :: mesh.data_size]]
+    own += [(parts[0], False)] * (rounds - len(own))
+    at_once = 2 * mesh.layout.pp if built.pipeline is not None else 1
+    turns = [own[start : start + at_once] for start in range(0, len(own), at_once)]
+    if len(whole) < len(parts):
+        turns.append([(parts[-1], mesh.data_rank == 0)])
+    return turns
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch on the device; to a GPU through pinned memory, without waiting for the copy."""
     if device.type == "cpu":
         return batch
-    return tuple(tensor.pin_memory().to(device, non_blocking=True) for tensor in batch)
+    return tuple(_moved(tensor, device) for tensor in batch)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if tensor.is_cuda:  # decoded there
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

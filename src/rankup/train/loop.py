@@ -3,48 +3,35 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 
 from ..base.errors import RunFailed
-from ..parallel.build import build
-from ..runtime.collectives import all_gather_object
+from ..runtime.collectives import all_gather_object, all_reduce
 from ..runtime.deadline import END, ask_for_next_life
-from ..runtime.save import save0
+from ..runtime.state import local
 from ..runtime.world import World, after_first_step
-from . import checkpoint
-from .evaluate import Stopped, evaluate
-from .marker import Saved
+from . import outcome
+from .evaluate import Stopped, means
+from .keeper import Keeper
 from .metrics import Metrics, Silence, step_record
 from .options import TrainOptions
+from .outcome import Outcome
 from .place import Place
 from .plan import Plan
-from .step import Stepper, Taken
+from .rounds import rounds, taker
+from .start import start
+from .step import Stepper
 from .stop import Stop
+from .taken import Taken
 from .task import Split, Task
+from .timeline import Timeline
 from .trace import Trace
 
+_SHOWN = 100  # steps after which a run that does not meet otherwise shows its numbers
 _TIMES = 5  # validations and checkpoints in a run that does not say how many
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        place: how far it came.
-        finished: False when it was asked to stop before its last step.
-        valid_loss, test_loss: of the final model, per target; None when unfinished or no data.
-    """
-
-    place: Place
-    finished: bool
-    valid_loss: float | None = None
-    test_loss: float | None = None
 
 
 def train(
@@ -52,7 +39,7 @@ def train(
 ) -> Outcome:
     """Train `task` on all ranks; call on every rank.
 
-    Leaves `metrics.jsonl`, `checkpoints/`, `model-best.pt` and `model-final.pt` in `directory`.
+    Leaves `metrics.jsonl`, `checkpoints/` and `model-final.pt` in `directory`.
     With `resume` it goes on from the newest whole checkpoint there, at any world size.
 
     Raises:
@@ -64,6 +51,8 @@ def train(
         with Stop().listening() as stop:
             return run.loop(stop)
     finally:
+        run.stepper.feed.close()
+        run.keeper.close()
         run.metrics.close()
 
 
@@ -74,58 +63,91 @@ class _Run:
         self, task: Task, options: TrainOptions, world: World, directory: Path, resume: bool
     ) -> None:
         self.task, self.options, self.world, self.directory = task, options, world, directory
-        self.plan = Plan(len(task.train), options.global_batch, options.micro_batch, options.seed)
+        self.plan = Plan.of(task, options)
         self.last = options.steps or self.plan.steps_per_epoch * (options.epochs or 1)
-        self.model, replica = build(task.build_model, world, options.seed, options.compile)
-        self.optimizer = task.build_optimizer(self.model)
-        self.best: tuple[float, int] | None = None
+        self.built = start(task, options, world)
+        self.optimizer = task.build_optimizer(self.built.model)
         self.place = Place()
         self.unvalidated = False
-        if resume:
-            self._restore()
-        trace = Trace(options.trace_samples, world, self.place.step)
-        self.stepper = Stepper(
-            task, options, world, self.model, replica, self.optimizer, trace, self.last
+        self.stepper = Stepper(task, options, self.built, self.optimizer, self.last)
+        often = max(1, -(-self.last // _TIMES))
+        self.every_valid = options.valid_every or often
+        self.every_checkpoint = options.checkpoint_every or often
+        self.taker = taker(self.stepper, self.built, options, len(task.train), self._due)
+        self.keeper = Keeper(
+            directory,
+            options,
+            self.built,
+            self.optimizer,
+            lambda text: self.metrics.say(text),
+            self.taker.carried,
         )
+        if resume and (saved := self.keeper.restore(self.last)) is not None:
+            self.place, self.unvalidated = saved.place, saved.unvalidated
+        self.stepper.feed.begin(self.stepper.coming(self.plan.steps(self.place, self.last)))
+        self.stepper.trace = Trace(options.trace_samples, world, self.place.step)
         self.metrics: Metrics | Silence = Silence()
         if world.is_root:
             self.metrics = Metrics(directory, task.unit, self.last, self.place.step)
-        self.flops = task.flops_per_unit(self.model)
-        self.unread: Taken | None = None
+        self.stepper.timeline = Timeline(
+            self.built.pipeline if options.pp_timeline else None,
+            directory,
+            min(self.place.step + 3, self.last),  # connections are made in a life's first steps
+        )
+        self.flops = task.flops_per_unit(self.built.whole)
+        self.unread: list[Taken] = []
 
     def loop(self, stop: Stop) -> Outcome:
         """All steps that are left; validation, checkpoints and a wish to stop between them."""
-        often = max(1, -(-self.last // _TIMES))
-        every_valid = self.options.valid_every or often
-        every_checkpoint = self.options.checkpoint_every or often
         wishes = 0.0  # over all ranks, so the same on each
-        saved = True
         if self.unvalidated:
             wishes = self._validate(None, stop)
+            self.keeper.amend(self.place, self.unvalidated)
         first = self.place.step + 1
-        for step in self.plan.steps(self.place, self.last):
-            if step.number == first > 1 and self.world.world_size > 1:
-                self.stepper.settle_buckets(step)
-            taken = self.stepper.take(step, stop)
+        steps = self.plan.steps(self.place, self.last)
+        for number, steps_of_round in enumerate(rounds(steps, self.taker.meets)):
+            if number == 0 and first > 1 and self.built.has_buckets:
+                self.stepper.settle_buckets(steps_of_round[0])
+            before = self.place.step
+            taken = self.taker.take(steps_of_round, stop)
             wishes += self._report()
-            self.unread, self.place = taken, step.after
-            self.stepper.trace.write(step)
-            if step.number == first + 1:
-                after_first_step()  # the first step's numbers are here: every rank has done it
-            if step.number % every_valid == 0 or step.number == self.last:
-                wishes += self._validate(taken, stop)
-            if step.number % every_checkpoint == 0 or step.number == self.last or wishes:
+            self.unread, self.place = taken, taken[-1].step.after
+            if number == 1:
+                after_first_step()  # the first round's numbers are here: every rank has done it
+            if self._passed(self.every_valid, before):
+                wishes += self._validate(taken[-1], stop)
+            if self.taker.at_once:
+                wishes += self._report()
+            if (
+                self._passed(self.every_checkpoint, before)
+                or wishes
+                or self.keeper.is_best(self.place.step)
+            ):
                 # A step is known to be sound before it is kept.
                 wishes += self._report()
                 with stop.saving():
-                    saved = self._checkpoint()
-                if wishes and step.number < self.last:
-                    return self._stopped(wishes, saved)
+                    self._checkpoint(stop)
+                if wishes and self.place.step < self.last:
+                    return self._stopped(wishes, stop)
             stop.tick()
-        return self._finish(stop, first, saved)
+        return self._finish(stop, first)
 
-    def _stopped(self, wishes: float, saved: bool) -> Outcome:
+    def _passed(self, every: int, before: int) -> bool:
+        """Whether a multiple of `every` lies in the steps since `before`, or the end."""
+        return self.place.step // every > before // every or self.place.step == self.last
+
+    def _due(self, step: int) -> bool:
+        """Whether there is something to do after this step that needs one model on all ranks."""
+        return (
+            step % self.every_valid == 0
+            or step % self.every_checkpoint == 0
+            or step % _SHOWN == 0
+            or step == self.last
+        )
+
+    def _stopped(self, wishes: float, stop: Stop) -> Outcome:
         """End this life; where nobody ended the run, the job goes on in a next one."""
+        saved = self.keeper.settled(stop)
         where = f"step {self.place.step} of {self.last}"
         if wishes < END:
             self._ask_for_next_life(saved)
@@ -144,13 +166,14 @@ class _Run:
             ask_for_next_life()
 
     def _report(self) -> float:
-        """Write the line of the step whose numbers are here by now; the ranks' wishes to stop.
+        """Write the lines of the steps whose numbers are here by now; the ranks' wishes to stop.
 
         All ranks read the same sums, so what they decide here they decide together.
         """
-        taken, self.unread = self.unread, None
-        if taken is None:
-            return 0.0
+        unread, self.unread = self.unread, []
+        return sum(self._report_step(taken) for taken in unread)
+
+    def _report_step(self, taken: Taken) -> float:
         loss_sum, nonfinite, wishes, waited, norm = taken.late.read()
         if nonfinite or not math.isfinite(norm):
             self._stop_at_nonfinite(taken)
@@ -184,70 +207,51 @@ class _Run:
         )
 
     def _validate(self, taken: Taken | None, stop: Stop) -> float:
-        """Evaluate into the step's line, keep the best model; the wishes when asked to stop."""
+        """Evaluate into the step's line, see whether it is the best so far; the wishes when asked
+        to stop."""
+        begun = time.perf_counter()
         try:
-            loss = self._evaluate(self.task.valid, stop)
+            found = self._evaluate(self.task.valid, stop)
         except Stopped as stopped:
             self.unvalidated = True
             return stopped.wishes
         self.unvalidated = False
+        loss = found.pop("loss", None)
         if taken is not None:
-            taken.valid_loss = loss
-        if loss is not None and math.isfinite(loss) and (self.best is None or loss < self.best[0]):
-            self.best = (loss, self.place.step)
-            self._save("model-best.pt")
+            taken.measures = {f"valid_{name}": value for name, value in found.items()}
+            taken.valid_loss, taken.valid_seconds = loss, time.perf_counter() - begun
+        if loss is not None and math.isfinite(loss):
+            self.keeper.consider(loss, self.place.step, stop)
         return 0.0
 
-    def _evaluate(self, split: Split, stop: Stop) -> float | None:
-        micro_batch = self.options.micro_batch
-        return evaluate(self.stepper.loss, split, self.model, self.world, micro_batch, stop)
+    def _evaluate(self, split: Split, stop: Stop) -> dict[str, float]:
+        stepper, size = self.stepper, self.options.micro_batch
+        return means(stepper.sums, stepper.measures, split, self.built, size, stop)
 
-    def _checkpoint(self) -> bool:
-        """Save; a full disk costs this checkpoint, not the training. Whether it was written."""
-        # The loss was finite before the update; the weights have to be so after it.
-        norms = torch._foreach_norm(list[torch.Tensor](self.stepper.parameters))
-        if not bool(torch.stack(norms).isfinite().all()):
+    def _checkpoint(self, stop: Stop) -> None:
+        """What stands beside a checkpoint is on disk before it is."""
+        begun = time.perf_counter()
+        self._refuse_nonfinite_weights()
+        self.metrics.sync()
+        self.stepper.trace.sync()
+        self.keeper.save(self.place, self.unvalidated, stop)
+        self.metrics.checkpoint(self.place.step, time.perf_counter() - begun)
+
+    def _refuse_nonfinite_weights(self) -> None:
+        """The loss was finite before the update; the weights have to be so after it."""
+        held = [local(parameter) for parameter in self.stepper.parameters]
+        held = [tensor for tensor in held if tensor.numel()]  # of a few rows not each rank has one
+        norms = torch._foreach_norm(held) if held else []
+        sound = not norms or bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+        if self.built.mesh.together:  # each rank sees its own part alone
+            sound = all_reduce(float(sound), "min") > 0
+        if not sound:
             raise RunFailed(
                 f"step {self.place.step}: the update left weights that are no longer finite; all "
                 "ranks stopped. The checkpoints before it are sound. Try a smaller --lr"
             )
-        self.metrics.sync()
-        self.stepper.trace.sync()
-        saved = Saved(self.place, self.options.identity, self.best, self.unvalidated)
-        try:
-            checkpoint.save(
-                self.directory / "checkpoints", self.model, self.optimizer, saved, self.options.keep
-            )
-        except (OSError, CheckpointException) as error:
-            if not self.directory.is_dir():
-                raise RunFailed(f"the run directory {self.directory} was removed") from None
-            self.metrics.say(
-                f"checkpoint at step {self.place.step} could not be written "
-                f"({checkpoint.reason(error)}); training goes on"
-            )
-            return False
-        return True
 
-    def _save(self, name: str) -> bool:
-        try:
-            save0(self.model, self.directory / name)
-        except OSError as error:
-            self.metrics.say(f"{name} could not be written ({error})")
-            return False
-        return True
-
-    def _restore(self) -> None:
-        root = self.directory / "checkpoints"
-        saved = checkpoint.restore(root, self.model, self.optimizer, self.options.identity)
-        if saved is not None:
-            self.place, self.best = saved.place, saved.best
-            self.unvalidated = saved.unvalidated
-        if self.world.is_root:
-            found = f"no whole checkpoint in {root}: " if saved is None else "resuming "
-            done = ", which are done: evaluating again" if self.place.step >= self.last else ""
-            print(f"{found}at step {self.place.step} of {self.last}{done}", flush=True)
-
-    def _finish(self, stop: Stop, first: int, saved: bool) -> Outcome:
+    def _finish(self, stop: Stop, first: int) -> Outcome:
         self._report()
         try:
             valid, test = (self._evaluate(s, stop) for s in (self.task.valid, self.task.test))
@@ -257,20 +261,22 @@ class _Run:
                     raise RunFailed(
                         "the time limit is too short for the last evaluation; --resume with more"
                     ) from None
-                self._ask_for_next_life(saved)
+                self._ask_for_next_life(self.keeper.settled(stop))
             self.metrics.say("stopped in the last evaluation; the next life does it again")
             return Outcome(self.place, finished=False)
-        record: dict[str, Any] = {
-            "step": self.place.step,
-            "valid_loss": valid,
-            "test_loss": test,
-        }
-        if self.best:
-            record["best_valid_loss"], record["best_step"] = self.best
+        ended = outcome.finished(self.place, valid, test)
+        record = outcome.record(ended)
+        if not self.keeper.settled(stop):
+            self.metrics.say(
+                f"the checkpoint of step {self.keeper.newest} was not kept; --resume would go on "
+                "from an older one, if there is any"
+            )
+        if self.keeper.best:
+            record["best_valid_loss"], record["best_step"] = self.keeper.best
         self.metrics.final(record)
-        if not self._save("model-final.pt"):
+        if not self.keeper.write_whole():
             raise RunFailed(
                 f"{self.directory} has no model-final.pt; make room, and if checkpoints/ holds a "
                 "whole checkpoint, --resume writes it from there"
             )
-        return Outcome(self.place, True, valid, test)
+        return ended

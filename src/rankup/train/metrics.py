@@ -8,7 +8,6 @@ import json
 import os
 import re
 import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..base.files import cut_json_lines, done_by
+from ..base.say import say
 from ..runtime.world import World
-from .step import Taken
+from .taken import Taken
+from .totals import said, totals
 
 # Peak dense bfloat16 FLOP/s by the name the driver gives (vendors' data sheets; MI250X per die).
 PEAK_FLOPS = {
@@ -66,26 +67,34 @@ def step_record(
 ) -> dict[str, Any]:
     """A step's line of `metrics.jsonl`.
 
-    `data_wait` is the mean over ranks of the share of the step spent waiting for data,
-    `peak_memory` is rank 0's in bytes, `mfu` is null where the GPU is not known.
+    `seconds` is what the step took and `data_wait` the mean over ranks of the share of it spent
+    waiting for data; `peak_memory` is rank 0's in bytes, `mfu` is null where the GPU is not known.
+    The validation that followed the step took `valid_seconds`.
     """
     seconds = taken.clock.seconds
     rate = taken.count / seconds
     peak = peak_flops(world.device)
-    record = {
+    record: dict[str, Any] = {
         "step": taken.step.number,
         "epoch": taken.step.after.epoch,
         "loss": loss_sum / max(1, taken.count),
         "lr": taken.lr,
         f"{unit}_per_s": round(rate, 1),
+        "seconds": round(seconds, 6),
         "data_wait": round(waited / world.world_size / seconds, 4),
         "peak_memory": peak_memory(world.device),
         "mfu": rate * flops_per_unit / (peak * world.world_size) if peak else None,
         "grad_norm": norm,
-        "time": round(time.time(), 3),
+        "time": round(taken.ended, 3),
     }
+    if taken.cost is not None:
+        record |= taken.cost.record()
+    if taken.staleness is not None:
+        record["staleness"] = {str(late): number for late, number in taken.staleness.items()}
     if taken.valid_loss is not None:
-        record["valid_loss"] = taken.valid_loss
+        record |= {"valid_loss": taken.valid_loss, **taken.measures}
+        if taken.valid_seconds is not None:
+            record["valid_seconds"] = round(taken.valid_seconds, 4)
     return record
 
 
@@ -93,7 +102,7 @@ class Metrics:
     """Rank 0's record of the run. On other ranks use `Silence`."""
 
     def __init__(self, directory: Path, unit: str, last_step: int, resumed_at: int) -> None:
-        path = directory / "metrics.jsonl"
+        self._path = path = directory / "metrics.jsonl"
         # What a killed life did beyond its last checkpoint is done again, so its lines go.
         cut_json_lines(path, lambda record: done_by(record, resumed_at))
         self._file = path.open("ab", buffering=0)
@@ -132,17 +141,29 @@ class Metrics:
             self._bar.update(self._task, completed=record["step"], description=text)
             self._bar.refresh()
         else:
-            _print(f"step {record['step']}/{self._last_step} · {text}")
+            say(f"step {record['step']}/{self._last_step} · {text}")
+
+    def checkpoint(self, step: int, seconds: float) -> None:
+        """The run stood for so long while it was saved after this step."""
+        self._write({"checkpoint": step, "stall": round(seconds, 4), "time": round(time.time(), 3)})
 
     def say(self, text: str) -> None:
         """A line of its own above the bar."""
         if self._bar:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
-            _print(text)
+            say(text)
 
     def final(self, record: dict[str, Any]) -> None:
-        """The last line of a run that came to its end."""
+        """The last line of a run that came to its end, with what its exchanges came to."""
+        exchange: dict[str, Any] = record.get("exchange", {})
+        if not exchange:
+            with contextlib.suppress(OSError, ValueError):  # a line that a full disk cut short
+                exchange = totals(self._path, self._last_step)
+        if "waited" in exchange:
+            self.say(said(exchange))
+        if exchange:
+            record = {**record, "exchange": exchange}
         self._write({"final": True, **record})
 
     def sync(self) -> None:
@@ -170,16 +191,12 @@ class Metrics:
             self.say("metrics.jsonl cannot be written (disk full?); training goes on without")
 
 
-def _print(text: str) -> None:
-    # A reader that is gone (`| head`) loses lines, not the run.
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
-
-
 class Silence:
     """What the other ranks have in place of `Metrics`."""
 
     def step(self, record: dict[str, Any]) -> None: ...
+
+    def checkpoint(self, step: int, seconds: float) -> None: ...
 
     def say(self, text: str) -> None: ...
 

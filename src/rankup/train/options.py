@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
 
 from ..base.errors import UserError
 from ..base.files import user_path
 from ..base.flags import flag
+from ..parallel.layout import SELDOM, WITHOUT_WAITING, Layout, choose
+from ..parallel.pipeline.names import torch_name
+from ..runtime.compress.names import Compression, parse
 
 
 @dataclass(frozen=True)
@@ -22,9 +26,12 @@ class TrainOptions:
     optimizer: Literal["adamw", "sgd"] = flag("adamw", "optimizer")
     lr: float = flag(1e-3, "peak learning rate", least=0)
     weight_decay: float = flag(0.01, "decoupled (adamw) or plain (sgd) weight decay", least=0)
-    momentum: float = flag(0.9, "momentum of sgd", least=0)
+    momentum: float = flag(0.9, "momentum of sgd, first beta of adamw", least=0)
     warmup: int = flag(0, "steps of linear warm-up", least=0)
-    schedule: Literal["cosine", "constant"] = flag("cosine", "learning rate after the warm-up")
+    schedule: Literal["cosine", "constant", "step", "one-cycle"] = flag(
+        "cosine", "learning rate after the warm-up; step: --gamma; one-cycle warms up itself"
+    )
+    gamma: float = flag(0.1, "--schedule step: learning rate times this per epoch", least=0)
     clip: float = flag(1.0, "clip gradients to this global norm; 0 leaves them", least=0)
     seed: int = flag(0, "what weights, order and dropout are drawn from", least=0)
     precision: Literal["fp32", "bf16"] = flag("fp32", "bf16 computes under autocast")
@@ -37,6 +44,53 @@ class TrainOptions:
     )
     keep: int = flag(2, "checkpoints to keep", least=2)
     trace_samples: str | None = flag(None, "write which samples each step drew to this file")
+    strategy: (
+        Literal[
+            "ddp", "fsdp", "hsdp", "tp", "pp", "3d", "local-sgd", "diloco", "async-sgd", "gossip"
+        ]
+        | None
+    ) = flag(None, "how ranks share the model and the work; default ddp")
+    dp: int | None = flag(None, "copies of the model (data parallel)", least=1)
+    shard: int | None = flag(None, "ranks that share one copy (fully sharded)", least=1)
+    tp: int | None = flag(None, "ranks that share each matrix product (tensor parallel)", least=1)
+    pp: int | None = flag(None, "pipeline stages that the layers are cut into", least=1)
+    pp_schedule: str = flag(
+        "1f1b", "naive, gpipe, 1f1b, interleaved, or a schedule of torch by its name"
+    )
+    pp_timeline: bool = flag(False, "draw what each pipeline stage does in one step, as measured")
+    activation_checkpointing: Literal["none", "selective", "full"] = flag(
+        "none", "compute activations again in the backward instead of keeping them"
+    )
+    offload: bool = flag(False, "keep sharded weights and optimizer state in host memory")
+    reshard: bool = flag(True, "free gathered weights between forward and backward (sharded)")
+    async_checkpoints: bool = flag(True, "write checkpoints beside the training")
+    sync_every: str = flag("10", "steps between exchanges of local-sgd and diloco, or `epoch`")
+    outer_lr: float = flag(0.7, "step size of diloco's outer optimizer", least=0)
+    outer_momentum: float = flag(0.9, "Nesterov momentum of diloco's outer optimizer", least=0)
+    max_staleness: int = flag(4, "versions that a gradient of async-sgd may be late", least=0)
+    damp_staleness: bool = flag(False, "weigh a gradient that is s versions late by 1 / (1 + s)")
+    look_ahead: float = flag(
+        1.0,
+        "async-sgd computes ahead of the newest version, by this times the last change for each "
+        "version that gradients are late; 0 leaves it",
+        least=0,
+    )
+    compress: str = flag(
+        "none", "what copies send each other: none, bf16, int8, topk[:FRACTION], powersgd[:RANK]"
+    )
+
+    tiny: bool = flag(False, "a smaller run of a minute, for what is not said otherwise")
+
+    # What --tiny stands for, by field.
+    TINY: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def preset(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Defaults that stand in for what was not said, for `flags.parse`."""
+        if not values["tiny"]:
+            return {}
+        # Its steps would contradict epochs.
+        return {n: v for n, v in cls.TINY.items() if n != "steps" or values["epochs"] is None}
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -49,6 +103,34 @@ class TrainOptions:
             if path.is_dir() or not path.parent.is_dir():
                 what = "is a folder" if path.is_dir() else "lies in no folder that exists"
                 raise UserError(f"--trace-samples {path} {what}; name a file to write")
+        try:
+            parse(self.compress)
+        except ValueError as error:
+            raise UserError(f"--compress {error}") from None
+        if self.sync_every != "epoch" and not re.fullmatch(r"[1-9]\d{0,8}", self.sync_every):
+            raise UserError(
+                f"--sync-every {self.sync_every} is neither a number of steps nor `epoch`"
+            )
+        if self.schedule == "one-cycle" and self.warmup:
+            raise UserError(
+                f"--schedule one-cycle rises by itself; leave --warmup {self.warmup} away, or give "
+                "--schedule cosine"
+            )
+        if not 0 < self.gamma <= 1:
+            raise UserError(
+                f"--gamma {self.gamma:g} is what an epoch leaves of the learning rate; give more "
+                "than 0 and at most 1, 0.3 for example"
+            )
+        if self.outer_momentum >= 1:
+            raise UserError(
+                f"--outer-momentum {self.outer_momentum:g} never forgets; give less than 1, "
+                "0.9 for example"
+            )
+        if self.optimizer == "adamw" and self.momentum >= 1:
+            raise UserError(
+                f"--momentum {self.momentum:g} is adamw's first beta, and with 1 or more it never "
+                "takes a gradient in; give less than 1, 0.9 for example"
+            )
         if self.micro_batch > self.global_batch:
             raise UserError(
                 f"--micro-batch {self.micro_batch} is larger than --global-batch "
@@ -65,9 +147,113 @@ class TrainOptions:
             "micro_batch": self.micro_batch,
         }
 
-    def idle_ranks(self, world_size: int) -> int:
+    def layout(self, world_size: int, per_node: int) -> Layout:
+        """How the ranks share the model.
+
+        Raises:
+            UserError: the sizes do not make up the world, or an option does not go with them.
+        """
+        torch_name(self.pp_schedule)
+        found = choose(
+            world_size,
+            per_node,
+            self.strategy,
+            dp=self.dp,
+            shard=self.shard,
+            tp=self.tp,
+            pp=self.pp,
+            fits=self.fits,
+        )
+        if self.offload and found.only_replicas:
+            raise UserError(
+                "--offload keeps shards of a model in host memory, and here every rank holds all "
+                "of it; add --strategy fsdp, on two ranks or more"
+            )
+        self._refuse_compression(found)
+        if self.pp_timeline and found.pp == 1:
+            raise UserError(
+                "--pp-timeline draws the stages of a pipeline, and this model is not cut into "
+                "any; add --strategy pp, on two ranks or more"
+            )
+        return found
+
+    def _refuse_compression(self, layout: Layout) -> None:
+        kind = parse(self.compress).kind
+        if kind == "none":
+            return
+        among_copies = self.strategy in (*SELDOM, *WITHOUT_WAITING)
+        if not among_copies and not layout.only_replicas:
+            raise UserError(
+                f"--compress {self.compress} is for what whole copies of a model send each other: "
+                "ddp, local-sgd, diloco, async-sgd, gossip; leave it out, or choose one of these"
+            )
+        if among_copies and (layout.tp > 1 or layout.pp > 1):
+            cut = "--tp" if layout.tp > 1 else "--pp"
+            raise UserError(
+                f"--compress {self.compress} would let what several ranks of a copy hold alike "
+                f"drift apart under {cut}; leave it out, or split copies by --shard"
+            )
+        if kind == "powersgd" and among_copies:
+            raise UserError(
+                f"--compress {self.compress} is for the gradients of ddp; under "
+                f"--strategy {self.strategy} give bf16, int8 or topk"
+            )
+
+    @property
+    def compression(self) -> Compression:
+        """What copies of the model send each other."""
+        return parse(self.compress)
+
+    @property
+    def apart(self) -> bool:
+        """Whether copies of the model train by themselves between exchanges."""
+        return self.strategy in (*SELDOM, "async-sgd")
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether the model can be split so, as far as its options tell."""
+        return True
+
+    def notes(self, layout: Layout) -> list[str]:
+        """What was asked for and does nothing, or costs more than it seems."""
+        found = []
+        if layout.pp == 1 and self.pp_schedule != "1f1b":
+            found.append(f"--pp-schedule {self.pp_schedule} does nothing without --pp")
+        if not self.reshard and (layout.only_replicas or layout.data_size == 1):
+            found.append("--no-reshard does nothing where weights are not sharded (--shard)")
+        if self.gamma != 0.1 and self.schedule != "step":
+            found.append(f"--gamma {self.gamma:g} does nothing without --schedule step")
+        found += self._without_effect()
+        chunks = -(-self.global_batch // self.micro_batch) // layout.data_size
+        if chunks < layout.pp > 1:
+            found.append(
+                f"each pipeline has {max(1, chunks)} micro-batches at a time for {layout.pp} "
+                "stages, so most stages wait; a smaller --micro-batch fills it"
+            )
+        return found
+
+    def _without_effect(self) -> list[str]:
+        """Options of the strategies that talk seldom, given to another."""
+        belongs = {
+            "sync_every": SELDOM,
+            "outer_lr": ("diloco",),
+            "outer_momentum": ("diloco",),
+            "max_staleness": ("async-sgd",),
+            "damp_staleness": ("async-sgd",),
+            "look_ahead": ("async-sgd",),
+        }
+        defaults = {field.name: field.default for field in fields(self)}
+        return [
+            f"--{name.replace('_', '-')} does nothing without --strategy {' or '.join(strategies)}"
+            for name, strategies in belongs.items()
+            if getattr(self, name) != defaults[name] and self.strategy not in strategies
+        ]
+
+    def idle_ranks(self, layout: Layout) -> int:
         """Ranks that a full global batch leaves without a micro-batch."""
-        return max(0, world_size - -(-self.global_batch // self.micro_batch))
+        micro_batches = -(-self.global_batch // self.micro_batch)
+        if self.strategy == "gossip":  # who gets no part of a step takes one of the next
+            return 0
+        return max(0, layout.data_size - micro_batches) * layout.pp * layout.tp
 
 
 def refuse_other_run(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

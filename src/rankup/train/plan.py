@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ..data.orders import Ordering
 from ..runtime.order import Window
 from ..runtime.shard import part
+from .options import TrainOptions
 from .place import Place
+from .task import Ordered, Task
 
 
 @dataclass(frozen=True)
@@ -28,19 +31,50 @@ class Step:
     micro_batches: list[range]
     after: Place
 
+    def drawn(self, micro_batches: range) -> torch.Tensor:
+        """The samples of a run of micro-batches."""
+        if not micro_batches:
+            return self.samples[:0]
+        first, last = self.micro_batches[micro_batches[0]], self.micro_batches[micro_batches[-1]]
+        return self.samples[first.start : last.stop]
+
     def dealt(self, rank: int, world_size: int) -> range:
         """The micro-batches that `rank` computes, possibly none."""
         return part(len(self.micro_batches), rank, world_size)
 
+    def rounds(self, rank: int, world_size: int) -> list[tuple[int, float]]:
+        """The micro-batches that `rank` goes through, each with its weight, 1 or 0.
+
+        Where a forward is a collective all ranks have to go through it equally often: one that was
+        dealt fewer than another goes through its last one (or the first of all) once more, with
+        weight zero.
+        """
+        mine = self.dealt(rank, world_size)
+        most = max(len(self.dealt(other, world_size)) for other in range(world_size))
+        spare = mine[-1] if mine else 0
+        return [(index, 1.0) for index in mine] + [(spare, 0.0)] * (most - len(mine))
+
 
 @dataclass(frozen=True)
 class Plan:
-    """The run as a sequence of steps over `n` samples."""
+    """The run as a sequence of steps over `n` samples.
+
+    Attributes:
+        order: of the samples of an epoch; None for a random one.
+    """
 
     n: int
     global_batch: int
     micro_batch: int
     seed: int
+    order: Ordering | None = None
+
+    @classmethod
+    def of(cls, task: Task, options: TrainOptions) -> Plan:
+        """That of a task."""
+        order = task.order() if isinstance(task, Ordered) else None
+        sizes = options.global_batch, options.micro_batch, options.seed
+        return cls(len(task.train), *sizes, order)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -48,14 +82,32 @@ class Plan:
 
     def steps(self, place: Place, last: int) -> Iterator[Step]:
         """The steps after `place` up to number `last`. The last batch of an epoch is short."""
-        window = Window(self.n, self.seed)
+        window = self.window()
         while place.step < last:
             if place.consumed >= self.n:
                 place = Place(place.step, place.epoch + 1, 0)
             stop = min(place.consumed + self.global_batch, self.n)
-            samples = window.slice(place.epoch, place.consumed, stop)
+            samples = torch.as_tensor(window.slice(place.epoch, place.consumed, stop))
             place = Place(place.step + 1, place.epoch, stop)
             yield Step(place.step, samples, micro_batches(len(samples), self.micro_batch), place)
+
+    def place(self, step: int) -> Place:
+        """The place behind step number `step`, in a run of whole steps from its beginning."""
+        if step == 0:
+            return Place()
+        epoch, before = divmod(step - 1, self.steps_per_epoch)
+        return Place(step, epoch, min((before + 1) * self.global_batch, self.n))
+
+    def window(self) -> Window | Ordering:
+        """What gives the samples of a run that come one batch after another."""
+        return self.order or Window(self.n, self.seed)
+
+    def at(self, number: int, window: Window | Ordering) -> Step:
+        """Step number `number`, from 1, without those before it; `window` is of this run."""
+        after = self.place(number)
+        start = (number - 1) % self.steps_per_epoch * self.global_batch
+        samples = torch.as_tensor(window.slice(after.epoch, start, after.consumed))
+        return Step(number, samples, micro_batches(len(samples), self.micro_batch), after)
 
 
 def micro_batches(size: int, micro_batch: int) -> list[range]:

@@ -2,175 +2,295 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..parallel.build import Built
+from ..parallel.norm import clip, global_norm
 from ..runtime.keys import derive, reseed
 from ..runtime.statistics import RunningStatistics
-from ..runtime.world import World
 from .evaluate import to_device
+from .feed import Feed
+from .frozen import Frozen
 from .late import Clock, Late
+from .optimizer import set_rates
 from .options import TrainOptions
 from .plan import Step
-from .schedule import learning_rate
+from .schedule import rates
+from .start import refuse_unused
 from .stop import Stop
-from .task import Batch, Task
+from .taken import Taken
+from .task import Batch, Measuring, Task
+from .timeline import Timeline
 from .trace import Trace
 
 
 @dataclass
-class Taken:
-    """A step that was taken, and its numbers, which are read one step late.
+class Turn:
+    """What comes together while a step is taken.
 
     Attributes:
-        count: valid targets of the global batch.
-        late: summed loss, ranks whose loss is not finite, wishes to stop, seconds that all
-            ranks waited for data, gradient norm.
-        losses: summed loss of each micro-batch this rank computed.
-        dealt: the micro-batches this rank computed.
-        clock: how long the step took.
-        valid_loss: where a validation followed.
+        scale: what a summed loss is multiplied by before its backward.
+        losses: of the micro-batches so far; `waited`: seconds for their data.
+        packed, work: the numbers on their way to all ranks.
     """
 
     step: Step
-    lr: float
-    count: int
-    late: Late
-    losses: list[torch.Tensor]
-    dealt: range
-    clock: Clock
-    valid_loss: float | None = None
+    stop: Stop
+    scale: float
+    losses: list[torch.Tensor] = field(default_factory=list)
+    waited: float = 0.0
+    packed: torch.Tensor | None = None
+    work: dist.Work | None = None
 
 
 class Stepper:
     """Takes the steps of one life of a run.
 
     Args:
-        model: what the user built; `replica` is what training goes through.
+        built: the model on the ranks of its mesh.
         last: number of the run's last step, for the learning rate.
+
+    Attributes:
+        trace: where the samples of each step are noted.
+        feed: where batches come from.
+        timeline: what watches the steps, if anything.
     """
 
     def __init__(
         self,
         task: Task,
         options: TrainOptions,
-        world: World,
-        model: nn.Module,
-        replica: nn.Module,
+        built: Built,
         optimizer: torch.optim.Optimizer,
-        trace: Trace,
         last: int,
     ) -> None:
-        self.task, self.options, self.world = task, options, world
-        self.replica, self.optimizer = replica, optimizer
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.statistics = RunningStatistics(model)
-        self.trace = trace
+        self.task, self.options, self.built, self.mesh = task, options, built, built.mesh
+        self.world = built.mesh.world
+        self.optimizer = optimizer
+        self.parameters = [p for p in built.model.parameters() if p.requires_grad]
+        self.statistics = RunningStatistics(built.model)
+        self.trace = Trace(None, self.world, 0)
+        self.timeline: Timeline | None = None
+        self.feed = Feed(task.train, options.seed)
         self.last = last
+        self._taken = False
+        self.frozen = Frozen(task, options, built.model)
 
     def take(self, step: Step, stop: Stop) -> Taken:
-        """Forward, backward and update; gradients are exchanged once."""
+        """Forward, backward and update."""
+        with self.timeline.of(step.number) if self.timeline else nullcontext():
+            taken = self._take(step, stop)
+        self.trace.write(step)
+        return taken
+
+    def _take(self, step: Step, stop: Stop) -> Taken:
         clock = Clock(self.world.device)
-        options, world = self.options, self.world
-        lr = learning_rate(step.number, self.last, options.lr, options.warmup, options.schedule)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        # Summed losses over the global count make uneven dealing exact; DDP's mean over the ranks
-        # takes a factor of world_size back out.
-        count = self.task.train.count(step.samples)
-        scale = world.world_size / max(1, count)
-        dealt = step.dealt(world.rank, world.world_size)
-        # A rank without work goes through one micro-batch with weight zero, to join the exchange.
-        indices, weight = (dealt, 1.0) if dealt else (range(1), 0.0)
-        losses: list[torch.Tensor] = []
-        waited = 0.0
+        lr = self.learning_rate(step)
+        # Summed losses over the count of all that step together make uneven dealing exact.
+        mine = self._of_my_copy(step) if self.mesh.apart else range(len(step.micro_batches))
+        count = self.task.train.count(step.drawn(mine))
+        turn = Turn(step, stop, self.mesh.sum_of_gradients / max(1, count))
         self.statistics.begin_step()
-        for index in indices:
-            fetching = time.perf_counter()
-            positions = step.micro_batches[index]
-            samples = step.samples[positions.start : positions.stop]
-            batch = to_device(self.task.train.batch(samples), world.device)
-            waited += time.perf_counter() - fetching
-            # Dropout belongs to the micro-batch, whichever rank computes it.
-            reseed(derive(options.seed, "micro-batch", step.number, index), world.device)
-            last = index == indices[-1]
-            with self._exchange_at(last):
-                loss = self.loss(self.replica, batch)
+        if self.built.pipeline is not None:
+            self._through_pipeline(turn)
+        else:
+            self._through_model(turn)
+        assert turn.packed is not None
+        if not self._taken and self.built.has_buckets:
+            refuse_unused(self.built.model)
+            self._taken = True
+        self.built.finish_gradients()
+        self.frozen.leave(step)
+        norm = self.clip()
+        if mine:  # a copy without work has nothing to learn from this step
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if turn.work is not None:
+            turn.work.wait()  # it was under way before the gradients, so it is here with them
+        if mine:
+            self.statistics.end_step(turn.packed[4:], len(mine))
+        clock.stop()
+        dealt = step.dealt(self.mesh.data_rank, self.mesh.data_size)
+        targets = self.task.train.count(step.samples)
+        return Taken(step, lr, targets, Late(turn.packed[:4], norm), turn.losses, dealt, clock)
+
+    def _of_my_copy(self, step: Step) -> range:
+        """The micro-batches of the ranks that share this copy of the model."""
+        size, ranks = self.mesh.data_size, self.mesh.at_step.dp_shard
+        first = self.mesh.dp_replicate * ranks
+        return range(step.dealt(first, size).start, step.dealt(first + ranks - 1, size).stop)
+
+    def on(self, built: Built) -> Stepper:
+        """The same for another copy of the model, on this rank."""
+        return Stepper(self.task, self.options, built, self.optimizer, self.last)
+
+    def gradient(self, step: Step, index: int, stop: Stop) -> Turn:
+        """Forward and backward of the summed loss of one micro-batch, and no more."""
+        turn = Turn(step, stop, 1.0)
+        self.statistics.begin_step()
+        samples, batch = self._fetch(turn, index)
+        self._reseed(step, index)
+        loss = self.loss(self.built.replica, batch)
+        self._note(turn, loss, samples)
+        self.statistics.collect()
+        loss.backward()
+        self.statistics.rewind()
+        return turn
+
+    def learning_rate(self, step: Step) -> float:
+        """Set and return that of a step."""
+        options = self.options
+        peak, frozen = options.lr, self.frozen.steps
+        left = options.gamma**step.after.epoch
+        found = rates(step.number, self.last, peak, options.warmup, options.schedule, frozen, left)
+        set_rates(self.optimizer, found)
+        return found.lr
+
+    def coming(self, steps: Iterable[Step]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Epoch and samples of the micro-batches that this rank computes, for `Feed`."""
+        for step in steps:
+            for index, _ in self._rounds(step):
+                yield step.after.epoch, step.drawn(range(index, index + 1))
+
+    def _rounds(self, step: Step) -> list[tuple[int, float]]:
+        """Micro-batches and their weights; a rank without work joins the exchange with zero."""
+        rank, size = self.mesh.data_rank, self.mesh.data_size
+        if self.mesh.together and self.built.pipeline is None:
+            return step.rounds(rank, size)
+        return [(index, 1.0) for index in step.dealt(rank, size)] or [(0, 0.0)]
+
+    def _through_model(self, turn: Turn) -> None:
+        """One micro-batch after the other, forward and backward."""
+        rounds = self._rounds(turn.step)
+        for number, (index, weight) in enumerate(rounds):
+            last = number == len(rounds) - 1
+            samples, batch = self._fetch(turn, index)
+            self._reseed(turn.step, index)
+            with self.built.exchange_at(last), self.built.computing():
+                loss = self.loss(self.built.replica, batch)
                 if weight:
-                    losses.append(loss.detach())
-                    self.trace.drew(samples)
+                    self._note(turn, loss, samples)
                     self.statistics.collect()
                 if last:  # the one small reduction runs beside the backward
-                    packed, work = self._reduce(losses, waited, stop)
-                (loss * (scale * weight)).backward()
+                    self._reduce(turn)
+                (loss * (turn.scale * weight)).backward()
             self.statistics.rewind()
-        norm = self._clip()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if work is not None:
-            work.wait()  # it was under way before the gradients, so it is here with them
-        self.statistics.end_step(packed[4:], len(step.micro_batches))
-        clock.stop()
-        return Taken(step, lr, count, Late(packed[:4], norm), losses, dealt, clock)
+
+    def _through_pipeline(self, turn: Turn) -> None:
+        """All micro-batches as chunks of one pipelined step."""
+        pipeline = self.built.pipeline
+        assert pipeline is not None
+        rounds = self._rounds(turn.step)
+        fetched = [self._fetch(turn, index) for index, _ in rounds]
+        self._reseed(turn.step, rounds[0][0])
+        weights = [turn.scale * weight for _, weight in rounds]
+        with self.built.computing():
+            losses = pipeline.step([batch for _, batch in fetched], weights, self.loss)
+        # Stages before the last have no losses; the samples are noted where the losses are.
+        for loss, (samples, _), (_, weight) in zip(losses, fetched, rounds, strict=False):
+            if weight:
+                self._note(turn, loss, samples)
+        self._reduce(turn)
+
+    def _fetch(self, turn: Turn, index: int) -> tuple[torch.Tensor, Batch]:
+        began = time.perf_counter()
+        positions = turn.step.micro_batches[index]
+        samples = turn.step.samples[positions.start : positions.stop]
+        batch = to_device(self.feed.batch(turn.step.after.epoch, samples), self.world.device)
+        turn.waited += time.perf_counter() - began
+        return samples, batch
+
+    def _reseed(self, step: Step, index: int) -> None:
+        """Dropout belongs to the micro-batch, whichever rank computes it."""
+        place = self.built.draws_apart
+        reseed(
+            derive(self.options.seed, "micro-batch", step.number, index, *place), self.world.device
+        )
+
+    def _note(self, turn: Turn, loss: torch.Tensor, samples: torch.Tensor) -> None:
+        """Keep a loss where it counts: ranks that computed the same one must not add it twice."""
+        turn.losses.append(loss.detach())
+        if self.built.counts:
+            self.trace.drew(samples)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The task's summed loss, in the precision that was asked for."""
-        if self.options.precision == "fp32":
-            return self.task.loss(model, batch)
-        with torch.autocast(self.world.device.type, dtype=torch.bfloat16):
-            return self.task.loss(model, batch)
+        half = self.options.precision == "bf16"
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+            return self.built.plain(self.task.loss(model, batch))
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What an evaluation finds besides the loss; a pipeline gives that alone."""
+        task = self.task
+        return task.measures if isinstance(task, Measuring) and self.built.pipeline is None else ()
+
+    def sums(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """What `means` adds up: the summed loss, then sum and count of each measure."""
+        task = self.task
+        if not self.measures or not isinstance(task, Measuring):
+            return self.loss(model, batch)
+        half = self.options.precision == "bf16"
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+            loss, rest = task.measure(model, batch)
+        return torch.cat([self.built.plain(loss).reshape(1).double(), rest.double().flatten()])
 
     def settle_buckets(self, step: Step) -> None:
         """Let DDP arrange its gradient buckets before the first `step` of a resumed life.
 
         DDP lays them out anew after its first backward, and on three ranks or more the layout
         decides the order in which gradients are added up. One backward of weight zero brings a
-        resumed run to the layout the uninterrupted one has.
+        resumed run to the layout the uninterrupted one has. What compression owes is not paid in
+        it, since its gradient is thrown away.
         """
+        exchange = self.built.exchange
+        owed = {} if exchange is None else exchange.state()
         samples = step.samples[: len(step.micro_batches[0])]
-        batch = to_device(self.task.train.batch(samples), self.world.device)
+        batch = to_device(self.feed.once(step.after.epoch, samples), self.world.device)
         self.statistics.begin_step()
-        (self.loss(self.replica, batch) * 0.0).backward()
+        (self.loss(self.built.replica, batch) * 0.0).backward()
         self.statistics.rewind()
         self.optimizer.zero_grad(set_to_none=True)
+        if exchange is not None:
+            exchange.load(owed)
 
-    def _clip(self) -> torch.Tensor:
+    def clip(self) -> torch.Tensor:
         """Global norm of the gradient before clipping; a check on it where none is asked for."""
+        if self.mesh.together:
+            norm = global_norm(self.parameters, self.mesh, self.built.copied)
+            if self.options.clip:
+                clip(self.parameters, norm, self.options.clip)
+            return norm
         if self.options.clip:
             return nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
         return nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
 
-    def _exchange_at(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """DDP exchanges gradients in the backward of the last micro-batch alone."""
-        if last or self.world.world_size == 1:
-            return contextlib.nullcontext()
-        return self.replica.no_sync()  # type: ignore[operator]
-
-    def _reduce(
-        self, losses: list[torch.Tensor], waited: float, stop: Stop
-    ) -> tuple[torch.Tensor, dist.Work | None]:
+    def _reduce(self, turn: Turn) -> None:
         """Start the sum over ranks of loss, flags, waiting time and running statistics."""
         device = self.world.device
+        losses = turn.losses if self.built.counts else []
+        wish = turn.stop.wish
         if device.type == "cpu":  # plain numbers: a handful of tiny tensors would cost more
             loss = sum(part.item() for part in losses)
-            numbers = [loss, not math.isfinite(loss), stop.wish, waited]
+            numbers = [loss, not math.isfinite(loss), wish, turn.waited]
             packed = torch.tensor(numbers, dtype=torch.float64)
         else:
             total = torch.zeros((), dtype=torch.float64, device=device)
             for part in losses:
                 total += part
-            host = torch.tensor([stop.wish, waited], dtype=torch.float64)
+            host = torch.tensor([wish, turn.waited], dtype=torch.float64)
             flags = torch.stack([total, (~torch.isfinite(total)).double()])
             packed = torch.cat([flags, host.to(device, non_blocking=True)])
         if self.statistics.size:
             packed = torch.cat([packed, self.statistics.total(device)])
-        if self.world.world_size == 1:
-            return packed, None
-        return packed, dist.all_reduce(packed, async_op=True)
+        turn.packed = packed
+        if self.mesh.at_step.world_size > 1:
+            turn.work = dist.all_reduce(packed, group=self.mesh.step_group, async_op=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
+
+from ..data.draw import Draw
+from ..data.orders import Ordering
 
 Batch = tuple[torch.Tensor, ...]
 
@@ -21,6 +25,22 @@ class Split(Protocol):
 
     def batch(self, samples: torch.Tensor) -> Batch:
         """The samples as CPU tensors, first dimension `len(samples)`."""
+        ...
+
+
+@runtime_checkable
+class Ahead(Protocol):
+    """A split that makes its batches ahead of the loop, and anew for each epoch."""
+
+    def ahead(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Batch]]:
+        """The batches of these draws in their order, some of them made ahead.
+
+        A batch depends on seed, epoch and samples of its draw, and on nothing else.
+        """
+        ...
+
+    def once(self, draw: Draw) -> Batch:
+        """One batch, now."""
         ...
 
 
@@ -47,3 +67,46 @@ class Task(Protocol):
     def flops_per_unit(self, model: nn.Module) -> float:
         """Floating-point operations that training on one target takes, for the MFU."""
         ...
+
+
+@runtime_checkable
+class Freezing(Protocol):
+    """A task that leaves part of its model as it is in the first epochs."""
+
+    frozen_epochs: int
+
+    def frozen(self, model: nn.Module) -> list[nn.Parameter]:
+        """The parameters that stay. Their gradients are computed, and thrown away."""
+        ...
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A task that knows more of a split than its loss: accuracy, say."""
+
+    measures: tuple[str, ...]  # names; `accuracy` stands as `valid_accuracy` in the run's record
+
+    def measure(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss as `loss` has it, and float (len(measures), 2): each one's sum and count.
+
+        Sums and counts are added over all samples, and divided once: a mean is exact on any number
+        of ranks. How often it goes through the model must not hang on the samples, since under
+        `fsdp` all ranks have to do it together. A pipelined model is asked for its loss alone.
+        """
+        ...
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """A task whose epochs have an order of their own: by length, say."""
+
+    def order(self) -> Ordering:
+        """Of the training samples, made for the seed and the global batch of the run."""
+        ...
+
+
+@runtime_checkable
+class Valued(Protocol):
+    """A task whose `build_model` gives each parameter its value, as weights that were trained."""
+
+    by_name: bool  # False: no parameter is drawn anew by its name

@@ -232,6 +232,7 @@ def test_a_sample_over_4_gib(tmp_path: Path) -> None:
         assert file["train/data"][b - 3 : b + 7].tobytes() == b"endseventh"
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(

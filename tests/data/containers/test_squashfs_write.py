@@ -57,7 +57,9 @@ def mounted(image: Path, at: Path) -> Iterator[Path]:
     try:
         yield at
     finally:
-        subprocess.run(["fusermount", "-u", "-z", str(at)], check=True, timeout=30)
+        fuse = shutil.which("fusermount3") or shutil.which("fusermount")
+        leave = [fuse, "-u", "-z"] if fuse else ["umount", "--lazy"]
+        subprocess.run([*leave, str(at)], check=True, timeout=30)
 
 
 def test_photos_come_back_through_every_tool(data_root: Path | None, tmp_path: Path) -> None:

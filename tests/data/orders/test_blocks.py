@@ -73,6 +73,7 @@ def test_an_epoch_has_each_sample_once_and_goes_on_anywhere_often(
     check(order, epoch, batch, (1, 2, 5, 9))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(order=blocks, epoch=st.integers(0, 5), world=st.integers(1, 9))
 def test_windows_are_what_a_rank_reads(order: Blocks, epoch: int, world: int) -> None:

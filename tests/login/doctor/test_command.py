@@ -55,8 +55,8 @@ def test_on_a_machine_without_slurm(run_rankup: RunRankup) -> None:
     assert lines[-1].endswith(" s")
 
 
-def test_in_json(run_rankup: RunRankup) -> None:
-    findings = found(run_rankup(["doctor", "--json"], env=clean_environment()))
+def test_in_json(rankup_here: RunRankup) -> None:
+    findings = found(rankup_here(["doctor", "--json"], env=clean_environment()))
     assert {one["code"] for one in findings} <= set(codes.TITLES)
     assert set(findings[0]) == {"code", "level", "place", "message", "todo"}
 
@@ -156,8 +156,8 @@ def test_torch_twice_and_the_first_one_too_old(run_rankup: RunRankup, tmp_path: 
     assert of(findings, codes.TORCH_TWICE)
 
 
-def test_a_site_from_its_clue_with_what_is_missing_there(run_rankup: RunRankup) -> None:
-    done = run_rankup(["doctor", "--json"], env=clean_environment(SYSTEMNAME="jurecadc"))
+def test_a_site_from_its_clue_with_what_is_missing_there(rankup_here: RunRankup) -> None:
+    done = rankup_here(["doctor", "--json"], env=clean_environment(SYSTEMNAME="jurecadc"))
     findings = found(done)
     assert "JURECA-DC" in of(findings, codes.MACHINE)[0]["message"]
     assert of(findings, codes.ACCOUNT)[0]["level"] == "warning"
@@ -165,39 +165,39 @@ def test_a_site_from_its_clue_with_what_is_missing_there(run_rankup: RunRankup) 
     assert of(findings, codes.MOUNTED)[0]["level"] == "error"  # the tests' folder is not below /p
 
 
-def test_a_script(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_a_script(rankup_here: RunRankup, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("import json\n")
     (tmp_path / "train.py").write_text(
         "import helper\nimport torch\nimport no_such_thing\n"
         "try:\n    import apex\nexcept ImportError:\n    apex = None\n"
     )
-    done = run_rankup(["doctor", "--json", "train.py", "--lr", "1"], env=clean_environment())
+    done = rankup_here(["doctor", "--json", "train.py", "--lr", "1"], env=clean_environment())
     [missing] = of(found(done), codes.IMPORTS)
     assert (done.returncode, missing["place"]) == (1, "train.py:3")
     assert missing["todo"].startswith("pip install no-such-thing")
 
 
-def test_a_script_with_a_mistake_in_it(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_a_script_with_a_mistake_in_it(rankup_here: RunRankup, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def f(:\n")
-    done = run_rankup(["doctor", "--json", "train.py"], env=clean_environment())
+    done = rankup_here(["doctor", "--json", "train.py"], env=clean_environment())
     [wrong] = of(found(done), codes.SCRIPT)
     assert (done.returncode, wrong["level"]) == (1, "error")
     assert "train.py:1" in wrong["message"]
 
 
-def test_a_script_that_is_not_there(run_rankup: RunRankup) -> None:
-    done = run_rankup(["doctor", "--json", "trian.py"], env=clean_environment())
+def test_a_script_that_is_not_there(rankup_here: RunRankup) -> None:
+    done = rankup_here(["doctor", "--json", "trian.py"], env=clean_environment())
     [wrong] = of(found(done), codes.SCRIPT)
     assert (done.returncode, wrong["level"]) == (1, "error")
 
 
 def test_names_from_elsewhere_cannot_write_to_the_terminal(
-    run_rankup: RunRankup, tmp_path: Path
+    rankup_here: RunRankup, tmp_path: Path
 ) -> None:
     folder = tmp_path / os.fsdecode(b"a\x1b]0;owned\x07\n\xff")
     folder.mkdir()
     (folder / "rankup.toml").touch()
-    done = run_rankup(["doctor", "no\x1b[2Jthing.py"], cwd=folder, env=clean_environment())
+    done = rankup_here(["doctor", "no\x1b[2Jthing.py"], cwd=folder, env=clean_environment())
     assert done.returncode == 1
     assert "\x1b" not in done.stdout + done.stderr
     assert "\x07" not in done.stdout + done.stderr
@@ -205,8 +205,8 @@ def test_names_from_elsewhere_cannot_write_to_the_terminal(
     assert "no\\x1b[2Jthing.py" in done.stdout
 
 
-def test_a_path_that_is_none_is_bad_input(run_rankup: RunRankup) -> None:
-    done = run_rankup(["doctor", ""])
+def test_a_path_that_is_none_is_bad_input(rankup_here: RunRankup) -> None:
+    done = rankup_here(["doctor", ""])
     assert (done.returncode, done.stdout) == (2, "")
     assert "SCRIPT" in done.stderr
 
@@ -222,17 +222,17 @@ def test_a_folder_that_is_gone_is_bad_input(tmp_path: Path) -> None:
     assert "the folder you are in is no longer there" in done.stderr
 
 
-def test_a_broken_rankup_toml_is_a_finding(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_a_broken_rankup_toml_is_a_finding(rankup_here: RunRankup, tmp_path: Path) -> None:
     (tmp_path / "rankup.toml").write_text("[job]\nacount = 'x'\n")
-    done = run_rankup(["doctor", "--json"], env=clean_environment())
+    done = rankup_here(["doctor", "--json"], env=clean_environment())
     [wrong] = of(found(done), codes.CONFIGURATION)
     assert (done.returncode, wrong["level"]) == (1, "error")
     assert "account" in wrong["message"]
 
 
-def test_what_rankup_toml_lists_and_nobody_fetched(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_what_rankup_toml_lists_and_nobody_fetched(rankup_here: RunRankup, tmp_path: Path) -> None:
     (tmp_path / "rankup.toml").write_text("[fetch]\nmodels = ['gpt2']\n")
-    done = run_rankup(["doctor", "--json"], env=clean_environment())
+    done = rankup_here(["doctor", "--json"], env=clean_environment())
     [unmet] = of(found(done), codes.NEEDS)
     assert (unmet["level"], unmet["todo"]) == ("error", "rankup fetch --model gpt2")
     assert "gpt2" in unmet["message"]

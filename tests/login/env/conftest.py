@@ -79,9 +79,9 @@ class World:
         words = (sys.executable, "-c", start, *words)
         return self.run(*words, timeout=timeout, cwd=cwd, **variables)
 
-    def write_files(self) -> None:
+    def write_files(self, *options: str) -> None:
         """Write the files of `env` and rankup's wheel, without making its venv."""
-        done = self.rankup("env", "create", PATH=str(self.root / "home"))
+        done = self.rankup("env", "create", *options, PATH=str(self.root / "home"))
         assert "bash cannot be started" in done.stdout, done.stdout
 
     def run(

@@ -163,6 +163,8 @@ def test_the_same_with_pip_and_with_a_lock(world: World, lines: list[str]) -> No
     done = world.rankup("env", "create", **ONLY_PIP)
     assert "venv/ is as it was, and older than requirements.txt" in done.stdout
     assert world.bash(f"source env/activate.sh; {_SHOW}").stdout.endswith("2.0\n")
+    if len(lines) > 1:
+        return  # the lock takes a line out as well
     world.require("env", ["shared==1.0"])
     assert world.rankup("env", "lock").returncode == 0
     (world.index / "shared-1.0-py3-none-any.whl").unlink()
@@ -183,6 +185,8 @@ def test_a_name_is_never_run_and_odd_paths_work(world: World, settings: dict[str
         file.write("ENV_NAME='p$(touch PWN)\"`touch PWN`'\n")
     done = world.rankup("env", "create", folder, **settings)
     assert done.returncode == 0, done.stdout
+    by_pip = "installing with pip: its settings say where packages come from" in done.stdout
+    assert by_pip == bool(settings)
     done = world.bash(
         f'set -eu; source "$1"; {_SHOW}; echo "${{PS1@P}}"', f"{folder}/activate.sh", PS1="> "
     )
@@ -232,13 +236,4 @@ def test_a_python_that_is_gone_is_replaced(world: World) -> None:
     assert "its Python, /nowhere/python, is not there" in staleness(folder)
     done = world.rankup("env", "create")
     assert "making venv/: its Python does not start any more" in done.stdout
-    assert world.bash(f"source env/activate.sh; {_SHOW}").stdout == f"{__version__} 2.0\n"
-
-
-@pytest.mark.slow
-def test_with_pips_settings_alone_pip_is_used(world: World) -> None:
-    world.require("env", ["shared==2.0"])
-    done = world.rankup("env", "create", **ONLY_PIP)
-    assert done.returncode == 0, done.stdout
-    assert "installing with pip: its settings say where packages come from" in done.stdout
     assert world.bash(f"source env/activate.sh; {_SHOW}").stdout == f"{__version__} 2.0\n"

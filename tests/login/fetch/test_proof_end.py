@@ -66,15 +66,30 @@ def test_a_script_that_keeps_nothing_cannot_be_proved(stage: Stage, web: Web) ->
 
 
 @pytest.mark.slow
-def test_a_model_that_was_removed_from_the_hubs_cache_is_named(stage: Stage, hub: Hub) -> None:
+def test_what_was_removed_from_the_hubs_cache_is_named(stage: Stage, hub: Hub) -> None:
     script = stage.script("hub_loop.py")
     got = stage.fetch(script, env=hub.environment)
     assert got.code == 0, got.said
+    hub.web.forget()
+
+    cache = stage.home / ".cache" / "huggingface"
+    away = stage.home / "away"
+    data = next((cache / "hub").glob("datasets--*"))
+    (away / "hub").mkdir(parents=True)
+    for folder in (cache / "datasets", data):
+        folder.rename(away / folder.relative_to(cache))
+    failed = stage.fetch(script, options=ONLY_PROOF, env=hub.environment)
+    assert failed.code == 1, failed.said
+    for said in ("org/tiny", f"hub_loop.py:{_line(script, 'data = load_dataset')}"):
+        assert said in failed.said, failed.said
+
+    for folder in (cache / "datasets", data):
+        shutil.rmtree(folder, ignore_errors=True)
+        (away / folder.relative_to(cache)).rename(folder)
     model = Path(got.item("models--org--tiny-model").path)
     weights = next(model.rglob("*.safetensors"))
     weights.resolve().unlink()
     weights.unlink()
-    hub.web.forget()
 
     failed = stage.fetch(script, options=ONLY_PROOF, env=hub.environment)
 
@@ -85,19 +100,6 @@ def test_a_model_that_was_removed_from_the_hubs_cache_is_named(stage: Stage, hub
     for said in ("org/tiny-model", f"hub_loop.py:{line}"):
         assert said in failed.said, failed.said
     assert hub.web.requests() == []
-
-
-@pytest.mark.slow
-def test_a_data_set_that_was_removed_from_the_hubs_cache_is_named(stage: Stage, hub: Hub) -> None:
-    script = stage.script("hub_loop.py")
-    assert stage.fetch(script, env=hub.environment).code == 0
-    cache = stage.home / ".cache" / "huggingface"
-    shutil.rmtree(cache / "datasets")
-    shutil.rmtree(next((cache / "hub").glob("datasets--*")))
-    failed = stage.fetch(script, options=ONLY_PROOF, env=hub.environment)
-    assert failed.code == 1, failed.said
-    for said in ("org/tiny", f"hub_loop.py:{_line(script, 'data = load_dataset')}"):
-        assert said in failed.said, failed.said
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ record_life() { # append a line about this life, e.g. record_life '"end": 170000
 
 end_life() { # end_life CODE [WHY]: a script that ends without its code makes a failed job COMPLETED
     if [ -n "${2:-}" ]; then echo "rankup: $2" >&2; fi
-    record_life "\"end\": $(date +%s), \"code\": $1"
+    if [ -z "${rankup_ended:-}" ]; then record_life "\"end\": $(date +%s), \"code\": $1"; fi
     exit "$1"
 }
 
@@ -243,6 +243,7 @@ rank=(python3)
 if command -v rankup-rank >/dev/null; then rank=(rankup-rank); fi
 
 launch() { # torchrun on this node; it starts the ranks
+    watch_node
     trap '' USR1 # it would die of it; the ranks install a handler of their own
     local is_host=$((SLURM_NODEID == 0)) host=()
     # The first node alone goes by its address, which makes it the one whose rank is 0 (addresses
@@ -254,6 +255,16 @@ launch() { # torchrun on this node; it starts the ranks
         "${host[@]}" --no-python -- "${rank[@]}" "$@"
 }
 
+watch_node() { # the sampler of this node, beside its ranks; it ends with them
+    local launcher=$BASHPID # becomes torchrun
+    if command -v rankup >/dev/null; then
+        (trap '' USR1 && exec rankup monitor "$RANKUP_RUN_DIR" --parent "$launcher" \
+            --ranks "$ranks" --whole-node) </dev/null &
+    else
+        echo "rankup: node ${SLURMD_NODENAME:-$(hostname)} is not sampled: no rankup on PATH" >&2
+    fi
+}
+
 on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of this script, per node
     local option=$1
     shift
@@ -261,7 +272,7 @@ on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of 
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --relative=0 --cpu-bind=none \
         --wait=120 "$option" ${srun_options[@]+"${srun_options[@]}"} bash -c "$(
             declare -p nodes ranks gpus needs programs rank master_addr master_port
-            declare -f preflight hear_all report_to_head launch
+            declare -f preflight hear_all report_to_head launch watch_node
         ); \"\$@\"" bash "$@"
 }
 
@@ -298,6 +309,17 @@ if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not thro
     printf '{"job": "%s", "task": %s, "follows": "%s"}\n' "${next%%;*}" \
         "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_job" >>"$RANKUP_RUN_DIR/log/lives.jsonl"
     exit 0
+fi
+if [ -d "$RANKUP_RUN_DIR/monitor" ] && command -v rankup >/dev/null; then # what it was worth
+    record_life "\"end\": $(date +%s), \"code\": $code" # the time limit may come meanwhile
+    rankup_ended=1
+    left=$((${RANKUP_END_TIME:-$(($(date +%s) + 3600))} - $(date +%s) - 20))
+    if [ "$left" -ge 20 ]; then # all nodes are billed as long as this takes
+        timeout --kill-after=5 "$((left < 120 ? left : 120))" \
+            rankup report --formats html,text --ended "$code" "$RANKUP_RUN_DIR"
+    else
+        echo "rankup: no time is left for the report; it is made by: rankup report $rankup_base" >&2
+    fi
 fi
 if [ "$code" -ne 0 ] && command -v rankup >/dev/null; then
     timeout 60 rankup logs --cause "$RANKUP_RUN_DIR" # the last words: rank, node and exception

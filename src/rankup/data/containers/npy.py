@@ -6,7 +6,6 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import UserError
+from .. import npy_header
 from ..errors import BadContainer
 
 _MAGIC = b"\x93NUMPY"
@@ -119,15 +119,7 @@ def _array(path: Path, name: str, file: IO[bytes], start: int, size: int) -> Arr
     """
     where = f"{path}: the array {name}"
     header = file.tell()
-    version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"{name} is an .npy of version {version}")
-    read: Callable[[IO[bytes]], Any] = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    shape, fortran, dtype = read(file)
+    _, shape, fortran, dtype = npy_header.read(file)
     header = file.tell() - header
     if dtype.hasobject:
         raise UserError(f"{where} holds Python objects, which are not unpickled: save numbers")

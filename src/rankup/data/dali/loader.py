@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset
 from ...base.errors import UserError
 from ...runtime.shard import part
 from ..draw import Draw
-from ..engines import default_workers
+from ..engines import Engine, default_workers
 from ..loader import Loader
 from ..making import Fetch, Made
 from ..options import Options
@@ -79,13 +79,7 @@ class DaliLoader(Loader):
         quiet: bool | None = None,
     ) -> None:
         imported()
-        threads = default_workers() if workers is None else workers
-        if threads < 1 or prefetch < 1:
-            raise UserError(
-                f"workers={threads}, prefetch={prefetch}: DALI has at least one thread, and is at "
-                f"least one batch ahead"
-            )
-        photos, transform = _fitting(dataset)
+        photos, _ = _fitting(dataset)
         where = _device(device)
         gpu = where.type == "cuda"
         super().__init__(
@@ -105,14 +99,38 @@ class DaliLoader(Loader):
         )
         # The part of the last rank is never the smaller one.
         most = len(part(global_batch, self._world_size - 1, self._world_size))
-        setting = Setting(
-            transform=transform,
-            most=max(1, most),
-            threads=threads,
-            prefetch=prefetch,
-            device=where,
+        self._engine = engine(photos, max(1, most), workers, where, prefetch, timeout)
+
+
+def engine(
+    dataset: PackedDataset,
+    most: int,
+    workers: int | None = None,
+    device: torch.device | str | None = None,
+    prefetch: int = 2,
+    timeout: float = 1800.0,
+) -> Engine:
+    """What makes the batches of draws, each of at most `most` samples; else as `DaliLoader`.
+
+    Raises:
+        UserError: DALI is not installed, or the data set is not one of photos alone.
+    """
+    imported()
+    threads = default_workers() if workers is None else workers
+    if threads < 1 or prefetch < 1:
+        raise UserError(
+            f"workers={threads}, prefetch={prefetch}: DALI has at least one thread, and is at "
+            f"least one batch ahead"
         )
-        self._engine = _Dali(photos, setting, timeout)
+    photos, transform = _fitting(dataset)
+    setting = Setting(
+        transform=transform,
+        most=most,
+        threads=threads,
+        prefetch=prefetch,
+        device=_device(device),
+    )
+    return _Dali(photos, setting, timeout)
 
 
 class _Read(Fetch):

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...site import mounts
+from ...site import cgroup
 from ...site.gpus import usable_cores, visible_gpus
 
 _ROOT = Path("/")
-# Version 1 says "no limit" as the largest number of pages.
-_NO_LIMIT = 1 << 60
 
 # What is kept free for the processes that train, per rank, for its GPU, and per worker of its
 # loader. Guesses on the safe side: torch alone takes 0.2 GB, measured here on CPU; batches,
@@ -84,76 +82,12 @@ def reserve(environment: Mapping[str, str]) -> Reserve:
 
 def cgroups(root: Path = _ROOT) -> list[Limit]:
     """The memory limits of this process's cgroup and all above it, of version 2 and 1."""
-    found = []
-    for folder, top, new in _folders(root):
-        here = folder
-        while True:
-            limit = (_limit2 if new else _limit1)(here)
-            if limit is not None:
-                name = f"/{here.relative_to(top)}" if here != top else "/"
-                found.append(Limit(f"memory limit of the cgroup {name}", *limit))
-            if here == top or top not in here.parents:
-                break
-            here = here.parent
-    return found
-
-
-def _folders(root: Path) -> list[tuple[Path, Path, bool]]:
-    """(own folder, top of the hierarchy, whether it is of version 2) of the memory controllers."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-        table = mounts.parse((root / "proc/self/mounts").read_text(errors="replace"))
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        new = number == "0" and not controllers
-        if not new and "memory" not in controllers.split(","):
-            continue
-        kind = "cgroup2" if new else "cgroup"
-        for mount in table:
-            # Of version 1 each controller has a mount, whose last word names it.
-            if mount.kind == kind and (new or "memory" in Path(mount.point).name.split(",")):
-                top = root / mount.point.lstrip("/")
-                own = top / path.lstrip("/")
-                # In a container the hierarchy may begin at its own group.
-                found.append((own if own.is_dir() else top, top, new))
-    return found
-
-
-def _limit2(folder: Path) -> tuple[int, int] | None:
-    limit, used = _read(folder / "memory.max"), _read(folder / "memory.current")
-    if limit is None or used is None:
-        return None
-    stat = _stat(folder / "memory.stat")
-    cache = stat.get("inactive_file", 0) + stat.get("active_file", 0)
-    return limit, max(0, used - cache)
-
-
-def _limit1(folder: Path) -> tuple[int, int] | None:
-    limit, used = _read(folder / "memory.limit_in_bytes"), _read(folder / "memory.usage_in_bytes")
-    if limit is None or used is None or limit >= _NO_LIMIT:
-        return None
-    stat = _stat(folder / "memory.stat")
-    cache = stat.get("total_inactive_file", 0) + stat.get("total_active_file", 0)
-    return limit, max(0, used - cache)
-
-
-def _read(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # "max": none
-        return None
-
-
-def _stat(path: Path) -> dict[str, int]:
-    try:
-        rows = (line.split() for line in path.read_text().splitlines())
-        return {row[0]: int(row[1]) for row in rows if len(row) == 2}
-    except (OSError, ValueError):
-        return {}
+    return [
+        Limit(f"memory limit of the cgroup {group.name}", *limit)
+        for own in cgroup.own(root)
+        for group in cgroup.upwards(own)
+        if (limit := group.memory()) is not None
+    ]
 
 
 def _meminfo(root: Path) -> dict[str, int]:

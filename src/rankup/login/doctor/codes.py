@@ -32,6 +32,7 @@ SCRIPT = "RK524"
 IMPORTS = "RK525"
 DATA = "RK526"
 NEEDS = "RK527"
+PORTED = "RK528"
 LATE = "RK538"
 FAILED = "RK539"
 
@@ -64,6 +65,7 @@ TITLES: Mapping[str, str] = MappingProxyType(
         IMPORTS: "what the script imports is there",
         DATA: "what the script fetches is there",
         NEEDS: "what rankup.toml lists is there",
+        PORTED: "the script is ready for many ranks",
         LATE: "no answer in time",
         FAILED: "a check failed",
     }

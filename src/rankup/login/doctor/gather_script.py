@@ -20,6 +20,7 @@ def checks(path: Path, args: tuple[str, ...]) -> tuple[Check, ...]:
         Check(codes.SCRIPT, name, partial(_imports, path)),
         Check(codes.MOUNTED, name, partial(_mounted, path)),
         Check(codes.DATA, name, partial(_data, path, args)),
+        Check(codes.PORTED, name, partial(_ported, path)),
     )
 
 
@@ -67,3 +68,16 @@ def _data(path: Path, args: tuple[str, ...], facts: Facts) -> list[Finding]:
         *script.check_data(command, profile, facts.internet(), fetched, downloads),
         *script.check_killed(beside),
     ]
+
+
+def _ported(path: Path, facts: Facts) -> list[Finding]:
+    """Nothing is said of a script that trains nothing; the check of imports names its syntax."""
+    if script.unreadable(path) or path.suffix != ".py":
+        return []
+    from ...port.check import check
+    from ...port.source import read
+
+    source = read(path)
+    if not source.concerns_training or source.trouble is not None:
+        return []
+    return script.check_ported(path, check([path]))

@@ -172,6 +172,20 @@ def check_needs(unmet: Sequence[Unmet]) -> list[Finding]:
     ]
 
 
+def check_ported(path: Path, found: Sequence[Finding]) -> list[Finding]:
+    """What `rankup check` found in a script, in one line."""
+    if not found:
+        message = "nothing in it stands in the way of many ranks"
+        return [Finding(codes.PORTED, "ok", path.name, message)]
+    rules = some(sorted({one.code for one in found}))
+    count = f"{len(found)} thing{'s' if len(found) > 1 else ''}"
+    message = f"{count} in it would be wrong on many ranks ({rules})"
+    todo = (
+        f"{words.command(['rankup', 'check', str(path)])} says what; rankup port mends most of it"
+    )
+    return [Finding(codes.PORTED, "warning", path.name, message, todo)]
+
+
 def check_killed(killed: Iterable[Killed]) -> list[Finding]:
     """Fetches that were killed and whose scripts' files are not yet as they were."""
     return [Finding(codes.DATA, "warning", ".rankup", one.what, one.todo) for one in killed]

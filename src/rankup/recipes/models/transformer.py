@@ -4,8 +4,11 @@ pre-norm after Radford et al., 2019)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,7 +16,12 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Shape:
-    """Size of a transformer; `dim` is a multiple of `heads`."""
+    """Size of a transformer; `dim` is a multiple of `heads`.
+
+    Attributes:
+        tied: the head's weight is the token embedding's (Press and Wolf, 2017).
+        prior: the head has a bias, for how frequent each token is.
+    """
 
     vocab_size: int
     seq_len: int
@@ -21,6 +29,8 @@ class Shape:
     dim: int
     heads: int
     dropout: float
+    tied: bool = False
+    prior: bool = False
 
 
 class Linear(nn.Linear):
@@ -32,6 +42,27 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.std)
+
+
+class Head(nn.Linear):
+    """Logits, with a bias that starts from given ones: what is known before anything is learned.
+
+    Args:
+        logits: of shape (outputs,); None: all alike.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, std: float, logits: npt.NDArray[np.float32] | None
+    ) -> None:
+        self.std, self.logits = std, logits
+        super().__init__(inputs, outputs)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+        nn.init.zeros_(self.bias)
+        if self.logits is not None and not self.bias.is_meta:
+            with torch.no_grad():
+                self.bias.copy_(torch.from_numpy(self.logits))
 
 
 class Embedding(nn.Embedding):
@@ -50,7 +81,7 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.head_size = shape.dim // shape.heads
         std = 1 / math.sqrt(shape.dim)
         self.query = Linear(shape.dim, shape.dim, std)
         self.key = Linear(shape.dim, shape.dim, std)
@@ -62,7 +93,8 @@ class Attention(nn.Module):
         batch, length, _ = x.shape
 
         def split(y: torch.Tensor) -> torch.Tensor:
-            return y.view(batch, length, self.heads, -1).transpose(1, 2)
+            # By the size of a head, not by their number: a rank may hold a part of the heads.
+            return y.view(batch, length, -1, self.head_size).transpose(1, 2)
 
         q, k, v = split(self.query(x)), split(self.key(x)), split(self.value(x))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -102,9 +134,13 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token numbers of shape (batch, length) -> logits of shape (batch, length, vocab_size)."""
+    """Token numbers of shape (batch, length) -> logits of shape (batch, length, vocab_size).
 
-    def __init__(self, shape: Shape) -> None:
+    Args:
+        logits: what the head's bias starts from, where the shape has a prior.
+    """
+
+    def __init__(self, shape: Shape, logits: npt.NDArray[np.float32] | None = None) -> None:
         super().__init__()
         self.shape = shape
         self.tokens = Embedding(shape.vocab_size, shape.dim, std=0.02)
@@ -112,12 +148,61 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
         self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
         self.norm = nn.LayerNorm(shape.dim)
-        self.head = Linear(shape.dim, shape.vocab_size, std=0.02)
+        self.head: nn.Linear = (
+            Head(shape.dim, shape.vocab_size, 0.02, logits)
+            if shape.prior
+            else Linear(shape.dim, shape.vocab_size, 0.02)
+        )
+        if shape.tied:
+            self.head.weight = self.tokens.weight
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.tokens(tokens) + self.positions(positions))
-        for block in self.blocks.values():
-            x = block(x)
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Token numbers -> the stream of shape (batch, length, dim) that the blocks add to."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        result: torch.Tensor = self.dropout(self.tokens(tokens) + self.positions(positions))
+        return result
+
+    def finish(self, x: torch.Tensor) -> torch.Tensor:
+        """The stream after the last block -> logits."""
         result: torch.Tensor = self.head(self.norm(x))
         return result
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks.values():
+            x = block(x)
+        return self.finish(x)
+
+    def chain(self) -> list[tuple[Callable[..., torch.Tensor], list[str]]]:
+        """The steps that `forward` is made of, each with the modules that it uses."""
+        return [
+            (self.embed, ["tokens", "positions", "dropout"]),
+            *((block, [f"blocks.{name}"]) for name, block in self.blocks.items()),
+            (self.finish, ["norm", "head"]),
+        ]
+
+    def tensor_plan(self) -> dict[str, str]:
+        """How the modules can be cut over ranks: attention by heads, the rest by features.
+
+        Between the maps, where each position is by itself, a rank has a part of the sequence
+        (Korthikanti et al., 2022); the logits stay cut by the vocabulary, also in the loss.
+        """
+        cut = f"column heads={self.shape.heads}"
+        return {
+            "tokens": "embedding-sequence",
+            "positions": "positions-sequence",
+            "dropout": "sequence",
+            "blocks.*.attention_norm": "sequence",
+            "blocks.*.attention": "gather-sequence",
+            "blocks.*.attention.query": cut,
+            "blocks.*.attention.key": cut,
+            "blocks.*.attention.value": cut,
+            "blocks.*.attention.output": "row-sequence",
+            "blocks.*.feed_forward_norm": "sequence",
+            "blocks.*.feed_forward": "gather-sequence",
+            "blocks.*.feed_forward.up": "column",
+            "blocks.*.feed_forward.down": "row-sequence",
+            "blocks.*.dropout": "sequence",
+            "norm": "sequence",
+            "head": "loss-parallel-sequence",
+        }

@@ -13,7 +13,7 @@ record_life() { # append a line about this life, e.g. record_life '"end": 170000
 
 end_life() { # end_life CODE [WHY]: a script that ends without its code makes a failed job COMPLETED
     if [ -n "${2:-}" ]; then echo "rankup: $2" >&2; fi
-    record_life "\"end\": $(date +%s), \"code\": $1"
+    if [ -z "${rankup_ended:-}" ]; then record_life "\"end\": $(date +%s), \"code\": $1"; fi
     exit "$1"
 }
 

@@ -83,8 +83,10 @@ pip_alone_says() {
         shift
     done
     shift
-    is_said "$pip" "${names[@]}" -- "${PIP_CONFIG_FILE:-}" /etc/pip.conf /etc/xdg/pip/pip.conf \
-        "${HOME:-}/.pip/pip.conf" "$config/pip/pip.conf" &&
+    local files=("${PIP_CONFIG_FILE:-}" /etc/pip.conf /etc/xdg/pip/pip.conf
+        "${HOME:-}/.pip/pip.conf" "$config/pip/pip.conf")
+    if [ "${PIP_CONFIG_FILE:-}" = /dev/null ]; then files=(/dev/null); fi # pip then reads none
+    is_said "$pip" "${names[@]}" -- "${files[@]}" &&
         ! is_said "$uv" "${@/#/UV_}" -- "${UV_CONFIG_FILE:-}" "$config/uv/uv.toml" /etc/uv/uv.toml
 }
 

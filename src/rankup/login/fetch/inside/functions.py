@@ -26,7 +26,7 @@ def changes(devices: Devices) -> tuple[Callable[[Any], None], ...]:
 
 def redirect_parallel(module: Any) -> None:
     """`torch.nn.parallel.distributed`: a module on the CPU has no device ids."""
-    _arguments(
+    change_arguments(
         module.DistributedDataParallel,
         "__init__",
         lambda given: given.update(device_ids=None, output_device=None),
@@ -62,7 +62,7 @@ def limit_loader(module: Any, threads: int) -> None:
         if given.get("pin_memory_device"):
             given["pin_memory_device"] = ""
 
-    _arguments(module.DataLoader, "__init__", change)
+    change_arguments(module.DataLoader, "__init__", change)
 
 
 def limit_threads(torch: Any, threads: int) -> None:
@@ -77,7 +77,7 @@ def limit_threads(torch: Any, threads: int) -> None:
     torch.set_num_threads = set_num_threads
 
 
-def _arguments(owner: Any, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+def change_arguments(owner: Any, name: str, change: Callable[[dict[str, Any]], None]) -> None:
     """Let `change` alter the arguments, by name, of each call of a function or method."""
     original = getattr(owner, name)
     signature = inspect.signature(original)

@@ -1,5 +1,5 @@
 #!/bin/bash
-# From rankup, which replaces this file as long as nobody has changed it. sha256 8afd678918a82d1096f211084553a8425b4e9e42dd17eed123d6f0f0a00f2467
+# From rankup, which replaces this file as long as nobody has changed it. sha256 d4f2558dcfc7819d5945816851860388e6183db80bab2d0194f29de6838b0bc3
 # Makes venv/ from requirements.txt, or from requirements.lock where that is there, and, for the
 # kind `modules`, from modules.sh:
 #     bash setup.sh         make it, or bring it up to date; what has not changed is not done again
@@ -365,8 +365,10 @@ pip_alone_says() {
         shift
     done
     shift
-    is_said "$pip" "${names[@]}" -- "${PIP_CONFIG_FILE:-}" /etc/pip.conf /etc/xdg/pip/pip.conf \
-        "${HOME:-}/.pip/pip.conf" "$config/pip/pip.conf" &&
+    local files=("${PIP_CONFIG_FILE:-}" /etc/pip.conf /etc/xdg/pip/pip.conf
+        "${HOME:-}/.pip/pip.conf" "$config/pip/pip.conf")
+    if [ "${PIP_CONFIG_FILE:-}" = /dev/null ]; then files=(/dev/null); fi # pip then reads none
+    is_said "$pip" "${names[@]}" -- "${files[@]}" &&
         ! is_said "$uv" "${@/#/UV_}" -- "${UV_CONFIG_FILE:-}" "$config/uv/uv.toml" /etc/uv/uv.toml
 }
 

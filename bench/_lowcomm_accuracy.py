@@ -1,0 +1,179 @@
+"""What the strategies that talk seldom cost in accuracy: equal tokens, four workers."""
+
+from __future__ import annotations
+
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _lowcomm_runs import WORKERS, Run, Setting, run
+from _lowcomm_text import share_of_gain, unigram_loss
+from common import table
+
+# Trained until more steps bring ddp nothing: twenty epochs, a batch of 32 samples for each worker,
+# the recipe's own dropout, and the learning rate at which ddp ends lowest.
+MODEL: dict[str, Any] = {
+    "layers": 2, "dim": 64, "heads": 4, "seq_len": 32, "dropout": 0.1,
+    "global_batch": 128, "micro_batch": 32, "steps": 1000, "lr": 2.5e-3, "warmup": 100,
+    "valid_every": 50, "checkpoint_every": 10**6,
+}  # fmt: skip
+BANDWIDTH = 8e6  # bytes/s of each worker's line in the runs that are drawn: 64 Mbit/s
+_AT_ONCE = 2  # runs; those that sleep leave the cores to others
+Point = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A way to train.
+
+    Attributes:
+        bar: share of ddp's gain that it has to keep; 0 where the figure is only shown.
+        late: see `Setting`.
+        drawn: whether its first run is on a slow network, for a curve.
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    bar: float = 0.0
+    late: int = 0
+    drawn: bool = False
+    quick: bool = False
+
+
+_APART = {"lr": 5e-3}  # AdamW divides by the noise of a quarter of the batch, twice that of all
+_LATE = {"lr": 3e-3, "momentum": 0.8}  # late gradients swing: less momentum keeps them down
+
+
+def _copies(strategy: str, every: int, **more: Any) -> dict[str, Any]:
+    return {"strategy": strategy, "sync_every": str(every), **_APART, **more}
+
+
+def _asynchronous(most: int) -> dict[str, Any]:
+    return {"strategy": "async-sgd", "max_staleness": most, **_LATE}
+
+
+def _late(versions: int) -> Contestant:
+    bar = 0.95 if versions == 1 else 0.0
+    name = f"async-sgd, all {versions} late"
+    return Contestant(name, _asynchronous(0), bar, versions, quick=bar > 0)
+
+
+# The outer step size and momentum that add up to whole steps: 0.7 / (1 - 0.3) = 1.
+_OUTER = {"outer_lr": 0.7, "outer_momentum": 0.3}
+DDP = Contestant("ddp", drawn=True, quick=True)
+CONTESTANTS = (
+    DDP,
+    Contestant("local-sgd, H = 10", _copies("local-sgd", 10), 0.95, drawn=True, quick=True),
+    Contestant("diloco, H = 10", _copies("diloco", 10, **_OUTER), 0.95, quick=True),
+    _late(1),
+    Contestant("diloco, H = 50", _copies("diloco", 50, **_OUTER), drawn=True),
+    Contestant("gossip", {"strategy": "gossip", **_APART}, drawn=True),
+    _late(4),
+    _late(16),
+    Contestant("local-sgd, H = 50", _copies("local-sgd", 50)),
+    Contestant("async-sgd, staleness 1", _asynchronous(1), 0.95),
+    Contestant("async-sgd", _asynchronous(4), drawn=True),
+    Contestant("ddp, int8", {"compress": "int8"}, drawn=True),
+    Contestant("ddp, topk:0.01", {"compress": "topk:0.01"}),
+    Contestant("diloco, H = 10, 0.7 and 0.9", _copies("diloco", 10)),
+)
+
+
+def measure(
+    text: Path, directory: Path, options: dict[str, Any], seeds: int, quick: bool
+) -> dict[str, list[Point]]:
+    """Run the contestants and print what they reach.
+
+    Args:
+        seeds: of ddp and those that have a bar; the others run once.
+
+    Returns:
+        Curves of those that are drawn, see `points`.
+    """
+    contestants = [one for one in CONTESTANTS if one.quick or not quick]
+    runs: dict[str, dict[int, Run]] = {one.name: {} for one in contestants}
+
+    def train(one: Contestant, seed: int) -> None:
+        given = {**options, **MODEL, **one.options, "seed": seed}
+        given |= {"steps": 100, "warmup": 20} if quick else {}
+        drawn = one.drawn and seed == 0 and not quick
+        setting = Setting(late=one.late, bandwidth=BANDWIDTH if drawn else 0)
+        found = run(text, directory / f"{one.name}-{seed}", given, setting)
+        runs[one.name][seed] = found
+        print(f"  seed {seed}: {one.name} {_best(found):.4f}", flush=True)
+
+    turns = [
+        (one, seed)
+        for seed in range(seeds)
+        for one in contestants
+        if seed == 0 or one.bar or one is DDP
+    ]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(lambda turn: train(*turn), turns))
+    _show_losses(contestants, runs, unigram_loss(text))
+    drawn = {one.name: points(runs[one.name][0]) for one in contestants if one.drawn and not quick}
+    _show_curves(drawn)
+    return drawn
+
+
+def _best(found: Run) -> float:
+    """The lowest validation loss, that of the checkpoint which the run keeps as its best."""
+    final = found.final["valid_loss"]
+    return float(min(final, found.final.get("best_valid_loss", final)))
+
+
+def _show_losses(
+    contestants: list[Contestant], runs: dict[str, dict[int, Run]], unigram: float
+) -> None:
+    print(
+        f"\nlowest validation loss, {WORKERS} workers, equal tokens; share of the gain that ddp of "
+        f"the same seed has over word frequencies ({unigram:.4f}), mean and least of the seeds"
+    )
+    heads = ["", "seeds", "lowest", "at the end", "share", "least", "bar", "kB/step", "late by"]
+    table(heads, [_row(one, runs, unigram) for one in contestants])
+
+
+def points(found: Run) -> list[Point]:
+    """Seconds since the first micro-batch, bytes sent by a worker and validation loss, at each
+    validation."""
+    began = min(stamps[0][0] for stamps in found.stamps)
+    # By the mean of all steps: what workers of gossip write has not a line for each.
+    return [
+        (line["time"] - began, line["step"] * found.bytes_per_step, line["valid_loss"])
+        for line in found.lines
+        if "valid_loss" in line
+    ]
+
+
+def _show_curves(curves: dict[str, list[Point]]) -> None:
+    if not curves:
+        return
+    print(f"\nthe same tokens where each worker's line has {BANDWIDTH * 8 / 1e6:.0f} Mbit/s")
+    rows = [
+        [name, f"{points[-1][0]:.0f}", f"{points[-1][1] / 1e6:.1f}", f"{points[-1][2]:.3f}"]
+        for name, points in curves.items()
+    ]
+    table(["", "seconds", "MB sent by a worker", "loss at the last validation"], rows)
+
+
+def _row(one: Contestant, runs: dict[str, dict[int, Run]], unigram: float) -> list[str]:
+    own, ddp = runs[one.name], runs[DDP.name]
+    shares = [share_of_gain(_best(own[seed]), _best(ddp[seed]), unigram) for seed in own]
+    late = own[0].final.get("exchange", {}).get("staleness", {})
+    total = sum(late.values())
+    said = "all " + str(one.late) if one.late else ""
+    if late and not one.late:
+        said = ", ".join(f"{n}: {number / total:.0%}" for n, number in late.items())
+    return [
+        one.name,
+        str(len(own)),
+        f"{statistics.mean(map(_best, own.values())):.4f}",
+        f"{statistics.mean(found.final['valid_loss'] for found in own.values()):.4f}",
+        f"{statistics.mean(shares):.1%}",
+        f"{min(shares):.1%}",
+        f"{one.bar:.0%}" if one.bar else "",
+        f"{own[0].bytes_per_step / 1e3:,.0f}",
+        said,
+    ]

@@ -1,0 +1,173 @@
+"""Sleeps that stand for slow computers and a slow network, so that two cores can show them.
+
+Computing: each micro-batch of a training step sleeps before its forward. Network: each rank has one
+line, on which its messages go one after the other in bytes / bandwidth seconds, beside whatever the
+rank computes meanwhile. A sum counts with what a ring sends of it. Where one rank serves the others
+(asynchronous SGD), its line is the narrow one, out and in. All of it is put over torch.distributed
+from outside: the strategies run as they are.
+"""
+
+# No postponed annotations here: DDP checks those of its communication hook as objects.
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rankup.parallel.build import Built
+from rankup.parallel.lowcomm.gossip import link
+from rankup.recipes.language_model import LanguageModel
+from rankup.recipes.options import LanguageModelOptions
+from rankup.runtime.collectives import ALL_GATHER
+from rankup.train import loop
+from rankup.train.task import Batch
+
+
+class SlowTask(LanguageModel):
+    """The recipe's task on a slow computer.
+
+    Args:
+        seconds: that each micro-batch of a training step sleeps.
+        done: called with each loss that is trained on.
+    """
+
+    def __init__(
+        self,
+        options: LanguageModelOptions,
+        directory: Any,
+        seconds: float,
+        done: Callable[[], None],
+    ) -> None:
+        super().__init__(options, directory)
+        self._seconds, self._done = seconds, done
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        if torch.is_grad_enabled() and self._seconds:
+            time.sleep(self._seconds)
+        loss = super().loss(model, batch)
+        if torch.is_grad_enabled():
+            self._done()
+        return loss
+
+
+class Line:
+    """A line of `bandwidth` bytes/s, on which messages wait for those before them."""
+
+    def __init__(self, bandwidth: float) -> None:
+        self._bandwidth = bandwidth
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def until(self, size: float) -> float:
+        """When a message handed over now has passed, on the clock of `time.monotonic`."""
+        with self._lock:
+            self._free = max(self._free, time.monotonic()) + size / self._bandwidth
+            return self._free
+
+    def carry(self, size: float) -> None:
+        """Wait until it has."""
+        sleep_until(self.until(size))
+
+
+def sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+class _Work:
+    """A collective under way that is done when the line has carried it as well."""
+
+    def __init__(self, work: dist.Work, until: float) -> None:
+        self._work, self._until = work, until
+
+    def wait(self) -> None:
+        self._work.wait()
+        sleep_until(self._until)
+
+
+class _Pair:
+    """The connection of two gossip workers, over this one's line."""
+
+    def __init__(self, group: Any, out: Line) -> None:
+        self._group, self._out = group, out
+        self.recv = group.recv
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Any:
+        self._out.carry(sum(tensor.nbytes for tensor in tensors))
+        return self._group.send(tensors, to, tag)
+
+
+def slow_network(bandwidth: float, rank: int, world_size: int) -> None:
+    """Let what the strategies call in torch.distributed take its time in this process."""
+    out, into = Line(bandwidth), Line(bandwidth)
+    ring = (world_size - 1) / world_size
+
+    def slowed(name: str, share: float, of: int) -> None:
+        """Argument number `of` is what each rank has; `share` of its bytes go to others."""
+        collective = getattr(dist, name)
+
+        def call(*args: Any, async_op: bool = False, **named: Any) -> _Work | None:
+            until = out.until(share * args[of].nbytes)
+            work = _Work(collective(*args, async_op=True, **named), until)
+            if async_op:
+                return work
+            work.wait()
+            return None
+
+        setattr(dist, name, call)
+
+    slowed("all_reduce", 2 * ring, 0)
+    slowed("all_to_all_single", ring, 1)
+    slowed(ALL_GATHER, world_size - 1, 1)
+    if rank == 0:  # the others' lines are as fast, and only a third as busy
+        send, recv = dist.send, dist.recv
+
+        def slow_send(tensor: torch.Tensor, *args: Any) -> None:
+            out.carry(tensor.nbytes)
+            send(tensor, *args)
+
+        def slow_recv(tensor: torch.Tensor, *args: Any) -> None:
+            recv(tensor, *args)
+            into.carry(tensor.nbytes)
+
+        dist.send, dist.recv = slow_send, slow_recv  # type: ignore[assignment]
+    _slow_buckets()
+    pair = link.pair
+    link.pair = lambda *args: _Pair(pair(*args), out)  # type: ignore[assignment]
+
+
+def _slow_buckets() -> None:
+    """DDP sums its buckets in C++: here by a hook, all of them beside the backward."""
+    start = loop.start
+
+    def started(*args: Any) -> Built:
+        built = start(*args)
+        replica = built.replica
+        if isinstance(replica, DistributedDataParallel) and not hooked(replica):
+            replica.register_comm_hook([], _sum_bucket)
+        return built
+
+    loop.start = started  # type: ignore[assignment]
+
+
+def hooked(replica: DistributedDataParallel) -> bool:
+    """Whether a hook sums the gradients already; it calls torch.distributed as others do."""
+    return bool(replica._comm_hooks)
+
+
+def _sum_bucket(
+    under_way: list[Any], bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """DDP's mean over ranks; `under_way` has the buckets of this backward."""
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    future = torch.futures.Future[torch.Tensor]()
+    under_way.append((dist.all_reduce(buffer, async_op=True), buffer, future))
+    if bucket.is_last():
+        for work, values, done in under_way:
+            work.wait()
+            done.set_result(values)
+        under_way.clear()
+    return future

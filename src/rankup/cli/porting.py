@@ -1,0 +1,44 @@
+"""`rankup port`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import app
+
+
+@app.command()
+def port(
+    file: Annotated[Path, typer.Argument(help="A training script (.py), or a batch file of one.")],
+    batch: Annotated[
+        str, typer.Option(help="What the script's batch size means: global, or per-gpu.")
+    ] = "global",
+    strategy: Annotated[str, typer.Option(help="ddp, or fsdp.")] = "ddp",
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Replace the file instead of writing FILE_dist.py.")
+    ] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print the changes and write nothing.")
+    ] = False,
+    vendor: Annotated[
+        bool, typer.Option("--vendor", help="Copy the runtime beside it: runs without rankup.")
+    ] = False,
+    sync_bn: Annotated[
+        bool, typer.Option("--sync-bn", help="Batch norm over the batches of all ranks.")
+    ] = False,
+) -> None:
+    """Rewrite a single-GPU script so that it runs on any number of GPUs."""
+    from ..port.rewrite.command import port_file
+
+    port_file(
+        file,
+        batch=batch,
+        strategy=strategy,
+        in_place=in_place,
+        diff=diff,
+        vendor=vendor,
+        sync_bn=sync_bn,
+    )

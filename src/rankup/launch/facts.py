@@ -1,0 +1,145 @@
+"""What a report says of a run beside its samples: from `job.json`, our own records and Slurm."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..base import secrets
+from ..monitor import recording
+from ..monitor.recording import Facts
+from ..site.config import Config
+from ..site.rundir import Job
+from ..slurm.client import Client
+from . import lives, meant, status
+from .lives import Life
+
+
+def facts(
+    path: Path, task: str | None, config: Config, client: Client, ended: int | None = None
+) -> Facts:
+    """Of the run in `path`, or of that task of its array.
+
+    Args:
+        ended: exit code of the newest life, which Slurm still calls running as it asks for this.
+
+    Raises:
+        UserError: `job.json` is missing or damaged.
+    """
+    job = lives.read_job(path)
+    if ended is not None:
+        client = lives.NO_SLURM
+    found = [life for life in lives.of_run(path, job, client) if task in (None, life.task)]
+    bill = _bill(job)
+    minutes = _positive(bill.get("minutes"))
+    known = [_life(life, minutes) for life in found if life.started is not None]
+    if ended is not None and known and known[-1].end is None:
+        known[-1] = _ended(known[-1], ended)
+    last = job.lives[-1] if job.lives else {}
+    gpus = bill.get("gpus")
+    return Facts(
+        run=job.id if task is None else f"{job.id} task {task}",
+        name=job.target if job.kind == "recipe" else Path(job.target).stem,
+        command=_command(job),
+        directory=str(meant.folder(path, task)),
+        kind=job.kind,
+        site=_text(bill.get("site")),
+        partition=_text(bill.get("partition")),
+        account=_text(bill.get("account")),
+        nodes=int(_positive(last.get("nodes")) or 1),
+        ranks=int(ranks) if (ranks := _positive(last.get("nproc"))) else None,
+        gpus=gpus if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus >= 0 else None,
+        unit=_text(bill.get("unit")) or None,
+        per_node_hour=_positive(bill.get("per_node_hour")),
+        lives=tuple(known),
+        queued=_queued(job, found),
+        portal=_link(status.monitoring(found, config)),
+        what=_what(job),
+    )
+
+
+def bare(path: Path) -> Facts:
+    """Of a folder that holds a recording alone: nobody knows more than its files."""
+    return Facts(run=path.name, name=path.name, command="", directory=str(path))
+
+
+def _bill(job: Job) -> Mapping[str, Any]:
+    """What the newest life of the run that has a bill says of its machine and price."""
+    for life in reversed(job.lives):
+        if isinstance(bill := life.get("bill"), dict):
+            return bill
+    return {}
+
+
+def _life(life: Life, minutes: float | None) -> recording.Life:
+    assert life.started is not None
+    return recording.Life(
+        begin=life.started,
+        end=None if life.live else life.ended,
+        state=life.state,
+        words=life.words,
+        limit=None if minutes is None or life.job is None else minutes * 60,
+        nodes=life.nodes,
+        job=life.job,
+    )
+
+
+def _ended(life: recording.Life, code: int) -> recording.Life:
+    state = "FAILED" if code else "COMPLETED"
+    return recording.Life(life.begin, time.time(), state, "", life.limit, life.nodes, life.job)
+
+
+def _queued(job: Job, found: Sequence[Life]) -> float | None:
+    """Seconds between what was submitted and the first life of each job; None: never in a queue."""
+    submitted = {
+        life["job"]: lives.moment(life.get("submitted")) for life in job.lives if "job" in life
+    }
+    waits = []
+    for number, when in submitted.items():
+        starts = [life.started for life in found if life.job and life.job.split("_")[0] == number]
+        began = min((start for start in starts if start is not None), default=None)
+        if when is not None and began is not None:
+            waits.append(max(0.0, began - when))
+    return sum(waits) if waits else None
+
+
+def _command(job: Job) -> str:
+    """As it was typed at first, or what came to the same; without what looks like a secret."""
+    for life in job.lives:
+        words = life.get("command")
+        if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
+            return shlex.join(secrets.without(words, os.environ))
+    nodes = job.launch.get("nodes")
+    options = [] if nodes is None else ["--nodes", str(nodes)]
+    last = job.lives[-1] if job.lives else {}
+    if (ranks := last.get("nproc")) is not None:
+        options += ["--nproc", str(ranks)]
+    words = ["rankup", "run", *options, job.target, *job.args]
+    return shlex.join(secrets.without(words, os.environ))
+
+
+def _what(job: Job) -> dict[str, str]:
+    found = {name: str(value) for name, value in job.versions.items()}
+    if commit := job.git.get("commit"):
+        found["git"] = str(commit)[:12] + (" and changes since" if job.git.get("changed") else "")
+    return found
+
+
+def _link(text: str) -> str | None:
+    address = text.partition(" ")[0]
+    return address if address.startswith(("https://", "http://")) else None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _positive(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and 0 < value < 1e12 else None

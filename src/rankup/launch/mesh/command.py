@@ -1,0 +1,89 @@
+"""`rankup mesh`: find the target, cut it on paper, show it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ...base.errors import UserError
+from ...base.files import user_path
+from ...parallel.holdings import holdings
+from ...site import gpus
+from ..request import require_torch
+from . import text
+from .target import Split, find
+
+Asked = tuple[str | None, int | None, int | None, int | None, int | None, str | None]
+
+
+def show(
+    target: str,
+    args: tuple[str, ...],
+    nodes: int,
+    per_node: int | None,
+    asked: Asked,
+    png: str | None,
+) -> int:
+    """Print who holds what of TARGET's model, and draw it where a file is given.
+
+    Args:
+        asked: strategy, dp, shard, tp, pp, and the pipeline's schedule.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: the target or the layout is not possible; says why.
+    """
+    picture = _picture(png)
+    require_torch()
+    ranks = per_node or max(1, gpus.visible_gpus(os.environ))
+    found = find(target, args, Split(nodes, ranks, *asked))
+    from ...parallel.build import Choices
+    from ...parallel.on_paper import on_paper
+
+    choices = Choices(schedule=found.schedule, offload=found.offload)
+    paper = on_paper(found.build_model, found.layout, choices, found.example)
+    held = holdings(found.layout, paper.parts, found.states)
+    shown = text.Shown(
+        found.name,
+        found.layout,
+        ranks,
+        held,
+        paper.parameters,
+        paper.weights,
+        found.optimizer,
+        (*found.notes, *paper.notes, *_offloaded(found.offload)),
+        found.warnings,
+    )
+    if picture is not None:
+        from .picture import draw
+
+        draw(shown, picture)
+    print(text.text(shown))
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if picture is not None:
+        print(f"\ndrawn: {picture}")
+    return 0
+
+
+def _offloaded(offload: bool) -> tuple[str, ...]:
+    return ("weights, gradients and optimizer state lie in host memory",) if offload else ()
+
+
+def _picture(png: str | None) -> Path | None:
+    """Where to draw; what keeps from it is said before anything else is done."""
+    if png is None:
+        return None
+    path = user_path(png, "--png")
+    if path.suffix.lower() != ".png":
+        raise UserError(f"--png {png}: the picture is a PNG; give a name that ends in .png")
+    if not path.parent.is_dir():
+        raise UserError(f"--png {png}: there is no folder {path.parent}")
+    import importlib.util
+
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--png needs matplotlib: pip install matplotlib; the text needs nothing")
+    return path

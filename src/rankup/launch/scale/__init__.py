@@ -1,0 +1,1 @@
+"""`rankup scale`: the same run on more and more GPUs, and what that gave."""

@@ -1,0 +1,256 @@
+"""`rankup scale`: start what is missing of a series, and say what it gave."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ...base.errors import EXIT_FAILED, UserError
+from ...base.text import clean
+from ...site import config as configuration
+from ...site import gpus, rundir
+from ...site.config import Config
+from ...slurm.client import Client
+from ...slurm.options import JobOptions
+from .. import queue, submit
+from ..place import Place, place
+from ..request import Request, job_of
+from ..run import run
+from . import series as record
+from .outcome import Outcome, outcomes
+from .points import Point, counts, points
+from .result import show
+from .series import Series
+
+_ASKED_TO_STOP = (129, 130, 138, 143)  # 128 + HUP, INT, USR1, TERM
+_POLL = 10.0  # seconds between two questions to Slurm
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line said.
+
+    Attributes:
+        gpus: numbers of GPUs, as they were typed.
+        resume: the series to go on with.
+        nproc: GPUs, or ranks, that one node takes; None for what it has.
+        wait: stay until the last job has ended.
+    """
+
+    target: str | None
+    args: tuple[str, ...] = ()
+    gpus: str | None = None
+    weak: bool = False
+    batch_option: str | None = None
+    nproc: int | None = None
+    resume: str | None = None
+    local: bool = False
+    dry_run: bool = False
+    wait: bool = False
+    monitor: bool = True
+    options: JobOptions = field(default_factory=JobOptions)
+
+
+def scale(wish: Wish) -> int:
+    """Run or submit the points that are not through, and print the table; the exit code.
+
+    1 where a point failed, 0 where all are through or under way.
+
+    Raises:
+        UserError: what was asked for cannot be done; nothing has been started.
+    """
+    client = Client()
+    config = configuration.load(Path.cwd())
+    if wish.resume is not None:
+        path, series = _known(wish, config)
+        where = place(client, os.environ, series.local or wish.local)
+    else:
+        where = place(client, os.environ, wish.local)
+        path, series = _new(wish, config, client, where)
+    planned = points(series)
+    if wish.dry_run:
+        for point in planned:
+            print(_shown(series, point, where))
+        return 0
+    record.write(path, series)
+    with rundir.locked(path):
+        print(f"series {series.id} in {path}", file=sys.stderr)
+        stopped = _start_all(path, series, planned, wish, client, where)
+        if wish.wait and where == "slurm" and not stopped:
+            _wait(path, series, client)
+        found = outcomes(path, series, client)
+        show(path, series, found, config, client)
+    left = [one for one in found if not one.done]
+    if stopped or left:
+        print(f"go on with: rankup scale --resume {series.id}", file=sys.stderr)
+    failed = stopped or any(not one.live for one in left)
+    return EXIT_FAILED if failed else 0
+
+
+def _known(wish: Wish, config: Config) -> tuple[Path, Series]:
+    assert wish.resume is not None
+    path = record.find(config.runs, wish.resume)
+    if path is None:
+        raise UserError(
+            f"no series {wish.resume!r} in {config.runs / record.FOLDER}; name its id, its folder, "
+            "or `last`"
+        )
+    if wish.target is not None or wish.gpus is not None or wish.weak or wish.batch_option:
+        raise UserError(
+            "--resume goes on with the series as it was asked for; leave TARGET, --gpus, --weak "
+            "and --batch-option away"
+        )
+    series = record.read(path)
+    if not Path(series.cwd).is_dir():
+        raise UserError(f"{series.cwd}, the folder it was started in, is not there any more")
+    os.chdir(series.cwd)
+    return path, series
+
+
+def _new(wish: Wish, config: Config, client: Client, where: Place) -> tuple[Path, Series]:
+    if wish.target is None:
+        raise UserError("nothing to scale: name a recipe or a script, or --resume a series")
+    if wish.gpus is None:
+        raise UserError("say on how many GPUs: rankup scale --gpus 1,2,4,8 TARGET")
+    asked = counts(wish.gpus)
+    _, target = job_of(wish.target, wish.args)
+    runs, per_node = _room(wish, config, client, where, asked)
+    series = Series(
+        id=rundir.new_id(),
+        target=target,
+        args=list(wish.args),
+        counts=asked,
+        weak=wish.weak,
+        batch_option=wish.batch_option,
+        per_node=per_node,
+        cwd=str(Path.cwd()),
+        local=wish.local,
+        monitor=wish.monitor,
+        options=wish.options.said(),
+    )
+    return record.folder(runs, series).resolve(), series
+
+
+def _room(
+    wish: Wish, config: Config, client: Client, where: Place, asked: Sequence[int]
+) -> tuple[Path, int]:
+    """Where runs go, and what one node takes.
+
+    Raises:
+        UserError: a job of the series could not be submitted, or this machine has too few GPUs.
+    """
+    if where == "local":
+        there = gpus.visible_gpus(os.environ)
+        if 0 < there < asked[-1]:
+            raise UserError(
+                f"--gpus {asked[-1]}: this machine has {there} GPU(s); give {there} or less, or "
+                "set CUDA_VISIBLE_DEVICES= to run on CPU"
+            )
+        if not there:
+            print(
+                f"note: no GPU here, so each point runs on that many ranks, {_threads(asked)} "
+                f"thread(s) each ({gpus.usable_cores()} cores)",
+                file=sys.stderr,
+            )
+        return config.runs, asked[-1]
+    if where == "allocation":
+        if wish.nproc is None:
+            raise UserError(
+                "inside an allocation, say with --nproc how many GPUs (or ranks) a node takes"
+            )
+        return config.runs, wish.nproc
+    options = replace(wish.options, allow_idle_gpus=True).over(config.job)
+    plan = submit.plan(client, config, options, 1)
+    per_node = wish.nproc or plan.granted.node.gpus or 1
+    most = -(-asked[-1] // per_node)
+    submit.plan(client, config, replace(options, nodes=most), 1)
+    runs, link = submit.runs_folder(config, plan)
+    if link is not None and not wish.dry_run:
+        queue.link_runs(config.runs, link)
+    if plan.granted.exclusive and asked[0] < plan.granted.node.gpus:
+        print(
+            f"note: nodes of {plan.granted.partition} are billed whole, so {asked[0]} of "
+            f"{plan.granted.node.gpus} GPUs cost as much as all of them",
+            file=sys.stderr,
+        )
+    return runs, per_node
+
+
+def _threads(asked: Sequence[int]) -> int:
+    """Threads of a rank: the same at every point, else the cores would scale and not the ranks."""
+    return max(1, gpus.usable_cores() // asked[-1])
+
+
+def _start_all(
+    path: Path,
+    series: Series,
+    planned: Sequence[Point],
+    wish: Wish,
+    client: Client,
+    where: Place,
+) -> bool:
+    """Start every point that is neither through nor under way; whether somebody stopped it."""
+    for point, before in zip(planned, outcomes(path, series, client), strict=True):
+        if before.done or before.live:
+            continue
+        print(f"\n{_shown(series, point, where)}", file=sys.stderr)
+        request = _request(series, point, before, wish, where)
+        extra = {}
+        if where == "local" and not gpus.visible_gpus(os.environ):
+            extra = {
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(_threads(series.counts)))
+            }
+        try:
+            code = run(request, extra)
+        except UserError as error:  # the others may do
+            print(f"rankup: {clean(str(error))}", file=sys.stderr)
+            continue
+        if code in _ASKED_TO_STOP:
+            return True
+        if code:
+            print(f"rankup: the point of {point.count} failed ({code})", file=sys.stderr)
+    return False
+
+
+def _request(series: Series, point: Point, before: Outcome, wish: Wish, where: Place) -> Request:
+    here = where == "local"
+    asked = replace(wish.options.over(series.options), allow_idle_gpus=True, nodes=point.nodes)
+    again = f"-{before.attempts + 1}" if before.attempts else ""
+    request = Request(
+        series.target,
+        point.args,
+        nproc=point.ranks,
+        local=here,
+        options=JobOptions() if here else asked,
+        monitor=series.monitor,
+        check=point.count == series.counts[0],  # once is enough
+        id=f"{series.id}-{point.count}{again}",
+    )
+    if before.saved and before.path is not None:
+        return replace(request, target=None, args=(), resume=str(before.path), id=None)
+    return request
+
+
+def _wait(path: Path, series: Series, client: Client) -> None:
+    said = ""
+    while True:
+        found = outcomes(path, series, client)
+        line = " · ".join(f"{one.count}: {one.state}" for one in found)
+        if line != said:
+            print(line, file=sys.stderr, flush=True)
+            said = line
+        if not any(one.live for one in found):
+            return
+        time.sleep(_POLL)
+
+
+def _shown(series: Series, point: Point, where: Place) -> str:
+    """The command that does the same by itself."""
+    nodes = ["--nodes", str(point.nodes)] if where != "local" else []
+    words = ["rankup", "run", *nodes, "--nproc", str(point.ranks), series.target, *point.args]
+    return f"{point.count}: {shlex.join(words)}"

@@ -1,0 +1,94 @@
+"""The sampler's entry: `rankup monitor`, or without the command's own imports
+
+python -c 'import sys; from rankup.monitor.collect.main import main; sys.exit(main())' RUN_DIR
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from . import starter  # noqa: F401 (notes who started this, before anything else takes time)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Sample, or replay, as the words of a command line say; the exit code."""
+    ignore_warnings()
+    import argparse
+    from pathlib import Path
+
+    from ...base.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
+    from ...base.text import say
+
+    parser = argparse.ArgumentParser(prog="rankup monitor")
+    parser.add_argument("run", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--every", type=float)
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--life")
+    parser.add_argument("--parent", type=int)
+    parser.add_argument("--whole-node", action="store_true")
+    parser.add_argument("--replay", type=Path, metavar="FILE")
+    parser.add_argument("--speed", type=float)
+    try:
+        return start(**vars(parser.parse_args(words)))
+    except UserError as error:
+        say(str(error))
+        return EXIT_BAD_INPUT
+    except OSError as error:  # the run directory cannot be written
+        say(f"what this node does is not recorded: {error}")
+        return EXIT_FAILED
+
+
+def ignore_warnings() -> None:
+    """Ignore the signals that are for the training, before anything is imported.
+
+    The warning of the time limit would end a process that has just been started.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def start(
+    run: Path,
+    *,
+    every: float | None = None,
+    ranks: int | None = None,
+    life: str | None = None,
+    parent: int | None = None,
+    whole_node: bool = False,
+    replay: Path | None = None,
+    speed: float | None = None,
+) -> int:
+    """Sample into `run`, or replay a file into it, until the job ends; the exit code.
+
+    Raises:
+        UserError: an option is no good, or they do not go together.
+        OSError: the run directory cannot be written.
+    """
+    import os
+
+    from ...base.errors import UserError
+
+    if replay is not None:
+        if (every, ranks, life, whole_node) != (None, None, None, False):
+            raise UserError("--replay plays what was recorded: of the options only --speed counts")
+        from .replay import Replay
+        from .replay import replay as play
+
+        return play(Replay(replay, run, 1.0 if speed is None else speed, parent))
+    if speed is not None:
+        raise UserError("--speed is for --replay FILE alone")
+    from .pace import EVERY
+    from .sampler import Options, sample_run
+
+    options = Options(run, EVERY if every is None else every, ranks, life, parent, whole_node)
+    return sample_run(options, os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The sampler of a run on one node, from its head line to its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...base.errors import UserError
+from ...base.text import say
+from ..lines import FOLDER
+from . import alone, cores, node
+from .ending import Ending
+from .granted import granted
+from .open_gpus import open_source
+from .pace import EVERY, Pace
+from .sample import Node, Sample
+from .unused import CODE, Job, Watch
+from .writer import Writer
+
+_NICE = 10
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a sampler is told.
+
+    Attributes:
+        run: the run directory.
+        every: seconds between samples, at first.
+        ranks: that the run starts on this node; None where nobody says.
+        life: tells the starts of a run apart; by default as `lines.Head` says.
+        parent: number of the process without which there is no job, which need not be the one
+            that started the sampler; by default it is.
+        whole: whether the job is billed for all GPUs of the node, granted or not.
+    """
+
+    run: Path
+    every: float = EVERY
+    ranks: int | None = None
+    life: str | None = None
+    parent: int | None = None
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.every <= 3600:
+            raise UserError(f"--every {self.every:g} is no number of seconds from 0.1 to 3600")
+        if not self.run.is_dir():
+            raise UserError(f"{str(self.run)!r} is no run directory; its path is the argument")
+
+
+def sample_run(options: Options, environment: Mapping[str, str], root: Path = Path("/")) -> int:
+    """Sample until the job ends; the exit code.
+
+    Raises:
+        UserError: the stand-in for GPUs is no script.
+        OSError: the run directory cannot be written, or another user's file is in the way.
+    """
+    ending = Ending(options.run, options.parent)
+    name = node.name(environment)
+    held = alone.take(options.run, name)
+    if held is None:
+        say(f"another sampler watches this run on {name} already; this one ends")
+        return 0
+    with held:
+        folder = options.run / FOLDER
+        folder.mkdir(exist_ok=True)
+        os.nice(_NICE)
+        loop = _Loop(options, environment, folder / f"{name}.jsonl", root)
+        loop.until(ending)
+    return 0
+
+
+class _Loop:
+    """Samples in turn, each written at once."""
+
+    def __init__(
+        self, options: Options, environment: Mapping[str, str], path: Path, root: Path
+    ) -> None:
+        now = time.time()
+        usable = cores.usable(environment, root)
+        source, error = open_source(environment)
+        gpus = granted(source.gpus(), environment) if source else ()
+        self._node = Node(options.run, usable, environment, source, gpus, root)
+        self._head = node.head(
+            environment,
+            now=now,
+            every=options.every,
+            life=options.life or node.life(environment, now),
+            usable=usable,
+            limit=self._node.limit.size,
+            gpus=gpus,
+            gpu_error=error if gpus else error or "the driver sees no GPU",
+            ranks=options.ranks,
+            root=root,
+        )
+        job = Job(self._head.node, options.ranks, "SLURM_JOB_ID" in environment, options.whole)
+        self._watch = Watch(gpus, job)
+        self._writer = Writer(path)
+        self._headless = True
+        self._said: set[str] = set()
+        self._began = time.monotonic()
+        self._ranks_since: float | None = None
+
+    def until(self, ending: Ending) -> None:
+        """Sample until there is a reason to end, and write that down."""
+        pace = Pace(self._head.every)
+        spent = time.process_time()
+        last: float | None = None
+        why = ending.reason()
+        while why is None:
+            now = time.monotonic()
+            self._once(now, None if last is None else now - last)
+            last = now
+            used, spent = time.process_time() - spent, time.process_time()
+            pace.spent(used)
+            why = ending.wait(now + pace.interval(now - self._began))
+            if why is None and ending.gone():
+                self._writer.close()
+                return
+        line = {"kind": "end", "t": round(time.time(), 3), "why": why}
+        self._write({**line, "cpu": round(time.process_time(), 3)})
+        self._writer.close()
+
+    def _once(self, now: float, seconds: float | None) -> None:
+        try:
+            sample = self._node.read(time.time(), seconds)
+        except Exception as error:
+            # Whatever a node shows that nobody has seen before costs its sample, not all others.
+            self._note(f"a sample failed: {type(error).__name__}: {error}")
+            return
+        self._write(sample.line)
+        for note in sample.notes:
+            self._note(note)
+        said = self._watch.see(sample.gpu, self._running(sample, now))
+        if said is not None:
+            say(said)
+            self._note(said, CODE)
+
+    def _running(self, sample: Sample, now: float) -> float | None:
+        """Seconds for which there have been ranks; where none are expected, the job."""
+        if not sample.ranks:
+            self._ranks_since = None
+            return None if self._head.ranks else now - self._began
+        if self._ranks_since is None:
+            self._ranks_since = now
+        return now - self._ranks_since
+
+    def _note(self, text: str, code: str = "") -> None:
+        if text not in self._said:
+            self._said.add(text)
+            line = {"kind": "note", "t": round(time.time(), 3), "code": code, "text": text}
+            self._write(line)
+
+    def _write(self, line: dict[str, object]) -> None:
+        writer, now = self._writer, time.monotonic()
+        if self._headless:
+            self._headless = not writer.write(self._head.line(), now)
+        if not self._headless and writer.write(line, now):
+            if writer.dropped:
+                lost, writer.dropped = writer.dropped, 0
+                self._note(f"{lost} lines could not be written: {writer.why}")
+        elif "full" not in self._said:
+            self._said.add("full")
+            say(f"what this node does is not recorded for now: {writer.why}; the run goes on")

@@ -1,0 +1,88 @@
+"""Which time of a run is judged: inside its lives, after the warm-up, outside explained pauses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import billing
+from ..recording import Array, Recording
+from ..thresholds import LIMITS
+from ..work import in_lives
+from .diagnosis import Window
+from .pauses import pauses
+
+Mask = NDArray[np.bool_]
+
+
+def judged(recording: Recording) -> Mask:
+    """(bins,) bins of a life after its warm-up that no validation or checkpoint falls into."""
+    times = recording.times
+    inside = in_lives(recording)
+    for life in billing.lives(recording):
+        # The first bin that lies wholly after it.
+        warm = (times >= life.begin) & (times < life.begin + LIMITS.warm_up + recording.width / 2)
+        inside &= ~warm
+    for pause in pauses(recording):
+        if pause.why != "stall":
+            inside &= ~(
+                np.abs(times - (pause.begin + pause.end) / 2)
+                < ((pause.end - pause.begin) / 2 + recording.width / 2)
+            )
+    return inside
+
+
+def gpu_seconds(recording: Recording, mask: Mask | None = None) -> Array:
+    """(bins, GPUs) seconds of judged time that samples stand for."""
+    mask = judged(recording) if mask is None else mask
+    covered = recording.covered * np.float32(recording.width) * mask[:, None]
+    return np.nan_to_num(covered[:, recording.gpu_node])
+
+
+def node_seconds(recording: Recording, mask: Mask | None = None) -> Array:
+    """(bins, nodes) seconds of judged time that samples stand for."""
+    mask = judged(recording) if mask is None else mask
+    return np.nan_to_num(recording.covered * np.float32(recording.width) * mask[:, None])
+
+
+def mean(values: Array, seconds: Array) -> NDArray[np.float64]:
+    """(things,) mean over time of (bins, things) values, weighted; NaN where nothing is known."""
+    weight = np.where(np.isfinite(values), seconds, 0)
+    total = weight.sum(axis=0, dtype=np.float64)
+    done = np.nansum(np.where(weight > 0, values, 0) * weight, axis=0, dtype=np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(total > 0, done / total, np.nan)
+
+
+def percentile(values: Array, seconds: Array, percent: float) -> NDArray[np.float64]:
+    """(things,) percentile over the bins with judged time; NaN where there are none."""
+    return _quiet(lambda seen: np.nanpercentile(seen, percent, axis=0), values, seconds)
+
+
+def highest(values: Array, seconds: Array) -> NDArray[np.float64]:
+    """(things,) highest value in the bins with judged time."""
+    return _quiet(lambda seen: np.nanmax(seen, axis=0), values, seconds)
+
+
+def stretches(mask: Mask, recording: Recording, least: float) -> tuple[Window, ...]:
+    """Windows of unix seconds of at least `least` seconds in which a (bins,) mask holds."""
+    padded = np.concatenate([[False], mask, [False]]).astype(np.int8)
+    edges = np.flatnonzero(np.diff(padded)).reshape(-1, 2)
+    begin, width = recording.begin, recording.width
+    found = ((begin + first * width, begin + last * width) for first, last in edges.tolist())
+    return tuple((first, last) for first, last in found if last - first >= least)
+
+
+def _quiet(
+    reduce: Callable[[Array], NDArray[Any]], values: Array, seconds: Array
+) -> NDArray[np.float64]:
+    seen = np.where(seconds > 0, values, np.nan)
+    if not len(seen):
+        return np.full(values.shape[1], np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a column of NaN has no highest value
+        return np.asarray(reduce(seen), np.float64)

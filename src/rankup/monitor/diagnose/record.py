@@ -1,0 +1,157 @@
+"""The record and its end: gaps, GPUs that vanished, a run that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...base.findings import Finding
+from .. import billing, words
+from ..recording import Recording
+from ..thresholds import LIMITS
+from ..work import in_lives
+from . import codes
+from .diagnosis import Diagnosis
+from .judged import stretches
+from .lost import lost_work
+
+_FAILED = {
+    "FAILED": "the run failed",
+    "OUT_OF_MEMORY": "the node's main memory ran out",
+    "NODE_FAIL": "a node died",
+    "BOOT_FAIL": "a node did not start",
+    "UNKNOWN": "the run ended without a word",
+}
+
+
+def gaps(recording: Recording) -> Iterator[Diagnosis]:
+    """RK722: stretches of which nothing is known."""
+    paid = billing.bill(recording)
+    missing = [
+        gap
+        for gap in recording.gaps
+        if gap.why != "between lives" and gap.end - gap.begin >= LIMITS.gap_least
+    ]
+    lost = sum(gap.end - gap.begin for gap in missing)
+    if not paid.node_seconds or lost / paid.node_seconds < LIMITS.gap_share:
+        return
+    names = [head.node for head in recording.heads]
+    places = tuple(sorted({names.index(gap.node) for gap in missing if gap.node in names}))
+    longest = max(missing, key=lambda gap: gap.end - gap.begin)
+    whys = {
+        "killed": "its sampler was killed",
+        "not started": "its sampler did not start",
+        "torn": "its lines cannot be read",
+    }
+    why = whys.get(longest.why, words.shown(longest.why))
+    none = recording.samples == 0
+    yield Diagnosis(
+        Finding(
+            codes.GAPS,
+            "warning",
+            "record",
+            "not a single sample was taken"
+            if none
+            else f"{words.percent(lost / paid.node_seconds)} of the time of all nodes is not on "
+            f"record, the longest part {words.duration(longest.end - longest.begin)} on "
+            f"{words.shown(longest.node)}, {words.window(longest.begin, longest.end)}: {why}",
+            f"`rankup logs {words.shown(recording.facts.run)}` may say what ended the sampler (no "
+            "memory, a full disk, a dead node); what is said of the run holds for the rest of the "
+            "time",
+        ),
+        windows=tuple(sorted((gap.begin, gap.end) for gap in missing)),
+        nodes=places,
+    )
+
+
+def gpu_lost(recording: Recording) -> Iterator[Diagnosis]:
+    """RK723: billed GPUs that could not be read, from the start or from some time on."""
+    facts = recording.facts
+    if not facts.gpus:
+        return
+    for node, head in enumerate(recording.heads):
+        name = words.node_names(recording, [node])
+        if head.gpu_error:
+            seen = f"no GPU of {name} can be read: {words.shown(head.gpu_error)}"
+        elif 0 < len(head.gpus) < facts.gpus:
+            seen = f"{name} shows {len(head.gpus)} of {facts.gpus} billed GPUs"
+        else:
+            continue
+        yield Diagnosis(Finding(codes.GPU_LOST, "warning", name, seen, _TELL), nodes=(node,))
+    columns, windows = _vanished(recording)
+    if columns:
+        nodes = tuple(sorted({int(recording.gpu_node[column]) for column in columns}))
+        begin = min(window[0] for window in windows)
+        yield Diagnosis(
+            Finding(
+                codes.GPU_LOST,
+                "error",
+                words.node_names(recording, nodes),
+                f"{words.gpus(recording, columns)} could not be read from {words.clock(begin)} on: "
+                "the driver lost it, or it fell off the bus",
+                _TELL,
+            ),
+            windows=windows,
+            gpus=columns,
+            nodes=nodes,
+        )
+
+
+_TELL = (
+    "`nvidia-smi` and `dmesg | grep -i xid` on that node say more; tell the site, and run without "
+    "the node (`sbatch --exclude=NODE`)"
+)
+
+
+def failed(recording: Recording) -> Iterator[Diagnosis]:
+    """RK724: the run's last life came to no good end."""
+    lives = billing.lives(recording)
+    life = lives[-1]
+    if life.state not in _FAILED:
+        return
+    said_end = recording.running or recording.steps.final is not None
+    if life.state == "UNKNOWN" and (said_end or not recording.facts.lives):
+        return
+    said = words.shown(life.words).rstrip(".")
+    gpu_memory = "out of memory" in said.lower() and life.state == "FAILED"
+    seen = "a GPU's memory ran out" if gpu_memory else _FAILED[life.state]
+    # The last life may be no more than a requeued job that was not to start again.
+    seen += f" after {words.duration(sum(billing.length(one, recording) for one in lives))}"
+    seen += f" in {len(lives)} lives" if len(lives) > 1 else ""
+    if said:
+        seen += f": {said}"
+    lost = lost_work(recording)
+    if lost is not None:
+        paid = billing.bill(recording)
+        share = lost / max(1e-9, sum(paid.seconds))
+        seen += (
+            f"; the last checkpoint is {words.duration(lost)} older, that work "
+            f"({words.amount(share * paid.units)} {paid.unit}) is lost"
+        )
+    run = words.shown(recording.facts.run)
+    todo = f"`rankup logs {run} --cause` names the rank, the node and the exception"
+    if gpu_memory:
+        todo = "a smaller `--micro-batch` (the same run, slower), or `--strategy fsdp`; " + todo
+    elif life.state == "OUT_OF_MEMORY":
+        todo = "fewer DataLoader workers, or more `--mem`; " + todo
+    elif life.state == "NODE_FAIL":
+        todo = f"`rankup run --resume {run}` goes on from the last checkpoint"
+    yield Diagnosis(Finding(codes.FAILED, "error", "run", seen, todo))
+
+
+def _vanished(recording: Recording) -> tuple[tuple[int, ...], tuple[tuple[float, float], ...]]:
+    """GPUs without a value while their node was sampled, having had some before."""
+    inside = in_lives(recording)
+    known = np.isfinite(recording.gpu["util"].mean) | np.isfinite(recording.gpu["memory"].mean)
+    sampled = np.nan_to_num(recording.covered) > 0
+    columns: list[int] = []
+    windows: set[tuple[float, float]] = set()
+    for column in np.flatnonzero(known.any(axis=0) & ~known.all(axis=0)).tolist():
+        own = sampled[:, recording.gpu_node[column]] & inside
+        own &= np.cumsum(known[:, column]) > 0
+        found = stretches(own & ~known[:, column], recording, LIMITS.gap_least)
+        if found:
+            columns.append(column)
+            windows.update(found)
+    return tuple(columns), tuple(sorted(windows))

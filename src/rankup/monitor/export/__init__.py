@@ -1,0 +1,57 @@
+"""What was recorded, for other programs: `export(recording, directory, form, target)`.
+
+`csv` and `parquet` hold every sample as it was taken; `tensorboard`, `wandb` and `openmetrics` are
+made of the recording's bins. No form needs a network, and only `wandb` needs a package that rankup
+does not bring.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...base.errors import UserError, nearest
+from ..recording import Recording
+
+FORMS = ("csv", "parquet", "tensorboard", "wandb", "openmetrics")
+
+
+def export(recording: Recording, directory: Path, form: str, target: Path) -> list[Path]:
+    """Write a run in another form.
+
+    Args:
+        recording: of the run.
+        directory: the run directory, of which `csv` and `parquet` read the samples.
+        form: one of `FORMS`.
+        target: a folder, made where it is missing; of `openmetrics` a file. Each file there is
+            replaced as a whole or stays as it was.
+
+    Returns:
+        The files written; of `wandb` the folder of its run.
+
+    Raises:
+        UserError: there is no such form, its package is missing, or the target cannot be written.
+    """
+    # Here, as Arrow alone takes a third of a second to import.
+    from .openmetrics import write as write_openmetrics
+    from .tables import write as write_tables
+    from .tensorboard import write as write_tensorboard
+    from .wandb import write as write_wandb
+
+    if form not in FORMS:
+        raise UserError(f"there is no export to {form!r}: {nearest(form, FORMS)}")
+    try:
+        if form == "openmetrics":
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return [write_openmetrics(recording, target)]
+        target.mkdir(parents=True, exist_ok=True)
+        if form == "tensorboard":
+            return write_tensorboard(recording, target)
+        if form == "wandb":
+            return [write_wandb(recording, target)]
+        return write_tables(recording, directory, form, target)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"the export to {target} could not be written: {reason}; make room there, or name "
+            "another place"
+        ) from error

@@ -1,0 +1,171 @@
+"""OpenMetrics text: the newest values of a run, for a site's Prometheus.
+
+The text is also what node_exporter's textfile collector reads: it has no time stamps, which that
+one refuses, and gauges only. How old the values are, `rankup_last_sample_timestamp_seconds` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ...base.files import write_atomic
+from ..recording import Band, Recording
+
+# Name, what it is multiplied by, what it means; the unit is the end of the name.
+_Metric = tuple[str, float, str]
+_GPU: dict[str, _Metric] = {
+    "util": ("gpu_utilisation_ratio", 0.01, "Share of time in which the GPU computed."),
+    "memory": ("gpu_memory_used_bytes", 1, "Memory of the GPU in use."),
+    "power": ("gpu_power_watts", 1, "Power that the GPU takes."),
+    "temperature": ("gpu_temperature_celsius", 1, "Temperature of the GPU."),
+    "clock": ("gpu_sm_clock_hertz", 1e6, "Clock of the GPU's multiprocessors."),
+    "throttle_power": ("gpu_throttled_by_power_ratio", 1, "Share of time slowed by power."),
+    "throttle_heat": ("gpu_throttled_by_heat_ratio", 1, "Share of time slowed by heat."),
+    "throttle_hardware": (
+        "gpu_throttled_by_hardware_ratio",
+        1,
+        "Share of time slowed by hardware.",
+    ),
+    "pcie_rx": ("gpu_pcie_receive_bytes_per_second", 1, "Bytes that the GPU gets over PCIe."),
+    "pcie_tx": ("gpu_pcie_transmit_bytes_per_second", 1, "Bytes that the GPU sends over PCIe."),
+    "nvlink": ("gpu_nvlink_bytes_per_second", 1, "Bytes over all NVLinks of the GPU."),
+    "processes": ("gpu_processes", 1, "Processes that use the GPU."),
+}
+_HOST: dict[str, _Metric] = {
+    "cpu": ("node_cpu_ratio", 0.01, "Use of the cores that the job may use."),
+    "busiest": ("node_busiest_core_ratio", 0.01, "Use of the busiest core."),
+    "load": ("node_load", 1, "Processes that run or wait to."),
+    "memory": ("node_memory_used_bytes", 1, "Memory of the node in use."),
+    "cgroup": ("node_cgroup_memory_bytes", 1, "Memory that counts against the job's limit."),
+    "swap": ("node_swap_used_bytes", 1, "Swap in use."),
+    "disk_read": ("node_disk_read_bytes_per_second", 1, "Bytes read from the node's own disks."),
+    "disk_write": ("node_disk_write_bytes_per_second", 1, "Bytes written to the node's own disks."),
+    "net_rx": ("node_network_receive_bytes_per_second", 1, "Bytes received but by InfiniBand."),
+    "net_tx": ("node_network_transmit_bytes_per_second", 1, "Bytes sent but by InfiniBand."),
+    "ib_rx": ("node_infiniband_receive_bytes_per_second", 1, "Bytes received by InfiniBand."),
+    "ib_tx": ("node_infiniband_transmit_bytes_per_second", 1, "Bytes sent by InfiniBand."),
+    "fs_read": (
+        "node_network_fs_read_bytes_per_second",
+        1,
+        "Bytes read from network file systems.",
+    ),
+    "fs_write": ("node_network_fs_write_bytes_per_second", 1, "Bytes written to them."),
+    "fs_operations": ("node_network_fs_operations_per_second", 1, "Operations on them."),
+}
+_RANK: dict[str, _Metric] = {
+    "cpu": ("rank_cpu_ratio", 0.01, "CPU of the rank, in cores."),
+    "memory": ("rank_memory_resident_bytes", 1, "Memory of the rank."),
+    "workers": ("rank_data_workers", 1, "Processes that load data for the rank."),
+    "workers_cpu": ("rank_data_workers_cpu_ratio", 0.01, "CPU of these, in cores."),
+    "read": ("rank_read_bytes_per_second", 1, "Bytes that the rank and its workers read."),
+    "write": ("rank_write_bytes_per_second", 1, "Bytes that the rank and its workers write."),
+}
+_UNITS = ("ratio", "bytes", "watts", "celsius", "hertz", "seconds")
+
+Labels = dict[str, str]
+Sample = tuple[Labels, float]
+
+
+def write(recording: Recording, target: Path) -> Path:
+    """Replace the target file by the newest values.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_atomic(target, text(recording))
+    return target
+
+
+def text(recording: Recording) -> str:
+    """The exposition of a run, which ends with `# EOF`."""
+    lines = []
+    for name, meaning, found in _families(recording):
+        said = [(labels, value) for labels, value in found if not math.isnan(value)]
+        if not said:
+            continue
+        lines.append(f"# TYPE rankup_{name} gauge")
+        unit = name.rpartition("_")[2]
+        if unit in _UNITS:
+            lines.append(f"# UNIT rankup_{name} {unit}")
+        lines.append(f"# HELP rankup_{name} {meaning}")
+        for labels, value in said:
+            all_labels = {"run": recording.facts.run, **labels}
+            inner = ",".join(f'{key}="{_escaped(one)}"' for key, one in all_labels.items())
+            lines.append(f"rankup_{name}{{{inner}}} {_number(value)}")
+    return "\n".join([*lines, "# EOF\n"])
+
+
+def _families(recording: Recording) -> Iterator[tuple[str, str, list[Sample]]]:
+    facts = recording.facts
+    about = {"name": facts.name, "site": facts.site, "partition": facts.partition}
+    yield "run", "A run that rankup recorded; always 1.", [(about, 1)]
+    yield "running", "Whether samples are still taken.", [({}, float(recording.running))]
+    yield "last_sample_timestamp_seconds", "When something was last heard.", [({}, recording.end)]
+    yield "gaps", "Stretches of a node without samples.", [({}, float(len(recording.gaps)))]
+    nodes = [{"node": head.node} for head in recording.heads]
+    gpus = [
+        {**nodes[int(node)], "gpu": str(gpu.index), "uuid": gpu.uuid}
+        for node, gpu in zip(recording.gpu_node, recording.gpus, strict=True)
+    ]
+    ranks = [
+        {**nodes[int(node)], "rank": str(rank)}
+        for node, rank in zip(recording.rank_node, recording.ranks, strict=True)
+    ]
+    newest = _newest(recording)
+    yield from _channels(recording.gpu, _GPU, gpus, newest[recording.gpu_node])
+    totals = [(labels, gpu.memory) for labels, gpu in zip(gpus, recording.gpus, strict=True)]
+    yield "gpu_memory_bytes", "Memory of the GPU.", totals
+    limits = [
+        (labels, math.nan if gpu.power_limit is None else gpu.power_limit)
+        for labels, gpu in zip(gpus, recording.gpus, strict=True)
+    ]
+    yield "gpu_power_limit_watts", "Power that the GPU may take.", limits
+    yield from _channels(recording.host, _HOST, nodes, newest)
+    yield from _channels(recording.rank, _RANK, ranks, newest[recording.rank_node])
+    yield from _training(recording)
+
+
+def _training(recording: Recording) -> Iterator[tuple[str, str, list[Sample]]]:
+    steps = recording.steps
+    if not len(steps.step):
+        return
+    yield "train_step", "Number of the newest step.", [({}, float(steps.step[-1]))]
+    yield "train_loss", "Loss of the newest step.", [({}, float(steps.loss[-1]))]
+    yield "train_step_seconds", "Duration of the newest step.", [({}, float(steps.seconds[-1]))]
+    rate = ({"unit": steps.unit}, float(steps.rate[-1]))
+    yield "train_units_per_second", "Units of the newest step, over all ranks.", [rate]
+    wait = float(steps.data_wait[-1])
+    yield "train_data_wait_ratio", "Share of the newest step spent waiting for data.", [({}, wait)]
+    yield "train_mfu_ratio", "Model FLOP/s over peak FLOP/s.", [({}, float(steps.mfu[-1]))]
+    if len(steps.valid):
+        yield "train_valid_loss", "Newest validation loss.", [({}, float(steps.valid[-1, 1]))]
+
+
+def _newest(recording: Recording) -> np.ndarray:
+    """(nodes,) the last bin of each in which there is any sample; 0 where there is none."""
+    said = recording.covered > 0
+    last = recording.bins - 1 - np.argmax(said[::-1], axis=0)
+    return np.where(said.any(axis=0), last, 0)
+
+
+def _channels(
+    bands: dict[str, Band], metrics: dict[str, _Metric], labels: list[Labels], newest: np.ndarray
+) -> Iterator[tuple[str, str, list[Sample]]]:
+    for channel, (name, factor, meaning) in metrics.items():
+        values = bands[channel].mean[newest, np.arange(len(labels))].astype(np.float64) * factor
+        yield name, meaning, list(zip(labels, values.tolist(), strict=True))
+
+
+def _escaped(value: str) -> str:
+    # A lone surrogate, as of a file name that is no UTF-8, could not be written.
+    text = value.encode(errors="replace").decode()
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    # Seven digits are what a recording has; times and bytes are larger, and whole.
+    return f"{value:.7g}" if abs(value) < 1e7 else repr(float(value))

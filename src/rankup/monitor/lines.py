@@ -1,0 +1,127 @@
+"""The file `monitor/<node>.jsonl`: one JSON object per line, appended, its last line maybe torn.
+
+A sampler begins with a `Head` line (a later life of the run appends another), goes on with samples,
+and ends with `{"kind": "end", "t": …, "why": …}` where it was not killed:
+
+    {"kind": "head", "v": 1, "t": …, "node": "jwb0001", "columns": {"gpu": […], …}, "gpus": […], …}
+    {"t": 1763834402.1, "dt": 2.0, "gpu": [[99, 3.1e10, 391, …], …], "host": [12.5, …],
+     "cores": "90a00120", "ranks": [[0, 98.0, …], …], "fs": {"/p/scratch": [1e6, 0, 12]}}
+    {"kind": "note", "t": …, "code": "RK701", "text": "what was said in the job's log"}
+
+`dt` is the time in seconds that a sample stands for, null for the first one, whose rates are null
+too. Columns are declared by the head, so that a reader takes what it knows and leaves the rest;
+null is a value that could not be read. `cores` has a character per usable core: its use in tenths,
+`0` to `9` and `a` for all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+VERSION = 1
+FOLDER = "monitor"  # in the run directory
+STOP = "stop"  # in that folder: a sampler that sees it ends
+
+# Units: % of one GPU; bytes; W; °C; MHz; NVML's bits of clocks event reasons; bytes/s; a number.
+GPU = (
+    "util",
+    "memory",
+    "power",
+    "temperature",
+    "clock",
+    "throttle",
+    "pcie_rx",
+    "pcie_tx",
+    "nvlink",
+    "processes",
+)
+# % of all usable cores; processes; bytes; bytes; bytes; then bytes/s. `cgroup` is what counts
+# against the cgroup's limit; `disk` are the node's own block devices; `net` all interfaces but
+# loopback and InfiniBand; `ib` all InfiniBand ports.
+HOST = (
+    "cpu",
+    "load",
+    "memory",
+    "cgroup",
+    "swap",
+    "disk_read",
+    "disk_write",
+    "net_rx",
+    "net_tx",
+    "ib_rx",
+    "ib_tx",
+)
+# Number of the rank; % of one core; bytes (resident); number of data workers (child processes);
+# % of one core that all of them take; bytes/s that the rank and its workers read and wrote.
+RANKS = ("rank", "cpu", "memory", "workers", "workers_cpu", "read", "write")
+# Of a network file system, by mount point: bytes/s, bytes/s, operations/s.
+FS = ("read", "write", "operations")
+COLUMNS = {"gpu": GPU, "host": HOST, "ranks": RANKS, "fs": FS}
+
+# NVML's nvmlClocksEventReason* bits that are no free choice of the user's.
+THROTTLE_POWER = 0x4 | 0x80  # software power cap, power brake
+THROTTLE_HEAT = 0x20 | 0x40  # software and hardware thermal slowdown
+THROTTLE_HARDWARE = 0x8  # hardware slowdown: heat, power brake or a fault
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of a node.
+
+    Attributes:
+        index: NVML's, in PCI order, over all GPUs of the node.
+        memory: bytes.
+        power_limit: W; None where the driver does not say.
+        clock_max: MHz of the SM clock.
+        granted: whether Slurm gave it to this job; None where nobody says.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    memory: float
+    power_limit: float | None = None
+    clock_max: float | None = None
+    granted: bool | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """What is known of a node when its sampler starts.
+
+    Attributes:
+        node: Slurm's name of it, else the host name.
+        t: unix seconds.
+        every: seconds between samples, at first.
+        life: `<job>.<restart>` of Slurm; where there is none, when the sampler started, in unix
+            seconds. Tells lives apart.
+        cores: that the node has.
+        usable: numbers of the cores that the job may use.
+        memory: bytes of the node.
+        memory_limit: bytes that the cgroup or Slurm allows; None without a limit.
+        swap: bytes.
+        gpus: of the whole node.
+        gpu_error: why no GPU is seen; None where there are GPUs, or none was looked for.
+        ranks: that the run starts on this node; None where nobody says.
+        environment: what tells how the job was started (SLURM_CPUS_PER_TASK, SRUN_CPUS_PER_TASK,
+            OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, SLURM_JOB_GPUS, SLURM_GPUS_ON_NODE), no more.
+    """
+
+    node: str
+    t: float
+    every: float
+    life: str
+    cores: int
+    usable: tuple[int, ...]
+    memory: float
+    memory_limit: float | None = None
+    swap: float = 0.0
+    gpus: tuple[Gpu, ...] = ()
+    gpu_error: str | None = None
+    ranks: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def line(self) -> dict[str, Any]:
+        """The JSON object of it."""
+        return {"kind": "head", "v": VERSION, "columns": COLUMNS, **asdict(self)}

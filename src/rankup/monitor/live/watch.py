@@ -1,0 +1,105 @@
+"""All that the view knows of a run, kept up to date by reading what its files have grown by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...base.files import open_regular
+from ...base.text import encodable
+from .. import lines
+from . import state as records
+from .growing import FIRST, LAST, Growing
+from .node import Node
+from .progress import Progress
+from .state import State
+
+_LOG_BYTES = 16 * 1024
+_METRICS = 256 * 1024
+
+
+@dataclass
+class Watch:
+    """A run that is being looked at; `look` reads what is new.
+
+    Attributes:
+        ask: how the run is; by default its own records say it.
+        log: its newest lines, as they stand in the file: not `clean`.
+    """
+
+    path: Path
+    ask: Callable[[], State] | None = None
+    first: int = FIRST
+    last: int = LAST
+    state: State = field(default_factory=lambda: State(""))
+    progress: Progress = field(default_factory=Progress)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    _files: dict[str, Growing] = field(default_factory=dict)
+    _metrics: Growing | None = None
+
+    def look(self) -> None:
+        """Read what the files of nodes and steps have grown by, and the end of the log."""
+        self._find_nodes()
+        for name, file in self._files.items():
+            begun = file.begun
+            found = file.read()
+            if file.begun != begun and begun:
+                self.nodes[name] = Node(_name(name))
+            if found:
+                self.nodes[name].take(found)
+        self._look_at_steps()
+        self._look_at_log()
+
+    def look_at_state(self) -> None:
+        """Ask how the run is; may take as long as `ask` does."""
+        self.state = self.ask() if self.ask else records.own(self.path)
+
+    def known(self) -> list[Node]:
+        """Nodes that have said something, by name."""
+        said = [node for node in self.nodes.values() if node.begun is not None or node.samples]
+        return sorted(said, key=lambda node: node.name)
+
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        if self.state.live is not None:
+            return not self.state.live
+        nodes = self.known()
+        ended = bool(nodes) and all(node.ended is not None for node in nodes)
+        return ended or (self.progress.final and not nodes)
+
+    def _find_nodes(self) -> None:
+        folder = self.path / lines.FOLDER
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".jsonl") and entry.name not in self._files:
+                    self._files[entry.name] = Growing(folder / entry.name, self.first, self.last)
+                    self.nodes[entry.name] = Node(_name(entry.name))
+
+    def _look_at_steps(self) -> None:
+        if self._metrics is None:
+            self._metrics = Growing(self.path / "metrics.jsonl", 0, _METRICS)
+        begun = self._metrics.begun
+        found = self._metrics.read()
+        if self._metrics.begun != begun:
+            self.progress = Progress()
+        for record in found:
+            self.progress.take(record)
+
+    def _look_at_log(self) -> None:
+        if self.state.log is None:
+            return
+        with suppress(OSError), open_regular(self.state.log) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LOG_BYTES))
+            data = file.read(_LOG_BYTES)
+            found = data.decode("utf-8", "replace").split("\n")
+            self.log = [line for line in found[size > _LOG_BYTES :] if line.strip()]
+
+
+def _name(file: str) -> str:
+    """Of the node whose file it is, as long as no head says it."""
+    return encodable(file.removesuffix(".jsonl"))

@@ -1,0 +1,221 @@
+"""A run as it was recorded: arrays over time for GPUs, nodes and ranks, its steps and events.
+
+One form for a run of a minute and one of a day on a thousand GPUs: time is cut into bins of equal
+width, each at least as long as a sample stands for, and every value is kept as the lowest, the mean
+and the highest of its bin, so that no peak is lost. What was not sampled is NaN.
+
+There is at least one bin. Where nobody sampled, the arrays of nodes, GPUs and ranks have no
+columns, and bins go over the lives and steps that are known; where nothing at all is known of a
+run, there is one bin of a second at time 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .lines import Gpu, Head
+
+Array = NDArray[np.float32]
+
+# Channels per GPU: the columns of `lines.GPU`, but the throttle bits, which are the share of the
+# bin (0 to 1) with a bit of that kind set.
+GPU = (
+    *("util", "memory", "power", "temperature", "clock"),
+    *("throttle_power", "throttle_heat", "throttle_hardware"),
+    *("pcie_rx", "pcie_tx", "nvlink", "processes"),
+)
+# Per node: those of `lines.HOST`, the busiest core's use in %, and all network file systems' sums.
+HOST = (
+    *("cpu", "busiest", "load", "memory", "cgroup", "swap", "disk_read", "disk_write"),
+    *("net_rx", "net_tx", "ib_rx", "ib_tx", "fs_read", "fs_write", "fs_operations"),
+)
+# Per rank: those of `lines.RANKS` but its number.
+RANK = ("cpu", "memory", "workers", "workers_cpu", "read", "write")
+
+
+@dataclass(frozen=True)
+class Band:
+    """A channel: lowest, mean, highest of each bin, arrays (bins, things); NaN: no sample."""
+
+    low: Array
+    mean: Array
+    high: Array
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A stretch in which a node that should have been sampled was not; unix seconds.
+
+    Attributes:
+        why: "killed" (the sampler ended without a word), "not started", "torn" (lines that could
+            not be read), "between lives".
+    """
+
+    node: str
+    begin: float
+    end: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something at one time.
+
+    Attributes:
+        kind: life, checkpoint, validation, note, end, resume.
+        seconds: how long it took; 0 for a moment.
+    """
+
+    time: float
+    kind: str
+    text: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The training's own record, from `metrics.jsonl`; equally long arrays, NaN where not said.
+
+    Attributes:
+        time: end of the step, unix seconds.
+        step: number.
+        seconds: that the step took: since the step before it in the same life.
+        rate: units per second over all ranks.
+        unit: tokens, samples, …; empty where no step says a rate.
+        data_wait: share of the step (0 to 1) spent waiting for data, mean over ranks.
+        valid: (steps with a validation) x 2: step, validation loss.
+        extra: whatever else a script logged by `rankup.log_metrics`, numbers by name.
+        final: the last record of a run that came to its end; None else.
+        not_finite: numbers of the steps whose loss was said to be NaN or infinite, which is NaN in
+            `loss` as well.
+    """
+
+    time: NDArray[np.float64]
+    step: NDArray[np.int64]
+    loss: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    rate: NDArray[np.float64]
+    data_wait: NDArray[np.float64]
+    mfu: NDArray[np.float64]
+    unit: str = ""
+    valid: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
+    extra: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    final: dict[str, Any] | None = None
+    not_finite: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Life:
+    """One start of the run.
+
+    Attributes:
+        begin, end: unix seconds; `end` None while it runs or where nobody wrote it down.
+        state: Slurm's word: COMPLETED, FAILED, TIMEOUT, CANCELLED, OUT_OF_MEMORY, NODE_FAIL,
+            RUNNING, UNKNOWN.
+        words: the same in plain words.
+        limit: time limit in seconds; None without one.
+        nodes: names.
+    """
+
+    begin: float
+    end: float | None
+    state: str
+    words: str = ""
+    limit: float | None = None
+    nodes: tuple[str, ...] = ()
+    job: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run beside its samples: from `job.json`, our records and Slurm.
+
+    Attributes:
+        run: id; name: what it was called; command: as the user typed it, shell-quoted.
+        directory: the run directory, as text.
+        nodes: asked for; ranks: per node.
+        gpus: per node that the job is billed for; 0 on CPU nodes; None where nobody knows.
+        unit: the site's (`core-h`, `node-h`, `GPU-h`); per_node_hour: units that one node of the
+            job costs per hour; None: no cost can be given (a machine without accounting).
+        queued: seconds that the run waited in the queue, all lives together; None: not known.
+        portal: URL of the site's own report of the job; None: there is none.
+        what: any other facts worth a line in the report, by title.
+    """
+
+    run: str
+    name: str
+    command: str
+    directory: str
+    kind: str = "script"
+    site: str = ""
+    partition: str = ""
+    account: str = ""
+    nodes: int = 1
+    ranks: int | None = None
+    gpus: int | None = None
+    unit: str | None = None
+    per_node_hour: float | None = None
+    lives: tuple[Life, ...] = ()
+    queued: float | None = None
+    portal: str | None = None
+    what: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Everything recorded of a run; see the module.
+
+    Attributes:
+        begin, width, bins: bin b covers [begin + b * width, begin + (b + 1) * width).
+        end: of the last sample, step or life.
+        heads: newest head of each node, in the order of the columns of `host`.
+        gpus: of all nodes in that order, columns of `gpu`; gpu_node: (GPUs,) place of its node.
+        ranks: (ranks,) number of each rank seen, columns of `rank`; rank_node: place of its node.
+        covered: (bins, nodes) share of the bin that samples stand for, 0 to 1.
+        core_use: per node (cores,) mean use in %.
+        fs: per mount point of a network file system: bytes read and bytes written, all nodes.
+        samples: read; torn: lines that were none.
+        running: whether samplers still write.
+    """
+
+    facts: Facts
+    begin: float
+    end: float
+    width: float
+    bins: int
+    heads: tuple[Head, ...]
+    gpus: tuple[Gpu, ...]
+    gpu_node: NDArray[np.int64]
+    ranks: NDArray[np.int64]
+    rank_node: NDArray[np.int64]
+    gpu: dict[str, Band]
+    host: dict[str, Band]
+    rank: dict[str, Band]
+    covered: Array
+    core_use: tuple[Array, ...]
+    steps: Steps
+    events: tuple[Event, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    fs: dict[str, tuple[float, float]] = field(default_factory=dict)
+    samples: int = 0
+    torn: int = 0
+    running: bool = False
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Their names, in the order of the columns of `host`."""
+        return tuple(head.node for head in self.heads)
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """(bins,) middle of each bin, unix seconds."""
+        return np.float64(self.begin) + (np.arange(self.bins) + 0.5) * self.width
+
+    def gpu_names(self) -> list[str]:
+        """`jwb0001:2` for each column of `gpu`."""
+        pairs = zip(self.gpu_node, self.gpus, strict=True)
+        return [f"{self.heads[int(node)].node}:{gpu.index}" for node, gpu in pairs]

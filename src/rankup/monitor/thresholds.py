@@ -1,0 +1,128 @@
+"""Every number that a verdict, a finding or a warning rests on, in one table.
+
+`docs/findings` names them too. The two numbers that only a comparison of several runs needs
+stand where they are used, in `report/scaling.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB, GIB = 2**20, 2**30
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Percent where a name says use, shares (0 to 1), seconds, bytes; the comments say where from.
+
+    "jobstats" and "LLview" are the rules that those monitors publish; "ours" is a judgement, with
+    its reason.
+    """
+
+    # What counts as work (work.py).
+    power_floor: float = 0.20  # share of the limit. Ours: idle is 10-15 % (A100, H100, GH200),
+    # a collective that spins 17-25 %
+    power_full: float = 0.50  # ours: bandwidth-bound training draws 50-65 %, and is all there is
+    usual: float = 0.90  # efficiency of a run without waste: start-up and small waits are the
+    # rest. What a finding wasted is counted from there, where it has no time of its own
+    cpu_full: float = 50.0  # % of usable cores; LLview: load / (0.5 x cores), as every second
+    # core may be a hyperthread
+
+    # What is looked at (judged.py).
+    warm_up: float = 120.0  # s of each life: imports, compilation, first batches; notes: 60-120
+    judged_least: float = 120.0  # s of a run after it; less says nothing
+    pause_least: float = 5.0  # s between steps, and
+    pause_times: float = 5.0  # x the median step: a pause (checkpoint, validation) or a stall
+
+    # GPUs (gpu.py).
+    unused_util: float = 1.0  # %, for at least
+    unused_share: float = 0.95  # of the time. jobstats: exactly 0
+    unused_memory: float = 500 * MIB  # a CUDA context alone takes 300-600 MiB
+    unused_soon: float = 90.0  # s of a running rank, after which its job's log says it: an unused
+    # GPU is to be known within two minutes
+    idle_util: float = 5.0  # %, mean
+    idle_stretch: float = 900.0  # s in a row; ours: longer than most validations
+    idle_share: float = 0.10  # of the time looked at
+    low_util: float = 25.0  # %, mean; jobstats: red 15, warns up to 25
+    busy_util: float = 90.0  # %, mean, at which a GPU says that it is busy
+    busy_power: float = 0.30  # share of the limit; less at busy_util is waiting, not computing
+
+    # Spinning (spin.py).
+    spin_util: float = 95.0  # %
+    spin_power: float = 0.45  # share of the limit
+    spin_least: float = 120.0  # s in a row
+    spin_swing: float = 0.06  # of the limit between the 5th and 95th percentile: a GPU that
+    # computes swings more between forward, backward and optimizer
+    spin_traffic: float = 0.10  # of what the same GPU receives over PCIe while it computes
+    stall_least: float = 600.0  # s without a step, and
+    stall_times: float = 10.0  # x the median step, and
+    stall_work: float = 0.30  # share of that time that worked; more is a test, or an export
+
+    # Data (data.py).
+    data_wait: float = 0.15  # of the time; ours: below it nothing worth a change is won
+    saw_low: float = 5.0  # % and
+    saw_high: float = 70.0  # %: mean use of a GPU that waits for data now and then
+    saw_swing: float = 40.0  # % between the 10th and 90th percentile of its samples
+    workers_busy: float = 85.0  # % of a core for each worker
+    workers_idle: float = 50.0  # % of a core for each worker that waits itself
+    small_read: float = 64e3  # bytes per operation; ours: parallel file systems want megabytes
+    many_operations: float = 500.0  # per second and node
+
+    # Balance (balance.py).
+    imbalance: float = 0.25  # (most - least) / most of mean use
+    imbalance_power: float = 0.40  # the same of power above the floor
+
+    # Memory (memory.py).
+    memory_far: float = 0.25  # peak share of a GPU's memory
+    memory_far_power: float = 0.70  # share of the limit: who draws more computes already
+    memory_near: float = 0.97  # peak share
+    host_near: float = 0.95  # peak share of the cgroup's limit or of the node's memory
+    swap_least: float = 1 * GIB  # more than when the run began
+
+    # CPU (cpu.py).
+    load: float = 1.2  # x cores; LLview colours above it
+    load_use: float = 30.0  # % of usable cores; high load with less is the SRUN_CPUS_PER_TASK trap
+    one_core: float = 90.0  # % of the only core that works
+    other_cores: float = 10.0  # % of all others
+
+    # Throttling (throttle.py).
+    throttle_power: float = 0.20  # of the time, and
+    throttle_clock: float = 0.65  # of the highest clock. Ours: an H100 that multiplies matrices at
+    # its limit of 700 W runs at 70-85 %, which is as it should be
+    throttle_heat: float = 0.05  # of the time
+
+    # File systems and checkpoints (io.py).
+    checkpoint_share: float = 0.05  # of the time
+    checkpoint_least: float = 30.0  # s in all
+
+    # Limits (limits.py).
+    limit_share: float = 0.25  # of the time limit used; notes: below it backfill suffers
+    limit_least: float = 1800.0  # s of limit that were not needed
+    short: float = 180.0  # s: less than warm-up and a minute
+    queue_times: float = 10.0  # x the run's time, and
+    queue_least: float = 600.0  # s in the queue
+
+    # The record itself (record.py).
+    gap_share: float = 0.02  # of the time of all nodes
+    gap_least: float = 60.0  # s of a node; notes: omnistat flags three samples
+
+    # Loss (loss.py).
+    loss_steps: int = 200  # at least, from the first step on
+    loss_flat: float = 0.01  # relative fall from the first to the last tenth
+    loss_rise: float = 0.10  # relative, of the last tenth above the lowest tenth
+
+    # The words of the verdict (verdict.py, settle.py).
+    healthy: float = 0.75  # efficiency from which a run without a finding is called healthy. Ours:
+    # lower than `usual`, as validations and batches of uneven length cost 15-25 %
+    headline_waste: float = 0.02  # of the bill: a waste that the headline names
+    named_waste: float = 0.005  # of the bill: a waste that a finding names
+    seen_least: float = 0.95  # share of the time on record; below it the verdict says so
+
+    # The live view (live/troubles.py): what is wrong at this moment, from the newest samples.
+    now_unused: float = 60.0  # s
+    now_wait: float = 0.25  # of the time; more than `data_wait`, as a moment says less than a run
+    now_stuck_times: float = 20.0  # x the median step, and
+    now_stuck_least: float = 120.0  # s without a step
+
+
+LIMITS = Thresholds()

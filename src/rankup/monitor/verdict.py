@@ -1,0 +1,190 @@
+"""The verdict on a run in words: one headline, and a few sentences behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..base.findings import Level
+from . import billing, words
+from .cost import Cost, cost
+from .diagnose import Diagnosis, codes
+from .recording import Recording
+from .thresholds import LIMITS
+
+_NUMBERS = (
+    *("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten"),
+    *("Eleven", "Twelve"),
+)
+
+# What the headline says of the finding that weighs most; see `_headline` for those that say more.
+_SAYS = {
+    codes.IDLE: "GPUs idled",
+    codes.LOW: "The GPUs worked little",
+    codes.STARVED: "The run waited for data",
+    codes.FILE_SYSTEM: "The run waited for its files",
+    codes.IMBALANCE: "The work was dealt unevenly, and all waited for the slowest",
+    codes.SPINNING: "The run hung in a collective",
+    codes.STALLED: "The run stood still for a while",
+    codes.WAITING: "The GPUs were busy without computing",
+    codes.MEMORY_FAR: "Sound, but most of the GPU memory lay bare",
+    codes.MEMORY_NEAR: "Sound, but the GPU memory was nearly full",
+    codes.OVERSUBSCRIBED: "More processes than cores took turns",
+    codes.FEW_CORES: "The ranks could use only a few of the cores",
+    codes.POWER: "The power limit slowed GPUs down",
+    codes.HEAT: "Heat slowed GPUs down",
+    codes.SWAP: "The node's memory was too small: it swapped",
+    codes.HOST_MEMORY: "Sound, but the node's memory was nearly full",
+    codes.CHECKPOINTS: "The training waited for its checkpoints",
+    codes.LIMIT_LONG: "Sound, but it asked for far more time than it took",
+    codes.LIMIT_HIT: "The run was ended by its time limit",
+    codes.LOSS_NAN: "The loss is not a number",
+    codes.LOSS_FLAT: "The loss does not fall",
+    codes.GAPS: "What was recorded is sound, but a part is missing",
+    codes.GPU_LOST: "A GPU could not be read",
+}
+# Sound runs with a remark: these come last, whatever they cost.
+_REMARKS = (
+    *(codes.MEMORY_FAR, codes.MEMORY_NEAR, codes.HOST_MEMORY, codes.LIMIT_LONG, codes.GAPS),
+    codes.SHORT,
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a reader takes away.
+
+    Attributes:
+        headline: one sentence.
+        sentences: two to four more.
+        level: of the worst finding; ok without any.
+    """
+
+    headline: str
+    sentences: tuple[str, ...]
+    level: Level
+
+
+def verdict(
+    recording: Recording, diagnoses: Sequence[Diagnosis], paid: Cost | None = None
+) -> Verdict:
+    """The verdict on a run from what was found in it; `paid` is its cost, where it is known."""
+    paid = cost(recording, diagnoses) if paid is None else paid
+    levels = {one.level for one in diagnoses}
+    level: Level = "error" if "error" in levels else "warning" if "warning" in levels else "ok"
+    order = sorted(diagnoses, key=_weight)
+    worst = order[0] if order else None
+    sentences = [_extent(recording, paid), _worked(paid)]
+    if worst is not None and worst.todo:
+        sentences.append(f"To do: {worst.todo}.")
+    rest = [one for one in diagnoses if one is not worst and one.level != "ok"]
+    if rest:
+        titles = ", ".join(
+            codes.TITLES.get(code, code) for code in dict.fromkeys(one.code for one in rest)
+        )
+        sentences.append(f"Also found: {titles}.")
+    elif 0 < paid.seen < LIMITS.seen_least and codes.GAPS not in {one.code for one in diagnoses}:
+        sentences.append(
+            f"Samples tell of {words.percent(paid.seen)} of the time; the rest is not known."
+        )
+    return Verdict(_headline(recording, worst, paid), tuple(filter(None, sentences)), level)
+
+
+def _weight(one: Diagnosis) -> tuple[bool, bool, bool, float]:
+    """Failures first, then what cost most; remarks last."""
+    failed = one.code in (codes.FAILED, codes.SPINNING, codes.LOSS_NAN) and one.level == "error"
+    return (not failed, one.code in _REMARKS, one.level != "error", -(one.cost or 0.0))
+
+
+def _headline(recording: Recording, worst: Diagnosis | None, paid: Cost) -> str:
+    if not recording.samples and not len(recording.steps.step):
+        began = "" if worst is None or worst.code != codes.FAILED else f"; {worst.message}"
+        return f"Nothing was recorded of this run{began}."
+    running = _running(recording)
+    if worst is None:
+        return _sound(recording, paid, running)
+    so_far = "So far: " if running else ""
+    if worst.code == codes.FAILED:
+        return _sentence(worst.message.split("; the last checkpoint")[0])
+    if worst.code == codes.SHORT:
+        return _sentence(worst.message)
+    if worst.code == codes.UNUSED:
+        said = _unused(recording, worst)
+    elif worst.code == codes.IDLE and worst.gpus:
+        said = f"{_of_all(len(worst.gpus), _billed(recording))} idled"
+    else:
+        said = _SAYS.get(worst.code) or _sentence(worst.message).rstrip(".")
+    if worst.cost and worst.cost >= LIMITS.headline_waste * paid.billed:
+        wasted = words.amount(worst.cost)
+        said += f": {wasted} of {words.amount(paid.billed)} {paid.unit} were wasted"
+    return f"{so_far}{said}."
+
+
+def _unused(recording: Recording, worst: Diagnosis) -> str:
+    nodes = len(recording.heads)
+    whole = {int(recording.gpu_node[column]) for column in worst.gpus}
+    own = sum(int((recording.gpu_node == node).sum()) for node in whole)
+    if nodes > 1 and len(whole) < nodes and own == len(worst.gpus):
+        return f"{_of_all(len(whole), nodes, 'node')} did nothing"
+    return f"{_of_all(len(worst.gpus), _billed(recording))} did nothing"
+
+
+def _sound(recording: Recording, paid: Cost, running: bool) -> str:
+    things = "the GPUs" if recording.facts.gpus or len(recording.gpus) else "the cores"
+    if running:
+        return "Running, and nothing is wrong so far."
+    if paid.efficiency is None:
+        return "Nothing wrong was seen, but what the GPUs did is not on record."
+    worked = f"{things} worked {words.percent(paid.efficiency)} of the time that was billed"
+    found = "Healthy:" if paid.efficiency >= LIMITS.healthy else "Nothing wrong was found;"
+    return f"{found} {worked}."
+
+
+def _extent(recording: Recording, paid: Cost) -> str:
+    """What ran where, for how long, and what it was billed."""
+    facts = recording.facts
+    known = billing.lives(recording)
+    nodes = max((len(life.nodes) for life in known), default=0) or max(1, facts.nodes)
+    gpus = facts.gpus if facts.gpus is not None else _billed(recording) // max(1, nodes)
+    what = words.plural(nodes, "node") + (f" with {words.plural(gpus, 'GPU')}" if gpus else "")
+    what += " each" if gpus and nodes > 1 else ""
+    seconds = sum(billing.bill(recording).seconds)
+    lives = f" in {len(known)} lives" if len(known) > 1 else ""
+    state = known[-1].state
+    end = " and was cancelled" if state == "CANCELLED" else ""
+    verb = "has run" if _running(recording) else "ran"
+    return (
+        f"It {verb} {words.duration(seconds)}{lives} on {what}{end}, which is "
+        f"{words.amount(paid.billed)} {paid.unit}."
+    )
+
+
+def _worked(paid: Cost) -> str:
+    if paid.efficiency is None or paid.used is None:
+        return "How much of that did work is not known."
+    how = " (use and power of the GPUs)" if "power" in paid.formula else ""
+    return (
+        f"{words.amount(paid.used)} {paid.unit} of that did work, an efficiency of "
+        f"{words.percent(paid.efficiency)}{how}."
+    )
+
+
+def _running(recording: Recording) -> bool:
+    return recording.running or billing.lives(recording)[-1].state == "RUNNING"
+
+
+def _billed(recording: Recording) -> int:
+    return int(billing.billed(recording).sum())
+
+
+def _of_all(count: int, whole: int, one: str = "GPU") -> str:
+    """ "Three of four GPUs", "All 32 GPUs", "40 of 64 GPUs"."""
+    if count >= whole:
+        return f"The {one}" if whole == 1 else f"All {words.plural(whole, one)}"
+    if whole < len(_NUMBERS):
+        return f"{_NUMBERS[count]} of {_NUMBERS[whole].lower()} {one}s"
+    return f"{count:,} of {words.plural(whole, one)}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

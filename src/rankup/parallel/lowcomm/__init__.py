@@ -1,0 +1,1 @@
+"""Copies of a model that talk seldom, or without waiting: for slow links and uneven workers."""

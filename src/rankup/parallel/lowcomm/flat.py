@@ -1,0 +1,154 @@
+"""What copies of a model bring together, as one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ...runtime.state import local, plain_name
+from .cost import ring_bytes
+
+
+class Flat:
+    """This rank's part of a model as a float32 vector: trained parameters, then buffers.
+
+    Buffers are those that hold fractions (running statistics). Of a sharded parameter it has the
+    part that this rank holds.
+
+    Args:
+        names: name of a parameter here -> name under which its tied copies are kept once.
+
+    Attributes:
+        trained, size: how many numbers the parameters are, and all together.
+        device: where the vectors are.
+    """
+
+    def __init__(self, model: nn.Module, names: Mapping[str, str] | None = None) -> None:
+        names = names or {}
+        plain = ((plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
+        self._parameters = [(names.get(name, name), parameter) for name, parameter in plain]
+        self._buffers = [b for b in model.buffers() if b.is_floating_point()]
+        self._variances = [b for n, b in model.named_buffers() if n.endswith("running_var")]
+        self._counts = [b for b in model.buffers() if not b.is_floating_point()]
+        self._sizes = [local(value).numel() for value in self._values()]
+        self.trained = sum(self._sizes[: len(self._parameters)])
+        self.size = sum(self._sizes)
+        self.device = local(self._values()[0]).device
+
+    def _values(self) -> list[torch.Tensor]:
+        return [*(parameter for _, parameter in self._parameters), *self._buffers]
+
+    @torch.no_grad()
+    def gather_trained(self) -> torch.Tensor:
+        """The parameters' values alone, float32 of shape `(trained,)`, a copy."""
+        parts = [local(parameter).reshape(-1).float() for _, parameter in self._parameters]
+        return torch.cat([part.to(self.device) for part in parts])
+
+    @torch.no_grad()
+    def scatter_trained(self, values: torch.Tensor) -> None:
+        """Give the parameters the values of a vector of shape `(trained,)`."""
+        sizes = self._sizes[: len(self._parameters)]
+        for (_, mine), part in zip(self._parameters, values.split(sizes), strict=True):
+            local(mine).copy_(part.view_as(local(mine)))
+
+    @torch.no_grad()
+    def gather(self) -> torch.Tensor:
+        """The present values, float32 of shape `(size,)`, a copy."""
+        parts = [local(value).reshape(-1).float() for value in self._values()]
+        return torch.cat([part.to(self.device) for part in parts])
+
+    @torch.no_grad()
+    def scatter(self, values: torch.Tensor) -> None:
+        """Give the model the values of a vector of shape `(size,)`."""
+        for mine, part in zip(self._values(), values.split(self._sizes), strict=True):
+            local(mine).copy_(part.view_as(local(mine)))
+        self._keep_variances()
+
+    @torch.no_grad()
+    def add(self, change: torch.Tensor) -> None:
+        """Move the model by a vector of shape `(size,)`."""
+        for mine, part in zip(self._values(), change.split(self._sizes), strict=True):
+            local(mine).add_(part.view_as(local(mine)).to(local(mine)))
+        self._keep_variances()
+
+    def _keep_variances(self) -> None:
+        """A step that was compressed may go beyond zero, where no variance lies."""
+        for buffer in self._variances:
+            local(buffer).clamp_(min=0)
+
+    @torch.no_grad()
+    def average_buffers(self, group: dist.ProcessGroup | None) -> int:
+        """Give buffers the mean over the ranks of a group, and those that count in whole numbers
+        the largest value; the bytes that this took."""
+        ranks, sent = dist.get_world_size(group), 0
+        if self._buffers:
+            # In double precision, so that what is the same everywhere stays exactly that.
+            parts = [local(buffer).reshape(-1).double() for buffer in self._buffers]
+            values = torch.cat(parts).div_(ranks)
+            dist.all_reduce(values, group=group)
+            sent += ring_bytes(values.nbytes, ranks)
+            for buffer, part in zip(
+                self._buffers, values.split([len(part) for part in parts]), strict=True
+            ):
+                local(buffer).copy_(part.view_as(local(buffer)))
+        return sent + self.agree_on_counts(group)
+
+    @torch.no_grad()
+    def agree_on_counts(self, group: dist.ProcessGroup | None) -> int:
+        """Give buffers that count in whole numbers the largest of all ranks' values; bytes sent."""
+        if not self._counts:
+            return 0
+        values = torch.cat([count.reshape(-1).long() for count in self._counts])
+        dist.all_reduce(values, dist.ReduceOp.MAX, group)
+        sizes = [count.numel() for count in self._counts]
+        for count, value in zip(self._counts, values.split(sizes), strict=True):
+            count.copy_(value.view_as(count))
+        return ring_bytes(values.nbytes, dist.get_world_size(group))
+
+    def gradients(self) -> torch.Tensor:
+        """The parameters' gradients, float32 of shape `(trained,)`; zeros where there is none."""
+        parts = [
+            torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1)
+            for _, p in self._parameters
+        ]
+        return torch.cat([part.float().to(self.device) for part in parts])
+
+    def give_gradients(self, values: torch.Tensor) -> None:
+        """Give the parameters gradients from a vector of shape `(trained,)`."""
+        parts = values.split(self._sizes[: len(self._parameters)])
+        for (_, parameter), part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.device, parameter.dtype)
+
+    def named(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parameters' part of a vector by parameter, sharded as they are; no copies.
+
+        Args:
+            values: of shape `(trained,)` or longer.
+        """
+        found = {}
+        parts = values[: self.trained].split(self._sizes[: len(self._parameters)])
+        for (name, parameter), part in zip(self._parameters, parts, strict=True):
+            found[name] = _laid_out_like(parameter, part.view_as(local(parameter)))
+        return found
+
+    def joined(self, named: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The inverse of `named`, of shape `(trained,)`."""
+        parts = [local(named[name]).reshape(-1) for name, _ in self._parameters]
+        return torch.cat([part.to(self.device) for part in parts])
+
+
+def _laid_out_like(parameter: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return mine
+    return DTensor.from_local(
+        mine,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

@@ -1,0 +1,1 @@
+"""Gossip: workers without a central rank, each exchanging with neighbours that change."""

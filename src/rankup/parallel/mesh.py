@@ -1,0 +1,98 @@
+"""This rank's place in the mesh, and the groups it talks in."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import cached_property
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ..runtime.hang import recorder
+from ..runtime.world import World
+from .layout import AXES, Layout
+
+
+class Mesh:
+    """A layout on the ranks that are there.
+
+    Making one with several ranks in parts is a collective: call on all ranks.
+
+    Args:
+        apart: copies of the model take their steps by themselves, and meet now and then.
+
+    Attributes:
+        layout: sizes of the axes.
+        world: this process among all.
+        pp, dp_replicate, dp_shard, tp: where this rank stands on each axis.
+        at_step: sizes of the axes over which a step is one: all, or those of a copy.
+        step_group: the ranks that take a step together; None for all.
+    """
+
+    def __init__(self, layout: Layout, world: World, apart: bool = False) -> None:
+        if layout.world_size != world.world_size:
+            raise ValueError(f"a layout of {layout.world_size} ranks on {world.world_size}")
+        self.layout, self.world, self.apart = layout, world, apart
+        self.pp, self.dp_replicate, self.dp_shard, self.tp = layout.coordinates(world.rank)
+        self.at_step = layout.copy if apart else layout
+        if not layout.only_replicas:
+            _ = self.device_mesh  # its groups are made by all ranks together, here
+        self.step_group = self._group_of_my_copy() if apart else None
+
+    def _group_of_my_copy(self) -> dist.ProcessGroup | None:
+        """The ranks that share this copy of the model; None where it is one rank, or all."""
+        if 1 in (self.at_step.world_size, self.layout.dp_replicate):
+            return None
+        members: dict[int, list[int]] = {}
+        for rank in range(self.layout.world_size):
+            members.setdefault(self.layout.coordinates(rank)[1], []).append(rank)
+        groups = [dist.new_group(ranks, group_desc="mesh_copy") for ranks in members.values()]
+        return groups[self.dp_replicate]
+
+    @cached_property
+    def device_mesh(self) -> DeviceMesh:
+        """torch's mesh with the names `AXES`; its groups are as patient as that of all ranks."""
+        made = init_device_mesh(self.world.device.type, self.layout.sizes, mesh_dim_names=AXES)
+        if given := recorder.timeout(dist.group.WORLD):
+            for axis, size in zip(AXES, self.layout.sizes, strict=True):
+                if size > 1:
+                    patience = timedelta(seconds=given)
+                    dist.distributed_c10d._set_pg_timeout(patience, made.get_group(axis))
+        return made
+
+    @property
+    def copies(self) -> dist.ProcessGroup | None:
+        """The ranks that hold what this one holds, in other copies; None for all ranks."""
+        return None if self.layout.only_replicas else self.group("dp_replicate")
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The ranks that differ from this one on `axis` alone."""
+        return self.device_mesh.get_group(axis)
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of a global batch this rank computes, of `data_size`."""
+        return self.layout.data_rank(self.world.rank)
+
+    @property
+    def data_size(self) -> int:
+        return self.layout.data_size
+
+    def lines(self, axis: str) -> list[list[int]]:
+        """The global ranks of every group along `axis`."""
+        where = AXES.index(axis)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.layout.world_size):
+            place = self.layout.coordinates(rank)
+            groups.setdefault((*place[:where], *place[where + 1 :]), []).append(rank)
+        return list(groups.values())
+
+    @property
+    def sum_of_gradients(self) -> int:
+        """What makes a sum of what the gradient exchange computes: DDP takes a mean."""
+        return self.at_step.world_size if self.layout.only_replicas else 1
+
+    @property
+    def together(self) -> bool:
+        """Whether a forward is a collective, which no rank may enter alone."""
+        return not self.layout.only_replicas

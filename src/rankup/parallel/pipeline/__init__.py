@@ -1,0 +1,1 @@
+"""Pipelining: each rank holds a run of the model's layers, and chunks flow through them."""

@@ -1,0 +1,181 @@
+"""torch's stages and schedules around ours, so that they take any batch and any loss.
+
+torch cuts tensors into chunks and passes those on. Here it is given the chunks' numbers: the first
+stage and the loss look up what belongs to a number.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+
+from .names import torch_name
+from .place import padded, placement, schedule_class
+from .sharded import exchange, exchange_now
+from .stage import StageModule
+from .timeline import Span
+
+Record = Callable[[Span], None]
+Recorder = Callable[[], Record | None]  # what to tell of computations just now, if anything
+
+
+class Entry(nn.Module):
+    """What torch's stage calls: a stage in its precision, the first on what belongs to a number.
+
+    It hides the stage's modules from torch, which else exchanges the gradients of sharded ones
+    itself, once per call of a schedule, and clears them as it looks for shapes.
+    """
+
+    def __init__(
+        self,
+        stage: StageModule,
+        args_of: Callable[[int], tuple[Any, ...]],
+        autocast: torch.dtype | None,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self._stage = (stage,)  # in a tuple, it is no submodule
+        self._args_of = args_of
+        self._autocast, self._device = autocast, device
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self._stage[0].parameters(recurse)
+
+    def forward(self, *values: Any) -> Any:
+        (stage,) = self._stage
+        if stage.is_first:
+            values = self._args_of(int(values[0]))
+        with torch.autocast(
+            self._device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None
+        ):
+            return stage(*values)
+
+
+class Stage(PipelineStage):
+    """torch's stage, which also exchanges sharded gradients once and notes its times.
+
+    Args:
+        backwards_left: backwards of a stage to come in this step, over all calls of schedules.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        stage: StageModule,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        backwards_left: Callable[[int], int],
+        recorder: Recorder,
+    ) -> None:
+        super().__init__(entry, stage.index, stage.count, device, group=group)
+        self._module = (stage,)
+        self._backwards_left, self._recorder = backwards_left, recorder
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        start = time.monotonic()
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)  # type: ignore[no-untyped-call]
+        self._note("forward", fwd_chunk_id, start)
+        return output
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        if not self.has_backward:
+            return
+        start = time.monotonic()
+        if full_backward and self._backwards_left(self.stage_index) == 0:
+            exchange(self._module[0])
+        super().backward_one_chunk(  # type: ignore[no-untyped-call]
+            bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
+        )
+        self._note("backward", bwd_chunk_id, start)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        if not self.has_backward:
+            return
+        start = time.monotonic()
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)  # type: ignore[no-untyped-call]
+        if self._backwards_left(self.stage_index) == 0:
+            exchange_now(self._module[0])
+        self._note("weights", bwd_chunk_id, start)
+
+    # On a V two neighbouring stages lie on one rank; without a backward they hand nothing over.
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+    def _note(self, kind: str, chunk: int, start: float) -> None:
+        record = self._recorder()
+        if record is not None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            rank = self.group_rank
+            record(Span(rank, self.stage_index, chunk, kind, start, time.monotonic()))
+
+
+class Schedule:
+    """One schedule for a number of chunks of equal shape.
+
+    Args:
+        chunks: how many; some schedules need a few more, see `padded`.
+        loss_of: (output of the last stage, number of the chunk) -> loss to run backward from.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        chunks: int,
+        stages: Sequence[Stage],
+        loss_of: Callable[[Any, int], torch.Tensor],
+    ) -> None:
+        kind = schedule_class(name)
+        pp = stages[0].group_size
+        self.chunks = padded(name, chunks, pp)
+        # 1F1B keeps fewer chunks alive than GPipe, if there are more chunks than stages; torch
+        # refuses it below that, where the two differ in nothing but name.
+        if torch_name(name) == "1F1B" and self.chunks < stages[0].num_stages:
+            kind = schedule_class("gpipe")
+        self._stages = stages
+        several = len(placement(name, pp)) > pp or len(stages) > 1
+        for stage in stages:  # torch's default goes round, and its V-shaped schedules set their own
+            stage.stage_index_to_group_rank = dict(
+                enumerate(placement(name, pp, stage.num_stages // pp))
+            )
+        self._torch = kind(
+            list(stages) if several else stages[0],
+            n_microbatches=self.chunks,
+            loss_fn=lambda output, index: loss_of(output, int(index)),
+            scale_grads=False,
+        )
+        takes = inspect.signature(kind.step).parameters
+        # Outputs are not needed here; versions of torch that cannot leave them out merge them.
+        self._options = {"return_outputs": False} if "return_outputs" in takes else {}
+
+    def run(self, train: bool) -> None:
+        """All chunks forward and, in training, backward."""
+        numbers = torch.arange(self.chunks)
+        first = any(stage.is_first for stage in self._stages)
+        last = any(stage.is_last for stage in self._stages)
+        step = self._torch.step if train else self._torch.eval
+        with warnings.catch_warnings():
+            # Where an activation is no leaf torch says that it keeps its gradient; it may.
+            warnings.filterwarnings("ignore", message=".*retain_grad.*")
+            step(*([numbers] if first else []), target=numbers if last else None, **self._options)
+        for stage in self._stages:
+            stage.clear_runtime_states()  # or the last outputs stay in memory until the next step

@@ -1,0 +1,128 @@
+"""Gradients of a user's model between backward and step: brought together, and clipped."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from ...runtime.deal import LEDGER
+from ...runtime.world import after_first_step
+from ..build import Built
+from ..norm import clip, global_norm
+
+
+class Gradients:
+    """What is left to do with gradients once the script's backwards are over.
+
+    It happens by itself before `optimizer.step()`, or earlier where the script clips, and after
+    each call of a closure that is given to the step.
+    """
+
+    def __init__(self, built: Built) -> None:
+        self._built = built
+        self._finished = False
+        self._steps = 0
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        # The step of an optimizer that calls its base's step comes by twice, inside itself; both
+        # befores are before both afters.
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+
+    def finish(self) -> None:
+        """Bring gradients together that are still in parts."""
+        # Ties would count twice. Anything else can be done again, for backwards that came since.
+        if self._finished and self._built.pipeline is not None:
+            return
+        self._built.finish_gradients()
+        self._finished = True
+
+    def more(self) -> None:
+        """A pipeline's backward is about to add to the gradients.
+
+        Raises:
+            RuntimeError: they were brought together already; tied parameters would count twice.
+        """
+        if self._finished and self._built.ties is not None:
+            names = [name for _, names, _ in self._built.ties.shared for name in names]
+            gradients = [self._built.model.get_parameter(name).grad for name in names]
+            if any(bool(gradient.any()) for gradient in gradients if gradient is not None):
+                raise RuntimeError(
+                    "pipeline.step after clip_grad_norm_ would add to gradients that are clipped; "
+                    "call optimizer.step() or optimizer.zero_grad() in between"
+                )
+        self._finished = False
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """See `parallelize`."""
+        built = self._built
+        self.finish()
+        parameters = [p for p in built.model.parameters() if p.requires_grad]
+        norm = global_norm(parameters, built.mesh, built.copied)
+        clip(parameters, norm, max_norm)
+        return norm.float()
+
+    def _before_step(
+        self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._ready()
+        self._steps += 1
+        if self._steps == 2:
+            after_first_step()
+        # After the optimizer itself comes the closure, where there is one.
+        own, closure, rest = args[:1], args[1:2], args[2:]
+        named = dict(kwargs)
+        if "closure" in named:
+            named["closure"] = self._finishing(named["closure"])
+        return (*own, *map(self._finishing, closure), *rest), named
+
+    def _ready(self) -> None:
+        """Before the optimizer reads gradients."""
+        self.finish()
+        if self._built.mesh.data_size == 1:
+            LEDGER.units = None  # nobody else weighs with them
+
+    def _finishing(self, value: Any) -> Any:
+        """A closure has its backward within the step, after what comes before the step."""
+        if not callable(value) or isinstance(value, _Closure):
+            return value
+        return _Closure(value, self._ready)
+
+    def _after_step(self, *_: Any) -> None:
+        self._finished = False
+
+
+class _Closure:
+    """A closure of `optimizer.step`, and what is to be done after each call of it.
+
+    A type of its own: an optimizer that calls its base's step comes by with it once more.
+    """
+
+    def __init__(self, closure: Callable[[], Any], after: Callable[[], None]) -> None:
+        self._closure, self._after = closure, after
+
+    def __call__(self) -> Any:
+        loss = self._closure()
+        self._after()
+        return loss
+
+
+@contextlib.contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Backwards inside keep their gradients on this rank; the next one outside exchanges all.
+
+    As DDP's: saves the exchange. Under FSDP each rank then holds its gradients whole meanwhile.
+    """
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)

@@ -1,0 +1,297 @@
+"""`parallelize`: a user's own model and loop, split in any way."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ...base.errors import UserError
+from ...runtime.deal import LEDGER, Place
+from ...runtime.keys import derive, reseed
+from ...runtime.model import wrap
+from ...runtime.probe import probe, same_code
+from ...runtime.world import World, setup
+from ..build import Built, Choices, Loss, build
+from ..layout import SELDOM, WITHOUT_WAITING, Layout, choose, crossing
+from ..memory import Recompute, recompute
+from ..mesh import Mesh
+from ..pipeline.names import torch_name
+from ..sharded import blocks
+from .factory import Factory
+from .forward import Methods, Peers, around_peers, draws, in_half, refuse_call, replace_forward
+from .gradients import Gradients, no_sync
+from .steps import Steps, Units
+from .weights import Weights
+
+BuildOptimizer = Callable[[Any], torch.optim.Optimizer]
+
+
+class Parallel(NamedTuple):
+    """What `parallelize` returns; unpacks into `model, optimizer, pipeline`.
+
+    Attributes:
+        model: the user's model on this rank.
+        optimizer: what `build_optimizer` made.
+        pipeline: runs a step under pp, None otherwise.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    pipeline: Steps | None
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale all gradients down to a norm of `max_norm` over every rank; the norm before."""
+        norm: torch.Tensor = self.model.clip_grad_norm_(max_norm)  # type: ignore[operator]
+        return norm
+
+
+def parallelize(
+    build_model: Callable[[], nn.Module],
+    build_optimizer: BuildOptimizer,
+    strategy: str | None = None,
+    *,
+    dp: int | None = None,
+    shard: int | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
+    seed: int | None = 0,
+    precision: str = "fp32",
+    activation_checkpointing: Recompute = "none",
+    compile: bool = False,
+    offload: bool = False,
+    reshard: bool = True,
+    plan: Mapping[str, str] | None = None,
+    methods: Sequence[str] = (),
+    pp_schedule: str = "1f1b",
+    loss: Loss | None = None,
+    micro_batch: int | None = None,
+    units: Units | None = None,
+    example: Sequence[torch.Tensor] | None = None,
+) -> Parallel:
+    """Split a model over all ranks; the loop stays that of one GPU. Call on every rank.
+
+        model, optimizer, _ = rankup.parallelize(Net, lambda m: SGD(m.parameters(), 0.1), "fsdp")
+
+    Data comes from `rankup.shard(loader)`, which deals ranks that compute a batch together the same
+    part. The gradient is the exact mean over the samples of all ranks, or over the units given to
+    `rankup.count`, as with `wrap`; several backwards before a step add up. The weights are those of
+    the constructor on rank 0. The model is the user's own object, with its attributes, methods
+    and state-dict names (where it is only copied, it is in `wrap`), and has two methods more:
+
+        model.clip_grad_norm_(max_norm)   in place of torch.nn.utils.clip_grad_norm_, over all ranks
+        model.no_sync()                   around backwards that need not be exchanged yet
+
+    Unless the model is only copied, a forward is a collective: all ranks have to call it equally
+    often, also in evaluation.
+
+    Args:
+        build_model: makes the model. It runs on the meta device first; where that fails, every rank
+            builds the model once in its host memory.
+        build_optimizer: makes the optimizer of the model that it is given. Under pp that has the
+            modules of this rank alone: take what `model.parameters()` gives.
+        strategy: ddp, fsdp, hsdp, tp, pp or 3d; ddp, where no sizes are given either.
+        dp, shard, tp, pp: ranks along each axis, see `layout.choose`.
+        seed: of the constructor's draws and, from here on, of torch's generators on each rank; with
+            None these stay as the script has them, for a model that is there already (`lambda:
+            model`).
+        precision: fp32, or bf16: compute in bfloat16, with weights and outputs in float32.
+        activation_checkpointing: none, selective or full.
+        compile: compile each block; where the model is only copied, the model.
+        offload, reshard: under FSDP, keep all in host memory; free a block between its forward and
+            its backward.
+        plan: name patterns -> words of `rankup.parallel.tensor.words`; by default the model's own.
+        methods: names of methods that compute with parameters of the model and are called beside
+            `model(...)`; not those that call `self(...)` themselves.
+        pp_schedule: naive, gpipe, 1f1b, interleaved, or the name of one of torch's.
+        loss: under pp (model, batch) -> mean loss of the batch.
+        micro_batch: under pp the samples of a chunk.
+        units: under pp how many units the loss of a batch is a mean over, if not samples.
+        example: under pp a batch of a chunk's size, by which the stages' work is balanced; without
+            it they are balanced by parameters.
+
+    Raises:
+        UserError: the layout does not come out, the model cannot be split so, or an option does not
+            go with the layout; says the way out.
+        RuntimeError: ranks run different code (Python, torch, rankup or the script), or the backend
+            does not compute what it should.
+    """
+    if strategy in (*SELDOM, *WITHOUT_WAITING):
+        raise UserError(
+            f"strategy={strategy!r} needs a loop of its own, which the recipes have (rankup run "
+            "RECIPE --strategy ...); parallelize takes ddp, fsdp, hsdp, tp, pp and 3d"
+        )
+    world = setup()
+    same_code(world)
+    probe(world)
+    layout = choose(
+        world.world_size, world.local_world_size, strategy, dp=dp, shard=shard, tp=tp, pp=pp
+    )
+    choices = Choices(
+        half=precision == "bf16",
+        compiled=compile,
+        recompute=activation_checkpointing,
+        offload=offload,
+        reshard=reshard,
+        schedule=pp_schedule,
+        by_name=False,
+        plan=plan,
+    )
+    _check(layout, choices, precision, loss, micro_batch)
+    for warning in _notes(layout, choices, world.local_world_size) if world.is_root else ():
+        warnings.warn(warning, stacklevel=2)
+    mesh = Mesh(layout, world)
+    LEDGER.take(Place(mesh.data_rank, mesh.data_size, mesh.together))
+    # Values that are there already are not drawn, and the script's own draws go on.
+    with contextlib.nullcontext() if seed is not None else draws(0, world.device):
+        if not mesh.together:
+            return _copied(build_model, build_optimizer, mesh, seed or 0, choices)
+        factory = Factory(build_model, seed or 0, world.is_root)
+        pair = None if loss is None or example is None else (loss, tuple(example))
+        built = build(factory, mesh, seed or 0, choices, pair)
+        steps = None if loss is None else (loss, micro_batch or 1, units)
+        return _dressed(built, build_optimizer, steps, seed or 0, choices.half, methods)
+
+
+def _dressed(
+    built: Built,
+    build_optimizer: BuildOptimizer,
+    steps: tuple[Loss, int, Units | None] | None,
+    seed: int,
+    half: bool,
+    methods: Sequence[str],
+) -> Parallel:
+    """The optimizer of a split model, and what lets it look as on one GPU."""
+    mesh = built.mesh
+    optimizer = _optimizer(build_optimizer, built.model)
+    gradients = Gradients(built)
+    gradients.watch(optimizer)
+    pipeline = None
+    if built.pipeline is not None:
+        assert steps is not None
+        pipeline = Steps(built, gradients, *steps, seed)
+    _dress(built, gradients, half, seed, methods)
+    LEDGER.models.add(built.model)
+    reseed(derive(seed, "draws", mesh.data_rank), mesh.world.device)
+    return Parallel(built.model, optimizer, pipeline)
+
+
+def _copied(
+    build_model: Callable[[], nn.Module],
+    build_optimizer: BuildOptimizer,
+    mesh: Mesh,
+    seed: int,
+    choices: Choices,
+) -> Parallel:
+    """Each rank holds the whole model, in `wrap`."""
+    world: World = mesh.world
+    torch.manual_seed(derive(seed, "construction"))
+    model = build_model()
+    model.to(world.device)
+    recompute(blocks(model), choices.recompute)
+    if choices.half:
+        replace_forward(model, in_half, world.device.type)
+    if choices.compiled:
+        model.compile()  # in place: parameter names stay
+    wrapped = wrap(model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def clip_grad_norm_(max_norm: float) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    # On the wrapper, which passes everything else on to the model.
+    vars(wrapped)["clip_grad_norm_"] = clip_grad_norm_
+    optimizer = _optimizer(build_optimizer, model)
+    reseed(derive(seed, "draws", mesh.data_rank), world.device)
+    return Parallel(wrapped, optimizer, None)
+
+
+def _dress(
+    built: Built, gradients: Gradients, half: bool, seed: int, methods: Sequence[str]
+) -> None:
+    """Let a split model look like the one on one GPU."""
+    model, mesh = built.model, built.mesh
+    extra: dict[str, Any] = {
+        "clip_grad_norm_": gradients.clip,
+        "no_sync": lambda: no_sync(model),
+        # Read by save_full_model and its like.
+        "rankup_copies": dict(built.copies),
+    }
+    vars(model).update(extra)
+    if built.pipeline is not None:
+        replace_forward(model, refuse_call, type(model).__name__)
+        return
+    if methods:
+        Methods(model, methods)  # lives in what it changes of the model
+    if half:
+        replace_forward(model, in_half, mesh.world.device.type)
+    if mesh.layout.tp > 1:
+        replace_forward(model, around_peers, Peers(mesh, seed))
+    if mesh.data_size > 1:
+        Weights(model, mesh)  # lives in the hooks it sets
+
+
+def _optimizer(build_optimizer: BuildOptimizer, model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = build_optimizer(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"build_optimizer returned a {type(optimizer).__name__}; it has to return one "
+            f"torch.optim.Optimizer of the model it is given"
+        )
+    known = {id(parameter) for parameter in model.parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in known:
+                raise UserError(
+                    f"build_optimizer: a parameter of shape {tuple(parameter.shape)} is none of "
+                    f"the model's, so every rank would train it alone: build the optimizer from "
+                    f"the model that build_optimizer is given, and put parameters of a loss into "
+                    f"the model"
+                )
+    return optimizer
+
+
+def _check(
+    layout: Layout, choices: Choices, precision: str, loss: Loss | None, micro_batch: int | None
+) -> None:
+    for name, value, known in (
+        ("precision", precision, ("fp32", "bf16")),
+        ("activation_checkpointing", choices.recompute, ("none", "selective", "full")),
+    ):
+        if value not in known:
+            raise UserError(f"{name}={value!r} is unknown; known are: {', '.join(known)}")
+    torch_name(choices.schedule)
+    if choices.offload and layout.only_replicas:
+        raise UserError(
+            "offload=True keeps shards of a model in host memory, and here every rank holds all of "
+            'it: give strategy "fsdp" on two ranks or more, or leave offload out'
+        )
+    if micro_batch is not None and micro_batch < 1:
+        raise UserError(f"micro_batch={micro_batch} is no number of samples; give 1 or more")
+    if layout.pp > 1 and (loss is None or micro_batch is None):
+        raise UserError(
+            "a pipeline runs forward, loss and backward by itself: give parallelize "
+            "loss=lambda model, batch: ... (the mean loss of a batch) and micro_batch= (samples of "
+            "a chunk), and call pipeline.step(batch) in the loop"
+        )
+
+
+def _notes(layout: Layout, choices: Choices, per_node: int) -> list[str]:
+    """What was asked for and does nothing, or costs more than it seems.
+
+    A single process is left alone: there a script of any layout is tried out.
+    """
+    found = [warning] if (warning := crossing(layout, per_node)) else []
+    if layout.world_size == 1:
+        return found
+    if choices.plan is not None and layout.tp == 1:
+        found.append("plan= does nothing without tp")
+    if layout.pp == 1 and torch_name(choices.schedule) != "1F1B":
+        found.append(f"pp_schedule={choices.schedule!r} does nothing without pp")
+    if not choices.reshard and (layout.only_replicas or layout.data_size == 1):
+        found.append("reshard=False does nothing where weights are not sharded (shard=)")
+    return found

@@ -1,0 +1,163 @@
+"""`rankup check`: what stands in the way of training on many ranks, and what ports got wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..base.errors import UserError, nearest
+from ..base.findings import Finding
+from ..base.text import clean
+from .roles import understand
+from .rules import RULES
+from .source import Source, read
+
+SYNTAX = "RK100"
+_BATCH_ENDINGS = (".sbatch", ".sh", ".slurm", ".job", ".bash", ".sub")
+_NOQA = re.compile(r"#\s*noqa(?P<codes>\s*:\s*[A-Za-z]+\d+(?:[,\s]+[A-Za-z]+\d+)*)?", re.IGNORECASE)
+_LARGEST = 200  # files of a folder: more is no folder of scripts
+
+
+def check(
+    files: Iterable[Path], select: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> tuple[Finding, ...]:
+    """Findings of Python scripts, batch files and folders of them, in the order of their places.
+
+    A script is looked at together with the modules of its own folder that it imports, and findings
+    in those are reported at their place.
+
+    Args:
+        select: codes or beginnings of codes (`RK1`, `RK121`) to report; all without any.
+        ignore: those not to report, of the selected ones.
+
+    Raises:
+        UserError: no such file, one that is no script, or an unknown code.
+    """
+    for wanted in (*select, *ignore):
+        _known(wanted)
+    found: dict[tuple[str, str, str], Finding] = {}
+    for path in _files(files):
+        for one in _check_file(path):
+            if _selected(one.code, select, ignore):
+                found.setdefault((one.code, one.place, one.message), one)
+    return tuple(sorted(found.values(), key=lambda one: (*split(one.place), one.code)))
+
+
+def split(place: str) -> tuple[str, int, int]:
+    """File, line and column of a finding's place."""
+    match = re.fullmatch(r"(?P<file>.*?)(?::(?P<line>\d+))?(?::(?P<column>\d+))?", place, re.DOTALL)
+    assert match is not None
+    return match["file"], int(match["line"] or 1), int(match["column"] or 1)
+
+
+def check_python(source: Source) -> list[Finding]:
+    """Findings of one script and the modules of its folder; no file is written, nothing is run."""
+    if not source.concerns_training:
+        return []
+    if source.trouble is not None:
+        trouble = source.trouble
+        place = f"{clean(str(source.path))}:{trouble.line}:{trouble.column}"
+        return [Finding(SYNTAX, "error", place, trouble.message, trouble.todo)]
+    try:
+        roles = understand(source)
+        if not roles.trains:
+            return []
+        return [
+            one
+            for each in roles.sources
+            for rule in RULES
+            for one in _unless_noqa(each, rule.findings(each, roles))
+        ]
+    except RecursionError:
+        place = f"{clean(str(source.path))}:1:1"
+        return [Finding(SYNTAX, "error", place, "nested too deeply to be understood")]
+
+
+def is_batch_file(path: Path) -> bool:
+    """Whether a file is for `sbatch`: by its name, or by its first line."""
+    if path.suffix in _BATCH_ENDINGS:
+        return True
+    if path.suffix in (".py", ".pyw", ".ipynb"):
+        return False
+    with path.open("rb") as file:
+        start = file.read(4096)
+    shell = re.match(rb"#!\s*\S*(/env\s+)?\S*\b(ba|z|k|da)?sh\b", start)
+    return shell is not None or re.search(rb"^#+\s*SBATCH\b", start, re.MULTILINE) is not None
+
+
+def _check_file(path: Path) -> Iterable[Finding]:
+    try:
+        if is_batch_file(path):
+            from . import sbatch
+
+            return sbatch.check(path)
+        return check_python(read(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += _in_folder(path)
+        elif path.suffix == ".ipynb":
+            raise UserError(
+                f"{path} is a notebook; check reads Python scripts. Write it as one with "
+                f"`jupyter nbconvert --to script {path}`, and check that"
+            )
+        elif path.is_file():
+            found.append(path)
+        elif path.exists():
+            raise UserError(f"{path} is no regular file; name a Python script or a batch file")
+        else:
+            raise UserError(f"there is no file {path}; name a Python script or a batch file")
+    return found
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """The Python and batch files below a folder; links and hidden folders are not followed."""
+    found: list[Path] = []
+    for at, folders, names in os.walk(folder):
+        folders[:] = sorted(one for one in folders if one[0] not in "._" and one != "node_modules")
+        endings = (".py", ".sbatch", ".slurm")
+        found += [Path(at, name) for name in sorted(names) if name.endswith(endings)]
+        if len(found) > _LARGEST:
+            raise UserError(
+                f"{folder} holds more than {_LARGEST} scripts; name those that you start"
+            )
+    return [one for one in found if one.is_file()]
+
+
+def _known(wanted: str) -> None:
+    from .rules import RULES
+    from .sbatch.codes import TITLES
+
+    codes = {SYNTAX, *(rule.code for rule in RULES), *TITLES}
+    prefixed = re.fullmatch(r"RK[123]?\d{0,2}", wanted)
+    if not prefixed or (wanted.startswith("RK1") and not any(c.startswith(wanted) for c in codes)):
+        raise UserError(f"{wanted!r} is no code of a rule; {nearest(wanted, codes)}")
+
+
+def _selected(code: str, select: Sequence[str], ignore: Sequence[str]) -> bool:
+    """The longest beginning that fits decides, as in ruff."""
+    chosen = max((len(one) for one in select if code.startswith(one)), default=-1)
+    left_out = max((len(one) for one in ignore if code.startswith(one)), default=-1)
+    return ((chosen >= 0 or not select) and left_out < max(chosen, 0)) or (
+        not select and left_out < 0
+    )
+
+
+def _unless_noqa(source: Source, findings: Iterable[Finding]) -> Iterable[Finding]:
+    for one in findings:
+        _, line, _ = split(one.place)
+        text = source.lines[line - 1] if line <= len(source.lines) else ""
+        match = _NOQA.search(text)
+        if match is None:
+            yield one
+        elif match["codes"]:
+            codes = {code.upper() for code in re.findall(r"[A-Za-z]+\d+", match["codes"])}
+            if one.code not in codes:
+                yield one

@@ -1,0 +1,52 @@
+"""What a batch size means on several GPUs, in words; nothing is rescaled."""
+
+from __future__ import annotations
+
+import math
+
+import libcst as cst
+
+from .context import Context
+
+_EXAMPLE = 4
+
+
+def effective(context: Context) -> None:
+    """Say what the effective batch is, and what two rules would make of the learning rate."""
+    script = context.script
+    if context.options.batch == "global":
+        return
+    for call in context.training.loader_calls:
+        size = script.argument(call, "batch_size", 1)
+        if size is None:
+            continue
+        text = script.code(size.value)
+        whole = (
+            f" ({int(text) * _EXAMPLE} on {_EXAMPLE})"
+            if isinstance(size.value, cst.Integer)
+            else ""
+        )
+        context.leave(
+            call,
+            f"the effective batch is {text} times the number of GPUs{whole}: fewer steps per epoch",
+            comment=False,
+        )
+        break
+    rates = []
+    for call in context.training.optimizers:
+        rate = script.argument(call, "lr", 1)
+        text = script.code(rate.value) if rate is not None else "lr"
+        numbers = ""
+        if rate is not None and isinstance(rate.value, cst.Float | cst.Integer):
+            value = float(text)
+            numbers = (
+                f"; on {_EXAMPLE} GPUs {value * _EXAMPLE:g} and {value * math.sqrt(_EXAMPLE):g}"
+            )
+        rates.append((call, text, numbers))
+    for call, text, numbers in rates:
+        context.leave(
+            call,
+            f"learning rate unchanged. The linear rule (SGD, with warm-up) would make it {text} x "
+            f"GPUs, the square-root rule (Adam) {text} x sqrt(GPUs){numbers}",
+            comment=False,
+        )

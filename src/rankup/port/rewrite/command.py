@@ -1,0 +1,119 @@
+"""`rankup port FILE`: rewrites, writes down, says what was done and what is left."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from pathlib import Path
+
+from ...base.errors import UserError
+from ...base.files import write_atomic
+from ...base.say import say
+from ...base.text import clean
+from ..source import read
+from .ported import Ported, port
+from .vendor import copy_runtime
+
+
+def port_file(
+    path: Path,
+    *,
+    batch: str,
+    strategy: str,
+    in_place: bool,
+    diff: bool,
+    vendor: bool,
+    sync_bn: bool,
+) -> None:
+    """Port a script and write it beside itself or in its place; a diff is only printed.
+
+    Raises:
+        UserError: it cannot or must not be ported, or its port cannot be written.
+    """
+    from ..sbatch import is_batch
+
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name the script in it that trains")
+    if path.suffix not in (".py", ".ipynb") and is_batch(path):
+        _port_batch_file(path, in_place, diff)
+        return
+    if vendor and strategy == "fsdp":
+        raise UserError("--vendor copies the runtime for ddp; fsdp needs rankup itself")
+    ported = port(path, batch=batch, strategy=strategy, vendor=vendor, sync_bn=sync_bn)
+    if ported.why:
+        say(f"{path.name}: nothing to do: {ported.why}")
+        return
+    if diff:
+        print(ported.diff, end="")
+    else:
+        target = path if in_place else ported.target
+        if target.is_dir():
+            raise UserError(f"{target} is a folder, where the port would be: move it away")
+        if vendor:
+            try:
+                copy_runtime(target.parent)
+            except OSError as error:
+                raise UserError(
+                    f"the runtime could not be copied to {target.parent}: {error.strerror}"
+                ) from None
+        _write(target, _bytes(path, ported))
+        print(f"wrote {clean(str(target))}")
+    for line in report(ported, in_place):
+        # A diff can be piped into `patch`; what is said about it goes past it.
+        say(clean(line)) if diff else print(clean(line))
+
+
+def _port_batch_file(path: Path, in_place: bool, diff: bool) -> None:
+    from .. import sbatch
+
+    ported = sbatch.port(path)
+    if not ported.changed:
+        say(f"{path.name}: nothing to do: it is ported already")
+        return
+    if diff:
+        before = path.read_text(errors="surrogateescape").splitlines(keepends=True)
+        after = ported.text.splitlines(keepends=True)
+        print("".join(difflib.unified_diff(before, after, str(path), str(ported.path))), end="")
+    else:
+        target = path if in_place else ported.path
+        _write(target, ported.text.encode(errors="surrogateescape"))
+        print(f"wrote {clean(str(target))}")
+    for note in ported.notes:
+        say(clean(f"  {note}")) if diff else print(clean(f"  {note}"))
+
+
+def _write(target: Path, data: bytes) -> None:
+    try:
+        mode = target.stat().st_mode if target.exists() else None
+        write_atomic(target, data)
+        if mode is not None:
+            target.chmod(mode & 0o7777)
+    except OSError as error:
+        raise UserError(
+            f"{target} could not be written: {error.strerror}; nothing was changed"
+        ) from None
+
+
+def report(ported: Ported, in_place: bool = False) -> list[str]:
+    """What was done and what is left, line by line of the original."""
+    lines = [f"done ({len(ported.done)}):"]
+    lines += [f"  {_at(note.line)}  {note.text}" for note in ported.done]
+    if ported.left:
+        lines.append(f"for you to look at ({len(ported.left)}):")
+        lines += [f"  {_at(note.line)}  {note.text}" for note in ported.left]
+    target = shlex.quote(str(ported.path if in_place else ported.target))
+    after = "" if in_place else f"; rankup verify {shlex.quote(str(ported.path))} {target}"
+    lines.append(f"next: rankup check {target}{after}")
+    return lines
+
+
+def _at(line: int) -> str:
+    return f"line {line:<4}" if line else " " * 9
+
+
+def _bytes(path: Path, ported: Ported) -> bytes:
+    """In the encoding of the original, with its byte order mark."""
+    source = read(path)
+    mark = b"\xef\xbb\xbf" if source.data.startswith(b"\xef\xbb\xbf") else b""
+    encoding = "utf-8" if mark else source.encoding
+    return mark + ported.text.encode(encoding)

@@ -1,0 +1,79 @@
+"""Small questions about expressions."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..tree import walk
+from .script import Script
+
+_UNPACKED = {"enumerate", "tqdm", "trange", "iter", "islice", "cycle", "track", "progress_bar"}
+
+
+def unpacked(script: Script, expression: cst.BaseExpression) -> cst.BaseExpression:
+    """What `enumerate(tqdm(loader))` goes over."""
+    while isinstance(expression, cst.Call) and expression.args:
+        if script.dotted(expression.func).split(".")[-1] not in _UNPACKED:
+            break
+        expression = expression.args[0].value
+    return expression
+
+
+def sized(script: Script, expression: cst.CSTNode) -> bool:
+    """Whether an expression is a number of samples or a value, no longer a batch."""
+    code = script.code(expression)
+    ends = (".item()", ".size(0)", ".shape[0]", ".numel()")
+    return code.endswith(ends) or code.startswith(("len(", "float(", "int("))
+
+
+def root_name(expression: cst.CSTNode) -> str | None:
+    """`a` of `a.b[0].c`."""
+    while isinstance(expression, cst.Attribute | cst.Subscript):
+        expression = expression.value
+    return expression.value if isinstance(expression, cst.Name) else None
+
+
+def attribute(call: cst.Call) -> str:
+    return call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+
+
+def targets_of(target: cst.CSTNode) -> list[cst.CSTNode]:
+    if isinstance(target, cst.Tuple | cst.List):
+        return [one for element in target.elements for one in targets_of(element.value)]
+    return [target]
+
+
+def loader_like(code: str) -> bool:
+    last = code.split(".")[-1].lower()
+    return "loader" in last or last in ("get_data", "get_dls", "build_dl", "get_dl")
+
+
+def loss_names(script: Script, call: cst.Call) -> set[str]:
+    """`loss` of `loss.backward()`, `scaler.scale(loss / n).backward()` and the like."""
+    start = call.func.value if isinstance(call.func, cst.Attribute) else call
+    if call.args and isinstance(start, cst.Name) and start.value in ("torch", "manager"):
+        start = call
+    names = set()
+    for name in script.inside(start, cst.Name):
+        parent = script.parents.get(name)
+        if isinstance(parent, cst.Attribute) and parent.attr is name:
+            continue
+        if isinstance(parent, cst.Call) and parent.func is name:
+            continue
+        names.add(name.value)
+    return names - {"scaler", "self", "torch", "amp"}
+
+
+def trains_elsewhere(script: Script, call: cst.Call) -> bool:
+    """Whether a call runs a function of another file in the folder that calls backward."""
+    path = script.beside(call)
+    if path is None:
+        return False
+    if ".backward(" not in script.source(path).text:
+        return False
+    name = script.dotted(call.func).split(".")[-1]
+    return any(
+        isinstance(one, cst.Call) and attribute(one) == "backward"
+        for function in script.functions_in(path, name)
+        for one in walk(function.body)
+    )

@@ -1,0 +1,278 @@
+"""The data: each rank takes its part of every batch."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..context import Context
+from ..expressions import root_name
+from ..training import Loop
+
+_CONSTRUCTORS = {
+    "ones", "zeros", "randn", "rand", "full", "empty", "randint", "arange",
+    "FloatTensor", "LongTensor", "Tensor", "view", "reshape", "expand", "new_ones", "new_zeros",
+    "new_full", "normal", "init_hidden",
+}  # fmt: skip
+
+
+def shard_loaders(context: Context) -> None:
+    """`rankup.shard(DataLoader(…))` where the script makes its loaders."""
+    for call in context.training.loader_calls:
+        if context.one_by_one(call):
+            shuffle = context.script.argument(call, "shuffle", 2)
+            drawn = shuffle is not None and context.script.code(shuffle.value) != "False"
+            context.leave(
+                call,
+                "every rank evaluates all of this, sample by sample: exact, and not faster than on "
+                "one GPU. Larger batches would be dealt over the ranks"
+                + (
+                    "; each draws an order of its own, so that what is decided by the numbers has "
+                    "to be rank 0's (rankup.broadcast)"
+                    if drawn
+                    else ""
+                ),
+                comment=False,
+            )
+            continue
+        elsewhere = _only_elsewhere(context, call)
+        if elsewhere:
+            context.leave(
+                call,
+                f"every rank goes over all of this in {elsewhere}, which stays as it is: exact, "
+                "and not faster than on one GPU",
+                comment=False,
+            )
+            continue
+        options = _options(context, call)
+        context.around(call, "rankup.shard(", f"{options})")
+        context.done(call, "each rank takes its part of every batch (rankup.shard)")
+
+
+def _only_elsewhere(context: Context, loader: cst.Call) -> str:
+    """The file beside the script where alone a loader is gone over, and not trained from."""
+    script, training = context.script, context.training
+    sources = [one.source for one in training.loops if one.source is not None]
+    if any(training.loader_of(source) is loader for source in sources):
+        return ""
+    files = []
+    for call in script.all(cst.Call):
+        path = script.beside(call)
+        if path and any(training.loader_of(arg.value) is loader for arg in call.args):
+            if call in training.elsewhere:
+                return ""
+            files.append(path.name)
+    return files[0] if files else ""
+
+
+def shard_foreign(context: Context) -> None:
+    """`loader = rankup.shard(loader)` behind a call that brings a loader from elsewhere."""
+    script, training = context.script, context.training
+    seen: set[tuple[cst.CSTNode, str]] = set()
+    for loop in training.loops:
+        if loop.source is None:
+            continue
+        origin = training.loader_of(loop.source)
+        if origin is None or origin in training.loader_calls or isinstance(origin, cst.FunctionDef):
+            continue
+        if isinstance(origin, cst.Assign):
+            for name in _loader_names(context, origin, loop):
+                if (origin, name) not in seen:
+                    seen.add((origin, name))
+                    call = f"rankup.shard({name}{_foreign_options(context, loop)})"
+                    context.after(script.statement(origin), f"{name} = {call}")
+                    context.done(origin, f"each rank takes its part of every batch of {name}")
+        elif isinstance(origin, cst.Call) and (origin, "") not in seen:
+            seen.add((origin, ""))
+            context.around(origin, "rankup.shard(", f"{_foreign_options(context, loop)})")
+            context.done(origin, "each rank takes its part of every batch (rankup.shard)")
+
+
+def _loader_names(context: Context, origin: cst.Assign, loop: Loop) -> list[str]:
+    script, names = context.script, []
+    for target in origin.targets:
+        parts = target.target.elements if isinstance(target.target, cst.Tuple) else [target]
+        for part in parts:
+            one = part.value if isinstance(part, cst.Element) else part.target  # type: ignore[union-attr]
+            written = script.dotted(one)
+            if written and (len(parts) == 1 or _iterated(context, written)):
+                names.append(written)
+    assert loop.source is not None
+    return names
+
+
+def _iterated(context: Context, name: str) -> bool:
+    """Whether a loop goes over what this name holds, or over a parameter it is given to."""
+    script = context.script
+    for loop in context.training.loops:
+        source = loop.source
+        if source is None:
+            continue
+        if script.dotted(source) == name or root_name(source) == name:
+            return True
+        scope = script.scope(source)
+        root = root_name(source)
+        if isinstance(scope, cst.FunctionDef) and root in script.parameters(scope):
+            for call in script.calls_of.get(scope, []):
+                value = script.given(scope, root or "", call)
+                if value is not None and script.dotted(value) == name:
+                    return True
+    return False
+
+
+def _foreign_options(context: Context, loop: Loop) -> str:
+    options = ', batch="per-gpu"' if context.options.batch == "per-gpu" and loop.trains else ""
+    return f", train=True{options}" if context.split is not None else options
+
+
+def _options(context: Context, call: cst.Call) -> str:
+    """`train=` where neither the order nor the model's mode tells; `batch=` where asked."""
+    loops = [
+        loop
+        for loop in context.training.loops
+        if loop.source is not None and context.training.loader_of(loop.source) is call
+    ]
+    trains = any(loop.trains for loop in loops) or not loops
+    options = ""
+    if loops and not trains and not all(without_gradients(context, loop.node) for loop in loops):
+        options = ", train=False"
+    shuffle = context.script.argument(call, "shuffle", 2)
+    shuffles = shuffle is not None and context.script.code(shuffle.value) == "True"
+    if (
+        loops
+        and all(one.trains for one in loops)
+        and not shuffles
+        and _in_eval_mode(context, loops)
+    ):
+        options = ", train=True"
+    if context.split is not None and not all(loop.trains for loop in loops):
+        options = ", train=True"  # each forward needs all ranks, in an evaluation, too
+    if context.options.batch == "per-gpu" and trains:
+        options += ', batch="per-gpu"'
+    return options
+
+
+def _in_eval_mode(context: Context, loops: list[Loop]) -> bool:
+    """Whether a model may be in its evaluation mode when a training loop begins."""
+    script = context.script
+
+    def says(node: cst.CSTNode, mode: str) -> bool:
+        return any(
+            isinstance(call.func, cst.Attribute) and call.func.attr.value == mode and not call.args
+            for call in script.inside(node, cst.Call)
+        )
+
+    if not says(script.module, "eval"):
+        return False
+    for loop in loops:
+        around = [one for one in script.above(loop.node) if isinstance(one, cst.For | cst.While)]
+        scope = script.scope(loop.node)
+        inner = around[-1] if around else scope
+        if not says(inner, "train"):
+            return True
+    return False
+
+
+def without_gradients(context: Context, node: cst.CSTNode) -> bool:
+    """Whether a statement stands under `torch.no_grad()` or `inference_mode()`."""
+    script = context.script
+    for parent in script.above(node):
+        heads = []
+        if isinstance(parent, cst.With):
+            heads = [script.code(item.item) for item in parent.items]
+        elif isinstance(parent, cst.FunctionDef):
+            heads = [script.code(one.decorator) for one in parent.decorators]
+        if any("no_grad" in head or "inference_mode" in head for head in heads):
+            return True
+        if isinstance(parent, cst.FunctionDef):
+            calls = script.calls_of.get(parent, [])
+            return bool(calls) and all(without_gradients(context, call) for call in calls)
+    return False
+
+
+def deal_drawn(context: Context) -> None:
+    """`x, y = rankup.deal(get_batch(…))`: batches that the script draws itself."""
+    if context.options.batch == "global":
+        for call in drawn_batches(context):
+            context.around(call, "rankup.deal(")
+            context.done(call, "each rank takes its part of a batch drawn by hand (rankup.deal)")
+
+
+def drawn_batches(context: Context) -> list[cst.Call]:
+    """Calls in a loop that draw a batch by numbers."""
+    script = context.script
+    drawers = {
+        function
+        for function in script.functions.values()
+        if any(
+            script.name(c.func) in ("torch.randint", "numpy.random.randint")
+            for c in script.inside(function, cst.Call)
+        )
+        and any(True for _ in script.inside(function, cst.Return))
+        and not isinstance(script.owner(function), cst.ClassDef)
+    }
+    return [
+        call
+        for call in script.all(cst.Call)
+        if script.called(call) in drawers
+        and any(loop.node in script.above(call) for loop in context.training.loops)
+    ]
+
+
+def batch_size_names(context: Context) -> None:
+    """`torch.ones(batch_size, 1)` in a loop means the part of the batch that this rank has."""
+    script = context.script
+    sizes = {
+        script.code(arg.value)
+        for call in context.training.loader_calls
+        if (arg := script.argument(call, "batch_size", 1)) is not None
+        and not isinstance(arg.value, cst.Integer)
+    }
+    for loop in context.training.loops:
+        batch = first_of_batch(context, loop)
+        if batch is None:
+            continue
+        for call in script.inside(loop.node.body, cst.Call, deep=False):
+            last = script.code(call.func).split(".")[-1]
+            if last not in _CONSTRUCTORS:
+                continue
+            for arg in call.args:
+                for value in _alone_or_in_tuple(arg.value):
+                    if script.code(value) in sizes:
+                        context.replace(value, f"{batch}.size(0)")
+                        context.done(value, "a batch here is this rank's part of it")
+
+    _peeked(context)
+
+
+def _peeked(context: Context) -> None:
+    """`len(next(iter(loader))[0])`: a batch looked at outside of the loops is a rank's part."""
+    script = context.script
+    known = {script.code(one.source) for one in context.training.loops if one.source is not None}
+    for call in script.all(cst.Call):
+        code = script.code(call)
+        if not code.startswith("len(next(iter("):
+            continue
+        looked = code.removeprefix("len(next(iter(").partition(")")[0]
+        if looked in known:
+            context.around(call, "rankup.all_reduce(")
+            context.done(call, "the size of the whole batch (rankup.all_reduce)")
+        else:
+            context.leave(call, "this is the size of this rank's part of the batch", comment=False)
+
+
+def first_of_batch(context: Context, loop: Loop) -> str | None:
+    """The first name that a loop gives a tensor of the batch."""
+    if not isinstance(loop.node, cst.For):
+        return None
+    target: cst.BaseExpression = loop.node.target
+    if loop.index is not None and isinstance(target, cst.Tuple):
+        target = target.elements[1].value
+    names = [name.value for name in context.script.inside(target, cst.Name)]
+    several = isinstance(target, cst.Tuple | cst.List)
+    return names[0] if names and several and names[0] != "_" else None
+
+
+def _alone_or_in_tuple(value: cst.BaseExpression) -> list[cst.BaseExpression]:
+    if isinstance(value, cst.Tuple | cst.List):
+        return [element.value for element in value.elements]
+    return [value]

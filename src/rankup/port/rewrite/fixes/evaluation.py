@@ -1,0 +1,106 @@
+"""The numbers that an evaluation reports: of all ranks."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..context import Context
+from ..expressions import targets_of
+from ..training import Loop
+from .kinds import Increment, increments
+from .metrics import together
+from .units import say_weighed_by_samples
+
+
+def evaluation_numbers(context: Context) -> None:
+    """`rankup.total(…)` behind a loop that evaluates, and `share` in it for means over batches.
+
+    Where the model is split, all ranks go round together, so that it is as in training.
+    """
+    for loop in context.training.loops:
+        if not loop.trains and context.dealt(loop):
+            together(context, loop) if context.split is not None else _evaluation(context, loop)
+
+
+def _evaluation(context: Context, loop: Loop) -> None:
+    totals: dict[str, None] = {}
+    counts: dict[str, None] = {}
+    rows: dict[str, None] = {}
+    meters: dict[str, None] = {}
+    for one in increments(context, loop):
+        if one.kind == "":
+            context.leave(one.node, f"{one.target} is of this rank's batches alone")
+            continue
+        if not _fresh(context, loop, one.target):
+            context.leave(
+                one.node, f"{one.target} is of this rank's batches alone, and older than this loop"
+            )
+            continue
+        if one.how == "meter":
+            meters[one.target] = None
+        elif one.kind == "mean":
+            context.around(one.value, "rankup.share(")
+            say_weighed_by_samples(context, loop, one)
+            totals[one.target] = None
+        elif one.kind == "sum":
+            totals[one.target] = None
+        elif one.kind == "batches":
+            counts[one.target] = None
+        else:
+            rows[one.target] = None
+        context.done(one.node, f"{one.target} is of all ranks (rankup.{_word(one)})")
+    lines = []
+    if totals:
+        names = ", ".join(totals)
+        lines.append(f"{names} = rankup.total({names})")
+    for name in meters:
+        lines.append(f"{name}.sum, {name}.count = rankup.total({name}.sum, {name}.count)")
+        lines.append(f"{name}.avg = {name}.sum / {name}.count")
+    lines += [f"{name} = rankup.gather({name})" for name in rows]
+    if loop.index is not None and _used_after(context, loop, loop.index):
+        counts[loop.index] = None
+    lines += [f'{name} = int(rankup.all_reduce({name}, "max"))' for name in counts]
+    if lines:
+        context.after(loop.node, *lines)
+
+
+def _fresh(context: Context, loop: Loop, target: str) -> bool:
+    """Whether a sum starts anew before each time the loop runs."""
+    script = context.script
+    chain: list[cst.CSTNode] = [loop.node]
+    for parent in script.above(loop.node):
+        if isinstance(parent, cst.FunctionDef | cst.For | cst.While):
+            break
+        chain.append(parent)
+    for node in chain:
+        block = script.block(node)
+        if node not in block:
+            continue
+        for before in block[: block.index(node)]:
+            assigns: list[cst.Assign | cst.AnnAssign] = [
+                *script.inside(before, cst.Assign, deep=False),
+                *script.inside(before, cst.AnnAssign, deep=False),
+            ]
+            for assign in assigns:
+                targets = (
+                    [t.target for t in assign.targets]
+                    if isinstance(assign, cst.Assign)
+                    else [assign.target]
+                )
+                written = {script.dotted(e) for t in targets for e in targets_of(t)}
+                if target in written:
+                    return True
+    return False
+
+
+def _used_after(context: Context, loop: Loop, name: str) -> bool:
+    script = context.script
+    block = script.block(loop.node)
+    after = block[block.index(loop.node) + 1 :] if loop.node in block else []
+    return any(n.value == name for one in after for n in script.inside(one, cst.Name, deep=False))
+
+
+def _word(one: Increment) -> str:
+    if one.how == "meter":
+        return "total"
+    return {"mean": "share", "rows": "gather", "batches": "all_reduce"}.get(one.kind, "total")

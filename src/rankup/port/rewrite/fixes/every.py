@@ -1,0 +1,52 @@
+"""All fixes by name, in the order in which they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..context import Context
+from .data import batch_size_names, deal_drawn, shard_foreign, shard_loaders
+from .device import data_parallel, numbered, own_choice
+from .evaluation import evaluation_numbers
+from .fetched import fetch
+from .files import folders, load, opened, root_writes, same_names, save, wait_for_saved
+from .metrics import training_numbers
+from .model import batch_norm, round_trips, summed_losses, wrap_models
+from .person import by_hand
+from .split import split_model
+from .units import count
+from .unsure import of_a_part
+
+
+def ready_models(context: Context) -> None:
+    """The models are made ready to train: copied to all ranks, or split over them."""
+    split_model(context, context.split) if context.split is not None else wrap_models(context)
+
+
+FIXES: dict[str, Callable[[Context], None]] = {
+    "data_parallel": data_parallel,
+    "own_choice": own_choice,
+    "numbered": numbered,
+    "shard": shard_loaders,
+    "shard_foreign": shard_foreign,
+    "deal": deal_drawn,
+    "batch_size": batch_size_names,
+    "wrap": ready_models,
+    "summed": summed_losses,
+    "count": count,
+    "training_numbers": training_numbers,
+    "evaluation_numbers": evaluation_numbers,
+    "save0": save,
+    "load": load,
+    "wait_for_saved": wait_for_saved,
+    "root_writes": root_writes,
+    "path0": opened,
+    "folders": folders,
+    "rank0_first": fetch,
+    "same_names": same_names,
+}
+# What is said but not changed.
+REMARKS: tuple[Callable[[Context], None], ...] = (batch_norm, round_trips, by_hand, of_a_part)
+# Those of `start.join`, which are switched off by the same names.
+STARTS = ("setup", "quiet", "same_random")
+NAMES = (*STARTS, *FIXES)

@@ -1,0 +1,218 @@
+"""The numbers that a training loop reports: of the whole batch."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from ..context import Context
+from ..training import Loop
+from .kinds import (
+    COUNT,
+    READ,
+    Increment,
+    by_sample,
+    derived,
+    increments,
+    local_count,
+    of_batch,
+    own,
+)
+from .model import sums
+from .units import say_weighed_by_samples
+
+_REPORTS = (
+    "print", "set_postfix", "set_description", "log", "info", "add_scalar", "write", "format",
+    "progress_bar", "append", "debug", "append_row", "set_postfix_str", "update",
+)  # fmt: skip
+
+
+def training_numbers(context: Context) -> None:
+    """`batch_mean` and `batch_sum` around what a training loop adds up, keeps or prints."""
+    for loop in context.training.loops:
+        if loop.trains:
+            together(context, loop)
+
+
+def together(context: Context, loop: Loop) -> None:
+    """The numbers of a loop that all ranks go round together."""
+    script = context.script
+    wrapped: list[cst.CSTNode] = []
+    for one in increments(context, loop):
+        if one.target in loop.losses:
+            continue
+        if by_sample(context, loop, one.value):
+            # Ranks go round such a loop unequally often: no collective may stand in it.
+            context.leave(one.node, f"{one.target} counts this rank's samples alone")
+            continue
+        if one.how == "meter":
+            wrapped += _meter(context, loop, one)
+            continue
+        if one.kind == "sum":
+            context.around(one.value, "rankup.batch_sum(")
+            wrapped.append(one.value)
+            context.done(
+                one.node, f"{one.target} counts the batches of all ranks (rankup.batch_sum)"
+            )
+        elif one.kind == "mean":
+            if not loop.trains:
+                say_weighed_by_samples(context, loop, one)
+            inner = _reading(context, loop, one.value)
+            context.around(inner, "rankup.batch_mean(")
+            wrapped.append(inner)
+            context.done(one.node, f"{one.target} is of the whole batch (rankup.batch_mean)")
+        elif one.kind == "rows":
+            context.leave(one.node, f"{one.target} holds this rank's part of the outputs alone")
+    after, late = _after(context, loop)
+    for read in late:
+        if _reads_loss(context, loop, read):
+            context.leave(
+                read,
+                f"{script.code(read)} is of this rank's part of the last batch: keep "
+                f"rankup.batch_mean({script.code(read)}) before the next loop begins",
+            )
+    numbers: list[cst.Call | cst.Subscript] = [
+        *script.inside(loop.node.body, cst.Call, deep=False),
+        *script.inside(loop.node.body, cst.Subscript, deep=False),
+        *after,
+    ]
+    for call in numbers:
+        if not _reads_loss(context, loop, call) and not _counts(context, loop, call):
+            continue
+        if by_sample(context, loop, call) or (call not in after and not own(context, loop, call)):
+            continue
+        above = [call, *script.above(call)]
+        if any(one in above for one in wrapped) or any(
+            p in context.training.backwards for p in above
+        ):
+            continue
+        summing = COUNT.match(script.code(call)) is not None
+        if summing and not _reported(context, call):
+            continue
+        if _in_backward_value(context, loop, call):
+            continue
+        adds = summing or _loss_sums(context, loop, call)
+        function = "rankup.batch_sum(" if adds else "rankup.batch_mean("
+        context.around(call, function)
+        wrapped.append(call)
+        context.done(call, f"this is of the whole batch ({function[:-1]})")
+
+
+def _reading(context: Context, loop: Loop, value: cst.BaseExpression) -> cst.BaseExpression:
+    """The reading of a value inside an expression; all of it where there is none."""
+    script = context.script
+    for call in script.inside(value, cst.Call):
+        if READ.search(script.code(call)) and of_batch(context, loop, call):
+            return call
+    return value
+
+
+def _after(context: Context, loop: Loop) -> tuple[list[cst.Call], list[cst.Call]]:
+    """Calls behind a loop, up to the end of the function, that may read its last loss.
+
+    Apart from those behind a further loop, by whose batches the runtime would weigh them.
+    """
+    script = context.script
+    if not loop.losses:
+        return [], []
+    found: list[cst.Call] = []
+    late: list[cst.Call] = []
+    calls = found
+    for parent in [loop.node, *script.above(loop.node)]:
+        block = script.block(parent)
+        if parent in block:
+            for one in block[block.index(parent) + 1 :]:
+                if isinstance(one, cst.FunctionDef | cst.ClassDef):
+                    continue
+                names = {
+                    n.value
+                    for a in script.inside(one, cst.Assign, deep=False)
+                    for t in a.targets
+                    for n in script.inside(t.target, cst.Name)
+                }
+                if names & loop.losses:
+                    break
+                if any(
+                    other.node is one or other.node in list(script.inside(one, cst.For))
+                    for other in context.training.loops
+                ):
+                    calls = late
+                    continue
+                calls += [
+                    call
+                    for call in script.inside(one, cst.Call, deep=False)
+                    if {n.value for n in script.inside(call, cst.Name)} & loop.losses
+                ]
+        if isinstance(parent, cst.FunctionDef):
+            break
+    return found, late
+
+
+def _meter(context: Context, loop: Loop, one: Increment) -> list[cst.CSTNode]:
+    call = one.node
+    assert isinstance(call, cst.Call)
+    context.around(one.value, "rankup.batch_mean(")
+    wrapped: list[cst.CSTNode] = [one.value]
+    for arg in call.args[1:]:
+        if local_count(context, loop, arg.value):
+            context.around(arg.value, "rankup.batch_sum(")
+            wrapped.append(arg.value)
+    context.done(call, f"{one.target} is of the whole batch (rankup.batch_mean)")
+    return wrapped
+
+
+def _reads_loss(context: Context, loop: Loop, call: cst.BaseExpression) -> bool:
+    """`loss.item()`, `float(loss)` of what the backward starts from, or of its parts.
+
+    And `scores.mean().item()` of anything made of the batch.
+    """
+    script, code = context.script, context.script.code(call)
+    if not READ.search(code):
+        return False
+    if code.endswith(".mean().item()") and of_batch(context, loop, call):
+        return True
+    names = {name.value for name in script.inside(call, cst.Name)}
+    return bool(names & (loop.losses | _losses(context, loop)))
+
+
+def _losses(context: Context, loop: Loop) -> set[str]:
+    """Names with `loss` in them that the loop computes: parts of what the backward starts from."""
+    return {name for name in derived(context, loop) if re.search(r"loss|err|\bacc\b", name)}
+
+
+def _counts(context: Context, loop: Loop, call: cst.CSTNode) -> bool:
+    return COUNT.match(context.script.code(call)) is not None and of_batch(context, loop, call)
+
+
+def _reported(context: Context, call: cst.CSTNode) -> bool:
+    """Whether a value goes into something printed or logged."""
+    for parent in context.script.above(call):
+        if (
+            isinstance(parent, cst.Call)
+            and context.script.code(parent.func).split(".")[-1] in _REPORTS
+        ):
+            return True
+        if isinstance(parent, cst.BaseStatement):
+            return False
+    return False
+
+
+def _in_backward_value(context: Context, loop: Loop, call: cst.CSTNode) -> bool:
+    """Whether a reading flows into the loss itself, as a weight."""
+    for parent in context.script.above(call):
+        if isinstance(parent, cst.Assign):
+            names = {
+                n.value for t in parent.targets for n in context.script.inside(t.target, cst.Name)
+            }
+            return bool(names & loop.losses)
+        if isinstance(parent, cst.BaseStatement):
+            return False
+    return False
+
+
+def _loss_sums(context: Context, loop: Loop, call: cst.BaseExpression) -> bool:
+    names = {name.value for name in context.script.inside(call, cst.Name)}
+    return bool(context.training.backwards) and sums(
+        context, context.script.scope(call), names, call
+    )

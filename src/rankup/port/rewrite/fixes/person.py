@@ -1,0 +1,136 @@
+"""What only a person can decide: a comment at the place, a line in the report, no change."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from ..context import Context
+from .kinds import derived, increments
+
+_SPOKEN = {"print", "info", "debug", "log", "progress_bar", "add_scalar"}
+
+
+def by_hand(context: Context) -> None:
+    """One rank that stops alone, a terminal in a job, data that only the script can cut."""
+    _alone(context)
+    _terminal(context)
+    _streams(context)
+    _flags(context)
+    _on_the_way(context)
+    _elsewhere(context)
+    _masked_in_the_model(context)
+
+
+def _alone(context: Context) -> None:
+    script = context.script
+    for handler in script.all(cst.ExceptHandler):
+        if not any(
+            loop.node in script.above(handler) or any(p is handler for p in script.above(loop.node))
+            for loop in context.training.loops
+            if loop.trains
+        ) and not _guards_training(context, handler):
+            continue
+        what = script.code(handler.type) if handler.type is not None else "anything"
+        if "KeyboardInterrupt" in what or "StopIteration" in what:
+            continue  # torchrun interrupts all ranks; an epoch ends on all of them
+        ends = any(True for _ in script.inside(handler.body, cst.Raise))
+        if not ends:
+            context.leave(
+                handler,
+                f"`except {what}` around a training step: a rank that goes on alone leaves the "
+                "others waiting; raise it again",
+                comment=False,
+            )
+
+
+def _guards_training(context: Context, handler: cst.ExceptHandler) -> bool:
+    guarded = context.script.parents.get(handler)
+    return isinstance(guarded, cst.Try) and any(
+        call in context.training.backwards for call in context.script.inside(guarded.body, cst.Call)
+    )
+
+
+def _terminal(context: Context) -> None:
+    for call in context.script.all(cst.Call):
+        name = context.script.name(call.func)
+        if name == "input":
+            context.leave(call, "a job has no terminal to ask: take this from an argument")
+        elif name in ("pdb.set_trace", "breakpoint", "ipdb.set_trace"):
+            context.leave(call, "a job has no terminal for a debugger: take this out")
+
+
+def _streams(context: Context) -> None:
+    script = context.script
+    for class_ in script.all(cst.ClassDef):
+        bases = [script.name(base.value).split(".")[-1] for base in class_.bases]
+        if "IterableDataset" in bases:
+            context.leave(
+                class_,
+                "rankup.shard cannot deal a stream, and says so when it runs: let this give every "
+                "world_size-th item from the rank on, and take rankup.shard from its loader",
+            )
+    for call in context.training.loader_calls:
+        size = script.argument(call, "batch_size", 1)
+        if size is not None and script.code(size.value) == "None":
+            context.leave(call, "batch_size=None has no batches for rankup.shard to cut")
+
+
+def _flags(context: Context) -> None:
+    """Command-line flags that chose a GPU by number."""
+    script = context.script
+    for call in script.all(cst.Call):
+        if not (isinstance(call.func, cst.Attribute) and call.func.attr.value == "add_argument"):
+            continue
+        first = script.code(call.args[0].value) if call.args else ""
+        if re.match(r"""["']--?(gpu|gpus|gpu[_-]ids?|device|cuda[_-]device)["']$""", first):
+            context.leave(
+                call,
+                f"leave {first} at its default in a job: each rank takes its own GPU",
+                comment=False,
+            )
+
+
+def _on_the_way(context: Context) -> None:
+    """What an evaluation prints before it has come to its end."""
+    script = context.script
+    for loop in context.training.loops:
+        if loop.trains or loop.source is None or not context.dealt(loop):
+            continue
+        numbers = {one.target for one in increments(context, loop)} | derived(context, loop)
+        for call in script.inside(loop.node.body, cst.Call, deep=False):
+            names = {name.value for name in script.inside(call, cst.Name)}
+            if script.dotted(call.func).split(".")[-1] in _SPOKEN and names & numbers:
+                context.leave(
+                    call,
+                    "while this evaluation runs, what it shows is of rank 0's batches alone",
+                    comment=False,
+                )
+                break
+
+
+def _elsewhere(context: Context) -> None:
+    """A training loop in another file: its numbers are of a rank's part of the batches."""
+    for call in context.training.elsewhere:
+        path = context.script.beside(call)
+        assert path is not None
+        context.leave(
+            call,
+            f"the training loop is in {path.name}, which stays as it is: what it adds up, saves "
+            "or returns is of this rank's part of the batches",
+        )
+
+
+def _masked_in_the_model(context: Context) -> None:
+    """A model that returns its loss, a mean over valid targets: `units` looks at loops alone."""
+    script = context.script
+    for call in script.all(cst.Call):
+        scope = script.scope(call)
+        inside = isinstance(scope, cst.FunctionDef) and scope.name.value == "forward"
+        if inside and script.argument(call, "ignore_index") is not None:
+            context.leave(
+                call,
+                "a mean over valid targets, of which the ranks have different numbers: call "
+                "rankup.count(int((targets != ignored).sum())) before backward()",
+            )

@@ -1,0 +1,205 @@
+"""What port does not put together, or cannot see through: said at the line, nothing changed."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from ..context import Context
+from ..expressions import targets_of
+from ..training import Loop
+from .kinds import derived, increments, made_anew
+
+_TAKES = ("update", "add", "add_batch")
+_OF_LOSSES = re.compile(r"loss|dice|jaccard|tversky|iou|criterion", re.IGNORECASE)
+_CLOCK = re.compile(r"\btime\.(time|monotonic|perf_counter)\(|\bdatetime\.|\belapsed\b")
+
+
+def of_a_part(context: Context) -> None:
+    """Remarks on what is of this rank's part of a batch, or of its clock, alone."""
+    _unfrozen(context)
+    _collected(context)
+    _single_batches(context)
+    _by_the_clock(context)
+    _ratios(context)
+    for loop in context.training.loops:
+        if not loop.trains and loop.source is not None and context.dealt(loop):
+            _kept(context, loop)
+
+
+def _unfrozen(context: Context) -> None:
+    """Layers that begin to train when the model was wrapped long ago."""
+    script = context.script
+    found: list[cst.CSTNode] = [
+        one
+        for one in script.all(cst.Assign)
+        if script.code(one.targets[0].target).endswith(".requires_grad")
+        and script.code(one.value) == "True"
+    ]
+    found += [
+        call
+        for call in script.all(cst.Call)
+        if isinstance(call.func, cst.Attribute)
+        and call.func.attr.value == "requires_grad_"
+        and all(script.code(arg.value) == "True" for arg in call.args)
+    ]
+    models = {model.name.split(".")[0] for model in context.training.models}
+    for node in found:
+        above = [one for one in script.above(node) if isinstance(one, cst.For | cst.While)]
+        names = {
+            one.value
+            for place in (node, *above[:1])
+            for one in script.inside(
+                place.iter if isinstance(place, cst.For) else node,
+                cst.Name,
+            )
+        }
+        if names & models and any(context.training.trains(one) for one in above):
+            context.leave(
+                node,
+                "what is unfrozen behind rankup.wrap exchanges no gradients: let it train from the "
+                "beginning, with a learning rate of 0 until now",
+            )
+
+
+def _collected(context: Context) -> None:
+    """Comprehensions over a loader that is dealt."""
+    script, training = context.script, context.training
+    for one in script.all(cst.CompFor):
+        loader = training.loader_of(one.iter)
+        if loader is None or context.one_by_one(loader):
+            continue
+        context.leave(
+            one,
+            "what is collected here is of this rank's part of the batches: write it as a loop, "
+            "which port puts together, or call rankup.total or rankup.gather",
+        )
+
+
+def _single_batches(context: Context) -> None:
+    """`next(iter(loader))` outside a training, and batches that come a second time."""
+    script, training = context.script, context.training
+    for call in script.all(cst.Call):
+        name = script.name(call.func)
+        if name == "itertools.cycle" and call.args and training.loader_of(call.args[0].value):
+            context.leave(
+                call,
+                "the same batches come again and again, shuffled once: right, but what is printed "
+                "of a batch that came before is weighed by the newest one's size",
+                comment=False,
+            )
+        if name != "next" or not call.args or not isinstance(call.args[0].value, cst.Call):
+            continue
+        inner = call.args[0].value
+        if script.name(inner.func) != "iter" or not inner.args:
+            continue
+        above = set(script.above(call))
+        trained = any(loop.trains and loop.node in above for loop in training.loops)
+        if not trained and training.loader_of(inner.args[0].value) is not None:
+            context.leave(
+                call,
+                "each rank has its part of this batch: what is computed of it alone is not that of "
+                "the whole one (rankup.gather)",
+                comment=False,
+            )
+
+
+def _by_the_clock(context: Context) -> None:
+    """A rank that looks at its own clock ends alone."""
+    script = context.script
+    for one in script.all(cst.If):
+        leaves = any(True for _ in script.inside(one.body, cst.Break, deep=False))
+        loops = [up for up in script.above(one) if isinstance(up, cst.For | cst.While)]
+        if (
+            leaves
+            and _CLOCK.search(script.code(one.test))
+            and any(context.training.trains(up) for up in loops)
+        ):
+            context.leave(
+                one,
+                "each rank looks at its own clock, and one that stops alone leaves the others "
+                "waiting: let rank 0 decide, rankup.broadcast(…)",
+            )
+
+
+def _ratios(context: Context) -> None:
+    """A loss of the script's own that divides sums over the whole batch, as Dice does."""
+    script = context.script
+    for function in script.all(cst.FunctionDef):
+        owner = script.owner(function)
+        names = [function.name.value, owner.name.value if isinstance(owner, cst.ClassDef) else ""]
+        if not any(_OF_LOSSES.search(name) for name in names):
+            continue
+        for one in script.inside(function.body, cst.BinaryOperation):
+            sides = [script.code(one.left), script.code(one.right)]
+            if isinstance(one.operator, cst.Divide) and _sums(context, function, sides):
+                context.leave(
+                    one,
+                    "a ratio of sums over the batch, of which each rank has its part: not the "
+                    "ratio of the whole batch. Take it for each sample and average these",
+                )
+                break
+
+
+def _sums(context: Context, function: cst.FunctionDef, sides: list[str]) -> bool:
+    """Whether both sides are sums over all there is, maybe through a name."""
+    script = context.script
+    made = {
+        script.dotted(one.targets[0].target)
+        for one in script.inside(function.body, cst.Assign)
+        if ".sum()" in script.code(one.value)
+    }
+    return all(".sum()" in side or made & set(re.findall(r"\w+", side)) for side in sides)
+
+
+def _kept(context: Context, loop: Loop) -> None:
+    """What an evaluation keeps in another way than by adding up."""
+    script = context.script
+    known = {one.target for one in increments(context, loop)} | made_anew(context, loop)
+    assigns = list(script.inside(loop.node.body, cst.Assign, deep=False))
+    for assign in assigns:  # under `with`, too
+        used = {name.value for name in script.inside(assign.value, cst.Name)}
+        names = {script.dotted(one) for one in targets_of(assign.targets[0].target)}
+        known |= {name for name in names if name and name not in used}
+    made = derived(context, loop)
+    for call in script.inside(loop.node.body, cst.Call, deep=False):
+        if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in _TAKES:
+            continue
+        holder = script.dotted(call.func.value)
+        used = {name.value for arg in call.args for name in script.inside(arg, cst.Name)}
+        alone = isinstance(script.parents.get(call), cst.Expr)
+        if alone and holder and holder not in known and used & made and _own(context, holder):
+            context.leave(
+                call,
+                f"{holder} takes in this rank's part of the batches: put it together behind the "
+                "loop (rankup.total), or give it what rankup.gather returns",
+            )
+            known.add(holder)
+    for assign in assigns:
+        target = assign.targets[0].target
+        written = script.dotted(target)
+        used = {name.value for name in script.inside(assign.value, cst.Name)}
+        if isinstance(target, cst.Subscript):
+            written = script.dotted(target.value)
+            grows = True
+        else:
+            grows = bool(written) and written in used
+        if written and grows and written not in known and (used - {written}) & made:
+            context.leave(
+                assign,
+                f"{written} is of this rank's part of the batches: put it together behind the loop "
+                "(rankup.gather, rankup.total)",
+            )
+            known.add(written)
+
+
+def _own(context: Context, name: str) -> bool:
+    """Whether an object is of a class of the script, which puts nothing together by itself."""
+    script = context.script
+    classes = {one.name.value for one in script.all(cst.ClassDef)}
+    return any(
+        isinstance(one.value, cst.Call) and script.dotted(one.value.func) in classes
+        for one in script.all(cst.Assign)
+        if script.dotted(one.targets[0].target) == name
+    )

@@ -1,0 +1,145 @@
+"""Which models a script trains: what its optimizers are made of, followed to where it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import libcst as cst
+
+from .expressions import root_name
+from .script import Scope, Script
+
+_DEEPEST = 6  # names that are followed from one to the next
+
+
+@dataclass(frozen=True)
+class Model:
+    """Something whose parameters an optimizer trains.
+
+    Attributes:
+        name: how the script writes it where it is made, `model` or `self.net`.
+        scope: the function (or the module) that makes it.
+        made: the assignments there.
+    """
+
+    name: str
+    scope: Scope
+    made: tuple[cst.CSTNode, ...]
+
+
+def makes_optimizer(script: Script, call: cst.Call) -> bool:
+    """Whether a call makes an optimizer, of torch or of another that is given parameters."""
+    if not call.args:
+        return False
+    name = script.name(call.func)
+    known = name.startswith("torch.optim.") and ".lr_scheduler" not in name
+    known = known or name.split(".")[-1] in ("Adam", "AdamW", "SGD", "Adafactor", "Lion")
+    code = script.code(call.args[0].value)
+    return (known and name.split(".")[-1] not in ("SWALR", "swa_utils")) or (
+        ".parameters()" in code
+        and name.split(".")[-1]
+        not in ("sum", "list", "filter", "clip_grad_norm_", "map", "chain", "len")
+        and name.split(".")[-1][:1].isupper()
+    )
+
+
+def parameter_roots(
+    script: Script, node: cst.CSTNode, scope: Scope, depth: int = 0
+) -> list[cst.CSTNode]:
+    """Expressions `x` of the `x.parameters()` that an optimizer is given."""
+    roots: list[cst.CSTNode] = [
+        call.func.value
+        for call in script.inside(node, cst.Call)
+        if isinstance(call.func, cst.Attribute)
+        and call.func.attr.value in ("parameters", "named_parameters")
+    ]
+    if not roots and depth < 3:
+        for name in script.inside(node, cst.Name):
+            for _, value in assigned(script, name.value, scope):
+                roots += parameter_roots(script, value, scope, depth + 1)
+    return roots
+
+
+def origin(script: Script, expression: cst.CSTNode, depth: int) -> list[Model]:
+    """Where the model behind an expression is made."""
+    if isinstance(expression, cst.Call) or depth > _DEEPEST:
+        return []
+    scope = script.scope(expression)
+    written = script.dotted(expression) or (root_name(expression) or "")
+    if written == "self" and isinstance(scope, cst.FunctionDef):
+        # `model.configure_optimizers(…)`, a method of the model's own
+        callers = [call.func for call in script.calls_of.get(scope, [])]
+        receivers = [func.value for func in callers if isinstance(func, cst.Attribute)]
+        return [model for one in receivers for model in origin(script, one, depth + 1)]
+    while written and depth < _DEEPEST:
+        root = written.split(".")[0]
+        if (
+            root in script.parameters(scope)
+            and root != "self"
+            and isinstance(scope, cst.FunctionDef)
+        ):
+            models = []
+            for call in script.calls_of.get(scope, []):
+                value = script.given(scope, root, call)
+                if value is not None:
+                    models += origin(script, value, depth + 1)
+            return models  # the caller's is wrapped, whatever the function assigns to it
+        for where in (scope, script.module):
+            made = [node for node, _ in assigned(script, written, where)]
+            if made:
+                return [Model(written, where, tuple(made))]
+        if "." not in written:
+            return []
+        written = written.rpartition(".")[0]
+        if written == "self":
+            return []
+    return []
+
+
+def assigned(
+    script: Script, name: str, scope: Scope
+) -> list[tuple[cst.CSTNode, cst.BaseExpression]]:
+    """Assignments to a name in a scope (of an attribute of self: anywhere in the class)."""
+    found: list[tuple[cst.CSTNode, cst.BaseExpression]] = []
+    for node in script.all(cst.Assign):
+        for target in node.targets:
+            for one, value in _pairs(target.target, node.value):
+                if script.dotted(one) == name and _same_scope(script, name, node, scope):
+                    found.append((node, value))
+    found += [
+        (node, node.value)
+        for node in script.all(cst.AnnAssign)
+        if node.value is not None
+        and script.dotted(node.target) == name
+        and _same_scope(script, name, node, scope)
+    ]
+    return found
+
+
+def _pairs(
+    target: cst.BaseExpression, value: cst.BaseExpression
+) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """What each name of an assignment is given: `a, b = 1, 2`, or all of `a, b = pair`."""
+    if not isinstance(target, cst.Tuple | cst.List):
+        return [(target, value)]
+    parts: list[cst.BaseExpression] = [one.value for one in target.elements]
+    given = [value] * len(parts)
+    inside = value.elements if isinstance(value, cst.Tuple | cst.List) else ()
+    if len(inside) == len(parts) and all(isinstance(one, cst.Element) for one in inside):
+        given = [one.value for one in inside]
+    return [pair for one, what in zip(parts, given, strict=True) for pair in _pairs(one, what)]
+
+
+def _same_scope(script: Script, name: str, node: cst.CSTNode, scope: Scope) -> bool:
+    own = script.scope(node)
+    if own is scope:
+        return True
+    if name.startswith("self."):
+        owner = script.owner(own)
+        return owner is not None and owner is script.owner(scope)
+    if isinstance(own, cst.FunctionDef) and scope is script.module:
+        return any(
+            name in {item.name.value for item in line.names}
+            for line in script.inside(own, cst.Global)
+        )
+    return False

@@ -1,0 +1,239 @@
+"""`port(path)`: the rewritten script and the report of what was done and what is left."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+import libcst as cst
+
+from ...base.errors import UserError
+from ...base.text import clean
+from ..naming import RUNTIME
+from ..source import Source, read
+from . import refusals
+from .batch import effective
+from .context import Context, Note, Options
+from .edits import Edits
+from .fixes.every import FIXES, NAMES, REMARKS
+from .fixes.start import import_rankup, join
+from .learner import port_learner
+from .script import Script
+from .split import Split, plan
+from .states import Unsplit
+from .training import Training
+
+_JOINING = ("setup", "wrap", "shard", "parallelize")
+
+
+@dataclass(frozen=True)
+class Ported:
+    """What became of a script.
+
+    Attributes:
+        path: the script.
+        original, text: before and after; equal where nothing was to be done.
+        done: what was changed, each with the name of its fix.
+        left: what a person has to look at.
+        why: where nothing was changed, the reason; else empty.
+    """
+
+    path: Path
+    original: str
+    text: str
+    done: tuple[Note, ...] = ()
+    left: tuple[Note, ...] = ()
+    why: str = ""
+
+    @property
+    def target(self) -> Path:
+        """Where the port goes beside its original."""
+        return self.path.with_name(f"{self.path.stem}_dist{self.path.suffix}")
+
+    @property
+    def diff(self) -> str:
+        """A unified diff, empty where nothing changed."""
+        return "".join(
+            line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
+            for line in difflib.unified_diff(
+                self.original.splitlines(keepends=True),
+                self.text.splitlines(keepends=True),
+                str(self.path),
+                str(self.target),
+            )
+        )
+
+
+def port(
+    path: Path,
+    *,
+    batch: str = "global",
+    strategy: str = "ddp",
+    vendor: bool = False,
+    sync_bn: bool = False,
+    without: frozenset[str] | set[str] = frozenset(),
+) -> Ported:
+    """Rewrite a single-GPU training script; writes nothing.
+
+    Args:
+        batch: `global`, where the script's batch size stays the one of all ranks together, or
+            `per-gpu`.
+        strategy: `ddp`, where each rank has a copy of the model, or `fsdp`, where it has a part.
+        vendor: import the runtime that is copied beside the script.
+        sync_bn: batch norm over the batches of all ranks.
+        without: names of fixes to leave out (`fixes.every.NAMES`).
+
+    Raises:
+        UserError: no such file, no Python, no training script, or one that must not be made
+            data-parallel by a rewrite; the message says why.
+    """
+    _check(batch, strategy, sync_bn, without)
+    try:
+        return _port(_source(path), Options(batch, strategy, sync_bn, frozenset(without)), vendor)
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply to be ported") from None
+
+
+def _port(source: Source, options: Options, vendor: bool) -> Ported:
+    path, text = source.path, source.text
+    if not source.concerns_training:
+        raise UserError(f"{path} is no PyTorch training script: it does not import torch")
+    script = Script(text, source.module, path.parent)
+    if _ported(script):
+        return Ported(
+            path, text, text, why=f"{path.name} is ported already: it calls rankup.setup()"
+        )
+    why = refusals.framework(script)
+    if why is not None:
+        return Ported(path, text, text, why=why)
+    edits = Edits(text)
+    if vendor and "rankup" in script.modules:
+        raise UserError(f"{path} imports rankup, which --vendor would hide: leave --vendor out")
+    if refusals.fastai(script):
+        if options.strategy == "fsdp":
+            raise UserError(f"{path}: --strategy fsdp: fastai's distrib_ctx copies the model")
+        return _finish(
+            port_learner(Context(script, Training(script), options, edits), path), path, vendor
+        )
+    taken = refusals.distributed(script)
+    if taken is not None:
+        raise UserError(f"{path}:{taken[0]}: {taken[1]}; port takes the single-GPU script")
+    training = Training(script)
+    context = Context(script, training, options, edits)
+    _refuse(path, context)
+    if options.strategy == "fsdp":
+        context.split = _split(path, context)
+    for name, fix in FIXES.items():
+        if name not in options.without:
+            context.fix = name
+            fix(context)
+    for remark in REMARKS:
+        remark(context)
+    effective(context)
+    return _finish(context, path, vendor)
+
+
+def _finish(context: Context, path: Path, vendor: bool) -> Ported:
+    import_rankup(context, vendor)
+    join(context)
+    original = context.script.text
+    text = context.edits.apply()
+    _compile(path, text, original)
+    done = tuple(sorted((n for n in context.notes if n.fix), key=lambda n: n.line))
+    left = tuple(sorted((n for n in context.notes if not n.fix), key=lambda n: n.line))
+    return Ported(path, original, text, done, left)
+
+
+def _source(path: Path) -> Source:
+    if path.suffix == ".ipynb":
+        raise UserError(
+            f"{path} is a notebook, and ranks run scripts: make one of it with "
+            f"`jupyter nbconvert --to script {path.name}`, take out the lines that start with % "
+            "or !, and port that"
+        )
+    if not path.exists():
+        raise UserError(f"there is no file {clean(str(path))}")
+    source = read(path)
+    if source.trouble is not None:
+        trouble = source.trouble
+        todo = f": {trouble.todo}" if trouble.todo else ""
+        raise UserError(f"{path}:{trouble.line}:{trouble.column}: {trouble.message}{todo}")
+    return source
+
+
+def _ported(script: Script) -> bool:
+    """Whether a script joins the ranks; one that reads a pack (`rankup.data`) has rankup, too."""
+    return any(
+        script.name(call.func).partition(".")[0] in ("rankup", RUNTIME)
+        and script.name(call.func).partition(".")[2] in _JOINING
+        for call in script.all(cst.Call)
+    )
+
+
+def _refuse(path: Path, context: Context) -> None:
+    training = context.training
+    if not training.backwards and not training.elsewhere:
+        raise UserError(
+            f"{path} is no training script: no .backward() in it. Name the script that trains"
+        )
+    reason = refusals.unfit(training)
+    if reason is not None:
+        raise UserError(f"{path}:{reason[0]}: not ported: {reason[1]}")
+    if not training.models:
+        line = context.script.line(
+            (training.optimizers or training.backwards or training.elsewhere)[0]
+        )
+        raise UserError(
+            f"{path}:{line}: which model is trained cannot be seen: no optimizer is made of "
+            "`model.parameters()` of a model that this script makes and names; "
+            "name it in this script, or call rankup.wrap(model) by hand"
+        )
+    if training.unresolved:
+        line = context.script.line(training.unresolved[0])
+        named = " and ".join(model.name for model in training.models)
+        raise UserError(
+            f"{path}:{line}: more than one candidate for the model: this optimizer is made of "
+            f"parameters that cannot be followed to {named}; give it `{training.models[0].name}"
+            ".parameters()`"
+        )
+
+
+def _split(path: Path, context: Context) -> Split:
+    try:
+        return plan(context)
+    except Unsplit as reason:
+        line = context.script.line(reason.node)
+        raise UserError(
+            f"{path}:{line}: --strategy fsdp: {reason}. Without it the port copies the model to "
+            "each GPU; docs/your-script-split.md shows how to split it by hand"
+        ) from None
+
+
+def _check(batch: str, strategy: str, sync_bn: bool, without: frozenset[str] | set[str]) -> None:
+    if batch not in ("global", "per-gpu"):
+        raise UserError(f"--batch is global or per-gpu, not {batch}")
+    if strategy not in ("ddp", "fsdp"):
+        raise UserError(f"--strategy is ddp or fsdp, not {strategy}")
+    if strategy == "fsdp" and sync_bn:
+        raise UserError("--sync-bn is for --strategy ddp, where each rank has the whole model")
+    unknown = set(without) - set(NAMES)
+    if unknown:
+        raise ValueError(
+            f"no fix is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
+        )
+
+
+def _compile(path: Path, text: str, original: str) -> None:
+    """A port that Python refuses is a mistake of ours: nothing of it is written."""
+    try:
+        compile(text, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        try:
+            compile(original, str(path), "exec", dont_inherit=True)
+        except SyntaxError:
+            return  # of a newer Python than this one: it cannot say
+        raise UserError(
+            f"{path}: the port would be no Python at its line {error.lineno} ({error.msg}); "
+            "nothing was written. Please report this with the script"
+        ) from None

@@ -1,0 +1,177 @@
+"""What must not, or need not, be made data-parallel by a rewrite, and why."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from ..similar import similarities
+from .script import Script
+from .sliced import by_hand
+from .training import Loop, Training
+
+_ENVIRONMENTS = {"gym", "gymnasium", "pettingzoo", "procgen", "dm_control", "stable_baselines3"}
+_GRAPHS = {"torch_geometric", "dgl"}
+_CONTRASTIVE = re.compile(
+    r"InfoNCE|NT_?Xent|SupConLoss|SimCLR|info_nce|nt_xent|contrastive_loss|ContrastiveLoss|clip_loss"
+)
+_LAUNCHED = {
+    "transformers.Trainer": "a Hugging Face Trainer",
+    "transformers.Seq2SeqTrainer": "a Hugging Face Trainer",
+    "trl.SFTTrainer": "a Hugging Face Trainer (trl)",
+    "accelerate.Accelerator": "accelerate",
+}
+_LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+
+
+def framework(script: Script) -> str | None:
+    """What a script needs instead of a rewrite, where a framework does the parallel part."""
+    for call in script.all(cst.Call):
+        name = script.name(call.func)
+        if name in _LAUNCHED:
+            return (
+                f"the script uses {_LAUNCHED[name]}, which joins the ranks that torchrun starts by "
+                "itself: start it as it is with `rankup run`; its batch sizes count per GPU"
+            )
+        if name.split(".")[0] in _LIGHTNING and name.split(".")[-1] in ("Trainer", "Fabric"):
+            return (
+                "the script uses Lightning, which needs launch settings alone: "
+                f'`{name.split(".")[-1]}(devices="auto", num_nodes=int(os.environ.get('
+                '"SLURM_JOB_NUM_NODES", 1)), strategy="ddp")`, started with `rankup run`'
+            )
+    return None
+
+
+def fastai(script: Script) -> bool:
+    """Whether a fastai `Learner` trains."""
+    return bool(script.modules & {"fastai", "fastbook"})
+
+
+def distributed(script: Script) -> tuple[int, str] | None:
+    """The line and the reason, where a script is distributed already by another's hand."""
+    for call in script.all(cst.Call):
+        name = script.name(call.func)
+        last = name.split(".")[-1]
+        if last in ("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard") or (
+            last == "init_process_group" or last == "DistributedSampler"
+        ):
+            return script.line(call), f"{last}(…) makes the script distributed already"
+        if name in ("deepspeed.initialize", "horovod.torch.init", "ray.train.torch.prepare_model"):
+            return script.line(call), f"{name}(…) makes the script distributed already"
+    return None
+
+
+def unfit(training: Training) -> tuple[int, str] | None:
+    """The line and the reason, where the training itself does not split over ranks."""
+    script = training.script
+    for call in script.all(cst.Call):
+        name = script.name(call.func)
+        if name.endswith(".LBFGS"):
+            return script.line(call), (
+                "LBFGS searches along lines by evaluating its closure a number of times that "
+                "depends on the values: take another optimizer, or port it by hand"
+            )
+    environments = script.modules & _ENVIRONMENTS
+    if environments and not training.loader_calls:
+        line = next((script.line(c) for c in script.all(cst.Call) if _steps(script, c)), 1)
+        return line, (
+            f"reinforcement learning with {sorted(environments)[0]}: the data come out of an "
+            "environment, which needs one per rank with its own seed and a decision about the "
+            "replay buffer; this is no change of loaders"
+        )
+    compared = _contrastive(training)
+    if compared is not None:
+        return script.line(compared), (
+            "a contrastive loss compares the samples of a batch with each other; on a part of "
+            "the batch each rank would see fewer negatives, another objective. Gather the "
+            "embeddings first (torch.distributed.nn.functional.all_gather), then port"
+        )
+    if not training.loader_calls and not _loops_over_loader(training):
+        graphs = script.modules & _GRAPHS
+        whole = graphs or not _draws_batches(training)
+        if whole:
+            line = script.line(training.backwards[0])
+            cut = by_hand(training)
+            if cut is not None:
+                return cut
+            what = "a full-batch graph" if graphs or "adj" in script.text else "no DataLoader"
+            unknown = _batches_of(training)
+            if unknown:
+                return line, (
+                    f"no DataLoader: the batches come from `{unknown}`, and rankup.shard deals "
+                    "those of a torch DataLoader alone. Give the data one"
+                )
+            return line, (
+                f"{what}: the backward at this line sees all data at once, so there are no batches "
+                "to deal over ranks. Give the data a DataLoader, or draw batches in a function"
+            )
+    return None
+
+
+def _loops_over_loader(training: Training) -> bool:
+    return any(
+        loop.source is not None and training.loader_of(loop.source) is not None
+        for loop in training.loops
+    )
+
+
+def _batches_of(training: Training) -> str:
+    """What the innermost loop around the training goes over, if that may be batches."""
+    code = training.script.code
+    for loop in training.loops:
+        if loop.trains and loop.source is not None and isinstance(loop.source, cst.Name):
+            return code(loop.source)
+    return ""
+
+
+def _draws_batches(training: Training) -> bool:
+    script = training.script
+    return any(
+        script.name(call.func) in ("torch.randint", "numpy.random.randint")
+        and isinstance(script.scope(call), cst.FunctionDef)
+        for call in script.all(cst.Call)
+    )
+
+
+def _steps(script: Script, call: cst.Call) -> bool:
+    return re.search(r"env(s|ironment)?\.step$", script.code(call.func)) is not None
+
+
+def _contrastive(training: Training) -> cst.CSTNode | None:
+    """Where samples of a batch are compared: a loss by its name, or `out @ out.t()` in a step."""
+    script = training.script
+    for call in script.all(cst.Call):
+        name = script.code(call.func)
+        if _CONTRASTIVE.search(name) and not script.code(call).startswith("rankup"):
+            return call
+    for loop in training.loops:
+        if loop.trains:
+            for product in similarities(loop.node.body, loop.batch):
+                return product
+            for function in _losses(training, loop):
+                found = _with_itself(script, function)
+                if found is not None:
+                    return found
+    return None
+
+
+def _with_itself(script: Script, function: cst.FunctionDef) -> cst.CSTNode | None:
+    """`z @ z.T`, or `a @ b.T` whose targets are places in the batch, in a loss."""
+    names = {one.value for one in script.inside(function, cst.Name)}
+    places = "arange(" in script.code(function.body)
+    for product in similarities(function.body, names):
+        found = re.fullmatch(r"(\w+)\W.*?(\w+)\.(T|t\(\))\W*", script.code(product), re.DOTALL)
+        if found and (found[1] == found[2] or places):
+            return product
+    return None
+
+
+def _losses(training: Training, loop: Loop) -> list[cst.FunctionDef]:
+    """The script's own functions that make a loss of a training loop."""
+    script, found = training.script, []
+    for assign in script.inside(loop.node.body, cst.Assign, deep=False):
+        if script.dotted(assign.targets[0].target) in loop.losses:
+            calls = script.inside(assign.value, cst.Call)
+            found += [one for call in calls if (one := script.called(call)) is not None]
+    return found

@@ -1,0 +1,201 @@
+"""What `understand` finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import libcst as cst
+
+if TYPE_CHECKING:
+    from ..source import Source
+    from .flow import Flow
+
+RoleKind = Literal[
+    "model", "optimizer", "scheduler", "train_loader", "eval_loader", "loss", "device"
+]
+
+
+@dataclass(frozen=True, eq=False)
+class _Placed:
+    source: Source
+    node: cst.CSTNode
+
+    @property
+    def place(self) -> str:
+        """`FILE:LINE:COLUMN`, both from 1."""
+        return self.source.place(self.node)
+
+    @property
+    def statement(self) -> cst.CSTNode:
+        """The line or compound statement in which it stands."""
+        return self.source.index.statement(self.node)
+
+    @property
+    def function(self) -> cst.FunctionDef | None:
+        return self.source.index.function(self.node)
+
+    @property
+    def class_(self) -> cst.ClassDef | None:
+        return self.source.index.class_(self.node)
+
+
+@dataclass(frozen=True, eq=False)
+class Role(_Placed):
+    """An expression and the part that it plays.
+
+    Attributes:
+        source: the file in which it is made: the script or a module of its folder.
+        node: the expression that makes it, as `made`: a call in most cases; a cst.Param or a name
+            where its making cannot be seen.
+        name: what it is called where it is made; empty without a name.
+        target: what it is assigned to, if it is.
+        confidence: 1.0 is certain, below 0.5 a guess.
+    """
+
+    kind: RoleKind
+    name: str
+    target: cst.CSTNode | None
+    confidence: float
+
+    @property
+    def made(self) -> cst.CSTNode:
+        return self.node
+
+    @property
+    def dotted(self) -> str:
+        """What is called to make it (`torch.optim.Adam`); empty for what is the script's own."""
+        return self.source.index.called(self.node) if isinstance(self.node, cst.Call) else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Count(_Placed):
+    """`total += x` in a loop, or a list that is appended to: a value that grows over the batches.
+
+    Attributes:
+        node: the cst.AugAssign, or the cst.Call of `.append`.
+        name: what grows (`total`, `self.total`).
+        value: what is added.
+    """
+
+    name: str
+    value: cst.BaseExpression
+
+
+@dataclass(frozen=True, eq=False)
+class Loop(_Placed):
+    """A loop over batches.
+
+    Attributes:
+        node: cst.For or cst.While.
+        iterated: of a `for`, the expression that is the loader there, without enumerate and bars;
+            of a `while`, the argument of its `next(…)`; None where there is neither.
+        loaders: the loaders that it may be.
+        backwards: the `.backward()` calls that it reaches, with their files; none in evaluation.
+        counts: what grows in it.
+    """
+
+    iterated: cst.BaseExpression | None
+    loaders: tuple[Role, ...]
+    backwards: tuple[tuple[Source, cst.Call], ...]
+    counts: tuple[Count, ...]
+
+    @property
+    def body(self) -> cst.BaseSuite:
+        """What is done with each batch."""
+        assert isinstance(self.node, (cst.For, cst.While))
+        return self.node.body
+
+
+@dataclass(frozen=True, eq=False)
+class Site(_Placed):
+    """A call that writes or reads a file.
+
+    Attributes:
+        node: the cst.Call.
+        dotted: what is called, `torch.save`; for methods `.save_pretrained`.
+        kind: `checkpoint` (torch.save and alike), `load`, `file` (anything else that is written).
+    """
+
+    dotted: str
+    kind: Literal["checkpoint", "load", "file"]
+
+
+@dataclass(frozen=True, eq=False)
+class Roles:
+    """All that `understand` has found.
+
+    Attributes:
+        source: the script itself.
+        sources: the script first, then the modules of its folder that it imports.
+        frameworks: of `fastai`, `hf-trainer`, `lightning`, `accelerate`, `keras`, … those that do
+            the training here.
+        runtimes: of `torch` (torch.distributed), `rankup`, `course` (distributed_utils),
+            `deepspeed`, `horovod`, … those that join ranks here.
+    """
+
+    source: Source
+    sources: tuple[Source, ...]
+    flow: Flow
+    frameworks: frozenset[str] = frozenset()
+    runtimes: frozenset[str] = frozenset()
+    models: tuple[Role, ...] = ()
+    optimizers: tuple[Role, ...] = ()
+    schedulers: tuple[Role, ...] = ()
+    train_loaders: tuple[Role, ...] = ()
+    eval_loaders: tuple[Role, ...] = ()
+    losses: tuple[Role, ...] = ()
+    devices: tuple[Role, ...] = ()
+    train_loops: tuple[Loop, ...] = ()
+    eval_loops: tuple[Loop, ...] = ()
+    saves: tuple[Site, ...] = ()
+    loads: tuple[Site, ...] = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is training here at all: a `.backward()`, or a framework that has it."""
+        return bool(self.train_loops) or bool(self.frameworks)
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the script joins ranks already."""
+        return bool(self.runtimes)
+
+    @cached_property
+    def everyone(self) -> tuple[Role, ...]:
+        return (
+            *self.models,
+            *self.optimizers,
+            *self.schedulers,
+            *self.train_loaders,
+            *self.eval_loaders,
+            *self.losses,
+            *self.devices,
+        )
+
+    @cached_property
+    def training_functions(self) -> frozenset[cst.FunctionDef]:
+        """Functions that run inside a training step, with gradients on."""
+        from .reach import training_functions
+
+        return training_functions(self.flow, self.train_loops)
+
+    @cached_property
+    def _by_node(self) -> dict[cst.CSTNode, list[Role]]:
+        found: dict[cst.CSTNode, list[Role]] = {}
+        for role in self.everyone:
+            found.setdefault(role.node, []).append(role)
+        return found
+
+    def of(self, source: Source, node: cst.CSTNode) -> tuple[Role, ...]:
+        """The roles that the value of an expression may play, followed to where it is made."""
+        return tuple(
+            role
+            for origin in self.flow.origins(source, node)
+            for role in self._by_node.get(origin.node, ())
+        )
+
+    def kinds(self, source: Source, node: cst.CSTNode) -> frozenset[str]:
+        """The kinds of `of`."""
+        return frozenset(role.kind for role in self.of(source, node))

@@ -1,0 +1,259 @@
+"""Models, optimizers, schedulers, loaders: what is trained, by what, with what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import libcst as cst
+
+from ..naming import words
+from ..source import Source
+from ..tree import walk
+from .flow import Flow
+from .kinds import Role, RoleKind
+from .pieces import Origin, argument, call_name
+from .words import LOADERS, OPTIMIZERS, SCHEDULES, last
+
+_PARAMETERS = frozenset({"parameters", "named_parameters", "trainable_parameters"})
+_MODEL_MAKERS = ("from_pretrained", "from_config", "create_model")
+_NOT_LOADERS = words("builtins.range builtins.open builtins.dict os.listdir")
+
+
+def role(kind: RoleKind, origin: Origin, confidence: float) -> Role:
+    """The role of what a value is made by."""
+    target = _target(origin.source, origin.node)
+    name = origin.source.code(target).strip() if target is not None else _own_name(origin)
+    return Role(origin.source, origin.node, kind, name, target, confidence)
+
+
+def _own_name(origin: Origin) -> str:
+    if isinstance(origin.node, cst.Param):
+        return origin.node.name.value
+    if isinstance(origin.node, (cst.Name, cst.Attribute)):
+        return origin.source.code(origin.node)
+    return ""
+
+
+def _target(source: Source, node: cst.CSTNode) -> cst.CSTNode | None:
+    """What the value of an expression, or that of a call around it, is assigned to."""
+    for at in source.index.up(node):
+        if isinstance(at, cst.Assign):
+            return at.targets[0].target
+        if isinstance(at, (cst.AnnAssign, cst.NamedExpr)):
+            return at.target
+        if isinstance(at, (cst.BaseStatement, cst.Lambda, cst.BaseSmallStatement)):
+            return None
+    return None
+
+
+def unique(roles: Iterable[Role]) -> tuple[Role, ...]:
+    """One role for each node, the most certain one."""
+    best: dict[cst.CSTNode, Role] = {}
+    for one in roles:
+        if one.node not in best or best[one.node].confidence < one.confidence:
+            best[one.node] = one
+    return tuple(best.values())
+
+
+def is_optimizer_call(source: Source, call: cst.Call) -> bool:
+    dotted = source.index.called(call)
+    if dotted.startswith("torch.optim.") and "lr_scheduler" not in dotted:
+        return last(dotted) not in SCHEDULES and last(dotted)[:1].isupper()
+    return call_name(call) in OPTIMIZERS
+
+
+def find_optimizers(flow: Flow) -> tuple[Role, ...]:
+    """Calls that make an optimizer; else what `.step()` and `.zero_grad()` are called on."""
+    found: list[Role] = []
+    for source in flow.sources:
+        for call in source.index.all(cst.Call):
+            if is_optimizer_call(source, call):
+                found.append(role("optimizer", Origin(source, call), 1.0))
+            elif call_name(call) == "configure_optimizers" and isinstance(call.func, cst.Attribute):
+                found.append(role("optimizer", Origin(source, call), 0.9))
+    known = {one.node for one in found}
+    for source in flow.sources:
+        zeroed = _receivers(source, "zero_grad")
+        for text, receiver in _receivers(source, "step").items():
+            if text not in zeroed and "optim" not in text:
+                continue
+            origins = flow.origins(source, receiver)
+            if not known & {one.node for one in origins}:
+                found += [role("optimizer", origin, 0.7) for origin in origins]
+    return unique(found)
+
+
+def _receivers(source: Source, method: str) -> dict[str, cst.BaseExpression]:
+    found: dict[str, cst.BaseExpression] = {}
+    for call in source.index.all(cst.Call):
+        if (
+            isinstance(call.func, cst.Attribute)
+            and call.func.attr.value == method
+            and isinstance(call.func.value, (cst.Name, cst.Attribute))
+        ):
+            found.setdefault(source.code(call.func.value), call.func.value)
+    return found
+
+
+def find_models(flow: Flow, optimizers: Iterable[Role]) -> tuple[Role, ...]:
+    """What an optimizer was given the parameters of."""
+    found: list[Role] = []
+    for optimizer in optimizers:
+        call = optimizer.node
+        if not isinstance(call, cst.Call):
+            continue
+        if call_name(call) == "configure_optimizers":
+            assert isinstance(call.func, cst.Attribute)
+            for origin in flow.origins(optimizer.source, call.func.value):
+                one = _model_role(origin, 0.9)
+                found += [one] if one is not None else []
+            continue
+        given = argument(call, "params", 0)
+        if given is None and call.args:
+            given = call.args[0].value
+        if given is not None:
+            found += _owners(flow, optimizer.source, given, 1.0)
+    if not found:
+        found = _guessed(flow)
+    return unique(found)
+
+
+def _owners(flow: Flow, source: Source, given: cst.BaseExpression, sure: float) -> list[Role]:
+    """The models whose `.parameters()` are in an expression, or in what it is made from."""
+    direct = _parameter_calls(given)
+    if not direct:
+        for origin in flow.origins(source, given):
+            if origin.node is not given:
+                for inner in _parameter_calls(origin.node):
+                    for one in flow.origins(origin.source, inner):
+                        found = _model_role(one, sure)
+                        if found:
+                            return [found]
+        names = [one for one in walk(given) if isinstance(one, cst.Name)]
+        for name in names:
+            for origin in flow.origins(source, name):
+                direct += [] if origin.source is not source else _parameter_calls(origin.node)
+        if not direct:  # a list that grows: params += [...model.parameters()]
+            return _grown(flow, source, given, sure)
+    roles = []
+    for receiver in direct:
+        for origin in flow.origins(source, receiver):
+            found = _model_role(origin, sure)
+            if found is not None:
+                roles.append(found)
+    return roles
+
+
+def _grown(flow: Flow, source: Source, given: cst.BaseExpression, sure: float) -> list[Role]:
+    function = source.index.function(given)
+    near: cst.CSTNode = function or source.module
+    found = []
+    for receiver in _parameter_calls(near):
+        for origin in flow.origins(source, receiver):
+            one = _model_role(origin, sure * 0.7)
+            if one is not None:
+                found.append(one)
+    return found
+
+
+def _parameter_calls(node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """`model` of each `model.parameters()` in an expression; `model` of `model.fc.parameters()`."""
+    return [
+        _whole(call.func.value)
+        for call in walk(node)
+        if isinstance(call, cst.Call)
+        and isinstance(call.func, cst.Attribute)
+        and call.func.attr.value in _PARAMETERS
+    ]
+
+
+def _whole(node: cst.BaseExpression) -> cst.BaseExpression:
+    """The model of which `model.encoder.fc` is a part; `self.model` of `self.model.fc`."""
+    chain = [node]
+    while isinstance(chain[-1], cst.Attribute):
+        chain.append(chain[-1].value)
+    if isinstance(chain[-1], cst.Name) and chain[-1].value == "self" and len(chain) > 1:
+        return chain[-2]
+    return chain[-1] if isinstance(chain[-1], cst.Name) else node
+
+
+def _model_role(origin: Origin, sure: float) -> Role | None:
+    if isinstance(origin.node, cst.Param) and origin.node.name.value == "self":
+        return None  # the model's own method (configure_optimizers)
+    if isinstance(origin.node, cst.Call):
+        return role("model", origin, sure)
+    return role("model", origin, sure * 0.6)
+
+
+def _guessed(flow: Flow) -> list[Role]:
+    """Without an optimizer that one knows: what `.train()` or `.parameters()` is called on."""
+    found: list[Role] = []
+    for source in flow.sources:
+        for method in ("train", "parameters"):
+            for receiver in _receivers(source, method).values():
+                if isinstance(receiver, cst.Name) and receiver.value == "self":
+                    continue
+                for origin in flow.origins(source, _whole(receiver)):
+                    one = _model_role(origin, 0.8 if method != "train" else 0.5)
+                    if one is not None and _may_be_model(flow, origin):
+                        found.append(one)
+    return found
+
+
+def _may_be_model(flow: Flow, origin: Origin) -> bool:
+    if not isinstance(origin.node, cst.Call):
+        return isinstance(origin.node, cst.Param)
+    owner = flow.class_of(origin.source, origin.node)
+    if owner is not None:
+        return any(base.endswith("Module") or "nn." in base for base in flow.bases(*owner))
+    return True
+
+
+def is_loader(flow: Flow, origin: Origin) -> float:
+    """How sure it is that a value is a loader of batches; 0: it is none."""
+    if isinstance(origin.node, cst.Param):
+        return _by_name(origin.node.name.value)
+    if not isinstance(origin.node, cst.Call):
+        return _by_name(origin.source.code(origin.node)) if _short(origin.node) else 0.0
+    call = origin.node
+    dotted = origin.source.index.called(call)
+    if call_name(call) in LOADERS:
+        return 1.0
+    if dotted in _NOT_LOADERS:
+        return 0.0
+    owner = flow.class_of(origin.source, call)
+    if owner is not None and any(last(base) in LOADERS for base in flow.bases(*owner)):
+        return 0.95
+    if call_name(call) == "WebLoader":
+        return 0.9
+    words = call_name(call).lower()
+    return 0.6 if "loader" in words or words in ("splits", "iters") else 0.0
+
+
+def _short(node: cst.CSTNode) -> bool:
+    return isinstance(node, (cst.Name, cst.Attribute, cst.Subscript))
+
+
+def _by_name(name: str) -> float:
+    name = name.lower()
+    known = ("loader", "_dl", "dl_", "train_iter", "test_iter", "val_iter", "valid_iter")
+    return 0.6 if any(word in name for word in known) or name == "dl" else 0.0
+
+
+def find_schedulers(flow: Flow) -> tuple[Role, ...]:
+    return unique(
+        role("scheduler", Origin(source, call), 1.0)
+        for source in flow.sources
+        for call in source.index.all(cst.Call)
+        if call_name(call) in SCHEDULES or "lr_scheduler." in source.index.called(call)
+    )
+
+
+def find_loaders(
+    loaders: tuple[tuple[bool, Role], ...],
+) -> tuple[tuple[Role, ...], tuple[Role, ...]]:
+    """Those of training and those of evaluation loops."""
+    return (
+        unique(one for trains, one in loaders if trains),
+        unique(one for trains, one in loaders if not trains),
+    )

@@ -1,0 +1,7 @@
+"""`rankup verify`: run a script and its port for a few steps on CPU ranks, and compare them."""
+
+from __future__ import annotations
+
+from .command import Request, verify
+
+__all__ = ["Request", "verify"]

@@ -1,0 +1,195 @@
+"""Options of `image-classification`, and its data before a rank is started. No torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from ..base.errors import UserError
+from ..base.files import user_path, write_json
+from ..base.flags import flag
+from ..parallel.layout import WITHOUT_WAITING, Layout
+from ..train.options import TrainOptions
+from .drawings import draw
+
+if TYPE_CHECKING:
+    from ..data.opened import Samples
+
+CLASSES = "classes.json"
+DRAWINGS = "drawings.tar"
+_NAMES = {"train": ("train",), "valid": ("val", "valid", "validation"), "test": ("test",)}
+
+
+@dataclass(frozen=True)
+class ImageClassificationOptions(TrainOptions):
+    """`image-classification`: photos, network and augmentation."""
+
+    global_batch: int = flag(256, "photos per optimizer step, over all ranks", least=1)
+    micro_batch: int = flag(
+        64, "photos per forward and backward pass, of which batch norm takes its mean", least=1
+    )
+    lr: float = flag(2e-3, "peak learning rate", least=0)
+    schedule: Literal["cosine", "constant", "step", "one-cycle"] = flag(
+        "one-cycle", "learning rate: rises and falls once (one-cycle), or after --warmup"
+    )
+    data: str | None = flag(
+        None, "a pack, another container, or class folders; default drawings made for trials"
+    )
+    model: Literal["xresnet18", "xresnet34", "xresnet50"] = flag("xresnet50", "the network")
+    size: int = flag(160, "side of what the network sees, in pixels", least=8)
+    min_scale: float = flag(0.35, "least part of a photo's area that a random crop takes", least=0)
+    smoothing: float = flag(0.1, "label smoothing: what the other classes share", least=0)
+    frozen_epochs: int = flag(
+        0, "epochs at the beginning that train norms and the last layer alone", least=0
+    )
+    decoder: Literal["rankup", "dali"] = flag("rankup", "who decodes photos, on CPU or GPU (dali)")
+    workers: int | None = flag(
+        None, "threads per rank that make batches; default its cores minus one", least=1
+    )
+
+    TINY: ClassVar[Mapping[str, Any]] = {
+        "global_batch": 32,
+        "micro_batch": 16,
+        "steps": 20,
+        "valid_every": 10,
+        "checkpoint_every": 10,
+        "model": "xresnet18",
+        "size": 32,
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.min_scale <= 1:
+            raise UserError(
+                f"--min-scale {self.min_scale:g} is a part of a photo: above 0 and at most 1"
+            )
+        if self.smoothing >= 1:
+            raise UserError(f"--smoothing {self.smoothing:g} leaves nothing of the label; give 0.1")
+        if self.micro_batch == 1:
+            raise UserError(
+                "--micro-batch 1: batch norm takes its mean over a micro-batch, so give it 16 "
+                "photos or more"
+            )
+        if self.frozen_epochs and self.strategy in WITHOUT_WAITING:
+            raise UserError(
+                f"--frozen-epochs {self.frozen_epochs} needs ranks that agree on the epoch; leave "
+                f"it away under --strategy {self.strategy}"
+            )
+
+    def layout(self, world_size: int, per_node: int) -> Layout:
+        found = super().layout(world_size, per_node)
+        if found.tp > 1 or found.pp > 1:
+            raise UserError(
+                f"--model {self.model} has batch norm, whose running statistics --tp and --pp "
+                "cannot keep; use --strategy ddp, fsdp or hsdp"
+            )
+        return found
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        names = ("data", "model", "size", "min_scale", "smoothing", "frozen_epochs")
+        return {**super().identity, **{name: getattr(self, name) for name in names}}
+
+    def source(self, directory: Path) -> Path:
+        """Where the photos are: a container, or a folder."""
+        return directory / DRAWINGS if self.data is None else user_path(self.data, "--data")
+
+    def prepare(self, directory: Path) -> None:
+        """Look at the data, and note its classes in the run directory.
+
+        Raises:
+            UserError: it is not there, has no labels, or nothing to train on.
+        """
+        from ..data.opened import open as open_samples
+
+        if self.decoder == "dali" and not _has_dali():
+            raise UserError(
+                "--decoder dali: NVIDIA DALI is not here; pip install 'rankup[dali]', or leave it "
+                "to --decoder rankup"
+            )
+        if self.data is None:
+            draw(directory / DRAWINGS)
+        samples = open_samples(self.source(directory))
+        write_json(directory / CLASSES, classes(samples))
+
+
+def split_names(samples: Samples) -> dict[str, str | None]:
+    """The names that the data's splits go by: `train`, `valid` and `test` -> name, or None.
+
+    A test split without labels, as ImageNet's, is left out.
+
+    Raises:
+        UserError: there is nothing to train on, or what is has no labels.
+    """
+    found: dict[str, str | None] = {}
+    for part, names in _NAMES.items():
+        found[part] = next((name for name in names if name in samples.splits), None)
+    if found["train"] is None:
+        if len(samples.splits) != 1:
+            raise UserError(
+                f"{samples.root} has no split `train`; it has {', '.join(samples.splits) or 'none'}"
+            )
+        found["train"] = samples.splits[0]
+        found["valid"] = found["test"] = None
+    if samples.index.labels is None:
+        raise UserError(
+            f"{samples.root} has no labels to learn: class folders, or labels given to rankup pack"
+        )
+    for part, name in found.items():
+        labels = _labels(samples, name)
+        if part == "test" and labels.size and labels.max() < 0:
+            found["test"] = None
+        elif labels.size and labels.min() < 0:
+            raise UserError(f"{int((labels < 0).sum())} photos of {name} have no label")
+    if not _labels(samples, found["train"]).size:
+        raise UserError(f"the split {found['train']} of {samples.root} is empty")
+    return found
+
+
+def classes(samples: Samples) -> list[str]:
+    """The name of each class, in the order of the labels.
+
+    Raises:
+        UserError: as `split_names`, or what is there are no photos, or all of one class.
+    """
+    names = split_names(samples)
+    first = samples.index.fields[0]
+    if first.dtype:
+        raise UserError(
+            f"{samples.root} holds arrays ({first.dtype} of shape {first.shape}), not photos in "
+            "files of JPEG, PNG or the like"
+        )
+    found = list(samples.classes)
+    if not found:  # numbers alone
+        count = 1 + max(int(_labels(samples, name).max(initial=0)) for name in names.values())
+        found = [str(number) for number in range(count)]
+    if len(found) < 2:
+        raise UserError(f"{samples.root} has one class alone, {found[0]!r}; there is no choice")
+    return found
+
+
+def _has_dali() -> bool:
+    try:
+        return importlib.util.find_spec("nvidia.dali") is not None
+    except ModuleNotFoundError:  # of nvidia itself
+        return False
+
+
+def read_classes(directory: Path) -> list[str]:
+    """What `prepare` has noted."""
+    found: list[str] = json.loads((directory / CLASSES).read_text(encoding="utf-8"))
+    return found
+
+
+def _labels(samples: Samples, name: str | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    labels = samples.index.labels
+    if labels is None or name is None:
+        return np.empty(0, np.int64)
+    split = samples.index.split(name)
+    return labels[split.start : split.stop]

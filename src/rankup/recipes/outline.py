@@ -1,0 +1,125 @@
+"""A recipe's model without its data: what is needed to say who will hold which part of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..base import amounts
+from ..base.errors import UserError
+from ..base.files import user_path
+from ..data.text import BPE_SIZE, tokenize
+from ..data.vocabulary import BYTES, Pieces
+from .image_options import ImageClassificationOptions, read_classes
+from .options import LanguageModelOptions
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    Example = tuple[Callable[[Any, Any], torch.Tensor], tuple[torch.Tensor, ...]]
+
+# A text up to this size is read for its words in a few seconds.
+_READ = 32_000_000
+_ASSUMED = 50_000
+_ASSUMED_CLASSES = 1000  # ImageNet's
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A model's shapes.
+
+    Attributes:
+        build_model: makes it, on any device.
+        example: a loss and a batch of the sizes that a step has; the values mean nothing.
+        note: where sizes come from that the options do not say.
+    """
+
+    build_model: Callable[[], nn.Module]
+    example: Example
+    note: str
+
+
+def outline(options: Any) -> Outline:
+    """The outline of the recipe that these options are of; imports torch.
+
+    Raises:
+        UserError: nothing is known of it without its data.
+    """
+    if isinstance(options, LanguageModelOptions):
+        return _language_model(options)
+    if isinstance(options, ImageClassificationOptions):
+        return _image_classification(options)
+    raise UserError("the model of this recipe is known only once it has its data")
+
+
+def _language_model(options: LanguageModelOptions) -> Outline:
+    import torch
+
+    from .language_model import shape_of
+    from .models.transformer import Transformer
+
+    vocabulary, note = _vocabulary(options)
+    shape = shape_of(options, vocabulary)
+    tokens = torch.zeros(options.micro_batch, options.seq_len, dtype=torch.int64, device="meta")
+
+    def loss(model: Any, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        logits: torch.Tensor = model(*batch)
+        return logits
+
+    return Outline(lambda: Transformer(shape), (loss, (tokens,)), note)
+
+
+def _image_classification(options: ImageClassificationOptions) -> Outline:
+    import torch
+
+    from .models.xresnet import XResNet
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="rankup-mesh-") as folder:
+            options.prepare(Path(folder))
+            classes = len(read_classes(Path(folder)))
+        note = f"{classes:,} classes, those of the data"
+    except UserError as error:
+        classes = _ASSUMED_CLASSES
+        note = f"{classes:,} classes are assumed, since {error}"
+    shape = (options.micro_batch, 3, options.size, options.size)
+    images = torch.zeros(shape, device="meta")
+
+    def loss(model: Any, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        logits: torch.Tensor = model(*batch)
+        return logits
+
+    return Outline(lambda: XResNet(options.model, classes), (loss, (images,)), note)
+
+
+def _vocabulary(options: LanguageModelOptions) -> tuple[int, str]:
+    """Number of different tokens, and how it is known."""
+    if options.vocab == "byte":
+        return BYTES, f"a vocabulary of {BYTES} bytes"
+    if options.tokenizer is not None:
+        file = user_path(options.tokenizer, "--tokenizer")
+        size = Pieces.read(file, "--tokenizer").size
+        return size, f"a vocabulary of {size:,} pieces, those of {file.name}"
+    if options.vocab == "bpe":
+        size = options.vocab_size or BPE_SIZE
+        return size, f"a vocabulary of {size:,} pieces; a short text gives fewer"
+    try:
+        text = options.sources()["train"]
+    except UserError as error:
+        return _assumed(str(error))
+    if text is not None and not text.is_file():
+        return _assumed(f"{text} is not here")
+    if text is not None and text.stat().st_size > _READ:
+        return _assumed(f"{text} has {amounts.size(text.stat().st_size)}")
+    with tempfile.TemporaryDirectory(prefix="rankup-mesh-") as folder:
+        found = tokenize({"train": text, "valid": None, "test": None}, "word", Path(folder))
+    of = "the help topics of Python" if text is None else text.name
+    return found.vocab_size, f"a vocabulary of {found.vocab_size:,} words, those of {of}"
+
+
+def _assumed(why: str) -> tuple[int, str]:
+    return _ASSUMED, f"a vocabulary of {_ASSUMED:,} words is assumed, since {why}"

@@ -1,0 +1,85 @@
+"""Photos as a split of a recipe: made ahead of the loop by workers, and anew in each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..data import engines
+from ..data.draw import Draw
+from ..data.making import Fetch, Made, handed_out
+from ..data.options import Options
+from ..data.reader import PackedDataset
+from ..train.task import Batch
+
+_TIMEOUT = 1800.0  # seconds in which a batch has to be there
+_PREFETCH = 2  # batches that a worker is ahead
+
+
+@dataclass(frozen=True)
+class Making:
+    """How batches are made.
+
+    Attributes:
+        decoder: `rankup`, or `dali`.
+        workers: threads, or processes, of this rank; None: by the cores that it has.
+        most: samples of a batch.
+        device: on which DALI decodes.
+    """
+
+    decoder: str
+    workers: int | None
+    most: int
+    device: torch.device
+
+
+class Photos:
+    """A split whose batches are (photos as uint8 (n, 3, size, size) channels last, labels).
+
+    What a batch holds depends on (seed, epoch, samples) alone, not on who makes it or when. Under
+    DALI what is not made ahead (by `async-sgd` and `gossip`) is decoded by rankup: the same parts
+    of the photos, with pixels that differ by how they were rounded.
+
+    Args:
+        dataset: with a transform of `data.photos`.
+    """
+
+    def __init__(self, dataset: PackedDataset, making: Making) -> None:
+        self.dataset, self._making = dataset, making
+        self._engine: engines.Engine | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def count(self, samples: torch.Tensor) -> int:
+        return len(samples)
+
+    def batch(self, samples: torch.Tensor) -> Batch:
+        count = len(samples)
+        return self.once(Draw(samples.numpy(), 0, 0, count, count, 0))
+
+    def once(self, draw: Draw) -> Batch:
+        return _batch(Fetch(self.dataset)(draw))
+
+    def ahead(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Batch]]:
+        if self._engine is None:
+            self._engine = self._started()
+        for draw, made in self._engine.run(draws):
+            yield draw, _batch(made)
+
+    def _started(self) -> engines.Engine:
+        making = self._making
+        if making.decoder == "dali":
+            from ..data.dali.loader import engine
+
+            return engine(self.dataset, making.most, making.workers, making.device)
+        pin = making.device.type == "cuda"
+        options = Options(making.workers, "auto", _PREFETCH, None, _TIMEOUT, pin)
+        return engines.engine(Fetch(self.dataset), options)
+
+
+def _batch(made: Made) -> Batch:
+    photos, labels = handed_out(made)
+    return photos, labels

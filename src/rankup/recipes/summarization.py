@@ -1,0 +1,224 @@
+"""Recipe `summarization`: T5 learns to say in a sentence what an article says."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..base.errors import UserError
+from ..base.files import open_regular, write_json
+from ..base.text import clean
+from ..data import articles, subwords
+from ..data.orders import ByLength
+from ..data.pairs import IGNORED, Pairs
+from ..runtime.collectives import all_gather_object, barrier
+from ..runtime.world import World, setup
+from ..train.evaluate import to_device
+from ..train.gossip.loop import train as train_by_gossip
+from ..train.loop import train
+from ..train.optimizer import build_optimizer
+from ..train.place import Place
+from ..train.plan import Plan, micro_batches
+from ..train.task import Batch
+from .article_options import ARTICLES, SummarizationOptions
+from .asked import Asked
+from .models import t5
+
+ROUGE = ("rouge1", "rouge2", "rougeL")
+_EXAMPLES = 3
+_WIDTH = 100
+
+
+class Summarization:
+    """The task: articles in batches of similar lengths, T5, cross-entropy per token of a summary.
+
+    Attributes:
+        by_name: T5 draws its initial values itself, or has those of the weights it goes on with.
+    """
+
+    unit = "tokens"
+    by_name = False
+
+    def __init__(self, options: SummarizationOptions, directory: Path) -> None:
+        about = articles.about(directory)
+        self.options, self.directory = options, directory
+        self.config, self.weights = about["config"], [Path(file) for file in about["weights"]]
+        self.pad, self.end = self.config["pad_token_id"], about["end"]
+        self.prefix: str = about["prefix"]
+        self.tokenizer = subwords.load(directory / "tokenizer.json")
+        self.train, self.valid, self.test = (
+            Pairs(articles.open_split(directory, name), self.pad, by_length=name != "train")
+            for name in articles.SPLITS
+        )
+
+    def order(self) -> ByLength:
+        return ByLength(self.train.keys, self.options.seed, self.options.global_batch)
+
+    def build_model(self) -> nn.Module:
+        return t5.build(self.config, self.weights)
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return build_optimizer(model, self.options)
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        source, target = batch
+        start = self.config["decoder_start_token_id"]
+        logits = t5.logits(model, source, target, self.pad, start)
+        return F.cross_entropy(
+            logits.flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    def flops_per_unit(self, model: nn.Module) -> float:
+        sources, targets = self.train.split.lengths.sum(axis=0).tolist()
+        return t5.flops_per_target(model, sources / targets)
+
+    def text(self, tokens: Iterable[int]) -> str:
+        return clean(
+            self.tokenizer.decode(
+                [int(token) for token in tokens], skip_special_tokens=True
+            ).strip()
+        )
+
+    def summaries(
+        self, state: Mapping[str, Any], batches: Iterable[torch.Tensor], device: torch.device,
+        beams: int, longest: int,
+    ) -> Iterator[str]:  # fmt: skip
+        """What a model with these tensors makes of batches of articles."""
+        model: nn.Module = t5.build(self.config)
+        model.load_state_dict(state)
+        model.to(device)
+        for source in batches:
+            for found in t5.beam_search(model, source.to(device), self.pad, beams, longest):
+                yield self.text(found)
+
+
+def run(options: SummarizationOptions, directory: Path, resume: bool) -> None:
+    """Train on every rank; the articles have been tokenised into `directory` before."""
+    world = setup()
+    task = Summarization(options, directory / ARTICLES)
+    if world.is_root and not resume:
+        say(f"padding: {padding(task, options):.1%} of the tokens of the first epoch")
+    loop = train_by_gossip if options.strategy == "gossip" else train
+    outcome = loop(task, options, world, directory, resume=resume)
+    if not outcome.finished:
+        return
+    if world.is_root:
+        for name, loss in (("valid", outcome.valid_loss), ("test", outcome.test_loss)):
+            if loss is not None:
+                say(f"{name} loss {loss:.4f}")
+    if options.summaries:
+        summarise(task, world, directory)
+
+
+def padding(task: Summarization, options: SummarizationOptions) -> float:
+    """The share of what the first epoch computes with that only fills up batches."""
+    plan = Plan.of(task, options)
+    steps = plan.steps(Place(), plan.steps_per_epoch)
+    parts = (step.samples[p.start : p.stop] for step in steps for p in step.micro_batches)
+    return task.train.padding(parts)
+
+
+def summarise(task: Summarization, world: World, directory: Path) -> None:
+    """Summaries of validation and test articles into `summaries.json`, and their ROUGE.
+
+    Each rank has the whole model that the run has written, and takes micro-batches in turn: no
+    collective runs inside a beam search, whatever strategy has trained.
+    """
+    barrier()  # until rank 0 has written it
+    options = task.options
+    state = torch.load(directory / "model-final.pt", map_location="cpu", weights_only=True)
+    record = {}
+    for name, pairs in (("valid", task.valid), ("test", task.test)):
+        # The first articles of the file, the shorter ones first.
+        first = torch.from_numpy((pairs.rows < options.summaries).nonzero()[0])
+        cuts = micro_batches(len(first), options.micro_batch)[world.rank :: world.world_size]
+        mine = [first[cut.start : cut.stop] for cut in cuts]
+        sources = (to_device(pairs.batch(samples), world.device)[0] for samples in mine)
+        found = task.summaries(state, sources, world.device, options.beams, options.target_len)
+        rows = [int(pairs.rows[sample]) for samples in mine for sample in samples]
+        everyone = all_gather_object(list(zip(rows, found, strict=True)))
+        if world.is_root:
+            record[name] = scored(sorted(itertools.chain(*everyone)), task, name)
+    if not world.is_root:
+        return
+    write_json(directory / "summaries.json", record)
+    for one in record["valid"]["summaries"][:_EXAMPLES]:
+        source = task.valid.split.source(one["article"])
+        say(f"article   {task.text(source).removeprefix(task.prefix)}")
+        say(f"  written {one['written']}", f"  found   {one['found']}")
+    for name, scores in record.items():
+        say(f"{name} " + ", ".join(f"{kind} {scores[kind]:.4f}" for kind in ROUGE))
+
+
+def scored(found: Sequence[tuple[int, str]], task: Summarization, name: str) -> dict[str, Any]:
+    """The mean ROUGE of what was found for articles of a part, and the summaries."""
+    written = articles.summaries(task.directory, name)
+    rows = [{"article": row, "written": written[row], "found": text} for row, text in found]
+    return {**rouge([(written[row], text) for row, text in found]), "summaries": rows}
+
+
+def rouge(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
+    """Mean F1 of words, pairs of words and the longest common subsequence, words by their stems
+    (Lin, 2004), of (written, found).
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(ROUGE, use_stemmer=True)
+    scores = [scorer.score(written, found) for written, found in pairs]
+    return {kind: sum(s[kind].fmeasure for s in scores) / max(1, len(scores)) for kind in ROUGE}
+
+
+def generate(
+    options: SummarizationOptions, directory: Path, tensors: Mapping[str, Any], asked: Asked
+) -> Iterator[str]:
+    """Lines of the summary of a text in a file, or in the prompt."""
+    asked.only("summarization", "prompt", "file", "max_tokens", "beams")
+    task = Summarization(options, directory / ARTICLES)
+    text = " ".join(asked_text(asked).split())
+    ids = task.tokenizer.encode(task.prefix + text, add_special_tokens=False).ids
+    most = options.source_len - 1
+    if len(ids) > most:
+        cut = task.tokenizer.decode(ids[:most]).removeprefix(task.prefix)
+        yield f"note: read up to “…{clean(cut[-40:])}”, {most} of its {len(ids)} tokens"
+    source = torch.tensor([[*ids[:most], task.end]])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    beams, longest = asked.beams or options.beams, asked.max_tokens or options.target_len
+    for summary in task.summaries(tensors, [source], device, beams, longest):
+        yield from textwrap.wrap(summary, _WIDTH) or [""]
+
+
+def asked_text(asked: Asked) -> str:
+    """The text to summarise.
+
+    Raises:
+        UserError: none, two, or one that is no text.
+    """
+    if (asked.prompt is None) == (asked.file is None):
+        raise UserError("give one text to summarise: --file FILE, or the text itself")
+    text = asked.prompt
+    if asked.file is not None:
+        try:
+            with open_regular(asked.file) as file:
+                text = file.read().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UserError(f"--file {asked.file} is not UTF-8 text ({error.reason})") from None
+        except OSError as error:
+            raise UserError(f"--file {asked.file} cannot be read ({error})") from None
+    if not text or not text.strip():
+        raise UserError("there is nothing in the text to summarise")
+    return text
+
+
+def say(*lines: str) -> None:
+    """Print, each line cut to a width."""
+    with contextlib.suppress(OSError):  # a reader that is gone does not fail the run
+        for line in lines:
+            print(line if len(line) <= _WIDTH * 2 else line[: _WIDTH * 2 - 1] + "…", flush=True)

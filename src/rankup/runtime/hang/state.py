@@ -1,0 +1,124 @@
+"""What one rank is doing: the collectives it waits in, and where its main thread stands."""
+
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+import threading
+import traceback
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+_DEEPEST = 60  # frames of a stack that are kept, the innermost ones
+_FOREIGN = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective that a rank has entered and not come out of.
+
+    Attributes:
+        operation: such as `all_reduce`.
+        group: the process group's name, the same on all its ranks; `label` is its name for people.
+        ranks: the members, as ranks of the world; empty where not known.
+        number: how many-th collective of its group; -1 where nobody counts (send, receive).
+        tensors: shapes and types that go in, such as `float32 [7]`.
+        since: seconds since 1970.
+        timeout: seconds that it may take.
+    """
+
+    operation: str
+    group: str
+    label: str
+    ranks: tuple[int, ...]
+    number: int
+    tensors: str
+    since: float
+    timeout: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """A frame of a stack."""
+
+    file: str
+    number: int
+    function: str
+    text: str
+
+
+@dataclass(frozen=True)
+class State:
+    """One rank at one moment.
+
+    Attributes:
+        calls: collectives it waits in, the oldest first; empty while it does something else.
+        counts: group's name -> collectives started in it.
+        stack: of the main thread, the innermost frame last.
+        code: fingerprint of what the rank runs, see `code.fingerprint`.
+    """
+
+    rank: int
+    node: str
+    calls: tuple[Call, ...]
+    counts: dict[str, int]
+    stack: tuple[Line, ...]
+    code: dict[str, str]
+
+
+def main_frame() -> FrameType | None:
+    """The innermost frame of the main thread."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def stack_of(frame: FrameType | None) -> tuple[Line, ...]:
+    """The stack that ends in `frame`."""
+    lines = list(traceback.extract_stack(frame)) if frame else []
+    # What started the script says nothing about it.
+    runners = [number for number, line in enumerate(lines) if line.filename == "<frozen runpy>"]
+    lines = lines[runners[-1] + 1 if runners else 0 :][-_DEEPEST:]
+    return tuple(
+        Line(line.filename, line.lineno or 0, line.name, line.line or "") for line in lines
+    )
+
+
+def own_line(stack: tuple[Line, ...]) -> Line | None:
+    """The innermost line of the user's own code, else of whatever is innermost."""
+    for line in reversed(stack):
+        if not _foreign(line.file):
+            return line
+    return stack[-1] if stack else None
+
+
+def to_json(state: State) -> str:
+    """For the store."""
+    return json.dumps(asdict(state))
+
+
+def from_json(data: str | bytes) -> State:
+    """What `to_json` gave."""
+    read: dict[str, Any] = json.loads(data)
+    calls = tuple(Call(**{**call, "ranks": tuple(call["ranks"])}) for call in read["calls"])
+    stack = tuple(Line(**line) for line in read["stack"])
+    return State(**{**read, "calls": calls, "stack": stack})
+
+
+def _foreign(file: str) -> bool:
+    """Whether a file is Python's, torch's, another package's or rankup's own."""
+    if file.startswith("<") or any(part in _FOREIGN for part in Path(file).parts):
+        return True
+    return file.startswith(_foreign_folders())
+
+
+@cache
+def _foreign_folders() -> tuple[str, ...]:
+    rankup = Path(__file__).resolve().parents[2]
+    pythons = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    torchs = str(Path(torch.__file__).parent)
+    return tuple(f"{folder}/" for folder in {str(rankup), torchs, *pythons})

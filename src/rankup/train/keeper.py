@@ -1,0 +1,161 @@
+"""What a run keeps: its newest checkpoints, the one that validated best, and the final model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ..base.errors import RunFailed
+from ..parallel.build import Built
+from ..runtime.collectives import broadcast
+from ..runtime.full import full_state
+from ..runtime.log import print0
+from ..runtime.save import write
+from ..runtime.world import is_root_process
+from . import checkpoint, marker
+from .carried import Carried
+from .marker import Saved
+from .options import TrainOptions
+from .place import Place
+from .saver import Saver
+from .stop import Stop
+
+
+class Keeper:
+    """Keeps what one life of a run has come to; make, use and close it on all ranks.
+
+    Args:
+        directory: of the run.
+        say: tells the user a line, on rank 0.
+        carried: what this rank's copy of the model has beside it.
+        allowed: whether this process is still the one that writes; asked in any thread.
+
+    Attributes:
+        best: lowest validation loss so far and its step, whose checkpoint is kept.
+        newest: step of the newest checkpoint that was asked for.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        options: TrainOptions,
+        built: Built,
+        optimizer: torch.optim.Optimizer,
+        say: Callable[[str], None],
+        carried: Carried | None = None,
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._directory, self._options, self._built = directory, options, built
+        self._root, self._optimizer, self._say = directory / "checkpoints", optimizer, say
+        self._carried = carried
+        self.best: tuple[float, int] | None = None
+        self._second: tuple[float, int] | None = None  # what was the best before it
+        self.newest = 0
+        self._lost = ""  # why that one was not written
+        self._saver = Saver(self._root, options.keep, options.async_checkpoints, allowed)
+
+    def restore(self, last: int) -> Saved | None:
+        """Go back to the newest whole checkpoint, and say so; None when there is none.
+
+        Args:
+            last: number of the run's last step.
+
+        Raises:
+            UserError: it is of another run or model, or all are damaged.
+        """
+        saved = checkpoint.restore(
+            self._root,
+            self._built.model,
+            self._optimizer,
+            self._options.identity,
+            self._built.copies,
+            self._carried,
+        )
+        step = 0 if saved is None else saved.place.step
+        found = f"no whole checkpoint in {self._root}: " if saved is None else "resuming "
+        done = ", which are done: evaluating again" if step >= last else ""
+        print0(f"{found}at step {step} of {last}{done}", flush=True)
+        if saved is not None:
+            self.best = saved.best
+        return saved
+
+    def take_over(self, step: int) -> None:
+        """Another process has written the checkpoints, up to `step`: its best one is to be kept."""
+        for candidate in marker.candidates(self._root)[0]:
+            saved = candidate.saved
+            if saved.place.step <= step:
+                self.newest = max(self.newest, saved.place.step)
+                if saved.best and (self.best is None or saved.best[0] < self.best[0]):
+                    self.best = saved.best
+                return
+
+    def consider(self, loss: float, step: int, stop: Stop) -> None:
+        """See whether a finite validation loss is the best so far."""
+        if self.is_best(self.newest):  # what it is compared with has to be there
+            with stop.saving():
+                self.settled(stop)
+        if self.best is None or loss < self.best[0]:
+            self._second, self.best = self.best, (loss, step)
+
+    def is_best(self, step: int) -> bool:
+        """Whether this step, as the last one considered, was better than all before it."""
+        return self.best is not None and self.best[1] == step
+
+    def save(self, place: Place, unvalidated: bool, stop: Stop) -> None:
+        """Copy what a checkpoint holds; it is written beside the training. A full disk costs this
+        checkpoint, not the training."""
+        self.settled(stop)
+        self._lost, self.newest = "", place.step
+        saved = Saved(place, self._options.identity, self.best, unvalidated)
+        self._saver.save(
+            self._built.model, self._optimizer, saved, self._built.copies, self._carried
+        )
+        if not self._options.async_checkpoints:
+            self.settled(stop)
+
+    def amend(self, place: Place, unvalidated: bool) -> None:
+        """Tell the checkpoint that was resumed from of the validation that it had still to get."""
+        if not is_root_process():
+            return
+        try:
+            marker.amend(self._root, Saved(place, self._options.identity, self.best, unvalidated))
+        except (OSError, ValueError, TypeError) as error:  # a later life validates again
+            self._say(f"the validation of this checkpoint was not noted ({error})")
+
+    def settled(self, stop: Stop) -> bool:
+        """Wait for the checkpoint under way; whether the newest one asked for was written."""
+        if why := self._saver.wait():
+            self._say_lost(why)
+        stop.saved_in(self._saver.seconds)
+        return not self._lost
+
+    def _say_lost(self, why: str) -> None:
+        if not self._directory.is_dir():
+            raise RunFailed(f"the run directory {self._directory} was removed")
+        self._lost = why
+        if self.is_best(self.newest):
+            self.best = self._second
+        self._say(
+            f"checkpoint at step {self.newest} could not be written ({why}); training goes on"
+        )
+
+    def write_whole(self) -> bool:
+        """Write the whole model into one file; whether that came off, on every rank."""
+        parts = full_state(self._built.model, self._built.copies)
+        # In the order of the uncut model, however its stages lie on the ranks.
+        order = {name: place for place, name in enumerate(self._built.whole.state_dict())}
+        state = {name: parts[name] for name in sorted(parts, key=lambda name: order.get(name, -1))}
+        failure = ""
+        try:
+            if is_root_process():
+                write(state, self._directory / "model-final.pt")
+        except OSError as error:
+            failure = str(error)
+            self._say(f"model-final.pt could not be written ({error})")
+        return not broadcast(failure)
+
+    def close(self) -> None:
+        """Let a checkpoint that is being written come to its end, within bounds."""
+        self._saver.close()

@@ -1,0 +1,61 @@
+"""What `rankup run` says of a script before it runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.launch import checked
+from rankup.site.rundir import Job
+
+# One GPU: no process group, no part of the data for each rank.
+SINGLE = """import torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(1, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(list(range(10)), batch_size=2, shuffle=True)
+for epoch in range(2):
+    for batch in loader:
+        loss = model(batch).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def job(folder: Path, text: str) -> Job:
+    path = folder / "train.py"
+    path.write_text(text)
+    return Job("a", "script", str(path), [], str(folder), {}, {})
+
+
+def test_before_a_job_is_submitted(tmp_path: Path) -> None:
+    single = job(tmp_path, SINGLE)
+    lines = checked.before_submit(single, 4, wanted=True)
+    assert 2 <= len(lines) <= 5
+    assert lines[0].startswith("error: ")
+    assert "train.py:" in lines[0]
+    assert lines[-1].endswith(f"rankup check {tmp_path / 'train.py'}")
+    assert checked.before_submit(single, 1, wanted=True) == []  # one rank does it all
+    assert checked.before_submit(single, 4, wanted=False) == []
+    assert checked.before_submit(job(tmp_path, "print(1)\n"), 4, wanted=True) == []
+    broken = job(tmp_path, SINGLE + "def (\n")
+    with pytest.raises(UserError, match=r"train\.py:13.*--no-check"):
+        checked.before_submit(broken, 1, wanted=True)
+    assert checked.before_submit(broken, 4, wanted=False) == []
+
+
+def test_beside_a_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checked.beside(job(tmp_path, SINGLE), 1, wanted=True)
+    checked.beside(job(tmp_path, SINGLE), 2, wanted=False)
+    checked.beside(job(tmp_path, SINGLE), 2, wanted=True)
+    said, end = "", time.monotonic() + 120
+    while "rankup check" not in said and time.monotonic() < end:
+        said += capsys.readouterr().err
+        time.sleep(0.05)
+    assert said.count("rankup check") == 1
+    assert said.startswith("error: ")

@@ -1,0 +1,221 @@
+"""A run on this machine carries its sampler, and ends with its report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rankup.launch import report, sampler
+from rankup.monitor.lines import FOLDER
+from tests.conftest import RunRankup
+from tests.monitor import traces
+
+from .live import live, script
+
+ON = {"RANKUP_MONITOR": "1"}
+GPU = {
+    "name": "NVIDIA A100",
+    "memory": 4e10,
+    "power_limit": 400,
+    "values": {"util": 96, "memory": 3e10, "power": 330, "temperature": 60, "processes": 1},
+}
+TRAIN = """
+import os, time
+from rankup.runtime.log import log_metrics
+end = time.time() + float(os.environ.get("SECONDS_OF_WORK", "5"))
+step = 0
+while time.time() < end:
+    step += 1
+    if os.environ.get("RANK", "0") == "0":
+        with open(os.environ["RANKUP_RUN_DIR"] + "/metrics.jsonl", "a") as file:
+            file.write('{"step": %d, "loss": %f, "time": %f}\\n' % (step, 1 / step, time.time()))
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine with two GPUs that are busy."""
+    file = tmp_path / "gpus.json"
+    script = {"gpus": [{**GPU, "uuid": f"GPU-{n}"} for n in range(2)]}
+    file.write_text(json.dumps(script))
+    return {**ON, "RANKUP_NVML": str(file)}
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    (file,) = (run / FOLDER).glob("*.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_local_run_is_sampled_and_reported(
+    run_rankup: RunRankup, rankup_here: RunRankup, tmp_path: Path, gpus: dict[str, str]
+) -> None:
+    run, train = tmp_path / "run", script(tmp_path, TRAIN)
+    words = ["run", "--local", "--nproc", "2", "--out", run, train]
+    done = run_rankup(words, env=gpus, timeout=120)
+    assert done.returncode == 0, done.stderr
+    head, *samples, end = _lines(run)
+    assert [gpu["uuid"] for gpu in head["gpus"]] == ["GPU-0", "GPU-1"]
+    assert head["ranks"] == 2
+    assert len(samples) >= 2
+    assert end["kind"] == "end"
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "<script" in page
+    text = (run / "report.txt").read_text()
+    assert text.rstrip() in done.stderr
+    assert not (run / "report.pdf").exists()  # who wants it asks for it
+    asked = rankup_here(["report", run])
+    assert asked.returncode == 0, asked.stderr
+    assert (run / "report.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_who_does_not_want_it_is_not_sampled(run_rankup: RunRankup, tmp_path: Path) -> None:
+    run, train = tmp_path / "run", script(tmp_path, TRAIN)
+    words = ["run", "--local", "--no-monitor", "--out", run, train]
+    done = run_rankup(words, env={**ON, "SECONDS_OF_WORK": "0"}, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not (run / FOLDER).exists()
+    assert not (run / "report.html").exists()
+
+
+def _samplers(run: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(run) in words and any("rankup.monitor" in word for word in words):
+            found.append(process)
+    return found
+
+
+def test_a_sampler_that_is_killed_costs_a_gap_and_not_the_run(
+    run_rankup: RunRankup, tmp_path: Path
+) -> None:
+    run, train = tmp_path / "run", script(tmp_path, TRAIN)
+    words = ["run", "--local", "--out", run, train]
+    with live(words, tmp_path, {**ON, "SECONDS_OF_WORK": "8"}) as going:
+        (found,) = going.until(lambda: (run / FOLDER).is_dir() and _samplers(run))
+        going.until(lambda: list((run / FOLDER).glob("*.jsonl")))
+        found.kill()
+        assert going.process.wait(120) == 0
+    assert (run / "report.html").exists()
+    assert all(record.get("kind") != "end" for record in _lines(run))
+
+
+def test_the_sampler_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    run, train = tmp_path / "run", script(tmp_path, TRAIN)
+    words = ["run", "--local", "--out", run, train]
+    with live(words, tmp_path, {**ON, "SECONDS_OF_WORK": "60"}) as going:
+        found = going.until(lambda: (run / FOLDER).is_dir() and _samplers(run))
+        os.kill(going.process.pid, signal.SIGKILL)
+        _, left = psutil.wait_procs(found, timeout=30)
+        assert not left
+
+
+def test_a_switch_for_the_whole_shell() -> None:
+    assert sampler.wanted(True, {})
+    assert not sampler.wanted(True, {sampler.SWITCH: "0"})
+    assert not sampler.wanted(False, {sampler.SWITCH: "1"})
+
+
+def test_json_has_verdict_cost_and_findings(rankup_here: RunRankup, tmp_path: Path) -> None:
+    run = _course(tmp_path)
+    done = rankup_here(["report", run, "--json"], timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [one["finding"]["code"] for one in found["findings"]] == ["RK701"]
+    assert found["cost"]["unit"] == "core-h"
+
+
+def _course(folder: Path) -> Path:
+    """The course's job as a run directory: four GPUs billed, one used."""
+    from rankup.site import rundir
+    from rankup.site.rundir import Job
+
+    trace = traces.one_of_four()
+    facts = trace.facts()
+    run = folder / "runs" / "train" / "20261120-120000-abcd"
+    rundir.create(run)
+    (life,) = facts.lives
+    bill = {
+        **{"site": facts.site, "partition": facts.partition, "gpus": facts.gpus},
+        **{"unit": facts.unit, "per_node_hour": facts.per_node_hour, "minutes": 120},
+    }
+    asked = {"submitted": rundir.now(), "nodes": 1, "nproc": 1, "job": "7", "bill": bill}
+    rundir.write(
+        run, Job(run.name, "script", "/home/user/train.py", [], str(folder), {}, {}, [asked])
+    )
+    lines = [
+        {"job": "7", "task": None, "restart": 0, "start": life.begin, "nodes": life.nodes[0]},
+        {"job": "7", "task": None, "restart": 0, "end": life.end, "code": 0},
+    ]
+    (run / rundir.LIVES).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace.write(run)
+    return run
+
+
+def test_a_recording_alone_gets_a_report_too(rankup_here: RunRankup, tmp_path: Path) -> None:
+    traces.one_of_four().write(tmp_path / "alone")
+    done = rankup_here(["report", tmp_path / "alone", "--formats", "text"], timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "RK701" in done.stdout
+    assert not (tmp_path / "alone" / "report.html").exists()
+
+
+def test_only_its_owner_reads_a_report(rankup_here: RunRankup, tmp_path: Path) -> None:
+    run = _course(tmp_path)
+    assert rankup_here(["report", run], timeout=120).returncode == 0
+    for name in report.FILES.values():
+        assert (run / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_asked_for(rankup_here: RunRankup, tmp_path: Path) -> None:
+    run = _course(tmp_path)
+    (tmp_path / "file").write_text("")
+    for words, said in {
+        ("nothing",): "no run 'nothing'",
+        (run, "--formats", "docx"): "--formats docx",
+        (run, "--export", "excel"): "excel",
+        (run, "--out", tmp_path / "file"): "is a file",
+        (run, run, "--export", "csv"): "one RUN",
+    }.items():
+        done = rankup_here(["report", *words], cwd=tmp_path, timeout=120)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not list(run.glob("report.*"))
+
+
+def test_several_runs_are_compared(rankup_here: RunRankup, tmp_path: Path) -> None:
+    run = _course(tmp_path)
+    done = rankup_here(["report", run, run], cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "efficiency" in done.stdout.lower()
+    assert (tmp_path / "scaling.html").exists()
+
+
+def test_a_disk_that_takes_nothing_hides_no_line_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "report.html").mkdir()  # in whose place no file can be put
+    judged = report.judge(tmp_path, traces.short().facts())
+    assert report.tell(judged, report.Wish(report.AT_THE_END), sys.stdout) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith(judged.verdict.headline[:20])
+    assert said.out.endswith(f"report.txt in {tmp_path}\n")
+    assert "report.html could not be written: " in said.err
+
+
+def test_an_array_is_many_runs(run_rankup: RunRankup, tmp_path: Path) -> None:
+    run = _course(tmp_path)
+    for task in ("0", "1"):
+        traces.short().write(run / "array" / task)
+    done = run_rankup(["report", run], timeout=120)
+    assert done.returncode == 2
+    assert f"name one: {run}/array/0 (there are 0, 1)" in done.stderr

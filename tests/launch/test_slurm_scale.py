@@ -1,0 +1,32 @@
+"""A series on more and more nodes of the tests' Slurm, submitted at once and read when it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import RunRankup
+from tests.slurm.cluster import Cluster
+
+from .live import losses
+from .on_slurm import ONE_THREAD, SECONDS, Site, asked, log
+
+
+@pytest.mark.slow
+def test_tiny_language_model_on_one_node_and_two(
+    slurm: Cluster, run_rankup: RunRankup, tmp_path: Path
+) -> None:
+    site = Site(slurm, run_rankup, tmp_path)
+    words = ["--time", "10m", *ONE_THREAD, "language-model", "--tiny", "--steps", "4"]
+    started = site.rankup("scale", "--gpus", "2,4", "--nproc", "2", *words)
+    assert "go on with: rankup scale --resume" in started.stderr
+    found = tmp_path.glob("runs/language-model/*")
+    runs = {int(path.name.rpartition("-")[2]): path for path in found}
+    assert sorted(runs) == [2, 4], started.stdout + started.stderr
+    for run in runs.values():
+        site.ended(int(asked(run)[-1]), "COMPLETED", run, timeout=3 * SECONDS)
+    assert losses(runs[4]) == pytest.approx(losses(runs[2]), rel=1e-4), log(runs[4])
+    table = site.rankup("scale", "--resume", "last").stdout
+    assert "The result is the same on all: test_loss" in table
+    assert "efficiency" in table

@@ -1,0 +1,172 @@
+"""GPUs by a stand-in for NVML: any question may fail, and none ends the sampling."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.monitor.collect import gpu, open_gpus
+from rankup.monitor.collect.gpu import Gpus
+from rankup.monitor.collect.granted import granted
+from rankup.monitor.lines import GPU, Gpu
+
+Opened = Callable[..., Gpus]
+FULL = {
+    "util": 97,
+    "memory": 3e10,
+    "power": 300.5,
+    "temperature": 61,
+    "clock": 1410,
+    "throttle": 4,
+    "processes": 2,
+}
+
+
+def _script(path: Path, *gpus: dict[str, Any], **more: Any) -> dict[str, str]:
+    path.write_text(json.dumps({"gpus": gpus, **more}))
+    return {"RANKUP_NVML": str(path)}
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    def read(*gpus: dict[str, Any]) -> Gpus:
+        source, error = open_gpus.open_source(_script(tmp_path / "gpus.json", *gpus))
+        assert (source is not None, error) == (True, None)
+        assert source is not None
+        return Gpus(source, tuple(source.gpus()))
+
+    return read
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def forward(seconds: float) -> None:
+        now[0] += seconds
+
+    return forward
+
+
+def _row(found: Gpus, place: int = 0) -> dict[str, float | None]:
+    return dict(zip(GPU, found.read().rows[place], strict=True))
+
+
+def test_all_columns_of_a_gpu_that_says_everything(
+    opened: Opened, clock: Callable[[float], None]
+) -> None:
+    energy = {"energy": [1000, 1800]}
+    counters = {"pcie_rx": 1e9, "pcie_tx": 2e8, "nvlink": 5e10}
+    found = opened({"values": {**FULL, **energy}, "counters": counters})
+    nothing = {"pcie_rx": None, "pcie_tx": None, "nvlink": None}
+    first = _row(found)
+    assert first == {**FULL, **nothing}
+    assert isinstance(first["throttle"], int)  # bits
+    clock(2.0)
+    # Of the joules since: what it drew on average, not in the moment of the question.
+    assert _row(found) == {**FULL, "power": 400.0, **counters}
+
+
+def test_what_a_gpu_never_says_is_null_and_not_asked_again(opened: Opened) -> None:
+    found = opened({"values": {"util": 5, "power": None}})
+    row = _row(found)
+    assert (row["util"], row["power"], row["processes"]) == (5, None, None)
+    assert _row(found)["util"] == 5
+
+
+def test_a_lost_gpu_is_told_once_and_the_others_go_on(opened: Opened) -> None:
+    found = opened({"values": {**FULL, "clock": [1410, "lost"]}}, {"values": FULL})
+    assert found.read().notes == ()
+    second, third = found.read(), found.read()
+    assert second.notes == ("GPU 0 is lost: the driver says GPU is lost",)
+    assert third.notes == ()
+    assert third.rows[0] == [None] * len(GPU)
+    assert third.rows[1][0] == 97
+
+
+def test_without_counters_one_gpu_at_a_time_is_asked_for_its_traffic(
+    opened: Opened, clock: Callable[[float], None]
+) -> None:
+    values = {**FULL, "pcie_rx": 1e9, "pcie_tx": 2e8}
+    found = opened({"values": values}, {"values": values})
+    column = GPU.index("pcie_rx")
+    said = []
+    for _ in range(12):
+        said.append([row[column] for row in found.read().rows])
+        clock(2.0)
+    assert said == [
+        [1e9, None],
+        *[[None, None]] * 4,
+        [None, 1e9],
+        *[[None, None]] * 4,
+        [1e9, None],
+        [None, None],
+    ]
+
+
+def test_a_failing_counter_leaves_the_rest(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = opened({"values": FULL})
+
+    def fail(index: int) -> dict[str, float]:
+        raise gpu.Failed("timeout")
+
+    monkeypatch.setattr(found._source, "counters", fail)
+    assert _row(found)["util"] == 97
+
+
+def test_a_node_without_a_driver_says_why(tmp_path: Path) -> None:
+    environment = _script(tmp_path / "gpus.json", error="NVML: Driver Not Loaded")
+    assert open_gpus.open_source(environment) == (None, "NVML: Driver Not Loaded")
+    assert Gpus(None, ()).read().rows == []
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"gpus": [1]}', None])
+def test_a_script_that_is_none_is_named(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "gpus.json").write_text(content)
+    with pytest.raises(UserError, match="RANKUP_NVML"):
+        open_gpus.open_source({"RANKUP_NVML": str(tmp_path / "gpus.json")})
+
+
+def test_real_nvml_answers_or_says_why() -> None:
+    source, error = open_gpus.open_source({})
+    assert (source is None) == (error is not None)
+    if source is not None:
+        described = tuple(source.gpus())
+        assert len(Gpus(source, described).read().rows) == len(described)
+        assert all(one.memory > 0 for one in described)
+
+
+def _gpus(count: int) -> list[Gpu]:
+    return [Gpu(index, "A100", f"GPU-{index}abc", 4e10) for index in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "environment", "expected"),
+    [
+        (4, {}, [None] * 4),
+        (4, {"SLURM_JOB_GPUS": "0,2"}, [True, False, True, False]),
+        (4, {"SLURM_JOB_GPUS": "0-3"}, [True] * 4),
+        # Its cgroup hides the others: NVML counts the two that are left from 0.
+        (2, {"SLURM_JOB_GPUS": "2,3"}, [True, True]),
+        (2, {"SLURM_JOB_GPUS": "0,1"}, [True, True]),
+        # The step has got one of the job's two.
+        (4, {"SLURM_JOB_GPUS": "0,1", "SLURM_STEP_GPUS": "1"}, [True, True, False, False]),
+        # The batch script's list is the first node's.
+        (4, {"SLURM_JOB_GPUS": "0,1", "SLURM_STEP_GPUS": "2,3"}, [False, False, True, True]),
+        (2, {"CUDA_VISIBLE_DEVICES": "GPU-1abc"}, [False, True]),
+        (2, {"CUDA_VISIBLE_DEVICES": "1"}, [False, True]),
+        (2, {"CUDA_VISIBLE_DEVICES": ""}, [None, None]),
+    ],
+)
+def test_which_gpus_are_the_jobs(
+    count: int, environment: dict[str, str], expected: list[bool | None]
+) -> None:
+    assert [one.granted for one in granted(_gpus(count), environment)] == expected

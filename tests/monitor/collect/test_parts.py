@@ -1,0 +1,176 @@
+"""Pace, writing, names: the small parts of the sampler."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankup.monitor.collect import alone, node
+from rankup.monitor.collect.pace import BUDGET, Pace
+from rankup.monitor.collect.writer import RefusedError, Writer
+
+
+def test_seldom_in_long_runs() -> None:
+    pace = Pace(2.0)
+    pace.spent(0.001)
+    assert [pace.interval(at) for at in (0, 599, 600, 7199, 7200)] == [2, 2, 5, 5, 10]
+
+
+def test_no_dearer_than_the_budget() -> None:
+    pace = Pace(2.0)
+    for _ in range(100):
+        pace.spent(0.02)
+    assert pace.interval(0) == pytest.approx(0.02 / BUDGET)
+    pace.spent(1e6)
+    assert pace.interval(0) == 60  # whatever happens, a minute is the longest
+
+
+def test_a_torn_last_line_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "n.jsonl"
+    path.write_text('{"a": 1}\n{"b"')
+    writer = Writer(path)
+    assert writer.write({"c": 3}, 0.0)
+    writer.close()
+    assert path.read_text() == '{"a": 1}\n{"b"\n{"c":3}\n'
+
+
+def test_an_error_at_close_loses_lines_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    close = os.close
+
+    def close_late(descriptor: int) -> None:
+        close(descriptor)
+        full()
+
+    writer = Writer(tmp_path / "n.jsonl")
+    assert writer.write({"t": 1}, 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        patch.setattr(os, "close", close_late)
+        assert not writer.write({"t": 2}, 1.0)
+    assert (writer.dropped, writer.why) == (1, "Disk quota exceeded")
+    assert writer.write({"t": 3}, 100.0)
+    writer.close()
+    assert (tmp_path / "n.jsonl").read_text() == '{"t":1}\n{"t":3}\n'
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.symlink_to(path.with_name("victim")), "is a symbolic link"),
+        (os.mkfifo, "is no regular file"),
+        (Path.mkdir, "is no regular file"),
+    ],
+)
+def test_what_stands_in_its_place_is_refused(
+    tmp_path: Path, make: Callable[[Path], None], said: str
+) -> None:
+    make(tmp_path / "n.jsonl")
+    with pytest.raises(RefusedError, match=said):
+        Writer(tmp_path / "n.jsonl").write({"t": 1}, 0.0)
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "n.jsonl").touch()
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(RefusedError, match="of another user"):
+        Writer(tmp_path / "n.jsonl").write({"t": 1}, 0.0)
+
+
+def test_a_line_that_did_not_fit_is_cut_off_again(tmp_path: Path) -> None:
+    path = tmp_path / "n.jsonl"
+    program = f"""
+import resource
+from pathlib import Path
+from rankup.monitor.collect.writer import Writer
+resource.setrlimit(resource.RLIMIT_FSIZE, (120, {resource.RLIM_INFINITY}))
+writer = Writer(Path({str(path)!r}))
+done = [writer.write({{"line": number, "text": 30 * "x"}}, float(number)) for number in range(4)]
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, {resource.RLIM_INFINITY}))
+done.append(writer.write({{"line": 4}}, 20.0))  # within half a minute nobody asks again
+done.append(writer.write({{"line": 5}}, 40.0))
+print(done, writer.dropped, writer.why)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    why = os.strerror(errno.EFBIG)
+    assert done.stdout == f"[True, True, False, False, False, True] 3 {why}\n"
+    assert [json.loads(line)["line"] for line in path.read_text().splitlines()] == [0, 1, 5]
+
+
+def test_a_folder_that_is_gone_drops_lines(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "gone" / "n.jsonl")
+    assert not writer.write({}, 0.0)
+    assert writer.dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("jwb0001.juwels", "jwb0001.juwels"),
+        ("../../etc/passwd", "_.._etc_passwd"),
+        ("<script>", "_script_"),
+        ("..", "node"),
+        ("", "node"),
+        ("n" * 300, "n" * 200),
+    ],
+)
+def test_names_of_nodes_are_names_of_files(given: str, name: str) -> None:
+    assert node.safe(given) == name
+
+
+def test_slurms_name_of_a_node_comes_first() -> None:
+    assert node.name({"SLURMD_NODENAME": "n1"}) == "n1"
+    assert node.name({})
+
+
+def test_lives_are_told_apart() -> None:
+    assert node.life({"SLURM_JOB_ID": "12"}, 99.4) == "12.0"
+    assert node.life({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "3"}, 99.4) == "12.3"
+    assert node.life({}, 99.4) == "99"
+
+
+def test_of_what_is_set_the_head_tells_only_how_the_job_was_started() -> None:
+    environment = {"OMP_NUM_THREADS": "4", "WANDB_API_KEY": "secret", "SLURM_JOB_GPUS": "0"}
+    head = node.head(
+        environment,
+        now=5.0,
+        every=2.0,
+        life="1",
+        usable=(0,),
+        limit=None,
+        gpus=(),
+        gpu_error="none",
+        ranks=None,
+    )
+    assert head.environment == {"OMP_NUM_THREADS": "4", "SLURM_JOB_GPUS": "0"}
+    assert head.memory > 1e8
+    assert head.cores >= 1
+
+
+def test_one_sampler_per_run_and_node(tmp_path: Path) -> None:
+    held = alone.take(tmp_path, "n1")
+    assert held is not None
+    assert alone.take(tmp_path, "n1") is None
+    other = alone.take(tmp_path, "n2")
+    assert other is not None
+    other.close()
+    held.close()
+    again = alone.take(tmp_path, "n1")
+    assert again is not None
+    again.close()

@@ -1,0 +1,289 @@
+"""The sampler as a process beside ranks: what it writes, what it ignores, and when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankup.monitor.collect import ending
+from rankup.monitor.lines import GPU, HOST, RANKS
+
+from .conftest import Samplers
+
+_WORKER = "import time\nwhile True:\n    time.sleep(60)"
+# A rank with a worker; both end when the rank's stdin is closed.
+_RANK = f"""
+import subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", {_WORKER!r}])
+print("ready", flush=True)
+sys.stdin.read()
+worker.kill()
+worker.wait()
+"""
+
+
+@pytest.fixture
+def two_ranks(samplers: Samplers) -> Iterator[list[subprocess.Popen[str]]]:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RANK],
+            env={**os.environ, "RANKUP_RUN_DIR": str(samplers.run), "RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (4, 5)
+    ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    yield started
+    for process in started:
+        process.communicate()
+
+
+def _gpus(tmp_path: Path, *values: dict[str, object]) -> dict[str, str]:
+    path = tmp_path / "gpus.json"
+    path.write_text(json.dumps({"gpus": [{"values": one} for one in values]}))
+    return {"RANKUP_NVML": str(path)}
+
+
+def test_what_is_written_beside_two_ranks(
+    samplers: Samplers, two_ranks: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    busy = {"util": 97, "memory": 3e10, "power": 300, "processes": 1}
+    sampler = samplers.start("--ranks", "2", env=_gpus(tmp_path, busy, {}))
+    samples = samplers.samples(3)
+    (head,) = samplers.lines("head")
+    assert (head["node"], head["ranks"], head["every"]) == ("n1", 2, 0.25)
+    assert [one["index"] for one in head["gpus"]] == [0, 1]
+    assert (head["columns"]["gpu"], head["columns"]["host"]) == ([*GPU], [*HOST])
+    first, last = samples[0], samples[-1]
+    assert (first["dt"], first["host"][0], first["cores"]) == (None, None, "")
+    assert last["dt"] == pytest.approx(last["t"] - samples[-2]["t"], abs=1.0)
+    assert last["gpu"] == [[97, 30000000000, 300, *[None] * 6, 1], [None] * len(GPU)]
+    assert len(last["host"]) == len(HOST)
+    assert len(last["cores"]) == len(head["usable"])
+    ranks = [dict(zip(RANKS, row, strict=True)) for row in last["ranks"]]
+    assert [(one["rank"], one["workers"]) for one in ranks] == [(4, 1), (5, 1)]
+    assert all(one["cpu"] is not None and one["memory"] > 1e6 for one in ranks)
+    (samplers.run / "monitor" / "stop").touch()
+    assert sampler.wait(60) == 0
+    (end,) = samplers.lines("end")
+    assert end["why"] == "stop file"
+
+
+def test_warnings_of_the_time_limit_are_not_for_it_but_sigterm_is(samplers: Samplers) -> None:
+    sampler = samplers.start()
+    samplers.samples(1)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
+        sampler.send_signal(number)
+    samplers.samples(len(samplers.lines("sample")) + 2)
+    sampler.terminate()
+    assert sampler.wait(60) == 0
+    assert samplers.lines()[-1]["why"] == "SIGTERM"
+
+
+def test_a_killed_one_leaves_a_torn_line_that_the_next_one_survives(samplers: Samplers) -> None:
+    sampler = samplers.start()
+    samplers.samples(2)
+    sampler.kill()
+    sampler.wait()
+    with samplers.file.open("a") as file:
+        file.write('{"t": 17')  # what a kill in the middle of a line leaves
+    before = len(samplers.lines("sample"))
+    samplers.start(env={"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
+    samplers.samples(before + 2)
+    assert [one["life"] for one in samplers.lines("head")][1:] == ["7.1"]
+    torn = [line for line in samplers.file.read_text().splitlines() if line == '{"t": 17']
+    assert len(torn) == 1
+
+
+def test_a_second_one_ends_at_once(samplers: Samplers) -> None:
+    samplers.start()
+    samplers.samples(1)
+    second = samplers.start()
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 0
+    assert "another sampler watches this run on n1" in errors
+    assert len(samplers.lines("head")) == 1
+
+
+def test_it_ends_with_the_process_that_started_it(samplers: Samplers) -> None:
+    shell = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(100)",
+            *(sys.executable, "-m", "rankup.monitor.collect.main", samplers.run, "--every", "0.25"),
+        ],
+        env={**os.environ, "SLURMD_NODENAME": "n1"},
+    )
+    try:
+        samplers.samples(1)
+    finally:
+        shell.kill()
+        shell.wait()
+    samplers.wait_for(lambda: samplers.lines("end"))
+    assert "has ended" in samplers.lines("end")[0]["why"]
+
+
+def test_it_ends_with_a_process_that_did_not_start_it(samplers: Samplers) -> None:
+    job = subprocess.Popen([sys.executable, "-c", _WORKER])
+    sampler = samplers.start("--parent", str(job.pid))
+    try:
+        samplers.samples(3)
+        assert samplers.lines("end") == []
+    finally:
+        job.kill()  # and nobody waits for it yet
+        assert sampler.wait(60) == 0
+        job.wait()
+    assert "has ended" in samplers.lines("end")[0]["why"]
+    assert samplers.start("--parent", str(job.pid)).wait(60) == 0, "it has ended already"
+
+
+def test_a_number_that_is_used_again_is_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending.signal, "pthread_sigmask", lambda *_: None)
+    looks = ending.Ending(tmp_path, os.getpid())
+    assert looks.reason() is None
+    monkeypatch.setattr(ending, "_start", lambda pid: 1)
+    assert looks.reason() == "the process that started it has ended"
+
+
+def test_it_ends_when_the_run_directory_is_gone(samplers: Samplers) -> None:
+    sampler = samplers.start()
+    samplers.samples(1)
+    shutil.rmtree(samplers.run)
+    assert sampler.wait(60) == 0
+    assert not samplers.run.exists()
+
+
+def test_a_stop_file_of_an_earlier_life_is_stale(samplers: Samplers) -> None:
+    stop = samplers.run / "monitor" / "stop"
+    stop.parent.mkdir()
+    stop.touch()
+    sampler = samplers.start()
+    samplers.samples(3)
+    stop.unlink()
+    stop.touch()
+    assert sampler.wait(60) == 0
+
+
+def test_a_full_disk_is_said_once_and_told_when_there_is_space(samplers: Samplers) -> None:
+    first = """
+import resource, threading, time
+from pathlib import Path
+from rankup.monitor.collect import writer
+writer._RETRY = 0.2
+none = resource.RLIM_INFINITY
+def free():
+    path = Path(sys.argv[1]) / "monitor" / "n1.jsonl"
+    while not (path.exists() and path.stat().st_size > 1000):
+        time.sleep(0.05)
+    size = path.stat().st_size + 100
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, none))
+    while not (Path(sys.argv[1]) / "space").exists():
+        time.sleep(0.05)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (none, none))
+threading.Thread(target=free, daemon=True).start()
+"""
+    sampler = samplers.start(first=first)
+    assert sampler.stderr is not None
+    assert "is not recorded for now" in sampler.stderr.readline()
+    assert samplers.file.read_bytes().endswith(b"\n")
+    (samplers.run / "space").touch()
+    (note,) = samplers.wait_for(lambda: samplers.lines("note"))
+    assert "could not be written: File too large" in note["text"]
+    sampler.terminate()
+    _, errors = sampler.communicate(timeout=60)
+    assert errors == ""
+    texts = samplers.file.read_text().splitlines()
+    assert len(texts) == len(samplers.lines())  # no half line is left
+
+
+@pytest.mark.parametrize("words", [(), ("--replay",)])
+def test_a_link_in_the_place_of_its_file_ends_it(
+    samplers: Samplers, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    samplers.file.parent.mkdir()
+    samplers.file.symlink_to(tmp_path / "victim")
+    recording = tmp_path / "recording.jsonl"
+    recording.write_text('{"kind": "head", "t": 1, "node": "n1"}\n')
+    sampler = samplers.start(*words, *[str(recording)] * len(words))
+    _, errors = sampler.communicate(timeout=60)
+    assert (sampler.returncode, errors.count("\n")) == (1, 1)
+    assert "what this node does is not recorded" in errors
+    assert "is a symbolic link" in errors
+    assert not (tmp_path / "victim").exists()
+
+
+def test_an_unused_gpu_is_said_in_the_log(samplers: Samplers, tmp_path: Path) -> None:
+    first = """
+from rankup.monitor.collect import unused
+unused.SECONDS = 0.5
+"""
+    busy, empty = {"util": 97, "memory": 3e10, "processes": 1}, {"util": 0, "memory": 0}
+    job = {"SLURM_JOB_ID": "7", **_gpus(tmp_path, busy, empty)}
+    sampler = samplers.start(env=job, first=first)
+    (note,) = samplers.wait_for(lambda: samplers.lines("note"))
+    assert note["code"] == "RK701"
+    sampler.terminate()
+    _, errors = sampler.communicate(timeout=60)
+    assert errors == f"rankup: {note['text']}\n"
+    assert errors.startswith("rankup: GPU 1 of node n1 has done nothing for ")
+    assert len(samplers.lines("note")) == 1
+
+
+def test_where_ranks_are_expected_their_start_is_waited_for(
+    samplers: Samplers, tmp_path: Path
+) -> None:
+    first = """
+from rankup.monitor.collect import unused
+unused.SECONDS = 0.1
+"""
+    gpus = _gpus(tmp_path, {"util": 0, "memory": 0})
+    samplers.start("--ranks", "2", env=gpus, first=first)
+    samplers.samples(4)
+    assert samplers.lines("note") == []
+
+
+def test_a_sample_that_fails_is_noted_and_the_next_one_comes(samplers: Samplers) -> None:
+    first = """
+from rankup.monitor.collect.devices import Devices
+calls = []
+def fail(self):
+    calls.append(1)
+    if len(calls) < 4:
+        raise ValueError("never seen before")
+Devices.disk = fail
+"""
+    samplers.start(first=first)
+    samplers.samples(2)
+    (note,) = samplers.lines("note")
+    assert note["text"] == "a sample failed: ValueError: never seen before"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--every", "0"], "--every 0 is no number of seconds"),
+        (["--speed", "2"], "--speed is for --replay"),
+        (["--replay", "/no/such", "--every", "1"], "of the options only --speed counts"),
+        (["--replay", "/no/such"], "No such file"),
+    ],
+)
+def test_bad_input_is_named(samplers: Samplers, words: list[str], said: str) -> None:
+    sampler = samplers.start(*words)
+    _, errors = sampler.communicate(timeout=60)
+    assert (sampler.returncode, errors.count("\n")) == (2, 1)
+    assert said in errors

@@ -1,0 +1,277 @@
+"""Pictures of runs in terminals of several sizes."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+
+from rankup.monitor.live import frame
+from rankup.monitor.live.rows import Paper
+from rankup.monitor.live.state import State
+from rankup.monitor.live.troubles import troubles
+from rankup.monitor.live.watch import Watch
+from rankup.monitor.live.words import NICE, PLAIN, Signs
+
+from ..traces import Trace, computing, cpu_only, healthy, one_of_four, only_gpu, running
+
+LOG = [f"rankup: step {step}/4000" for step in range(100)]
+
+
+def _watch(trace: Trace, folder: Path, **state: Any) -> Watch:
+    trace.write(folder)
+    (folder / "log").mkdir()
+    log = folder / "log" / "12.out"
+    log.write_text("\n".join(LOG) + "\n")
+    known = {"id": "20251122-180000-abcd", "name": "train.py", "log": log, **state}
+    watch = Watch(folder, lambda: State(**known))
+    watch.look_at_state()
+    watch.look()
+    return watch
+
+
+def _lines(
+    watch: Watch,
+    now: float,
+    width: int = 80,
+    height: int = 24,
+    signs: Signs = NICE,
+    **options: Any,
+) -> list[str]:
+    lines = frame.frame(watch, Paper(width, signs, now), height, **options)
+    texts = [line.plain for line in lines]
+    assert len(texts) == height
+    assert max(map(cell_len, texts)) <= width
+    return texts
+
+
+def _now(trace: Trace) -> float:
+    return trace.begin + trace.lives[-1].end + 3
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 60), (40, 10), (20, 4)])
+@pytest.mark.parametrize("nodes", [1, 4, 30])
+def test_it_fits_every_terminal(tmp_path: Path, nodes: int, width: int, height: int) -> None:
+    trace = running().but(nodes=nodes)
+    lines = _lines(_watch(trace, tmp_path), _now(trace), width, height, keys=True)
+    if width >= 80:
+        assert any("step 1,761 · loss 2.906 · 129," in line for line in lines)
+        assert any(f"{4 * nodes} GPUs on {nodes} node" in line for line in lines)
+        assert lines[-1].endswith("the run goes on" if nodes == 1 else "↑↓ move the table")
+        assert LOG[-1] in lines[-2]
+
+
+def test_a_node_shows_each_of_its_gpus(tmp_path: Path) -> None:
+    trace = running().but(nodes=1, gpu=only_gpu(2))
+    text = "\n".join(_lines(_watch(trace, tmp_path), _now(trace)))
+    assert re.search(r"GPU 2  █+░? +9\d %  3\d\d/400 W  28/40 GiB +\d\d °C *\n", text)
+    assert re.search(r"GPU 3  ░+ +0 %  5\d/400 W +0/40 GiB +3\d °C +nobody uses it", text)
+    assert "! GPUs 0-1,3 of jrc0001 unused for 60 s and more" in text
+
+
+def test_wider_terminals_say_more(tmp_path: Path) -> None:
+    trace = running()
+    text = "\n".join(_lines(_watch(trace, tmp_path), _now(trace), 120, 40))
+    assert re.search(r"1[34]\d\d MHz  PCIe 1\.\d+ GB/s", text)
+    assert "network" in text
+
+
+def test_of_many_nodes_the_worst_come_first(tmp_path: Path) -> None:
+    def one_idles(t: Any, gpu: Any, draw: Any) -> Any:
+        return np.where(gpu == 4 * 41 + 1, 12, 95 + gpu % 4)
+
+    trace = running().but(nodes=60, stays=(), seconds=120).with_gpu(util=one_idles)
+    watch = _watch(trace.but(silences=()), tmp_path)
+    lines = _lines(watch, _now(trace))
+    title = next(k for k, line in enumerate(lines) if line.startswith("node"))
+    assert lines[title + 1].startswith("jrc0042  ")
+    (rest,) = (line for line in lines if line.startswith("… "))
+    shown = sum(line.startswith("jrc") for line in lines)
+    assert rest.startswith(f"… {60 - shown} more nodes: GPUs 95-98 %, ")
+    below = _lines(watch, _now(trace), scroll=1)
+    assert not any(line.startswith("jrc0042") for line in below)
+    assert _lines(watch, _now(trace), scroll=1000) == _lines(watch, _now(trace), scroll=60)
+
+
+def test_a_silent_node_is_said_to_be_silent(tmp_path: Path) -> None:
+    trace = running().but(nodes=3)
+    watch = _watch(trace, tmp_path)
+    file = tmp_path / "monitor" / "jrc0002.jsonl"
+    record = json.loads(file.read_text().splitlines()[-1])
+    for name in ("jrc0001", "jrc0003"):
+        with (tmp_path / "monitor" / f"{name}.jsonl").open("a") as out:
+            for k in range(1, 10):
+                out.write(json.dumps({**record, "t": record["t"] + 10 * k}) + "\n")
+    watch.look()
+    text = "\n".join(_lines(watch, _now(trace) + 90))
+    assert re.search(r"! no sample for 9\d s from jrc0002", text)
+    assert re.search(r"jrc0002  no sample for 9\d s", text)
+
+
+@pytest.mark.parametrize("signs", [NICE, PLAIN])
+def test_what_is_cut_says_so(tmp_path: Path, signs: Signs) -> None:
+    """A silent node says first for how long: what is cut are its old figures."""
+    trace = running().but(nodes=1)
+    lines = _lines(_watch(trace, tmp_path), _now(trace) + 600, signs=signs)
+    (line,) = (line for line in lines if line.startswith("jrc0001"))
+    assert line.startswith("jrc0001  no sample for 10 min  CPU ")
+    assert line.endswith(signs.more)
+
+
+def test_what_was_a_head_and_a_note_is_shown(tmp_path: Path) -> None:
+    trace = running()
+    watch = _watch(trace, tmp_path)
+    for name in ("jrc0001", "jrc0002"):
+        with (tmp_path / "monitor" / f"{name}.jsonl").open("a") as out:
+            note = {"kind": "note", "t": 1, "code": "RK701", "text": "GPU 3 \x1b[2Jis unused"}
+            out.write(json.dumps(note) + "\n")
+    watch.look()
+    assert troubles(watch, _now(trace)) == [r"all 2 nodes: GPU 3 \x1b[2Jis unused [RK701]"]
+
+
+def test_a_healthy_run_has_no_troubles(tmp_path: Path) -> None:
+    trace = healthy(nodes=2, seconds=600)
+    assert troubles(_watch(trace, tmp_path), _now(trace)) == []
+
+
+def test_a_loss_that_is_none(tmp_path: Path) -> None:
+    bad = running().with_metrics(loss=lambda t, step, draw: np.where(step > 1700, np.nan, 3.0))
+    watch = _watch(bad, tmp_path)
+    assert troubles(watch, _now(bad))[0] == "the loss is nan since step 1,701"
+    assert any("loss nan" in line for line in _lines(watch, _now(bad)))
+
+
+def test_steps_that_wait_or_do_not_come(tmp_path: Path) -> None:
+    trace = running().with_metrics(data_wait=0.4)
+    watch = _watch(trace, tmp_path)
+    assert "40 % of the time the steps wait for data" in troubles(watch, _now(trace))
+    for place, step in enumerate(watch.progress.steps):
+        assert step.time is not None
+        watch.progress.steps[place] = replace(step, time=step.time - 400)
+    assert any(line.startswith("no step for ") for line in troubles(watch, _now(trace)))
+
+
+def test_nodes_without_gpus(tmp_path: Path) -> None:
+    trace = cpu_only(3)
+    lines = _lines(_watch(trace, tmp_path), _now(trace))
+    assert "3 nodes · CPU 94 %" in lines[4]
+    assert any(
+        re.match(r"jrc0003  CPU █+░* +9\d %  load 12\d/128 +RAM 6\d/477 GiB", x) for x in lines
+    )
+
+
+def test_time_left_and_what_the_steps_need(tmp_path: Path) -> None:
+    trace = running()
+    now = _now(trace)
+    state = {"state": "RUNNING", "live": True, "begin": trace.begin, "steps": 4000}
+    watch = _watch(trace, tmp_path, **state, limit=now + 3600)
+    lines = _lines(watch, now)
+    assert lines[0].endswith("RUNNING 15 min")
+    assert lines[1].startswith("step 1,761/4,000 (44 %)")
+    assert lines[3] == "1 h left until the time limit · the steps need 19 min more"
+    watch.state = State("x", **state, limit=now + 600)
+    lines = _lines(watch, now)
+    assert any("the steps need 19 min more: longer than that" in line for line in lines)
+
+
+def test_a_run_that_has_ended(tmp_path: Path) -> None:
+    trace = one_of_four()
+    end = trace.begin + trace.lives[-1].end
+    known = {"state": "COMPLETED", "live": False, "begin": trace.begin, "end": end}
+    watch = _watch(trace, tmp_path, **known)
+    assert watch.over()
+    assert _lines(watch, _now(trace))[0].endswith("  COMPLETED, took 1 h 32 min")
+    lines = _lines(watch, _now(trace))
+    assert "the training has come to its end" in lines[3]
+    assert any("GPUs 1-3 of jrc0001 unused" in line for line in lines)
+    assert lines[-1].endswith("ended; next: rankup report 20251122-180000-abcd")
+
+
+def test_nothing_is_there_yet(tmp_path: Path) -> None:
+    watch = Watch(tmp_path, lambda: State("r", "t", "PENDING", "It waits.", live=True))
+    watch.look_at_state()
+    watch.look()
+    text = "\n".join(_lines(watch, 1e9))
+    for words in ("PENDING", "It waits.", "no step is written down yet", "no sample of a node yet"):
+        assert words in text
+    assert frame.small(watch) == ""
+
+
+def test_names_from_elsewhere_draw_nothing(tmp_path: Path) -> None:
+    trace = running().but(heads={"node": "[red]\x1b[2J\u202e" + "x" * 300})
+    watch = _watch(trace, tmp_path, name="\x1b]0;title\x07[bold]")
+    lines = _lines(watch, _now(trace))
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202e]", "".join(lines))
+    assert "[bold]" in lines[0]
+
+
+def test_lines_of_a_wrong_form_hurt_nobody(tmp_path: Path) -> None:
+    folder = tmp_path / "monitor"
+    folder.mkdir()
+    odd: list[dict[str, Any]] = [
+        {"kind": "head", "t": "x", "gpus": 5, "columns": {"gpu": 7}, "usable": {}},
+        {"kind": "head", "t": 1.0, "gpus": [{"memory": "x", "power_limit": -1}, 3]},
+        {"t": 2.0, "gpu": [[None, True, "x", 1e999, 10**400], 5], "host": "abc"},
+        {"t": 3.0, "gpu": {"a": 1}, "host": [None]},
+        {"kind": "note"},
+        {"kind": "unheard of", "t": []},
+    ]
+    (folder / "n.jsonl").write_text("".join(json.dumps(record) + "\n" for record in odd))
+    steps: list[dict[str, Any]] = [
+        {"step": True},
+        {"step": 10**30},
+        {"step": 1, "loss": "x", "time": None},
+        {"step": 2, "loss": 10**400, "x_per_s": "y", "time": 1e999},
+        {"step": 3, "loss": None},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in steps))
+    watch = Watch(tmp_path, lambda: State("r"))
+    watch.look_at_state()
+    watch.look()
+    assert any("step 3" in line for line in _lines(watch, 4.0))
+
+
+def test_without_unicode(tmp_path: Path) -> None:
+    trace = running()
+    text = "\n".join(_lines(_watch(trace, tmp_path), _now(trace), signs=PLAIN))
+    assert text.isascii()
+    assert re.search(r"GPU 0  #+\.* +9\d %", text)
+
+
+def test_a_run_in_one_line(tmp_path: Path) -> None:
+    watch = _watch(running(), tmp_path, steps=4000)
+    expected = (
+        r"step 1,761/4,000 · loss 2\.906 · 129,\d+ tokens/s · GPUs 9\d % 3\d\d W · data wait 1 %"
+    )
+    assert re.fullmatch(expected, frame.small(watch))
+
+
+def test_it_keeps_up_with_what_grows(tmp_path: Path) -> None:
+    """Only the news are read, and show in the next picture."""
+    trace = running().but(nodes=1, gpu=computing())
+    trace.write(full := tmp_path / "full")
+    files = [full / "monitor" / "jrc0001.jsonl", full / "metrics.jsonl"]
+    watch = Watch(tmp_path / "run", lambda: State("r"))
+    (tmp_path / "run" / "monitor").mkdir(parents=True)
+    seen = []
+    for part in range(1, 5):
+        for file in files:
+            lines = file.read_bytes()
+            out = tmp_path / "run" / file.relative_to(full)
+            before = out.stat().st_size if out.exists() else 0
+            with out.open("ab") as stream:
+                stream.write(lines[before : len(lines) * part // 4])  # torn anywhere
+        watch.look()
+        assert watch.progress.newest is not None
+        seen.append(watch.progress.newest.number)
+    assert seen == sorted(set(seen))
+    assert seen[-1] == 1761
+    (node,) = watch.known()
+    assert node.last is not None
+    assert abs(node.last - (trace.begin + 900)) < 1

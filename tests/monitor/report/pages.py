@@ -1,0 +1,23 @@
+"""Pages of synthetic runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankup.monitor.cost import cost
+from rankup.monitor.diagnose import diagnose
+from rankup.monitor.recording import Recording
+from rankup.monitor.report.html import html
+from rankup.monitor.verdict import verdict
+
+
+def text(recording: Recording) -> str:
+    """The page of a recording."""
+    found = diagnose(recording)
+    return html(recording, found, cost(recording, found), verdict(recording, found))
+
+
+def page(recording: Recording, path: Path) -> Path:
+    """The page of a recording, as a file."""
+    path.write_text(text(recording), encoding="utf-8")
+    return path

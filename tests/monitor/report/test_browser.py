@@ -1,0 +1,247 @@
+"""The page of a run in a real Chromium."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from .. import traces
+from ..handmade import made
+from .browser import Browser, Tab
+from .large import day
+from .pages import page
+from .test_html import LIMIT, empty
+
+DRAWN = "document.querySelectorAll('figure[data-drawn]').length"
+# Draws everything, as a reader would who scrolls through it.
+THROUGH = """(async () => {
+  const shown = [...document.querySelectorAll('figure')]
+    .filter(figure => !figure.closest('details:not([open])'));
+  for (const figure of shown) {
+    figure.scrollIntoView();
+    for (let n = 0; n < 200 && !figure.dataset.drawn; n++)
+      await new Promise(done => setTimeout(done, 25));
+  }
+  return shown.filter(figure => !figure.dataset.drawn).length;
+})()"""
+RANGES = """[...document.querySelectorAll('figure[data-drawn] .area')]
+  .filter(a => a.closest('figure').dataset.plot !== 'cpu-cores')
+  .map(a => a.layout.xaxis.range.map(v => Math.round(v)).join())"""
+
+
+@pytest.fixture(scope="module")
+def one_of_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return page(traces.one_of_four().recording(), tmp_path_factory.mktemp("page") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, one_of_four: Path) -> Iterator[Tab]:
+    tab = browser.open(one_of_four)
+    assert tab.run(THROUGH) == 0, "plots were not drawn"
+    yield tab
+    tab.close()
+
+
+@pytest.fixture
+def fresh(tab: Tab) -> Tab:
+    """The page as it was opened."""
+    tab.run("document.getElementById('farther').click(); document.getElementById('reset').click()")
+    tab.run("document.querySelector('[data-plot=gpu-util]').scrollIntoView({block: 'start'})")
+    tab.settle()
+    return tab
+
+
+def in_step(tab: Tab) -> str:
+    """The range of time that all plots show; those off the screen once they come there."""
+    assert tab.run(THROUGH) == 0
+    tab.settle()
+    ranges = set(tab.run(RANGES))
+    assert len(ranges) == 1, ranges
+    return str(ranges.pop())
+
+
+def test_it_opens_without_a_complaint_or_a_request(tab: Tab, one_of_four: Path) -> None:
+    assert tab.complaints() == []
+    assert tab.requests() == [one_of_four.as_uri()]
+
+
+def test_the_plots_are_there(tab: Tab) -> None:
+    assert tab.run(DRAWN) >= 15
+    heat = tab.run("document.querySelectorAll('[data-plot=gpu-util] .heatmaplayer image').length")
+    assert heat == 1
+    cells = tab.run("document.querySelector('[data-plot=gpu-util] .area').data.at(-2).z")
+    assert len(cells) == 4
+    means = [sum(filter(None, row.values())) / len(row) for row in cells]
+    assert means[0] == pytest.approx(92.7, abs=1)
+    assert means[1:] == [0, 0, 0]
+
+
+def test_dragging_in_one_plot_zooms_all(fresh: Tab) -> None:
+    box = fresh.run(
+        "(() => { const b = document.querySelector('[data-plot=gpu-util] .nsewdrag')"
+        ".getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()"
+    )
+    x, y, width, height = box
+    row = y + height / 2
+    fresh.mouse("mouseMoved", x + width * 0.25, row)
+    fresh.mouse("mousePressed", x + width * 0.25, row, buttons=1)
+    fresh.mouse("mouseMoved", x + width * 0.4, row, buttons=1)
+    fresh.mouse("mouseMoved", x + width * 0.5, row, buttons=1)
+    fresh.mouse("mouseReleased", x + width * 0.5, row)
+    fresh.settle()
+    begin, end = map(int, in_step(fresh).split(","))
+    assert begin == pytest.approx(5520 * 0.25, abs=30)
+    assert end == pytest.approx(5520 * 0.5, abs=30)
+    assert "min" in fresh.run("document.getElementById('shown').textContent")
+    fresh.run("document.getElementById('reset').click()")
+    assert in_step(fresh) == "0,5520"
+
+
+def test_the_fields_and_the_keys_zoom_as_well(fresh: Tab) -> None:
+    fresh.run(
+        "document.getElementById('from').value = '0:10:00';"
+        "document.getElementById('to').value = '30:00';"
+        "document.getElementById('stretch').requestSubmit()"
+    )
+    assert in_step(fresh) == "600,1800"
+    fresh.run("document.querySelector('[data-plot=gpu-power]').focus({preventScroll: true})")
+    fresh.key("ArrowRight")
+    assert in_step(fresh) == "840,2040"
+    fresh.run("document.querySelector('[data-plot=gpu-power]').focus({preventScroll: true})")
+    fresh.key("+")
+    assert in_step(fresh) == "1140,1740"
+    fresh.run("document.querySelector('[data-plot=gpu-power]').focus({preventScroll: true})")
+    fresh.key("0")
+    assert in_step(fresh) == "0,5520"
+
+
+def test_a_field_that_is_no_time_is_marked(fresh: Tab) -> None:
+    fresh.run(
+        "document.getElementById('from').value = 'soon';"
+        "document.getElementById('stretch').requestSubmit()"
+    )
+    assert fresh.run("document.getElementById('from').getAttribute('aria-invalid')") == "true"
+    assert in_step(fresh) == "0,5520"
+
+
+def test_hover_names_the_gpu_with_value_and_time(fresh: Tab) -> None:
+    x, y, width, height = fresh.run(
+        "(() => { const b = document.querySelector('[data-plot=gpu-util] .heatmaplayer image')"
+        ".getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()"
+    )
+    fresh.mouse("mouseMoved", x + width * 0.5, y + height * 0.1)
+    fresh.until("!document.getElementById('hover').hidden")
+    said = fresh.run("document.getElementById('hover').innerText")
+    assert "jrc0001:0" in said
+    assert re.search(r"9\d(\.\d)? %", said)
+    assert re.search(r"\d\d:\d\d:\d\d · (45|46) min", said)
+
+
+def test_a_finding_shows_its_gpus(fresh: Tab) -> None:
+    fresh.run("document.querySelector('[data-mark]').click()")
+    fresh.settle()
+    shapes = fresh.run(
+        "document.querySelector('[data-plot=gpu-util] .area').layout.shapes"
+        ".filter(s => s.type === 'rect' && s.yref === 'y2').map(s => [s.y0, s.y1])"
+    )
+    assert shapes == [[0.5, 3.5]]
+    assert fresh.run("document.querySelector('[data-mark]').getAttribute('aria-pressed')") == "true"
+    fresh.run("document.getElementById('reset').click()")
+
+
+def test_lines_instead_of_heat_maps(fresh: Tab) -> None:
+    fresh.run("document.getElementById('lines').click()")
+    fresh.settle()
+    kinds = fresh.run("document.querySelector('[data-plot=gpu-util] .area').data.map(d => d.type)")
+    assert kinds == ["scatter"] * 4
+    fresh.run("document.getElementById('lines').click()")
+
+
+def test_dark_and_light_and_an_address_that_names_a_stretch(
+    browser: Browser, one_of_four: Path
+) -> None:
+    tab = browser.open(one_of_four, dark=True, fragment="#zoom=600,1200")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    grid = "document.querySelector('[data-plot=gpu-util] .area').layout.xaxis.gridcolor"
+    tab.run("document.querySelector('[data-plot=gpu-util]').scrollIntoView()")
+    tab.until("document.querySelector('[data-plot=gpu-util]').dataset.drawn")
+    assert set(tab.run(RANGES)) == {"600,1200"}
+    dark = tab.run(paper), tab.run(grid)
+    assert tab.run("document.getElementById('theme').textContent") == "Light"
+    tab.run("document.getElementById('theme').click()")
+    tab.settle()
+    light = tab.run(paper), tab.run(grid)
+    assert dark[0] != light[0]
+    assert dark[1] != light[1]
+    assert tab.complaints() == []
+    tab.close()
+
+
+def test_it_prints(tab: Tab, tmp_path: Path) -> None:
+    tab.pdf(tmp_path / "printed.pdf")
+    data = (tmp_path / "printed.pdf").read_bytes()
+    assert data.startswith(b"%PDF")
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b", data)) <= 20
+    assert tab.run("document.documentElement.dataset.theme") is None
+    assert tab.complaints() == []
+
+
+def test_hostile_names_are_text_in_the_plots_too(browser: Browser, tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)>&\"'</script><b>\u202e"
+    base = made(nodes=2)
+    heads = tuple(replace(head, node=f"{evil}{at}") for at, head in enumerate(base.heads))
+    facts = replace(base.facts, name=evil, command=evil)
+    steps = replace(
+        base.steps, extra={evil: base.steps.time * 0 + 1.0, "constructor": base.steps.time}
+    )
+    hostile = replace(base, heads=heads, facts=facts, steps=steps)
+    tab = browser.open(page(hostile, tmp_path / "hostile.html"))
+    tab.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert tab.run(THROUGH) == 0
+    assert tab.complaints() == []
+    assert len(tab.requests()) == 1
+    assert tab.run("document.querySelectorAll('main img, main b > img').length") == 0
+    ticks = tab.run("document.querySelector('[data-plot=gpu-util] .y2tick text').textContent")
+    assert ticks.startswith("<img src=x")
+    tab.close()
+
+
+@pytest.mark.parametrize("kind", ["cpu_only", "empty"])
+def test_less_than_usual_is_no_trouble(browser: Browser, tmp_path: Path, kind: str) -> None:
+    recording = empty() if kind == "empty" else traces.cpu_only().but(seconds=300).recording()
+    tab = browser.open(page(recording, tmp_path / "page.html"))
+    assert tab.run(THROUGH) == 0
+    assert tab.complaints() == []
+    assert tab.run("document.getElementById('trouble').hidden")
+    tab.close()
+
+
+@pytest.mark.slow
+def test_a_day_on_a_thousand_gpus(browser: Browser, tmp_path: Path) -> None:
+    recording = day()
+    begin = time.process_time()
+    path = page(recording, tmp_path / "day.html")
+    assert time.process_time() - begin < 20
+    assert path.stat().st_size < LIMIT
+    tab = browser.open(path)
+    assert tab.seconds < 10
+    # A peak of one sample on one GPU of a thousand is on the page.
+    tab.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert tab.run(THROUGH) == 0
+    high = tab.run(
+        "Math.max(...document.querySelector('[data-plot=gpu-temperature] .area')"
+        ".data[0].y.filter(Number.isFinite))"
+    )
+    assert high == pytest.approx(93, abs=0.1)
+    # A finding brings its four rows of a thousand near.
+    tab.run("document.querySelector('[data-mark]').click()")
+    assert tab.run(THROUGH) == 0
+    rows = tab.run("document.querySelector('[data-plot=gpu-util] .area').layout.yaxis2.range")
+    assert rows == [51.5, 31.5]
+    assert tab.complaints() == []
+    tab.close()

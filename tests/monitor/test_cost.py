@@ -1,0 +1,136 @@
+"""What a run cost: the bill, one efficiency, and no second counted twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rankup.monitor.cost import cost
+from rankup.monitor.diagnose import diagnose
+from rankup.monitor.recording import Life, Recording
+from rankup.monitor.thresholds import LIMITS
+
+from .handmade import BEGIN, POWER, made, per_gpu
+from .traces import one_of_four, two_lives
+
+
+def efficiency(recording: Recording) -> float:
+    found = cost(recording, ()).efficiency
+    assert found is not None
+    return found
+
+
+def test_the_courses_job() -> None:
+    """1 h 32 on JURECA: 128 cores x 1.533 h = 196.3 core-h, three quarters of them for nothing."""
+    recording = one_of_four().recording()
+    (found,) = diagnose(recording)
+    paid = cost(recording, (found,))
+    assert found.code == "RK701"
+    assert [recording.gpu_names()[column] for column in found.gpus] == [
+        f"jrc0001:{index}" for index in (1, 2, 3)
+    ]
+    assert (paid.billed, paid.unit) == (pytest.approx(196.27, abs=0.01), "core-h")
+    assert found.cost == pytest.approx(147.2, abs=0.1)
+    assert "147 of 196 core-h" in found.message
+    assert "torchrun --nproc-per-node=gpu" in found.todo
+    assert "rankup run" in found.todo
+
+
+@pytest.mark.parametrize(
+    ("util", "power", "expected"),
+    [
+        (96, 0.80, 0.96),
+        (96, 0.55, 0.96),  # bound by memory bandwidth: no less work
+        (100, 0.22, 0.07),  # spins in a collective
+        (100, 0.14, 0.0),
+        (100, 0.35, 0.5),
+        (0, 0.14, 0.0),
+        (50, 0.45, 0.5),
+    ],
+)
+def test_work_is_use_and_power(util: float, power: float, expected: float) -> None:
+    assert efficiency(made(util=util, power=power * POWER)) == pytest.approx(expected, abs=0.01)
+
+
+def test_without_power_use_has_to_do() -> None:
+    recording = made(power=np.nan, util=80.0)
+    assert efficiency(recording) == pytest.approx(0.8)
+    assert "power is not known" in cost(recording, ()).formula
+
+
+def test_without_use_power_has_to_do() -> None:
+    recording = made(util=np.nan, power=0.35 * POWER)
+    assert efficiency(recording) == pytest.approx(0.5)
+    assert "use is not known" in cost(recording, ()).formula
+
+
+def test_nodes_without_gpus_count_cores() -> None:
+    recording = made(gpus=0, cpu=25.0)
+    assert efficiency(recording) == pytest.approx(0.5)
+    assert "CPU use" in cost(recording, ()).formula
+
+
+def test_nothing_known_gives_no_number() -> None:
+    recording = made(util=np.nan, power=np.nan)
+    paid = cost(recording, diagnose(recording))
+    assert (paid.efficiency, paid.used, paid.wasted) == (None, None, None)
+    assert paid.billed == pytest.approx(48.0)
+
+
+def test_gpus_that_cannot_be_read_are_not_counted_as_cores() -> None:
+    assert cost(made(gpus=0, facts={"gpus": 4}), ()).efficiency is None
+
+
+def test_all_lives_are_billed_and_the_time_between_is_not() -> None:
+    paid = cost(two_lives().recording(), ())
+    assert paid.lives == pytest.approx((48.0, 1600 / 3600 * 2 * 48))
+    assert paid.billed == pytest.approx(sum(paid.lives))
+    assert paid.node_hours == pytest.approx(2 * 3400 / 3600)
+
+
+def test_the_billed_time_counts_and_not_the_sampled() -> None:
+    """Samplers died half way: the rest is taken to be like what was seen, and said."""
+    covered = np.ones((360, 1), np.float32)
+    covered[180:] = 0
+    paid = cost(made(covered=covered, util=50.0), ())
+    assert paid.seen == pytest.approx(0.5)
+    assert paid.used == pytest.approx(24.0)
+    assert paid.wasted == pytest.approx(24.0)
+
+
+def test_a_site_without_accounting_is_billed_in_gpu_hours() -> None:
+    paid = cost(made(facts={"unit": None, "per_node_hour": None}), ())
+    assert (paid.billed, paid.unit, paid.priced) == (pytest.approx(4.0), "GPU-h", False)
+
+
+def test_findings_that_overlap_share_the_waste() -> None:
+    """Three GPUs unused; the fourth hangs for half of the time."""
+    util, power = np.tile(per_gpu("util", 1), (360, 1)), np.tile(per_gpu("power", 1), (360, 1))
+    util[180:, 0], power[180:, 0] = 100, 0.21 * POWER
+    traffic = np.where(np.arange(360) < 180, 1e9, 0)[:, None]
+    recording = made(
+        util=util,
+        power=power,
+        pcie_rx=traffic,
+        memory=per_gpu("memory", 1),
+        processes=per_gpu("processes", 1),
+    )
+    found = diagnose(recording)
+    assert {one.code for one in found} == {"RK701", "RK706"}
+    paid = cost(recording, found)
+    assert paid.wasted is not None
+    assert sum(part for _, part in paid.findings) <= paid.wasted
+    assert paid.other == pytest.approx(paid.wasted - sum(part for _, part in paid.findings))
+    assert dict(paid.findings)["RK701"] == pytest.approx(36.0)
+    assert dict(paid.findings)["RK706"] == pytest.approx(6.0 * (1 - 0.01 / 0.3), rel=0.02)
+
+
+def test_a_life_that_runs_is_billed_up_to_its_last_sample() -> None:
+    lives = (Life(BEGIN, None, "RUNNING", nodes=("jrc0001",)),)
+    assert cost(made(facts={"lives": lives}), ()).billed == pytest.approx(48.0)
+
+
+def test_the_formula_names_its_thresholds() -> None:
+    formula = cost(made(), ()).formula
+    assert f"{LIMITS.power_floor:.2f}" in formula
+    assert f"{LIMITS.power_full - LIMITS.power_floor:.2f}" in formula

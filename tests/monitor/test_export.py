@@ -1,0 +1,325 @@
+"""What was recorded, read back as other programs would."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv, parquet
+
+from rankup.base.errors import UserError
+from rankup.monitor import plain
+from rankup.monitor.export import export, openmetrics, tables, tensorboard
+from rankup.monitor.load import load
+from rankup.monitor.recording import Recording
+
+from . import traces
+from .rundirs import NOBODY, head, sample, write
+from .test_load_hostile import HOSTILE
+from .traces import BEGIN, Trace, healthy
+
+
+def made(trace: Trace, directory: Path) -> Recording:
+    return load(trace.write(directory), trace.facts())
+
+
+def small() -> Trace:
+    return healthy(
+        nodes=2,
+        seconds=300,
+        fs={"/p/scratch": {"read": 1000, "write": 10, "operations": 3}},
+        checkpoints=100,
+        validations=100,
+    )
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_tables_have_every_sample(form: str, tmp_path: Path) -> None:
+    recording = made(small(), tmp_path)
+    paths = export(recording, tmp_path, form, tmp_path / "out")
+    names = ["gpus", "nodes", "ranks", "file_systems", "steps"]
+    assert [path.name for path in paths] == [f"{name}.{form}" for name in names]
+    read = parquet.read_table if form == "parquet" else csv.read_csv
+    gpus, nodes, ranks, mounts, steps = (read(path) for path in paths)
+    assert (len(gpus), len(nodes), len(ranks), len(mounts)) == (31 * 8, 31 * 2, 31 * 8, 30 * 2)
+    assert gpus.column_names[:6] == [
+        *("time", "sample_seconds", "node", "gpu", "uuid", "util_percent"),
+    ]
+    row = gpus.slice(8, 1).to_pylist()[0]
+    assert row["time"].timestamp() == pytest.approx(BEGIN + 20, abs=0.01)
+    assert row["time"].tzinfo is not None
+    assert (row["node"], row["gpu"], row["uuid"]) == ("jrc0001", 0, "GPU-00000000-0")
+    assert 90 <= row["util_percent"] <= 100
+    assert row["power_watts"] > 250
+    assert row["throttle_bits"] == 0
+    # A sampler's first sample has no rates: null, neither zero nor NaN.
+    assert gpus.column("nvlink_bytes_per_s").slice(0, 5).null_count == 4
+    highest = max(value for value in gpus.column("util_percent").to_pylist() if value is not None)
+    assert highest == recording.gpu["util"].high.max()
+    assert nodes.column("busiest_core_percent").to_pylist()[5] == 100
+    assert nodes.column("network_fs_read_bytes_per_s").to_pylist()[1] == 1000
+    assert sorted(set(ranks.column("rank").to_pylist())) == list(range(8))
+    assert mounts.to_pylist()[0]["mount"] == "/p/scratch"
+    assert steps.column("step").to_pylist() == recording.steps.step.tolist()
+    assert steps.column("loss").to_pylist() == recording.steps.loss.tolist()
+    losses = [value for value in steps.column("valid_loss").to_pylist() if value is not None]
+    assert losses == recording.steps.valid[:, 1].tolist()
+    assert {"tokens_per_s", "step_seconds", "grad_norm"} <= set(steps.column_names)
+
+
+def test_tables_of_large_files_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples read as tables and as JSON, in more than one group of rows."""
+    recording = made(healthy(nodes=2, seconds=2000, every=2.0).but(metrics=None), tmp_path)
+    monkeypatch.setattr(tables, "_ROWS", 1000)
+    (one, *_) = export(recording, tmp_path, "parquet", tmp_path / "a")
+    monkeypatch.setattr(plain, "WORTH", 1 << 40)
+    (other, *_) = export(recording, tmp_path, "parquet", tmp_path / "b")
+    assert parquet.ParquetFile(one).num_row_groups > 1
+    assert parquet.read_table(one).to_pylist() == parquet.read_table(other).to_pylist()
+
+
+def test_tables_of_hostile_lines_and_of_nothing(tmp_path: Path) -> None:
+    write(tmp_path, [head(), *HOSTILE, sample(200)], node='a",\n=b')
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"time": BEGIN + step, "step": step, "loss": 1, "step_seconds": 5, "é\n": 1})
+            + "\n"
+            for step in range(3)
+        )
+    )
+    recording = load(tmp_path, NOBODY)
+    for form in ("csv", "parquet"):
+        paths = export(recording, tmp_path, form, tmp_path / "out")
+        assert {path.stem for path in paths} >= {"gpus", "nodes", "ranks", "steps"}
+    options = csv.ParseOptions(newlines_in_values=True)
+    gpus = csv.read_csv(tmp_path / "out" / "gpus.csv", parse_options=options)
+    assert set(gpus.column("node").to_pylist()) == {'a",\n=b'}
+    steps = parquet.read_table(tmp_path / "out" / "steps.parquet")
+    assert steps.column("step_seconds_").to_pylist() == [5, 5, 5]
+    assert not list((tmp_path / "out").glob("*.tmp"))
+
+    empty = load(tmp_path / "missing", NOBODY)
+    # What another export left there is not of this run.
+    assert export(empty, tmp_path / "missing", "csv", tmp_path / "out") == []
+    assert list((tmp_path / "out").glob("*.csv")) == []
+
+
+def test_a_failed_export_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = made(small(), tmp_path)
+    paths = export(recording, tmp_path, "csv", tmp_path / "out")
+    before = [path.read_bytes() for path in paths]
+
+    def full(steps: object) -> pa.Table:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tables, "_steps", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        export(recording, tmp_path, "csv", tmp_path / "out")
+    assert [path.read_bytes() for path in paths] == before
+    assert sorted((tmp_path / "out").iterdir()) == sorted(paths)
+
+
+def test_forms_and_targets_that_are_none(tmp_path: Path) -> None:
+    recording = load(tmp_path, NOBODY)
+    with pytest.raises(UserError, match="did you mean parquet"):
+        export(recording, tmp_path, "parkett", tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="could not be written"):
+        export(recording, tmp_path, "csv", tmp_path / "file")
+
+
+def _crc(data: bytes) -> int:
+    """CRC-32C bit by bit, masked as in a record of TensorFlow's."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _messages(data: bytes) -> Iterator[bytes]:
+    """The records of an event file, checksums verified."""
+    at = 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        assert struct.unpack_from("<I", data, at + 8)[0] == _crc(data[at : at + 8])
+        message = data[at + 12 : at + 12 + length]
+        assert struct.unpack_from("<I", data, at + 12 + length)[0] == _crc(message)
+        yield message
+        at += 16 + length
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, object]]:
+    """The fields of a protocol buffer message."""
+
+    def varint(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while True:
+            value |= (message[at] & 127) << shift
+            shift += 7
+            at += 1
+            if message[at - 1] < 128:
+                return value, at
+
+    at = 0
+    while at < len(message):
+        key, at = varint(at)
+        if key & 7 == 0:
+            value, at = varint(at)
+            yield key >> 3, value
+        elif key & 7 == 1:
+            yield key >> 3, struct.unpack_from("<d", message, at)[0]
+            at += 8
+        elif key & 7 == 5:
+            yield key >> 3, struct.unpack_from("<f", message, at)[0]
+            at += 4
+        else:
+            length, at = varint(at)
+            yield key >> 3, message[at : at + length]
+            at += length
+
+
+def _scalars(path: Path) -> dict[str, list[tuple[int, float]]]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for number, message in enumerate(_messages(path.read_bytes())):
+        event = dict(_fields(message))
+        if number == 0:
+            assert event[3] == b"brain.Event:2"
+            continue
+        assert isinstance(event[1], float)
+        assert event[1] > BEGIN - 1
+        for _, value in _fields(bytes(event[5])):  # type: ignore[call-overload]
+            fields = dict(_fields(value))  # type: ignore[arg-type]
+            tag = bytes(fields[1]).decode()  # type: ignore[call-overload]
+            found.setdefault(tag, []).append((event[2], fields[2]))  # type: ignore[arg-type]
+    return found
+
+
+def test_event_files_have_steps_and_bins(tmp_path: Path) -> None:
+    recording = made(small(), tmp_path)
+    train, system = export(recording, tmp_path, "tensorboard", tmp_path / "out")
+    assert "tfevents" in train.name
+    steps = _scalars(train)
+    assert [step for step, _ in steps["loss"]] == recording.steps.step.tolist()
+    assert [value for _, value in steps["loss"]] == pytest.approx(recording.steps.loss.tolist())
+    assert [step for step, _ in steps["valid_loss"]] == [100, 200, 300, 400, 500]
+    assert "tokens_per_s" in steps
+    bins = _scalars(system)
+    assert len(bins["gpu_util_percent/jrc0002/gpu3"]) == recording.bins
+    assert bins["node_cpu_percent/jrc0001"][5][0] == 55
+    assert "rank_memory_bytes/jrc0002/rank7" in bins
+
+
+def test_event_files_of_many_nodes_have_the_spread(tmp_path: Path) -> None:
+    recording = made(healthy(nodes=20, seconds=100).with_gpu(util=_by_gpu), tmp_path)
+    found = tensorboard.system(recording)
+    assert found["gpu_util_percent/highest"].max() == 79
+    assert found["gpu_util_percent/lowest"].min() == 0
+    assert found["gpu_util_percent/mean"] == pytest.approx([39.5] * recording.bins)
+    assert len(found) < 120
+
+
+def _by_gpu(t: np.ndarray, gpu: np.ndarray, draw: object) -> np.ndarray:
+    return gpu + 0 * t
+
+
+_LINE = re.compile(
+    r'rankup_[a-z_]+\{[a-z]+="(?:[^"\\\n]|\\.)*"(?:,[a-z]+="(?:[^"\\\n]|\\.)*")*\} \S+'
+)
+
+
+def _exposed(text: str) -> dict[str, float]:
+    """Samples by name and labels; every line is one of those that the format has."""
+    assert text.endswith("\n# EOF\n")
+    types: set[str] = set()
+    found = {}
+    for line in text.splitlines()[:-1]:
+        if line.startswith("#"):
+            word, name, _ = line[2:].split(" ", 2)
+            assert word in ("TYPE", "UNIT", "HELP")
+            assert word != "TYPE" or name not in types
+            types.add(name)
+        else:
+            assert _LINE.fullmatch(line), line
+            assert line.partition("{")[0] in types
+            found[line.rpartition(" ")[0]] = float(line.rpartition(" ")[2])
+    return found
+
+
+def test_openmetrics_has_the_newest_values(tmp_path: Path) -> None:
+    trace = traces.running().with_gpu(util=lambda t, gpu, draw: np.where(t < 500, 10, 90 + gpu))
+    recording = made(trace, tmp_path)
+    (path,) = export(recording, tmp_path, "openmetrics", tmp_path / "a" / "rankup.prom")
+    found = _exposed(path.read_text())
+    run = f'run="{recording.facts.run}"'
+    gpu = f'{run},node="jrc0002",gpu="3",uuid="GPU-00000001-3"'
+    assert found[f"rankup_gpu_utilisation_ratio{{{gpu}}}"] == pytest.approx(0.97)
+    assert found[f"rankup_gpu_memory_bytes{{{gpu}}}"] == 40 * 2**30
+    assert found[f"rankup_gpu_sm_clock_hertz{{{gpu}}}"] == pytest.approx(1.395e9, rel=0.02)
+    assert found[f"rankup_running{{{run}}}"] == 1
+    assert found[f"rankup_train_step{{{run}}}"] == recording.steps.step[-1]
+    assert found[f'rankup_train_units_per_second{{{run},unit="tokens"}}'] > 100_000
+    assert found[f"rankup_last_sample_timestamp_seconds{{{run}}}"] == recording.end
+
+
+def test_openmetrics_of_hostile_names_and_of_nothing(tmp_path: Path) -> None:
+    write(tmp_path, [head(), sample(10), sample(20)], node='a"\\\n} 1')
+    recording = load(tmp_path, NOBODY)
+    found = _exposed(openmetrics.text(recording))
+    assert 'rankup_node_load{run="r",node="a\\"\\\\\\n} 1"}' in found
+    empty = _exposed(openmetrics.text(load(tmp_path / "missing", NOBODY)))
+    assert empty['rankup_running{run="r"}'] == 0
+
+
+def test_wandb_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        export(load(tmp_path, NOBODY), tmp_path, "wandb", tmp_path)
+
+
+def test_wandb_gets_steps_and_bins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in; the package itself is no part of the tests."""
+    logged: list[dict[str, float]] = []
+
+    class Run:
+        dir = str(tmp_path / "out" / "wandb" / "offline-run-1" / "files")
+
+        def define_metric(self, name: str, step_metric: str) -> None: ...
+
+        def log(self, row: dict[str, float]) -> None:
+            logged.append(row)
+
+        def finish(self) -> None:
+            logged.append({})
+
+    class Package:
+        @staticmethod
+        def Settings(**given: object) -> dict[str, object]:  # noqa: N802
+            return given
+
+        @staticmethod
+        def init(mode: str, **given: object) -> Run:
+            assert mode == "offline"
+            return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", Package)
+    recording = made(small(), tmp_path)
+    (folder,) = export(recording, tmp_path, "wandb", tmp_path / "out")
+    assert folder.name == "offline-run-1"
+    assert logged[-1] == {}
+    assert logged[0]["step"] == 1
+    assert "training/loss" in logged[0]
+    assert logged[-2]["seconds"] == pytest.approx(295)

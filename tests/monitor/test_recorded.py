@@ -1,0 +1,165 @@
+"""Recorded runs, from their files to the report; and played again, as if they were being made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankup.launch import facts
+from rankup.launch.lives import NO_SLURM
+from rankup.monitor.cost import cost
+from rankup.monitor.diagnose import diagnose
+from rankup.monitor.lines import FOLDER, HOST
+from rankup.monitor.load import load
+from rankup.monitor.recording import Facts, Recording
+from rankup.monitor.report.html import html
+from rankup.monitor.report.text import text
+from rankup.monitor.verdict import verdict
+from rankup.site.config import Config
+
+from .record import HERE, PLANS
+from .rundirs import usable
+
+# The machine was busy with other things, which is what RK709 says; `recorded/README.md`.
+BUSY = "RK709"
+EXPECTED = {
+    "healthy": {BUSY},
+    "healthy-gpus": {BUSY},
+    "sick": {"RK701", BUSY},
+    "torn": {"RK722"},
+}
+HEADLINES = {
+    "healthy": "More processes than cores took turns.",
+    "healthy-gpus": "More processes than cores took turns.",
+    "sick": "Two of four GPUs did nothing: ",
+    "torn": "What was recorded is sound, but a part is missing.",
+}
+SPEED = 100.0
+
+
+def known(name: str) -> Facts:
+    """What `job.json` says of a recorded run."""
+    return facts.facts(HERE / name, None, Config(), NO_SLURM)
+
+
+def of(name: str) -> Recording:
+    return load(HERE / name, known(name))
+
+
+def codes(recording: Recording) -> set[str]:
+    return {one.code for one in diagnose(recording)}
+
+
+def test_each_plan_is_recorded_and_small() -> None:
+    assert {path.name for path in HERE.iterdir() if path.is_dir()} == set(PLANS) == set(EXPECTED)
+    for file in HERE.rglob("*"):
+        assert not file.is_file() or file.stat().st_size < 60_000, file
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_from_the_files_to_the_report(name: str) -> None:
+    recording = of(name)
+    usable(recording)
+    assert recording.nodes == ("node1",)
+    assert recording.ranks.tolist() == [0, 1]
+    assert len(recording.gpus) == PLANS[name].busy + PLANS[name].idle
+    assert len(recording.steps.step) > 50
+    found = diagnose(recording)
+    assert {one.code for one in found} == EXPECTED[name]
+    said, paid = verdict(recording, found), cost(recording, found)
+    assert said.headline.startswith(HEADLINES[name])
+    lines = text(recording, found)
+    assert said.headline[:40] in lines
+    page = html(recording, found, paid, said)
+    assert said.headline in page
+    assert len(page) < 6_000_000
+
+
+def test_the_idle_gpus_of_the_sick_run_are_named_and_priced() -> None:
+    (one,) = [one for one in diagnose(of("sick")) if one.code == "RK701"]
+    assert one.gpus == (2, 3)
+    assert "2 of 4 billed GPUs" in one.message
+    assert one.cost == pytest.approx(0.148, abs=0.002)  # 4 min 26 s of two GPUs
+
+
+def test_the_torn_run_shows_what_is_missing() -> None:
+    recording = of("torn")
+    assert recording.torn == 1
+    whys = [gap.why for gap in recording.gaps]
+    assert whys.count("killed") == 2, "the one until the next sampler, and the one to the end"
+    first = recording.gaps[0]
+    assert 90 <= first.end - first.begin <= 120
+
+
+def _alone(run: Path) -> None:
+    """As on a machine of its own: the load of the two ranks, and none of other people."""
+    (file,) = (run / FOLDER).glob("*.jsonl")
+    lines = []
+    for line in file.read_text().splitlines():
+        record = json.loads(line)
+        if "host" in record:
+            record["host"][HOST.index("load")] = 2.0
+        lines.append(json.dumps(record) + "\n")
+    file.write_text("".join(lines))
+
+
+@pytest.mark.parametrize("name", ["healthy", "healthy-gpus"])
+def test_without_the_others_load_nothing_is_found(name: str, tmp_path: Path) -> None:
+    run = shutil.copytree(HERE / name, tmp_path / name)
+    _alone(run)
+    recording = load(run, known(name))
+    found = diagnose(recording)
+    assert found == ()
+    worked = "Healthy: the GPUs worked" if len(recording.gpus) else "Healthy: the cores worked"
+    assert verdict(recording, found).headline.startswith(worked)
+
+
+def test_played_again_the_same_is_found(tmp_path: Path) -> None:
+    """All at once, a hundred times as fast; for the judgement time is stretched again."""
+    players = {}
+    for name in EXPECTED:
+        (tmp_path / name).mkdir()
+        file = HERE / name / FOLDER / "node1.jsonl"
+        words = ["monitor", str(tmp_path / name), "--replay", str(file), "--speed", str(SPEED)]
+        players[name] = subprocess.Popen([sys.executable, "-m", "rankup", *words])
+    assert [player.wait(120) for player in players.values()] == [0] * len(players)
+    for name in EXPECTED:
+        run, own = tmp_path / name, HERE / name
+        (played,) = (run / FOLDER).glob("*.jsonl")
+        head = (own / FOLDER / "node1.jsonl").read_text().partition("\n")[0]
+        _stretch(played, json.loads(head)["t"])
+        shutil.copy(own / "metrics.jsonl", run)
+        recording = load(run, known(name))
+        assert codes(recording) == EXPECTED[name], name
+        assert recording.samples == of(name).samples
+        assert recording.torn == of(name).torn
+
+
+def _stretch(file: Path, begin: float) -> None:
+    """Give a recording that was played fast the times that it was made at."""
+    lines = file.read_bytes().splitlines(keepends=True)
+    now = json.loads(lines[0])["t"]
+    slower: dict[str, Callable[[float], float]] = {
+        "t": lambda t: begin + (t - now) * SPEED,
+        "dt": lambda dt: dt * SPEED,
+        "every": lambda every: every * SPEED,
+    }
+
+    def stretched(line: bytes) -> bytes:
+        try:
+            record: dict[str, Any] = json.loads(line)
+        except ValueError:
+            return line  # torn
+        for name, change in slower.items():
+            if record.get(name) is not None:
+                record[name] = change(record[name])
+        return json.dumps(record).encode() + b"\n"
+
+    file.write_bytes(b"".join(map(stretched, lines)))

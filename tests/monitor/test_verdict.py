@@ -1,0 +1,100 @@
+"""The verdict in words, for runs of all kinds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from rankup.base.findings import Level
+from rankup.monitor.diagnose import codes, diagnose
+from rankup.monitor.recording import Recording
+from rankup.monitor.verdict import Verdict, verdict
+
+from . import traces
+from .diagnose.sick import Case, cases, run
+from .handmade import made
+
+
+def of(recording: Recording) -> Verdict:
+    return verdict(recording, diagnose(recording))
+
+
+@pytest.mark.parametrize(
+    ("trace", "headline", "level"),
+    [
+        (
+            traces.one_of_four(),
+            "Three of four GPUs did nothing: 147 of 196 core-h were wasted.",
+            "warning",
+        ),
+        (run(), "Healthy: the GPUs worked 95 % of the time that was billed.", "ok"),
+        (traces.short(), "Too short to judge", "ok"),
+        (traces.crashed(), "The run failed after 31 min: A rank failed.", "error"),
+        (traces.running(), "Running, and nothing is wrong so far.", "ok"),
+        (traces.torn(), "What was recorded is sound, but a part is missing.", "warning"),
+        (traces.cpu_only(), "Healthy: the cores worked 100 %", "ok"),
+    ],
+)
+def test_headlines(trace: traces.Trace, headline: str, level: str) -> None:
+    said = of(trace.recording())
+    assert said.headline.startswith(headline)
+    assert said.level == level
+    assert 2 <= len(said.sentences) <= 4
+
+
+def test_nothing_recorded() -> None:
+    said = of(made(nodes=0, gpus=0, bins=1, samples=0, facts={"gpus": 4}))
+    assert said.headline == "Nothing was recorded of this run."
+
+
+def test_a_failure_comes_before_what_it_cost() -> None:
+    trace = traces.one_of_four().but(
+        stays=(traces.Stay(0, 3600, state="FAILED", words="Rank 0 failed: ValueError"),)
+    )
+    said = of(trace.recording())
+    assert said.headline == "The run failed after 1 h: Rank 0 failed: ValueError."
+    assert "unused GPU" in said.sentences[-1]
+
+
+def test_a_life_that_was_not_to_start_again() -> None:
+    """A node died, Slurm started the job again, and the script refused at once."""
+    stays = (
+        traces.Stay(0, 1800, state="NODE_FAIL"),
+        traces.Stay(1800, 1800, state="FAILED", words="exit code 1"),
+    )
+    recording = traces.one_of_four().but(stays=stays).recording()
+    assert of(recording).headline == "The run failed after 30 min in 2 lives: exit code 1."
+    assert [gap for gap in recording.gaps if gap.end <= gap.begin] == []
+
+
+def test_half_of_the_nodes() -> None:
+    case = next(case for case in cases() if case.name == "of two nodes one")
+    assert of(case.trace.recording()).headline.startswith("One of two nodes did nothing: ")
+
+
+def test_a_finding_that_is_not_known_here_says_itself() -> None:
+    recording = run().recording()
+    found = diagnose(traces.one_of_four().recording())[0]
+    new = replace(found, finding=replace(found.finding, code="RK799", message="the roof leaks"))
+    assert verdict(recording, [new]).headline.startswith("The roof leaks")
+
+
+ONE_EACH = {case.code: case for case in cases() if case.expected == (case.code,)}
+
+
+@pytest.mark.parametrize("case", ONE_EACH.values(), ids=ONE_EACH)
+def test_every_finding_has_a_headline(case: Case) -> None:
+    recording = case.trace.recording()
+    found = diagnose(recording)
+    said = verdict(recording, found)
+    assert said.headline.endswith(".")
+    assert not said.headline.startswith("Healthy")
+    assert said.level == found[0].level
+    assert said.level in get_args(Level)
+    assert 2 <= len(said.sentences) <= 4
+
+
+def test_each_code_is_tried() -> None:
+    assert set(ONE_EACH) == set(codes.TITLES)

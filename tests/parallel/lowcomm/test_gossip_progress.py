@@ -1,0 +1,55 @@
+"""When a worker counts as stuck, and what its pulse does then."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch.distributed as dist
+
+from rankup.parallel.lowcomm.gossip.board import Board
+from rankup.parallel.lowcomm.gossip.progress import Progress
+from rankup.parallel.lowcomm.gossip.pulse import Pulse
+
+
+def test_stuck_is_ten_times_longer_than_usual() -> None:
+    now = [0.0]
+    progress = Progress(3, 1000, lambda: now[0])
+    now[0] = 999
+    assert not progress.stuck, "a first step may take long"
+    progress.step(1)
+    now[0] += 31
+    assert progress.stuck
+    progress.moved()
+    assert not progress.stuck
+    progress.step(8)
+    now[0] += 79
+    assert not progress.stuck
+    with progress.unhurried():
+        now[0] += 900
+        assert not progress.stuck
+    assert not progress.stuck
+    now[0] += 81
+    assert progress.stuck
+
+
+def test_who_is_stuck_gives_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKUP_PATIENCE", "0.4")
+    board = Board(dist.HashStore(), 2)
+    board.prepare()
+    progress = Progress(0.4, 1000)
+    pulse = Pulse(board, 0, print, progress)
+    progress.step(0.0)
+    assert pulse.surely_speaker
+    progress._last -= 100
+    time.sleep(0.3)
+    before = board.status().beats[0]
+    time.sleep(0.5)
+    assert board.status().beats[0] == before
+    assert not pulse.surely_speaker
+    assert pulse.was_away()
+    progress.moved()
+    time.sleep(0.5)
+    assert board.status().beats[0] > before
+    assert pulse.surely_speaker
+    pulse.close()

@@ -1,0 +1,152 @@
+"""A pipeline computes what one process computes: losses, gradients, evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.parallel.pipeline.models import (
+    Batch,
+    alone,
+    chained,
+    piped,
+    token_batches,
+    token_loss,
+)
+from tests.pool import RankPool
+
+Result = tuple[list[float], list[float], dict[str, torch.Tensor], list[float]]
+
+
+def _steps(
+    world: Any, schedule: str, sizes: list[int], options: dict[str, Any], blocks: int, tied: bool
+) -> Result:
+    model = chained(blocks=blocks, tied=tied)
+    pipeline, ties = piped(world, model, schedule, dist.group.WORLD, world.world_size, **options)
+    batches = token_batches(sizes)
+    weights = [1.0 / (i + 1) for i in range(len(sizes))]
+    first = pipeline.step(batches, weights, token_loss)
+    for parameter in model.parameters():
+        parameter.grad = None
+    second = pipeline.step(batches, weights, token_loss)
+    ties.sum_gradients()
+    named = model.named_parameters(remove_duplicate=False)
+    grads = {name: p.grad for name, p in named if p.grad is not None}
+    evaluated = pipeline.evaluate(batches, token_loss)
+    return (
+        [x.item() for x in first],
+        [x.item() for x in second],
+        grads,
+        [x.item() for x in evaluated],
+    )
+
+
+def _agree(
+    ranks: RankPool,
+    world_size: int,
+    schedule: str,
+    sizes: list[int],
+    *,
+    blocks: int = 4,
+    tied: bool = False,
+    tolerance: float = 1e-6,
+    **options: Any,
+) -> None:
+    weights = [1.0 / (i + 1) for i in range(len(sizes))]
+    losses, grads = alone(chained(blocks=blocks, tied=tied), token_batches(sizes), weights)
+    results: list[Result] = ranks.run(world_size, _steps, schedule, sizes, options, blocks, tied)
+    reported = [result for result in results if result[0]]
+    assert len(reported) == 1, "the losses are where the last stage is, and nowhere else"
+    first, second, _, evaluated = reported[0]
+    for found in (first, second, evaluated):
+        assert found == pytest.approx(losses, rel=tolerance)
+    held: dict[str, torch.Tensor] = {}
+    for result in results:
+        held |= result[2]
+    assert held.keys() == grads.keys()
+    for name, grad in held.items():
+        error = (grad - grads[name]).abs().max() / grads[name].abs().max()
+        assert error <= tolerance, f"{name}: {error}"
+
+
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "interleaved"])
+def test_two_ranks_compute_what_one_does(ranks: RankPool, schedule: str) -> None:
+    _agree(ranks, 2, schedule, [3, 3, 3, 3])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_a_short_last_chunk_and_tied_embeddings(ranks: RankPool, schedule: str) -> None:
+    _agree(ranks, 2, schedule, [3, 3, 3, 3, 3, 2], tied=True)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_fewer_chunks_than_stages(ranks: RankPool, schedule: str) -> None:
+    _agree(ranks, 2, schedule, [3])
+
+
+def test_more_blocks_than_ranks_share_evenly(ranks: RankPool) -> None:
+    _agree(ranks, 2, "gpipe", [2, 2, 1], blocks=3)
+
+
+@pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble"])
+def test_zero_bubble_is_torchs(ranks: RankPool, schedule: str) -> None:
+    _agree(ranks, 2, schedule, [3, 3, 3, 3, 2], tied=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *("naive", "gpipe", "1f1b", "interleaved", "LoopedBFS"),
+        *("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"),
+    ],
+)
+def test_four_ranks_compute_what_one_does(ranks: RankPool, schedule: str) -> None:
+    _agree(ranks, 4, schedule, [2] * 7 + [1], blocks=7, tied=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "DualPipeV"])
+def test_four_ranks_with_four_chunks(ranks: RankPool, schedule: str) -> None:
+    _agree(ranks, 4, schedule, [2] * 3 + [1], blocks=7, tied=True)
+
+
+def half_loss(model: Any, batch: Batch) -> torch.Tensor:
+    """As a recipe in half precision has it: the whole loss under autocast."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return token_loss(model, batch)
+
+
+def _half(world: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+    model = chained(blocks=4)
+    assert dist.group.WORLD is not None
+    pipeline, _ = piped(world, model, "1f1b", dist.group.WORLD, 2, autocast=torch.bfloat16)
+    losses = pipeline.step(token_batches([3, 3]), [1.0, 1.0], half_loss)
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return [x.item() for x in losses], grads
+
+
+def test_half_precision_is_that_of_one_process(ranks: RankPool) -> None:
+    batches, weights = token_batches([3, 3]), [1.0, 1.0]
+    losses, grads = alone(chained(blocks=4), batches, weights, half_loss)
+    (_, first), (found, second) = ranks.run(2, _half)
+    assert found == pytest.approx(losses, rel=1e-6)
+    assert losses != pytest.approx(alone(chained(blocks=4), batches, weights)[0], rel=1e-6)
+    for name, grad in (first | second).items():
+        torch.testing.assert_close(grad, grads[name], rtol=1e-5, atol=1e-6)
+
+
+def _refused(world: Any) -> str:
+    assert dist.group.WORLD is not None
+    pipeline, _ = piped(world, chained(), "1f1b", dist.group.WORLD, world.world_size)
+    assert pipeline.evaluate([], token_loss) == []
+    with pytest.raises(ValueError, match="2 batches and 1 weights") as caught:
+        pipeline.step(token_batches([2, 2]), [1.0], token_loss)
+    return str(caught.value)
+
+
+def test_each_batch_needs_a_weight(ranks: RankPool) -> None:
+    assert all(ranks.run(2, _refused))

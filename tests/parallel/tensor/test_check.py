@@ -1,0 +1,113 @@
+"""What a plan is held against before anything is cut; one process, on meta tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rankup.base.errors import UserError
+from rankup.parallel.tensor.check import check
+from rankup.parallel.tensor.plan import plan_of
+
+from .same import transformer
+
+
+def refusal(model: nn.Module, plan: dict[str, str], tp: int = 2) -> str:
+    with pytest.raises(UserError) as refused:
+        check(model, plan, tp)
+    return str(refused.value)
+
+
+def stack() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_our_transformer_passes_and_its_plan_is_its_own() -> None:
+    with torch.device("meta"):
+        model = transformer(vocab_size=13)
+    plan, origin = plan_of(model)
+    assert "tensor_plan" in origin
+    for tp in (1, 2, 4):
+        check(model, plan, tp)
+
+
+def test_a_pattern_that_names_nothing_names_the_nearest() -> None:
+    model = transformer()
+    plan = {"blocks.*.attention.querry": "column"}
+    assert "blocks.*.attention.query" in refusal(model, plan)
+
+
+def test_a_star_is_one_part_of_a_name() -> None:
+    assert "names no module" in refusal(transformer(), {"*.query": "column"})
+
+
+def test_an_unknown_word_names_the_nearest() -> None:
+    assert "did you mean column" in refusal(stack(), {"0": "colum"})
+
+
+def test_two_words_for_one_module() -> None:
+    message = refusal(stack(), {"0": "column", "*": "replicate"})
+    assert "'column' by '0'" in message
+    assert "'replicate' by '*'" in message
+
+
+def test_a_word_that_is_for_another_type() -> None:
+    assert "nn.Embedding" in refusal(stack(), {"0": "embedding"})
+
+
+@pytest.mark.parametrize(
+    ("plan", "tp", "parts"),
+    [
+        ({"0": "column"}, 3, ("8 outputs", "'0'", "1, 2, 4, 8")),
+        ({"2": "row"}, 3, ("8 inputs", "'2'")),
+        ({"0": "column heads=2"}, 4, ("2 heads", "1, 2")),
+        ({"2": "column-gathered"}, 4, ("3 outputs", "none")),
+    ],
+)
+def test_sizes_that_do_not_come_out(plan: dict[str, str], tp: int, parts: tuple[str, ...]) -> None:
+    message = refusal(stack(), plan, tp)
+    assert all(part in message for part in parts), message
+
+
+def test_heads_of_the_transformer() -> None:
+    model = transformer(heads=4)
+    message = refusal(model, model.tensor_plan(), 3)
+    assert "4 heads" in message
+    assert "1, 2, 4" in message
+
+
+def test_a_module_that_is_forgotten_where_the_sequence_is_cut() -> None:
+    model = transformer()
+    plan = {k: v for k, v in model.tensor_plan().items() if k != "norm"}
+    assert "says nothing of norm" in refusal(model, plan)
+
+
+def test_a_dropout_that_is_forgotten_where_the_sequence_is_cut() -> None:
+    model = transformer(dropout=0.1)
+    plan = {k: v for k, v in model.tensor_plan().items() if k != "dropout"}
+    assert "says nothing of dropout" in refusal(model, plan)
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.up = nn.Linear(8, 8)
+
+
+@pytest.mark.parametrize("name", ["attention", "attention.out_proj"])
+def test_multihead_attention_is_refused(name: str) -> None:
+    message = refusal(Packed(), {name: "row"})
+    assert "in_proj_weight" in message
+    assert "separate query, key and value" in message
+
+
+def test_multihead_attention_is_refused_by_auto_and_may_stay_whole() -> None:
+    with pytest.raises(UserError, match="in_proj_weight"):
+        plan_of(Packed())
+    check(Packed(), {"up": "column-gathered"}, 2)
+
+
+def test_a_recurrent_net_is_refused() -> None:
+    assert "LSTM" in refusal(nn.Sequential(nn.LSTM(4, 4), nn.Linear(4, 4)), {"1": "column"})

@@ -1,0 +1,101 @@
+"""Losses and gradients of a cut model are those of the model in one piece."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from rankup.parallel.tensor.gradients import finish_gradients
+from rankup.parallel.tensor.loss import loss_context, plain
+from rankup.runtime.world import World
+from tests.pool import RankPool
+
+from .same import assert_same, full, mesh_of, per_token, split, text, transformer
+
+
+def the_transformer(world: World, options: dict, shape: dict, vocab: int = 13) -> None:
+    batches = partial(text, vocab=vocab)
+    model = assert_same(world, partial(transformer, **shape), batches, **options)
+    if shape.get("tied"):
+        assert model.head.weight is model.tokens.weight
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_transformer(ranks: RankPool, tied: bool) -> None:
+    # 13 words do not come out even over 2 ranks.
+    ranks.run(2, the_transformer, {"tp": 2}, {"tied": tied})
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_transformer_under_fully_shard(ranks: RankPool, tied: bool) -> None:
+    ranks.run(2, the_transformer, {"tp": 2, "sharded": True}, {"tied": tied})
+
+
+def test_tensor_times_shard(ranks: RankPool) -> None:
+    options = {"tp": 2, "shards": 2, "sharded": True}
+    ranks.run(4, the_transformer, options, {"vocab_size": 16}, 16)
+
+
+def recomputed(world: World) -> None:
+    """A model built on meta, whose blocks are computed again in the backward."""
+    torch.manual_seed(0)
+    whole = transformer(dropout=0.2)
+    with torch.device("meta"):
+        models = [transformer(dropout=0.2) for _ in range(2)]
+    gradients = []
+    for model, again in zip(models, (False, True), strict=True):
+        plan = split(model, mesh_of(world, 2))
+        if again:
+            for name, block in list(model.blocks.items()):
+                model.blocks[name] = checkpoint_wrapper(block)
+        assert all(p.is_meta and isinstance(p, DTensor) for p in model.parameters())
+        model.to_empty(device="cpu")
+        for mine, value in zip(model.parameters(), whole.parameters(), strict=True):
+            part = distribute_tensor(value.detach(), mine.device_mesh, mine.placements)
+            mine.data.copy_(part)
+        with loss_context(plan):
+            torch.manual_seed(1)
+            plain(per_token(model, text(0))).backward()
+        finish_gradients(model)
+        gradients.append([full(p.grad) for p in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_from_meta_and_with_recomputation(ranks: RankPool) -> None:
+    ranks.run(2, recomputed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [{}, {"tied": True}], ids=["untied", "tied"])
+@pytest.mark.parametrize("tp", [2, 4])
+def test_uneven_vocabularies(ranks: RankPool, tp: int, shape: dict) -> None:
+    for vocab in (13, 15):
+        ranks.run(tp, the_transformer, {"tp": tp, "sharded": True}, {**shape, "vocab_size": vocab})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("vocab", "tied"), [(13, True), (15, False), (16, True)])
+def test_tensor_times_shard_with_uneven_vocabularies(
+    ranks: RankPool, vocab: int, tied: bool
+) -> None:
+    options = {"tp": 2, "shards": 2, "sharded": True}
+    ranks.run(4, the_transformer, options, {"vocab_size": vocab, "tied": tied})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shards", "replicas"), [(1, 2), (2, 2)])
+def test_tensor_times_data(ranks: RankPool, shards: int, replicas: int) -> None:
+    options = {"tp": 2, "shards": shards, "replicas": replicas, "sharded": True}
+    ranks.run(2 * shards * replicas, the_transformer, options, {"layers": 1})
+
+
+@pytest.mark.slow
+def test_mixed_precision(ranks: RankPool) -> None:
+    # bfloat16 has 8 bits: products are rounded before and after they are added up.
+    options = {"tp": 2, "autocast": True, "within": 0.1, "steps": 1}
+    ranks.run(2, the_transformer, options, {})

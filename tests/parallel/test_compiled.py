@@ -1,0 +1,111 @@
+"""`--compile` changes the time a run takes, not its losses, however the model is split.
+
+Blocks are compiled by themselves, and FSDP's and DTensor's hooks stand around or in what is
+compiled: a graph that leaves one out would compute something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rankup.parallel.build import Choices, build
+from rankup.parallel.layout import Layout
+from rankup.parallel.mesh import Mesh
+from rankup.runtime.world import World
+from rankup.train.options import TrainOptions
+from tests.pool import RankPool
+from tests.train.runs import losses, train_task
+
+from .tasks import SmallLM
+from .test_same_run import SGD
+
+# All batches of one shape: another one would be compiled as well. Validation is another graph.
+OPTIONS = replace(SGD, steps=3, global_batch=8, micro_batch=4, valid_every=3, checkpoint_every=3)
+
+
+@contextmanager
+def _compiler(directory: Path, backend: str, graphs: int = 8) -> Iterator[Any]:
+    """What is compiled is counted; to give up on something is an error, and not a warning.
+
+    Args:
+        graphs: how many of one function torch keeps, unless it is told to keep more.
+    """
+    import torch._dynamo
+    import torch._inductor.config
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    tracing = torch._dynamo.config.patch(recompile_limit=graphs, fail_on_recompile_limit_hit=True)
+    # Compiled by this process alone: others would stay in the pool.
+    building = torch._inductor.config.patch(compile_threads=1)
+    with tracing, building, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(directory))
+        patch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=backend))
+        yield counters
+    torch._dynamo.reset()
+
+
+def _plainly(world: World, directory: Path) -> None:
+    task = SmallLM(OPTIONS, 2, n=16, held_out=4)
+    assert train_task(world, task, OPTIONS, directory, False).error == ""
+
+
+def _compiled(world: World, directory: Path, options: TrainOptions, backend: str) -> int:
+    """Trains; how many graphs were compiled."""
+    task = SmallLM(options, 2, n=16, held_out=4)
+    with _compiler(directory.parent / "cache", backend) as counters:
+        assert train_task(world, task, options, directory, False).error == ""
+        return int(counters["stats"]["unique_graphs"])
+
+
+def _assert_same(ranks: RankPool, root: Path, size: int, backend: str, **asked: Any) -> None:
+    ranks.run(1, _plainly, root / "one")
+    options = replace(OPTIONS, compile=True, **asked)
+    graphs = ranks.run(size, _compiled, root / "split", options, backend, timeout=500)
+    # A forward with gradients on each rank, and one without where there is something to validate.
+    assert min(graphs) >= 1
+    assert max(graphs) >= 2
+    ours, theirs = torch.tensor(losses(root / "split")), torch.tensor(losses(root / "one"))
+    assert len(theirs) == 3
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_traced(ranks: RankPool, tmp_path: Path) -> None:
+    """All of compilation but the C++ compiler, which takes most of its time."""
+    _assert_same(ranks, tmp_path, 2, "aot_eager", strategy="fsdp")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("size", "strategy"), [(2, "fsdp"), (2, "tp"), (2, "pp")])
+def test_compiled(ranks: RankPool, tmp_path: Path, size: int, strategy: str) -> None:
+    _assert_same(ranks, tmp_path, size, "inductor", strategy=strategy)
+
+
+def _with_little_patience(world: World, directory: Path, layout: Layout) -> int:
+    """Two blocks that torch would keep one graph of stand for nine of which it would keep eight."""
+    with _compiler(directory, "eager", graphs=1) as counters:
+        task = SmallLM(OPTIONS, 2)
+        built = build(task.build_model, Mesh(layout, world), 0, Choices(compiled=True))
+        with torch.no_grad(), built.computing():
+            task.loss(built.model, task.train.batch(torch.arange(2)))
+        return int(counters["frames"]["ok"])
+
+
+@pytest.mark.slow
+def test_every_block_of_a_deep_model_is_compiled(ranks: RankPool, tmp_path: Path) -> None:
+    """Cut blocks have hooks of their own, so each is another graph."""
+    frames = ranks.run(2, _with_little_patience, tmp_path, Layout(tp=2), timeout=200)
+    assert min(frames) >= 2

@@ -1,0 +1,51 @@
+"""`parallelize`: a user's loop gives the same in every layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.pool import RankPool
+
+from .user_loops import Script, alone, assert_same, longer, run, stack
+
+TWO: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "fsdp": {"strategy": "fsdp"},
+    "tp": {"tp": 2},
+    "pp": {"pp": 2},
+}
+
+
+@pytest.mark.parametrize("layout", TWO)
+def test_the_loop_is_that_of_one_process(ranks: RankPool, layout: str) -> None:
+    """Uneven parts, a last batch of one sample, several backwards to a step, clipping."""
+    script = Script(n=21, accumulate=2, clip=0.5)
+    [wanted] = ranks.run(1, alone, script)
+    assert wanted.losses[-1] < wanted.losses[0]
+    results = ranks.run(2, run, script, TWO[layout])
+    assert_same(results[0], wanted)
+    assert [result.losses for result in results] == [results[0].losses] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"strategy": "hsdp"},
+        {"strategy": "fsdp"},
+        {"dp": 2, "tp": 2},
+        {"shard": 2, "tp": 2},
+        {"dp": 2, "pp": 2},
+        {"shard": 2, "pp": 2},
+        {"tp": 2, "pp": 2},
+        {"pp": 2, "dp": 2, "pp_schedule": "interleaved"},
+    ],
+    ids=lambda asked: " ".join(f"{axis} {size}" for axis, size in asked.items()),
+)
+def test_four_ranks(ranks: RankPool, asked: dict[str, Any]) -> None:
+    model = longer if "pp_schedule" in asked else stack
+    script = Script(n=23, accumulate=2, clip=0.5, model=model)
+    [wanted] = ranks.run(1, alone, script)
+    assert_same(ranks.run(4, run, script, asked)[0], wanted)

@@ -1,0 +1,197 @@
+"""How `parallelize` comes by a model's values, and what it refuses."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rankup.base.errors import UserError
+from rankup.parallel.user.factory import Factory
+from rankup.parallel.user.forward import map_tensors
+from rankup.parallel.user.parallelize import Parallel, parallelize
+from rankup.runtime.full import full_state
+from rankup.runtime.world import World
+from tests.pool import RankPool
+
+from .user_loops import forget, loss_of, sgd, stack
+
+
+class Reads(nn.Module):
+    """Its constructor reads values, keeps a tensor of its own and ties weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 6)
+        self.down = nn.Linear(6, 6)
+        self.down.weight = self.up.weight
+        self.largest = self.up.weight.abs().max().item()
+        self.kept = torch.full((), 2.0)
+        self.register_buffer("seen", torch.full((2,), 3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x)) * self.kept + self.seen.sum()
+
+
+class Keeps(nn.Module):
+    """Runs on meta, but keeps a tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 6)
+        self.kept = [torch.full((), 2.0)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) * self.kept[0]
+
+
+@pytest.mark.parametrize("kind", [Reads, Keeps, stack])
+def test_a_factory_gives_shapes_whatever_the_constructor_does(kind: Any) -> None:
+    made: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        made.append(kind())
+        return made[-1]
+
+    factory = Factory(build, 0, keeps=True)
+    with torch.device("meta"):
+        model = factory()
+    assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
+    if kind is Reads:
+        assert model.up.weight is model.down.weight
+    if kind is not stack:
+        assert not any(t.is_meta for t in (*made[-1].parameters(), *made[-1].buffers()))
+    values = factory()
+    assert values is made[-1]
+    assert [n for n, _ in values.named_parameters()] == [n for n, _ in model.named_parameters()]
+
+
+def _reads(world: World, kind: Any) -> dict[str, torch.Tensor]:
+    forget()
+    torch.manual_seed(world.rank)  # rank 0's draw counts, whatever the others would draw
+    model, optimizer, _ = parallelize(kind, sgd, "fsdp" if world.world_size > 1 else "ddp")
+    for _ in range(2):
+        model(torch.ones(2, 6)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return full_state(model)
+
+
+@pytest.mark.parametrize("kind", [Reads, Keeps])
+def test_a_constructor_that_needs_values(ranks: RankPool, kind: Any) -> None:
+    [wanted] = ranks.run(1, _reads, kind)
+    found, _ = ranks.run(2, _reads, kind)
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def _half(world: World, asked: dict[str, Any]) -> None:
+    forget()
+    model, optimizer, _ = parallelize(stack, sgd, precision="bf16", **asked)
+    inside: list[torch.dtype] = []
+    last = list(model.children())[-1] if not asked.get("dp") else list(model.module.children())[-1]
+    last.register_forward_hook(lambda *values: inside.append(values[-1].dtype))
+    out = model(torch.ones(2, 6))
+    assert inside == [torch.bfloat16]
+    assert out.dtype == torch.float32
+    out.square().mean().backward()
+    optimizer.step()
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("asked", [{"dp": 2}, {"shard": 2}, {"tp": 2}], ids=str)
+def test_half_precision_inside_and_single_outside(ranks: RankPool, asked: dict[str, Any]) -> None:
+    ranks.run(2, _half, asked)
+
+
+def _refusals(world: World) -> list[str]:
+    said = []
+    stranger = nn.Linear(1, 1)
+    for more, build in (
+        ({"precision": "fp8"}, sgd),
+        ({"activation_checkpointing": "some"}, sgd),
+        ({"pp": 1, "loss": loss_of, "micro_batch": 0}, sgd),
+        ({"offload": True}, sgd),
+        ({"pp_schedule": "1f2b"}, sgd),
+        ({}, lambda model: None),
+        ({}, lambda model: sgd(stranger)),
+    ):
+        forget()
+        with pytest.raises(UserError) as error:
+            parallelize(stack, build, **more)  # type: ignore[arg-type]
+        said.append(str(error.value))
+    return said
+
+
+def test_what_is_refused(ranks: RankPool) -> None:
+    [said] = ranks.run(1, _refusals)
+    wanted = [
+        "precision='fp8' is unknown; known are: fp32, bf16",
+        "activation_checkpointing='some'",
+        "micro_batch=0 is no number of samples",
+        "offload=True keeps shards of a model in host memory",
+        "unknown pipeline schedule '1f2b'",
+        "build_optimizer returned a NoneType",
+        "is none of the model's",
+    ]
+    for text, expected in zip(said, wanted, strict=True):
+        assert expected in text
+
+
+def _unused(world: World) -> list[str]:
+    forget()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parallelize(stack, sgd, "ddp", plan={}, pp_schedule="gpipe", reshard=False)
+    return [str(warning.message) for warning in caught if "does nothing" in str(warning.message)]
+
+
+def test_options_that_do_nothing_are_named_once(ranks: RankPool) -> None:
+    said, others = ranks.run(2, _unused)
+    assert [text.split()[0] for text in said] == ["plan=", "pp_schedule='gpipe'", "reshard=False"]
+    assert others == []
+
+
+def _other_code(world: World) -> None:
+    forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rankup.runtime.probe.fingerprint", lambda: {"torch": str(world.rank)})
+        with pytest.raises(RuntimeError, match="the ranks run different code"):
+            parallelize(stack, sgd, "fsdp")
+
+
+def test_ranks_of_different_code_do_not_start(ranks: RankPool) -> None:
+    ranks.run(2, _other_code)
+
+
+def _alone(world: World) -> None:
+    forget()
+    parallel = parallelize(stack, sgd, "fsdp")
+    assert isinstance(parallel, Parallel)
+    assert parallel.pipeline is None
+    parallel.model(torch.ones(2, 6)).sum().backward()
+    assert float(parallel.clip_grad_norm_(1.0)) > 1.0
+    parallel.optimizer.step()
+
+
+def test_in_a_plain_process(ranks: RankPool) -> None:
+    ranks.run(1, _alone)
+
+
+def test_tensors_within_outputs_are_found() -> None:
+    from collections import namedtuple
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Out:
+        value: torch.Tensor
+        name: str = "a"
+
+    Pair = namedtuple("Pair", "first second")
+    one = torch.ones(())
+    found = map_tensors({"a": [one, (one, Pair(one, 1))], "b": Out(one)}, lambda t: t + 1)
+    assert found == {"a": [one + 1, (one + 1, Pair(one + 1, 1))], "b": Out(one + 1)}

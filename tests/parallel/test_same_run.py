@@ -1,0 +1,189 @@
+"""Invariant 1, same run, over every way to split a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankup.parallel.layout import Layout
+from rankup.runtime.world import World
+from rankup.train.options import TrainOptions
+from tests.pool import RankPool
+from tests.train.runs import Report, final_model, losses, records, train_task
+
+from .tasks import SmallLM
+
+# 44 = 3 * 12 + 8, 12 = 2 * 5 + 2: the last batch of an epoch and its last micro-batch are short.
+# Six steps end in the second epoch.
+SGD = TrainOptions(
+    12, 5, 6, optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0, schedule="constant",
+    clip=0.85, seed=7, valid_every=6, checkpoint_every=6,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout by its name, and what else is asked for with it."""
+
+    name: str
+    layout: Layout
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        pp, dp, shard, tp = self.layout.sizes
+        return {"pp": pp, "dp": dp, "shard": shard, "tp": tp, **self.options}
+
+
+def _case(name: str, pp: int, dp: int, shard: int, tp: int, **options: Any) -> Case:
+    return Case(name, Layout(pp, dp, shard, tp), options)
+
+
+CORE = [
+    _case("ddp", 1, 2, 1, 1),
+    _case("fsdp", 1, 1, 2, 1),
+    _case("tp", 1, 1, 1, 2),
+    _case("pp", 2, 1, 1, 1),
+]
+# Of two axes at once the fast suite has tensor/test_same_run.py and train/test_apart.py.
+REST = [
+    _case("shard x tp", 1, 1, 2, 2),
+    _case("dp x pp", 2, 2, 1, 1),
+    _case("tp x pp", 2, 1, 1, 2),
+    _case("fsdp of 8", 1, 1, 8, 1),
+    _case("fsdp, not resharded", 1, 1, 2, 1, reshard=False),
+    _case("fsdp in host memory", 1, 1, 2, 1, offload=True),
+    _case("fsdp, recomputed", 1, 1, 2, 1, activation_checkpointing="full"),
+    _case("fsdp, half recomputed", 1, 1, 2, 1, activation_checkpointing="selective"),
+    _case("hsdp", 1, 2, 2, 1),
+    _case("tp of 4", 1, 1, 1, 4),
+    _case("tp, recomputed", 1, 1, 1, 2, activation_checkpointing="full"),
+    _case("pp of 4", 4, 1, 1, 1),
+    _case("pp, naive", 2, 1, 1, 1, pp_schedule="naive"),
+    _case("pp, gpipe", 2, 1, 1, 1, pp_schedule="gpipe"),
+    _case("pp, interleaved", 2, 1, 1, 1, pp_schedule="interleaved"),
+    _case("pp, zero bubble", 2, 1, 1, 1, pp_schedule="InterleavedZeroBubble"),
+    _case("pp, recomputed", 2, 1, 1, 1, activation_checkpointing="full"),
+    _case("dp x tp", 1, 2, 1, 2),
+    _case("shard x pp", 2, 1, 2, 1),
+    _case("shard x pp, interleaved", 2, 1, 2, 1, pp_schedule="interleaved"),
+    _case("dp x tp x pp", 2, 2, 1, 2),
+    _case("shard x tp x pp", 2, 1, 2, 2),
+    _case("dp x shard x tp", 1, 2, 2, 2),
+]
+PLAIN: dict[str, Any] = {}
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # what is trained, and how
+    "accumulated and clipped": (PLAIN, {}),
+    "tied, partly frozen, unclipped": (
+        {"tied": True, "frozen": ("blocks.1.feed_forward.up", "positions")},
+        {"clip": 0.0, "micro_batch": 12},
+    ),
+}
+
+
+def _apart(case: Case, accumulated: bool) -> dict[str, Any]:
+    """Accumulation without clipping, or clipping without accumulation."""
+    if accumulated:
+        return {"clip": 0.0, "micro_batch": 12 // (2 * case.layout.data_size)}
+    return {"clip": 0.5, "micro_batch": 12 // case.layout.data_size}
+
+
+def _train(world: World, directory: Path, options: TrainOptions, shape: dict[str, Any]) -> Report:
+    return train_task(world, SmallLM(options, **shape), options, directory, False)
+
+
+class Same:
+    """Holds runs that are split over ranks against the same run on one, which is made once."""
+
+    def __init__(self, ranks: RankPool, root: Path) -> None:
+        self._ranks, self._root = ranks, root
+        self._ones: dict[str, Path] = {}
+
+    def one(self, options: TrainOptions, shape: dict[str, Any]) -> Path:
+        key = repr((options, sorted(shape.items())))
+        if key not in self._ones:
+            directory = self._root / str(len(self._ones))
+            [report] = self._ranks.run(1, _train, directory, options, shape)
+            assert not report.error
+            self._ones[key] = directory
+        return self._ones[key]
+
+    def hold(self, root: Path, case: Case, shape: dict[str, Any], changes: dict[str, Any]) -> None:
+        options = replace(SGD, **changes)
+        _assert_same(self._ranks, root, case, shape, options, self.one(options, shape))
+
+
+@pytest.fixture(scope="module")
+def same(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Same:
+    return Same(ranks, tmp_path_factory.mktemp("one"))
+
+
+def _assert_same(
+    ranks: RankPool,
+    root: Path,
+    case: Case,
+    shape: dict[str, Any],
+    options: TrainOptions,
+    one: Path,
+) -> None:
+    split = replace(options, **case.asked)
+    reports = ranks.run(case.layout.world_size, _train, root / "split", split, shape, timeout=100)
+    assert [report.error for report in reports] == [""] * case.layout.world_size
+    ours, theirs = torch.tensor(losses(root / "split")), torch.tensor(losses(one))
+    assert len(theirs) == 6
+    assert theirs[-1] < theirs[0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
+    here, there = final_model(root / "split"), final_model(one)
+    assert list(here) == list(there)
+    largest = max(float(value.abs().max()) for value in there.values())
+    for name, value in there.items():
+        assert float((here[name] - value).abs().max()) <= 1e-5 * largest, name
+    norms = [record["grad_norm"] for record in records(root / "split")[:-1]]
+    assert not options.clip or max(norms) > options.clip, "nothing was clipped"
+    last, expected = records(root / "split")[-1], records(one)[-1]
+    for name in ("valid_loss", "test_loss"):
+        assert last[name] == pytest.approx(expected[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("case", CORE, ids=lambda case: case.name)
+def test_core(same: Same, tmp_path: Path, case: Case) -> None:
+    same.hold(tmp_path, case, PLAIN, {})
+
+
+def test_tied_embeddings_and_frozen_parts_over_stages(same: Same, tmp_path: Path) -> None:
+    shape, changes = VARIANTS["tied, partly frozen, unclipped"]
+    same.hold(tmp_path, CORE[3], shape, changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", REST, ids=lambda case: case.name)
+def test_every_layout(same: Same, tmp_path: Path, case: Case) -> None:
+    same.hold(tmp_path, case, PLAIN, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [CORE[2], REST[0], *REST[-3:]], ids=lambda case: case.name)
+def test_tied_and_frozen_parts(same: Same, tmp_path: Path, case: Case) -> None:
+    shape, changes = VARIANTS["tied, partly frozen, unclipped"]
+    same.hold(tmp_path, case, shape, changes)
+
+
+def test_clipped_without_accumulation(same: Same, tmp_path: Path) -> None:
+    """The cheapest of those below: a shared norm, and nothing added up before it."""
+    same.hold(tmp_path, CORE[1], PLAIN, _apart(CORE[1], accumulated=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "accumulated"),
+    [(CORE[0], False), (CORE[1], True), (CORE[2], False), (CORE[3], True), (REST[-2], False)],
+    ids=lambda one: one.name if isinstance(one, Case) else "accumulated" if one else "clipped",
+)
+def test_accumulated_or_clipped(same: Same, tmp_path: Path, case: Case, accumulated: bool) -> None:
+    """Each by itself, for what one would hide of the other."""
+    same.hold(tmp_path, case, PLAIN, _apart(case, accumulated))

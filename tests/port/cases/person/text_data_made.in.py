@@ -1,0 +1,32 @@
+import os
+import subprocess
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+from rankup.data import PackedDataset
+
+
+def make(path):
+    for number in range(9):
+        Path(path, f"{number}.txt").write_text(str(number))
+
+
+if not os.path.exists("data"):
+    os.makedirs("data")
+    make("data")
+if not Path("data.h5").exists():
+    subprocess.run(["rankup", "pack", "data", "data.h5"], check=True)
+if not os.path.exists("out"):
+    os.makedirs("out")
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for x in DataLoader(PackedDataset("data.h5"), batch_size=4, shuffle=True):
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+    if not os.path.exists(f"out/{epoch}.txt"):
+        Path(f"out/{epoch}.txt").write_text("done")

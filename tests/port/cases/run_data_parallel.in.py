@@ -1,0 +1,25 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
+
+device = "cuda:0" if torch.cuda.is_available() else "cpu"
+model = nn.Linear(5, 2)
+if torch.cuda.device_count() > 1:
+    print("several GPUs")
+    model = nn.DataParallel(model)
+model = nn.DataParallel(model) if device == "cuda" else model
+model.to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+for epoch in range(2):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+    print(loss.item())

@@ -1,0 +1,29 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import rankup
+
+rankup.setup()
+rankup.quiet()
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Linear(5, 2)
+if torch.cuda.device_count() > 1:
+    print("several GPUs")
+model = model if device == "cuda" else model
+model.to(device)
+model = rankup.wrap(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+for epoch in range(2):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+    print(rankup.batch_mean(loss.item()))

@@ -1,0 +1,25 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
+
+import copy
+
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+ema = copy.deepcopy(model)
+for epoch in range(2):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for averaged, own in zip(ema.parameters(), model.parameters()):
+                averaged.mul_(0.9).add_(own, alpha=0.1)
+print(sum(p.sum().item() for p in ema.parameters()))

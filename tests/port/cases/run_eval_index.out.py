@@ -1,0 +1,36 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import rankup
+
+rankup.setup()
+rankup.quiet()
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
+valid = rankup.shard(DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4))
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+model = rankup.wrap(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+
+
+@torch.no_grad()
+def evaluate(model, data):
+    loss_sum = 0
+    for step, (inputs, labels) in enumerate(data):
+        loss_sum += rankup.share(criterion(model(inputs), labels).item())
+    loss_sum = rankup.total(loss_sum)
+    step = int(rankup.all_reduce(step, "max"))
+    return loss_sum / (step + 1)
+
+
+for epoch in range(2):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+    print(f"{evaluate(model, valid):.8f} {evaluate(model, loader):.8f}")

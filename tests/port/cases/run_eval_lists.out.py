@@ -1,0 +1,39 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import rankup
+
+rankup.setup()
+rankup.quiet()
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
+valid = rankup.shard(DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4))
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+model = rankup.wrap(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+for epoch in range(2):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+
+    losses = []
+    predictions = []
+    targets = []
+    model.eval()
+    with torch.no_grad():
+        for inputs, labels in valid:
+            outputs = model(inputs)
+            losses.append(rankup.share(criterion(outputs, labels).item()))
+            predictions.extend(outputs.argmax(1).tolist())
+            targets.append(labels)
+        losses = rankup.total(losses)
+        predictions = rankup.gather(predictions)
+        targets = rankup.gather(targets)
+    print("loss", sum(losses) / len(losses))
+    print(predictions, torch.cat(targets).tolist())

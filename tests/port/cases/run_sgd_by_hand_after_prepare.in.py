@@ -1,0 +1,30 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
+
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+
+
+def init_weights(m):
+    if isinstance(m, nn.Linear):
+        nn.init.constant_(m.bias, 0.1)
+
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.apply(init_weights)
+use_half = False
+if use_half:
+    model.half()
+criterion = nn.CrossEntropyLoss()
+for epoch in range(2):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+    print(loss.item())

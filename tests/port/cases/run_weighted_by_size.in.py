@@ -1,0 +1,32 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
+valid = DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4)
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+
+for epoch in range(2):
+    epoch_loss = 0.0
+    model.train()
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        epoch_loss += loss.item() * inputs.size(0)
+    print("train", epoch_loss / len(loader.dataset))
+
+    valid_loss = 0.0
+    model.eval()
+    with torch.no_grad():
+        for inputs, labels in valid:
+            batch_size = inputs.size(0)
+            loss = criterion(model(inputs), labels)
+            valid_loss += loss.item() * batch_size
+    print("valid", valid_loss / len(valid.dataset))

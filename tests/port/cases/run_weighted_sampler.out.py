@@ -1,0 +1,27 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import rankup
+
+rankup.setup()
+rankup.quiet()
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+
+from torch.utils.data import WeightedRandomSampler
+
+sampler = WeightedRandomSampler(torch.ones(22), num_samples=16, replacement=True)
+loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=5, sampler=sampler))
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+model = rankup.wrap(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+for epoch in range(2):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+    print(rankup.batch_mean(loss.item()))

@@ -1,0 +1,31 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import rankup
+
+rankup.setup()
+rankup.quiet()
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
+
+import argparse
+
+args = argparse.Namespace(lr=0.1)
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+model = rankup.wrap(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+for epoch in range(2):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+rankup.save0(model, "model.pt", pickled=True)
+rankup.save0({"model": model.state_dict(), "args": args}, "last.pt", pickled=True)
+rankup.barrier()
+again = torch.load("model.pt", weights_only=False, map_location=rankup.here)
+print(type(again).__name__, sum(p.sum().item() for p in again.parameters()))

@@ -1,0 +1,31 @@
+import os
+import urllib.request
+
+import torch
+from torch.utils.data import DataLoader
+from torchvision import datasets, models
+from transformers import AutoTokenizer
+
+url = "https://example.org/input.txt"
+if not os.path.exists("input.txt"):
+    # fetched once
+    text = """a
+b"""
+    urllib.request.urlretrieve(url, "input.txt")
+
+train_set = datasets.MNIST("data", train=True, download=True)
+test_set = datasets.MNIST(
+    "data",
+    train=False,
+)
+tokenizer = AutoTokenizer.from_pretrained("t5-small")
+model = models.resnet18(weights="DEFAULT")
+model.fc = torch.nn.Linear(512, 10)
+model = model.cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train_loader = DataLoader(train_set, batch_size=64, shuffle=True)
+for images, labels in train_loader:
+    loss = torch.nn.functional.cross_entropy(model(images.cuda()), labels.cuda())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

@@ -1,0 +1,34 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+import csv
+import logging
+import os
+from pathlib import Path
+
+loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+os.makedirs("out")
+Path("out/more").mkdir(parents=True)
+logging.basicConfig(level=logging.INFO)
+log = open("out/log.csv", "w")
+writer = csv.writer(log)
+for epoch in range(2):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+    writer.writerow([epoch, loss.item()])
+    with open("out/text.txt", "a") as file:
+        file.write(f"{epoch}\n")
+    logging.info("epoch %d loss %f", epoch, loss.item())
+log.close()
+print(Path("out/text.txt").read_text().split(), len(Path("out/log.csv").read_text().splitlines()))
+os.remove("out/text.txt")

@@ -1,0 +1,15 @@
+# -*- coding: utf-8 -*-
+try:
+    import numpy as np
+except ImportError:
+    np = None
+import torch.nn.functional as F, torch
+import torch.utils.data as td
+from torch.optim import Adam as Optimizer
+
+net = torch.nn.Linear(3, 3)
+opt = Optimizer(net.parameters())
+dl = td.DataLoader(range(9), 3)
+for b in dl:
+    l = F.mse_loss(net(b), b)
+    opt.zero_grad(); l.backward(); opt.step()

@@ -1,0 +1,180 @@
+"""Rules about batch scripts: each finds its mistake, and nothing in scripts without it."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.port.sbatch import check, is_batch
+from rankup.port.sbatch.codes import TITLES
+
+from .scripts import MANY, ONE, beside
+
+GOLDEN = Path(__file__).parents[2] / "slurm" / "golden"
+RULES = Path(__file__).parents[3] / "docs" / "rules"
+
+# (code, what of MANY is replaced, by what, line of the finding)
+MISTAKES = [
+    ("RK150", "rc=$?\n", "<<<<<<< HEAD\nrc=$?\n=======\nrc=0\n>>>>>>> other\n", 19),
+    ("RK151", "#SBATCH --account", "##SBATCH --account", 2),
+    ("RK151", "#SBATCH --account", "# SBATCH --account", 2),
+    ("RK151", "#SBATCH --account", " #SBATCH --account", 2),
+    ("RK152", "source env.sh\n", "source env.sh\n#SBATCH --qos=long\n", 11),
+    ("RK153", "#!/bin/bash\n", "", 1),
+    ("RK153", "\n", "\r\n", 1),
+    ("RK154", "--account=abc", "--acount=abc", 2),
+    ("RK154", "--account=abc", "abc", 2),
+    ("RK154", "--account=abc", '--account="abc', 2),
+    ("RK154", "--account=abc", "--account=$USER", 2),
+    ("RK155", "#SBATCH --time=01:00:00\n", "", 7),
+    ("RK156", "$((10000 + SLURM_JOB_ID % 20000))", "7010", 13),
+    ("RK157", r"is_host=\$(if ((", "is_host=$(if ((", 17),
+    ("RK158", "=$RANDOM", r"=\$RANDOM", 14),
+    ("RK159", 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"\n', "", 13),
+    ("RK160", "exit $rc\n", "", 14),
+    ("RK160", 'rc=$?\necho "ended with $rc"\nexit $rc', "echo ended", 14),
+    ("RK161", "--nproc_per_node=gpu", "--nproc_per_node=2", 14),
+    ("RK161", "source env.sh", "export CUDA_VISIBLE_DEVICES=0,1", 10),
+    ("RK162", "--ntasks-per-node=1", "--ntasks-per-node=4", 14),
+    ("RK163", "srun --cpu_bind=none ", "", 14),
+    ("RK163", "--nnodes=$SLURM_NNODES", "--nnodes=3", 14),
+    ("RK164", "--nnodes=$SLURM_NNODES ", "--standalone ", 14),
+    ("RK164", "--nnodes=$SLURM_NNODES ", "", 14),
+    ("RK164", "_endpoint=$MASTER_ADDR:", "_endpoint=localhost:", 14),
+    ("RK165", "train.py", "tain.py", 14),
+    ("RK165", "source env.sh", "source venv/bin/activate", 10),
+    ("RK166", "log/%j.out", "logs/%j.out", 8),
+    ("RK167", "--account=abc", "--account=<account>", 2),
+    ("RK168", "--nproc_per_node=gpu", "--nproc_per_node=8", 14),
+    ("RK169", "exit $rc", 'exit "$rc', 21),
+    ("RK170", 'a b\\""', 'a b\\"" &', 14),
+    ("RK171", "#SBATCH --cpus-per-task=48\n", "", 13),
+]
+
+
+def codes(path: Path) -> list[tuple[str, int]]:
+    return [(one.code, int(one.place.rpartition(":")[2])) for one in check(path)]
+
+
+@pytest.mark.parametrize(("code", "old", "new", "line"), MISTAKES)
+def test_a_mistake_is_found(tmp_path: Path, code: str, old: str, new: str, line: int) -> None:
+    assert MANY.count(old) >= 1
+    found = codes(beside(tmp_path, MANY.replace(old, new)))
+    assert (code, line) in found, found
+    also = {"RK155": {"RK150"}, "RK160": {"RK170"}, "RK169": set()}
+    allowed = {code, *also.get(code, ())}
+    assert {one for one, _ in found} <= allowed, found
+
+
+def test_every_rule_has_a_mistake_and_a_page() -> None:
+    assert {code for code, *_ in MISTAKES} == set(TITLES)
+    for code, title in TITLES.items():
+        text = (RULES / f"{code}.md").read_text()
+        assert text.startswith(f"# {code}: {title}\n"), code
+        for part in ("## What it looks at", "## Why it matters", "## Example", "## Use instead"):
+            assert part in text, f"{code} has no {part!r}"
+
+
+def test_correct_scripts_have_no_finding(tmp_path: Path) -> None:
+    assert codes(beside(tmp_path, MANY)) == []
+    for golden in sorted(GOLDEN.glob("*.sh")):
+        assert codes(golden) == [], golden.name
+
+
+# Scripts that are right, each in a shape that looks wrong at first.
+RIGHT = [
+    # switched off on purpose, since the option is given
+    MANY.replace("#SBATCH --account=abc", "#SBATCH --account=abc\n##SBATCH --account=other"),
+    # on one node the batch shell's own number is right
+    MANY.replace("--nodes=2", "--nodes=1").replace(r"=\$(if ((SLURM", "=$(if ((SLURM"),
+    # the single quotes are expanded on each node
+    MANY.replace('bash -c "torchrun_jsc', "bash -c 'torchrun_jsc")
+    .replace('a b\\""', "a b\"'")
+    .replace(r"\$(if", "$(if")
+    .replace("$RANDOM", "$SLURM_JOB_ID"),
+    MANY.replace("--nproc_per_node=gpu", "--nproc_per_node=$N").replace("rc=$?", "rc=$?", 1),
+    MANY.replace("rc=$?\n", "").replace("source env.sh", "set -euo pipefail").replace("$rc", "$?"),
+    MANY.replace("--account=abc", "--acount=abc # noqa: RK154"),
+    MANY.replace("=gpu ", "=2 ").replace("srun --cpu", "# noqa: RK161, RK156\nsrun --cpu"),
+    # a task for each GPU, a helper of one process before it
+    """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=4 --gres=gpu:4 --cpus-per-task=12 --time=1:00:00
+export SRUN_CPUS_PER_TASK=12
+python -m pip list
+srun python train.py
+""",
+    # one process that uses all GPUs by itself
+    """#!/bin/bash
+#SBATCH --gres=gpu:4 --time=1:00:00
+python parallel.py
+""",
+    # four runs at once on four GPUs
+    """#!/bin/bash
+#SBATCH --gres=gpu:4 --time=1:00:00
+for i in 0 1 2 3; do
+    CUDA_VISIBLE_DEVICES=$i python train.py --seed "$i" > "$i.txt" 2>&1 &
+done
+wait
+""",
+    "#!/bin/bash\ncat <<EOF\n#SBATCH --nodes=2\n(\nEOF\n",
+]
+
+
+@pytest.mark.parametrize("text", RIGHT)
+def test_what_looks_wrong_and_is_not(tmp_path: Path, text: str) -> None:
+    (tmp_path / "parallel.py").write_text("torch.nn.DataParallel(model)\n")
+    found = codes(beside(tmp_path, text))
+    assert [one for one in found if one[0] != "RK152"] == []
+
+
+def test_a_script_for_one_gpu(tmp_path: Path) -> None:
+    path = beside(tmp_path, ONE)
+    assert codes(path) == [("RK159", 14), ("RK160", 14)]
+    path = beside(tmp_path, ONE.replace("gpu:1", "gpu:4"))
+    said = [one.message for one in check(path) if one.code == "RK161"]
+    assert any("hides 3 of the 4 GPUs" in one for one in said)
+    assert any("3 are paid for and idle" in one for one in said)
+
+
+def test_what_is_no_batch_script(tmp_path: Path) -> None:
+    binary = tmp_path / "a.sbatch"
+    binary.write_bytes(b"#!/bin/bash\0")
+    with pytest.raises(UserError, match="not text"):
+        check(binary)
+    with pytest.raises(UserError, match="name a batch script"):
+        check(tmp_path / "missing.sbatch")
+    binary.write_bytes(b"#" * 300_000)
+    with pytest.raises(UserError, match="no batch script"):
+        check(binary)
+    assert is_batch(binary)
+    assert not is_batch(tmp_path / "train.py")
+    plain = beside(tmp_path, ONE, "job")
+    assert is_batch(plain)
+    assert check(beside(tmp_path, "", "empty.sh"))[0].code == "RK153"
+
+
+def test_nothing_written_makes_it_fail(tmp_path: Path) -> None:
+    """Torn and shuffled scripts end in findings, never in an exception; nothing is run."""
+    chance = random.Random(0)
+    for round_ in range(150):
+        text = list(chance.choice((MANY, ONE)))
+        for _ in range(chance.randrange(1, 12)):
+            at = chance.randrange(len(text))
+            text[at : at + chance.randrange(4)] = chance.choice("\"'`$(){}\\<>|&;#\n=-") * 2
+        if round_ % 3 == 0:
+            del text[chance.randrange(len(text)) :]
+        for one in check(beside(tmp_path, "".join(text))):
+            assert one.code in TITLES
+
+
+def test_it_reads_what_bash_reads(tmp_path: Path) -> None:
+    """Scripts that bash parses are parsed, and none has a finding of syntax."""
+    for golden in sorted(GOLDEN.glob("*.sh"))[:3]:
+        assert subprocess.run(["bash", "-n", golden], check=False).returncode == 0
+    broken = beside(tmp_path, MANY + 'echo "open\n')
+    assert subprocess.run(["bash", "-n", broken], check=False, capture_output=True).returncode
+    assert codes(broken)[0][0] == "RK169"

@@ -1,0 +1,241 @@
+"""`port` of a batch script: what changes, what stays, what is refused; and that bash runs it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.port.sbatch import block, check, port
+
+from .scripts import MANY, ONE, beside
+
+# Every command of a job's node, as lines that say what they got.
+_FAKES = {
+    "scontrol": 'echo "n1"',
+    "getent": 'echo "10.0.0.1 STREAM $2"',
+    "srun": 'while [ "${1#-}" != "$1" ]; do echo "srun $1"; shift; done; SLURM_NODEID=0 exec "$@"',
+    "torchrun": 'echo "torchrun $*"; while [ "$1" != -- ]; do shift; done; shift; exec "$@"',
+    "timeout": 'if [ "$2" = bash ]; then exit 1; fi; shift; exec "$@"',
+    "python": 'printf "<%s>" "$@"; echo; exit "${FAILS:-0}"',
+    "module": "true",
+}
+
+
+def lines_of(path: Path, nodes: int | None = None, gpus: int | None = None) -> tuple[str, str]:
+    """What is gone and what is new, without the block itself."""
+    done = port(path, nodes, gpus)
+    old, new = path.read_text().splitlines(), done.text.splitlines()
+    begin = next(i for i, line in enumerate(new) if line.startswith(block.BEGIN))
+    end = next(i for i in range(begin + 1, len(new)) if new[i].startswith("# -----"))
+    new = new[:begin] + new[end + 1 :]
+    diff = list(difflib.ndiff(old, new))
+    gone = "\n".join(line[2:] for line in diff if line.startswith("- "))
+    return gone, "\n".join(line[2:] for line in diff if line.startswith("+ ") and line[2:])
+
+
+def test_the_diff_of_a_script_for_one_gpu(tmp_path: Path) -> None:
+    path = beside(tmp_path, ONE)
+    gone, new = lines_of(path, gpus=4)
+    assert gone == "\n".join(
+        [
+            "#SBATCH -N 1 --gres=gpu:1   # one of four",
+            "#SBATCH --ntasks=1",
+            "#SBATCH --cpus-per-task=12",
+            "#SBATCH --mem=60G",
+            "export CUDA_VISIBLE_DEVICES=0",
+            'srun --label python -u train.py --data "$SCRATCH/my data" \\',
+        ]
+    )
+    assert new == "\n".join(
+        [
+            "#SBATCH -N 2 --gres=gpu:4   # one of four",
+            "#SBATCH --cpus-per-task=48",
+            "#SBATCH --mem=240G",
+            "#SBATCH --ntasks-per-node=1",
+            "# rankup port: export CUDA_VISIBLE_DEVICES=0",
+            'on_all_gpus python -u train_dist.py --data "$SCRATCH/my data" \\',
+            "rankup_status=$? # a failed run is a failed job",
+            "exit $rankup_status",
+        ]
+    )
+    done = port(path, gpus=4)
+    assert done.path == tmp_path / "job_dist.sbatch"
+    said = "\n".join(done.notes)
+    for words in ("left out of srun: --label", "CUDA_VISIBLE_DEVICES", "rankup port train.py"):
+        assert words in said
+    assert path.read_text() == ONE  # nothing is written
+
+
+def test_a_second_time_changes_nothing_and_finds_nothing(tmp_path: Path) -> None:
+    done = port(beside(tmp_path, ONE), gpus=4)
+    done.path.write_text(done.text)
+    again = port(done.path)
+    assert (again.text, again.changed) == (done.text, False)
+    (tmp_path / "train_dist.py").touch()
+    assert check(done.path) == []
+    assert subprocess.run(["bash", "-n", done.path], check=False).returncode == 0
+    linted = ["shellcheck", "--severity=warning", "--exclude=SC1091", done.path]
+    assert subprocess.run(linted, check=False).returncode == 0
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the commands of a job say what they were given."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, body in _FAKES.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    return {
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_ID": "123",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_CPUS_PER_TASK": "48",
+        "SLURM_GPUS_ON_NODE": "4",
+        "SCRATCH": "/a b",
+    }
+
+
+def ran(path: Path, env: dict[str, str], fails: int = 0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", path], env={**env, "FAILS": str(fails)}, cwd=path.parent, text=True,
+        capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_bash_runs_it(tmp_path: Path, fakes: dict[str, str]) -> None:
+    done = port(beside(tmp_path, ONE), gpus=4)
+    done.path.write_text(done.text)
+    found = ran(done.path, fakes)
+    assert found.returncode == 0, found.stderr
+    assert "<-u><train_dist.py><--data></a b/my data><--epochs><3>" in found.stdout
+    assert "--nnodes=2 --nproc-per-node=gpu" in found.stdout
+    assert "--rdzv-endpoint=10.0.0.1:10123 --rdzv-id=123-0 --rdzv-conf=is_host=1" in found.stdout
+    assert "--local-addr=10.0.0.1 --no-python -- python -u" in found.stdout
+    assert "srun --ntasks=2" in found.stdout
+    failed = ran(done.path, fakes, fails=3)
+    assert failed.returncode == 3
+    assert failed.stdout.endswith("through\n")
+
+
+# How the line is written that starts the script -> what it becomes.
+SHAPES = [
+    ("python train.py", "on_all_gpus python train_dist.py"),
+    ("python3 -u ./train.py -x 1", "on_all_gpus python3 -u ./train_dist.py -x 1"),
+    ("CUDA_VISIBLE_DEVICES=0 python train.py", "on_all_gpus python train_dist.py"),
+    ("env CUDA_VISIBLE_DEVICES=0 python train.py", "on_all_gpus env python train_dist.py"),
+    ("exec python train.py", "on_all_gpus python train_dist.py"),
+    ("A=1 time srun -n1 python train.py", None),
+    ("time srun -n1 python train.py", "time on_all_gpus python train_dist.py"),
+    ("A=1 B='x y' python train.py", "A=1 B='x y' on_all_gpus python train_dist.py"),
+    ("timeout 30m python train.py", "on_all_gpus timeout 30m python train_dist.py"),
+    ("srun env A=1 python train.py > o.txt", "on_all_gpus env A=1 python train_dist.py > o.txt"),
+    ("torchrun --standalone train.py -x", "on_all_gpus python -u train_dist.py -x"),
+    ("srun torchrun --nproc_per_node=4 train.py", "on_all_gpus python -u train_dist.py"),
+    ("srun bash -c 'python train.py -x $A'", "on_all_gpus bash -c 'python train_dist.py -x $A'"),
+    ('python "$HERE/train.py"', 'on_all_gpus python "$HERE/train_dist.py"'),
+    ("for i in 1 2; do python train.py $i; done",
+     "for i in 1 2; do on_all_gpus python train_dist.py $i; done"),
+    ("if ! python train.py; then echo no; fi",
+     "if ! on_all_gpus python train_dist.py; then echo no; fi"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "becomes"), SHAPES)
+def test_how_a_script_is_started(tmp_path: Path, line: str, becomes: str | None) -> None:
+    text = f"#!/bin/bash\n#SBATCH --gres=gpu:1 --time=1:00:00\n{line}\n"
+    done = port(beside(tmp_path, text))
+    if becomes is not None:
+        assert done.text.splitlines()[-1] == becomes
+    assert subprocess.run(["bash", "-n"], input=done.text, text=True, check=False).returncode == 0
+
+
+def test_a_pipe_keeps_its_status(tmp_path: Path, fakes: dict[str, str]) -> None:
+    text = "#!/bin/bash\n#SBATCH --gres=gpu:1\npython train.py 2>&1 | tee log.txt\n"
+    done = port(beside(tmp_path, text))
+    done.path.write_text(done.text)
+    assert ran(done.path, fakes, fails=5).returncode == 5
+    assert "<train_dist.py>" in (tmp_path / "log.txt").read_text()
+
+
+DIRECTIVES = [
+    ("--gres=gpu:a100:1", "--gres=gpu:a100:4"),
+    ("--gres=gpu", "--gres=gpu:4"),
+    ("--gpus-per-node=1", "--gpus-per-node=4"),
+    ("--gpus=1", "--gpus-per-node=4"),
+    ("-G a100:1", "--gpus-per-node=a100:4"),
+    ("--gpus-per-task=1 --ntasks=1", "--gpus-per-node=4"),
+    ("--gres=craynetwork:1,gpu:1", "--gres=craynetwork:1,gpu:4"),
+]
+
+
+@pytest.mark.parametrize(("one", "many"), DIRECTIVES)
+def test_gpus_are_asked_for_in_many_ways(tmp_path: Path, one: str, many: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH {one}\n#SBATCH --nodes=3 --exclusive\npython train.py\n"
+    _, new = lines_of(beside(tmp_path, text), gpus=4)
+    assert new.splitlines()[0] == f"#SBATCH {many}"
+    assert "#SBATCH --ntasks-per-node=1" in new
+    assert "--nodes=3 --exclusive" not in new  # it stays
+
+
+def test_the_partition_tells_the_machine(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH -p dc-gpu --gres=gpu:1\npython train.py\n"
+    done = port(beside(tmp_path, text))
+    assert "#SBATCH -p dc-gpu --gres=gpu:4" in done.text
+    assert "#SBATCH --cpus-per-task=128" in done.text
+    assert "suffix=i" in done.text
+    assert "JURECA-DC" in done.notes[0]
+
+
+def test_which_of_several_trains(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH --gres=gpu:1\npython prepare.py\npython train.py\n"
+    (tmp_path / "prepare.py").write_text("print(1)\n")
+    done = port(beside(tmp_path, text))
+    assert done.text.endswith("\npython prepare.py\non_all_gpus python train_dist.py\n")
+    (tmp_path / "train.py").write_text("import rankup\nloss.backward()\n")  # ported in place
+    assert port(tmp_path / "job.sbatch").text.endswith("on_all_gpus python train.py\n")
+
+
+REFUSED = [
+    (ONE.replace("--ntasks=1", "--array=0-3"), "job array"),
+    (ONE.replace("--ntasks=1", "hetjob"), "heterogeneous"),
+    (ONE.replace("python -u train.py", "accelerate launch train.py"), "launcher of its own"),
+    (ONE.replace("python", "apptainer exec i.sif python"), "--container"),
+    (ONE.replace("-u train.py", "- <<EOF\nEOF\ntrue"), "starts no Python script"),
+    (ONE.replace("long\n", "long\n&\n").replace("   # long\n&", " &"), "in the background"),
+    (ONE.replace("--ntasks=1", "--ntasks=4"), "several times already"),
+    (ONE.replace("#SBATCH", "##SBATCH"), "no #SBATCH line"),
+    (ONE.replace("#!/bin/bash", "#!/bin/csh"), "no bash"),
+    (ONE.replace("\n", "\r\n"), "Windows"),
+    (ONE + 'echo "\n', "no partner"),
+    (ONE + "<<<<<<< HEAD\n=======\n>>>>>>> b\n", "conflict markers"),
+    (ONE + "python other.py\n", None),
+    ("#!/bin/bash\n#SBATCH -N1\npython a.py\npython b.py\n", "cannot be told"),
+    (MANY, "several nodes already"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), REFUSED)
+def test_what_is_refused(tmp_path: Path, text: str, why: str | None) -> None:
+    path = beside(tmp_path, text)
+    if why is None:
+        assert "\npython other.py\n" in port(path).text
+        return
+    with pytest.raises(UserError, match=why):
+        port(path)
+    assert list(tmp_path.glob("*_dist*")) == []
+
+
+def test_a_line_that_goes_on_keeps_the_lines_below(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH --gres=gpu:1\nsrun \\\n  --label \\\n  python train.py\n"
+    done = port(beside(tmp_path, text + "export CUDA_VISIBLE_DEVICES=0\n"))
+    tail = done.text.splitlines()
+    assert "# rankup port: export CUDA_VISIBLE_DEVICES=0" in tail
+    assert subprocess.run(["bash", "-n"], input=done.text, text=True, check=False).returncode == 0
+    assert "on_all_gpus \\\n\\\npython train_dist.py\n" in done.text

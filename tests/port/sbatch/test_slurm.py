@@ -1,0 +1,54 @@
+"""A script and its batch file for one GPU, both ported, on two nodes of the tests' Slurm."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankup.port.rewrite.ported import port as port_script
+from rankup.port.sbatch import port
+from tests.slurm.cluster import Cluster
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "one_gpu_language_model.py"
+JOB = """#!/bin/bash
+#SBATCH --job-name=lm
+#SBATCH --nodes=1
+#SBATCH --gres=gpu:1
+#SBATCH --time=00:10:00
+#SBATCH --output=%x.out
+
+export PATH="{bin}:$PATH" OMP_NUM_THREADS=1
+python train.py --epochs 2
+echo "the last line"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_nodes_print_what_one_process_prints(slurm: Cluster, tmp_path: Path) -> None:
+    script, job = tmp_path / "train.py", tmp_path / "job.sbatch"
+    script.write_bytes(EXAMPLE.read_bytes())
+    words = [sys.executable, script, "--epochs", "2"]
+    alone = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
+    (tmp_path / "model_final.pt").unlink()
+    (tmp_path / "train_dist.py").write_text(port_script(script).text)
+    job.write_text(JOB.format(bin=Path(sys.executable).parent))
+    text = port(job, nodes=2, gpus=2).text
+    # The GPUs of the tests' nodes are device files, of which torch counts none.
+    assert text.count("ranks=gpu ") == 1
+    number = slurm.submit(text.replace("ranks=gpu ", "ranks=2 "), tmp_path)
+    found = slurm.wait(number, timeout=240)
+    printed = (tmp_path / "lm.out").read_text()
+    assert found["JobState"] == "COMPLETED", printed
+    assert found["NumNodes"] == "2"
+    epochs = re.findall(r"^\[\d+/.*$", printed, re.MULTILINE)
+    assert epochs == re.findall(r"^\[\d+/.*$", alone.stdout, re.MULTILINE)
+    assert len(epochs) == 2
+    assert printed.rstrip().endswith("the last line")
+    assert (tmp_path / "model_final.pt").exists()

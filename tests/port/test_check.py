@@ -1,0 +1,203 @@
+"""`rankup check`: correct scripts are left alone, frameworks known, hostile files survived."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.port.check import SYNTAX, check, check_python
+from rankup.port.formats import formatted
+from rankup.port.roles import understand
+from rankup.port.source import from_bytes, read
+
+CORRECT = sorted((Path(__file__).parent / "correct").glob("*.txt"))
+SINGLE = """\
+import torch
+from torch.utils.data import DataLoader
+from helper import make_loader
+
+
+def train(model, batches, optimizer):
+    total = 0
+    for x, y in batches:
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    return total / len(batches)
+
+
+loaders = {"train": make_loader(True)}
+model = Net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+print(train(model, loaders["train"], optimizer))
+torch.save(model.state_dict(), "model.pt")
+"""
+HELPER = """\
+import train
+from torch.utils.data import DataLoader
+
+
+def make_loader(shuffle):
+    return DataLoader(data, batch_size=8, shuffle=shuffle)
+"""
+
+
+def codes(data: str | bytes) -> list[str]:
+    data = data.encode() if isinstance(data, str) else data
+    return [one.code for one in check_python(from_bytes(Path("train.py"), data))]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SINGLE)
+    (tmp_path / "helper.py").write_text(HELPER)  # imports the script in turn
+    return path
+
+
+@pytest.mark.parametrize("path", CORRECT, ids=lambda path: path.stem)
+def test_a_correct_distributed_script_has_no_finding(path: Path) -> None:
+    assert check_python(from_bytes(path, path.read_bytes())) == []
+
+
+def test_a_loader_out_of_a_dict_and_a_helper_is_found_where_it_is_made(script: Path) -> None:
+    roles = understand(read(script))
+    [loader] = roles.train_loaders
+    assert (loader.source.path.name, loader.confidence) == ("helper.py", 1.0)
+    [loop] = roles.train_loops
+    assert loop.iterated is not None
+    assert loop.source.code(loop.iterated) == "batches"
+    assert [model.name for model in roles.models] == ["model"]
+    places = {one.code: one.place for one in check([script])}
+    assert places["RK111"].endswith("train.py:8:17")  # where shard(…) belongs
+    assert places["RK172"].endswith("helper.py:6:12")
+    assert places["RK141"].endswith("train.py:20:1")
+    assert {"RK101", "RK121", "RK174"} <= set(places)
+
+
+def test_select_ignore_and_noqa(script: Path) -> None:
+    assert {one.code for one in check([script], select=["RK14"])} == {"RK141"}
+    assert "RK141" not in {one.code for one in check([script], ignore=["RK14"])}
+    assert {one.code for one in check([script], select=["RK141"], ignore=["RK14"])} == {"RK141"}
+    script.write_text(SINGLE.replace('"model.pt")', '"model.pt")  # noqa: RK141, E501'))
+    assert "RK141" not in {one.code for one in check([script])}
+    with pytest.raises(UserError, match="RK199"):
+        check([script], select=["RK199"])
+
+
+def test_three_formats_and_the_exit_code(script: Path) -> None:
+    found = check([script], select=["RK141"])
+    entries = json.loads(formatted(found, "json"))
+    assert [(one["code"], one["line"], one["column"]) for one in entries] == [("RK141", 20, 1)]
+    assert formatted(found, "github").startswith("::error file=")
+    assert "line=20,col=1,title=RK141::" in formatted(found, "github")
+    command = [sys.executable, "-m", "rankup", "check"]
+    bad = subprocess.run([*command, script], capture_output=True, text=True, timeout=120)
+    assert bad.returncode == 1
+    assert "train.py:20:1: RK141 " in bad.stdout
+    missing = subprocess.run([*command, "nothing.py"], capture_output=True, text=True, timeout=120)
+    assert missing.returncode == 2
+    assert "there is no file" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nx = torch.ones(3)\n",
+        "import lightning as L\nL.Trainer().fit(model, DataLoader(data, shuffle=True))\n",
+        "from transformers import Trainer\nTrainer(model=model).train()\nprint(1)\n",
+        "from accelerate import Accelerator\nimport torch\na = Accelerator()\n"
+        "for x in loader:\n    a.backward(model(x))\n",
+        "from fastai.vision.all import *\nlearn = Learner(dls, model)\n"
+        "with learn.distrib_ctx():\n    learn.fit(1)\n",
+        "not python at all, and not about it {{{\n",
+    ],
+)
+def test_no_training_or_somebody_elses_is_not_reported(text: str) -> None:
+    assert [code for code in codes(text) if code != "RK101"] == []
+    assert ("RK101" in codes(text)) == ("fastai" in text and "distrib_ctx" not in text)
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        (b"import torch\0\n", "NUL"),
+        (b"import torch\nx = '\xff'\n", "encoding"),
+        (b"# -*- coding: nonsense -*-\nimport torch\n", "encoding"),
+        (b"import torch\nx = " + b"(" * 5000 + b")" * 5000, ""),
+        (b"import torch\nx = " + b"-" * 50_000 + b"1", ""),
+        (b"import torch\nx = 1" + b"+1" * 3000, ""),
+        (b"import torch\nmodel.cuda(async=True)\n", "non_blocking"),
+        (b"import torch\nprint 'a'\n", ""),
+        (b"import torch\n" + b"#" * (5 * 1024**2), ""),
+    ],
+)
+def test_what_cannot_be_understood_is_a_finding(data: bytes, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(data)
+    found = check([path])
+    if data.endswith(b"+1"):  # deep, but no training: either is right
+        assert {one.code for one in found} <= {SYNTAX}
+        return
+    assert [one.code for one in found] == [SYNTAX]
+    assert word in found[0].message + found[0].todo
+
+
+def test_windows_lines_and_a_byte_order_mark_change_no_place(tmp_path: Path) -> None:
+    plain = check_python(from_bytes(tmp_path / "a.py", SINGLE.encode()))
+    windows = "\ufeff" + SINGLE.replace("\n", "\r\n")
+    assert check_python(from_bytes(tmp_path / "a.py", windows.encode())) == plain
+
+
+def test_folders_links_and_what_is_no_file(tmp_path: Path, script: Path) -> None:
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    (tmp_path / "circle").symlink_to(tmp_path, target_is_directory=True)
+    places = [one.place for one in check([tmp_path])]
+    assert places
+    assert len(places) == len(
+        set(zip(places, [one.code for one in check([tmp_path])], strict=True))
+    )
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(UserError, match="no regular file"):
+        check([tmp_path / "pipe.py"])
+    (tmp_path / "a.ipynb").write_text("{}")
+    with pytest.raises(UserError, match="nbconvert"):
+        check([tmp_path / "a.ipynb"])
+
+
+def _installed(number: int) -> list[Path]:
+    """Python files of the library and of packages, drawn with a fixed seed; no large ones."""
+    roots = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib")]
+    files = sorted(
+        {
+            path
+            for root in roots
+            for path in root.glob("*/*.py")
+            if path.is_file() and path.stat().st_size < 8_000
+        }
+    )
+    return random.Random(11).sample(files, min(number, len(files)))
+
+
+@pytest.mark.parametrize(
+    ("number", "understood"), [(300, 12), pytest.param(1000, 150, marks=pytest.mark.slow)]
+)
+def test_files_from_anywhere_do_not_stop_it(number: int, understood: int) -> None:
+    files = _installed(number)
+    for path in files:
+        data = path.read_bytes()
+        if path in files[:understood]:  # as if it were about training: parsed, and looked at
+            data += b"\nimport torch\n"
+        found = check_python(from_bytes(Path("elsewhere.py"), data))
+        if not re.search(rb"\.backward\(|fit|rainer", data):
+            assert {one.code for one in found} <= {SYNTAX}, path

@@ -1,0 +1,106 @@
+"""What is made or fetched in a script: by rank 0 first, unless ranks would wait for each other."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from rankup.port.check import check
+from rankup.port.rewrite.ported import Ported, port
+
+HEAD = """import json
+import os
+import urllib.request
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+"""
+TRAIN = """
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+loader = DataLoader(data, batch_size=4)
+"""
+LOOP = """for x in loader:
+    loss = net(x).mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def _ported(folder: Path, text: str) -> Ported:
+    path = folder / "train.py"
+    path.write_text(text)
+    return port(path)
+
+
+def test_a_training_that_is_done_once_is_not_rank_0s_alone(tmp_path: Path) -> None:
+    """Rank 0 would exchange gradients with ranks that wait for it."""
+    once = "if not os.path.exists('net.pt'):\n"
+    once += textwrap.indent(LOOP + "torch.save(net.state_dict(), 'net.pt')\n", "    ")
+    once += "    json.dump({}, open('history.json', 'w'))\n"
+    text = _ported(tmp_path, HEAD + TRAIN + once).text
+    assert "rank0_first" not in text
+    assert "rankup.save0(net.state_dict()" in text
+    fetched = once.replace("    for x", "    urllib.request.urlretrieve(url, 'x')\n    for x")
+    ported = _ported(tmp_path, HEAD + TRAIN + fetched)
+    assert [note.text for note in ported.left if "rank0_first" in note.text]
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("if not os.path.exists(f'{i}.npy'):\n            np.save(f'{i}.npy', 0)", "maybe two of"),
+        ("with open(f'{i}.txt', 'w') as f:\n            f.write('x')", "maybe two of them"),
+        ("urllib.request.urlretrieve(self.urls[i], f'{i}.jpg')", "fetches its own samples"),
+        ("fetch(self.urls[i])", "fetches its own samples"),
+    ],
+)
+def test_what_each_sample_needs_is_left_and_named(method: str, said: str, tmp_path: Path) -> None:
+    """Ranks have different samples: rank 0 has not what the others ask for."""
+    helper = "def fetch(url):\n    urllib.request.urlretrieve(url, url[-9:])\n\n"
+    own = f"class Data(Dataset):\n    def __getitem__(self, i):\n        {method}\n"
+    own += "        return torch.zeros(2)\n"
+    text = HEAD + (helper if "fetch(self" in method else "") + own + TRAIN + LOOP
+    ported = _ported(tmp_path, text)
+    assert [note.text for note in ported.left if said in note.text], ported.left
+    body = ported.text.partition("class Data")[2].partition("net =")[0]
+    assert "rankup.is_root" not in body
+    assert "rankup.path0" not in body
+    assert "rank0_first" not in ported.text
+
+
+def test_a_training_step_in_another_file_may_be_written_over_several_lines(tmp_path: Path) -> None:
+    step = "def fit(\n    net,\n    loader,\n    optimizer,\n):\n" + textwrap.indent(LOOP, "    ")
+    (tmp_path / "engine.py").write_text(step)
+    text = HEAD + "from engine import fit\n" + TRAIN + "fit(net, loader, optimizer)\n"
+    assert "rankup.shard(DataLoader" in _ported(tmp_path, text).text
+
+
+def test_an_optimizer_that_a_method_asks_itself_for(tmp_path: Path) -> None:
+    model = """class Net(torch.nn.Module):
+    def optimizer(self, n):
+        if n:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+        return self.optimizer(n - 1)
+
+net = Net()
+optimizer = net.optimizer(3)
+loader = DataLoader(data, batch_size=4)
+"""
+    assert "net = rankup.wrap(net)" in _ported(tmp_path, HEAD + model + LOOP).text
+
+
+def test_weights_of_classes_are_noticed_and_literal_ones_left(tmp_path: Path) -> None:
+    loss = "torch.nn.functional.cross_entropy(net(x), y, weight=torch.tensor([1.0, 2.0]))"
+    loop = LOOP.replace("for x in", "for x, y in").replace("net(x).mean()", loss)
+    path = tmp_path / "train.py"
+    ported = _ported(tmp_path, HEAD + TRAIN + loop)
+    assert "RK125" in {one.code for one in check([path])}
+    assert [note for note in ported.left if "sum of their weights" in note.text]
+    named = loop.replace("torch.tensor([1.0, 2.0])", "weights")
+    text = _ported(tmp_path, HEAD + "weights = torch.ones(2)\n" + TRAIN + named).text
+    assert "rankup.count(weights[y].sum())" in text

@@ -1,0 +1,71 @@
+"""Each rule has a page; the bad example on it gives the code, the good one does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rankup.port.check import SYNTAX, check_python
+from rankup.port.rules import RULES
+from rankup.port.source import from_bytes
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "rules"
+_IMPORTS = """\
+import itertools, os, random, sys, time
+import torch, torchvision, wandb
+import torch.nn.functional as F
+import rankup
+from rankup import print0
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, random_split
+from torch.utils.tensorboard import SummaryWriter
+from transformers import get_linear_schedule_with_warmup
+"""
+_CLASS = """\
+class Net(nn.Module):
+    def encode(self, x):
+        return x
+"""
+# For examples without a training loop of their own, so that they are about training at all.
+_LOOP = """\
+for x, y in rankup.shard(loader_from_elsewhere):
+    net_from_elsewhere(x).mean().backward()
+"""
+CODES = [rule.code for rule in RULES]
+
+
+def examples(code: str) -> list[str]:
+    """The Python blocks of a page: the example, and what to use instead."""
+    text = (PAGES / f"{code}.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def codes(example: str) -> set[str]:
+    parts = [_IMPORTS, _CLASS, example]
+    if ".backward()" not in example:
+        parts.append(_LOOP)
+    source = from_bytes(Path("train.py"), "\n".join(parts).encode())
+    return {one.code for one in check_python(source)}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_example_gives_the_code_and_the_other_does_not(code: str) -> None:
+    bad, *good = examples(code)
+    assert code in codes(bad)
+    assert good, "a page shows what to use instead"
+    assert code not in codes(good[0])
+
+
+def test_a_syntax_error_has_a_page_as_well() -> None:
+    bad, good = examples(SYNTAX)
+    assert codes(bad) == {SYNTAX}
+    assert SYNTAX not in codes(good)
+
+
+def test_codes_are_distinct_and_every_page_is_listed() -> None:
+    assert len(CODES) == len(set(CODES))
+    listed = (PAGES.parent / "check.md").read_text(encoding="utf-8")
+    for code in (SYNTAX, *CODES):
+        assert f"(rules/{code}.md)" in listed

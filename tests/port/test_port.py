@@ -1,0 +1,269 @@
+"""`rankup port`: what it writes, what it leaves, what it refuses."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.port.rewrite.command import port_file
+from rankup.port.rewrite.fixes.every import NAMES
+from rankup.port.rewrite.ported import Ported, port
+
+CASES = Path(__file__).parent / "cases"
+INPUTS = sorted([*CASES.glob("*.in.py"), *(CASES / "person").glob("*.in.py")])
+SCRIPT = """import torch
+from torch.utils.data import DataLoader
+
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for x in DataLoader(torch.randn(8, 2), batch_size=4):
+    loss = net(x).mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@cache
+def _ported(path: Path) -> Ported:
+    return port(path)
+
+
+def _out(path: Path) -> Path:
+    return path.with_name(path.name.replace(".in.py", ".out.py"))
+
+
+@pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.name.removesuffix(".in.py"))
+def test_a_case_becomes_what_lies_beside_it(path: Path, tmp_path: Path) -> None:
+    """Byte for byte; it compiles, and a second port changes nothing."""
+    text = _ported(path).text
+    assert text.encode() == _out(path).read_bytes()
+    if "python312" not in path.name or sys.version_info >= (3, 12):
+        compile(text, path.name, "exec")
+    again = tmp_path / "again.py"
+    again.write_bytes(text.encode())
+    ported = port(again)
+    assert ported.text == text
+    assert "already" in ported.why
+
+
+def test_there_are_cases_of_every_fix() -> None:
+    assert len(INPUTS) >= 50
+    used = {note.fix for path in INPUTS for note in _ported(path).done}
+    assert used >= set(NAMES), set(NAMES) - used
+
+
+def test_a_fix_can_be_left_out() -> None:
+    path = CASES / "run_best_and_patience.in.py"
+    whole = port(path).text
+    for name, mark in (
+        ("setup", "rankup.setup()"),
+        ("wrap", "rankup.wrap("),
+        ("shard", "rankup.shard("),
+        ("save0", "rankup.save0("),
+        ("evaluation_numbers", "rankup.total("),
+    ):
+        assert mark in whole
+        assert mark not in port(path, without={name}).text
+    with pytest.raises(ValueError, match="no fix is called"):
+        port(path, without={"unknown"})
+
+
+def _script(folder: Path, text: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("print('hello')\n", "does not import torch"),
+        ("import torch\nprint(torch.ones(1))\n", "no .backward()"),
+        ("import torch\ndef f(:\n    pass\n", r"train\.py:2:"),
+        ("import torch\nx = y.cuda(async=True)\n", "non_blocking=True"),
+        (SCRIPT.replace("optim.SGD", "optim.LBFGS"), r":5: .*LBFGS"),
+        (
+            "import gymnasium, torch\n" + SCRIPT.replace(
+                "for x in DataLoader(torch.randn(8, 2), batch_size=4)", "for x in env.step()"
+            ).replace("from torch.utils.data import DataLoader\n", ""),
+            "reinforcement learning",
+        ),
+        (
+            SCRIPT.replace(
+                "for x in DataLoader(torch.randn(8, 2), batch_size=4)", "for e in range(3)"
+            ),
+            "no DataLoader",
+        ),
+        (
+            SCRIPT.replace("net(x).mean()", "InfoNCE()(net(x))"),
+            "contrastive",
+        ),
+        (
+            "import torch.distributed as dist\ndist.init_process_group()\n" + SCRIPT,
+            r"train\.py:2: .*distributed already",
+        ),
+        (SCRIPT.replace("net.parameters()", "[torch.ones(1)]"), "which model is trained"),
+        (
+            SCRIPT + "other = torch.optim.SGD(unknown(), lr=0.1)\n",
+            "more than one candidate for the model",
+        ),
+    ],
+)  # fmt: skip
+def test_what_must_not_be_ported_is_refused_with_the_place(
+    text: str, says: str, tmp_path: Path
+) -> None:
+    path = _script(tmp_path, text)
+    with pytest.raises(UserError, match=says):
+        _port_file(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"], "nothing was written"
+
+
+def _port_file(path: Path, **options: bool | str) -> None:
+    defaults: dict[str, bool | str] = {
+        "batch": "global", "strategy": "ddp", "in_place": False, "diff": False, "vendor": False,
+        "sync_bn": False,
+    }  # fmt: skip
+    port_file(path, **{**defaults, **options})  # type: ignore[arg-type]
+
+
+def test_other_mistakes_of_a_user(tmp_path: Path) -> None:
+    for name, text, options, says in (
+        ("none.py", "", {}, "there is no file"),
+        ("some.ipynb", "", {}, "nbconvert"),
+        ("train.py", SCRIPT, {"batch": "node"}, "global or per-gpu"),
+        ("train.py", SCRIPT, {"strategy": "zero"}, "ddp or fsdp"),
+        ("train.py", SCRIPT, {"strategy": "fsdp", "sync_bn": True}, "sync-bn"),
+        ("train.py", SCRIPT, {"strategy": "fsdp", "vendor": True}, "vendor"),
+        ("train.py", "import rankup\n" + SCRIPT, {"vendor": True}, "imports rankup"),
+    ):
+        if text:
+            _script(tmp_path, text)
+        with pytest.raises(UserError, match=says):
+            _port_file(tmp_path / name, **options)  # type: ignore[arg-type]
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import torch\nfrom transformers import Trainer\nTrainer().train()\n", "Hugging Face"),
+        ("import torch\nimport lightning as L\nL.Trainer().fit(m)\n", "num_nodes"),
+        ("import torch\nfrom accelerate import Accelerator\na = Accelerator()\n", "accelerate"),
+    ],
+)
+def test_a_framework_needs_launch_settings_alone(
+    text: str, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _port_file(_script(tmp_path, text))
+    assert says in capfd.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_the_batch_per_gpu_is_said_with_what_two_rules_make_of_the_rate(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _port_file(_script(tmp_path, SCRIPT), batch="per-gpu")
+    said = capfd.readouterr().out
+    assert "4 times the number of GPUs (16 on 4)" in said
+    assert "on 4 GPUs 0.4 and 0.2" in said
+    text = (tmp_path / "train_dist.py").read_text()
+    assert 'batch="per-gpu"' in text
+    assert "lr=0.1" in text
+
+
+def test_batch_norm_is_said_and_can_be_synchronised(tmp_path: Path) -> None:
+    path = _script(tmp_path, SCRIPT.replace("Linear(2, 1)", "BatchNorm1d(2)"))
+    assert any("--sync-bn" in note.text for note in port(path).left)
+    ported = port(path, sync_bn=True)
+    assert "net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)\n" in ported.text
+    assert not any("--sync-bn" in note.text for note in ported.left)
+
+
+def test_in_place_keeps_mode_and_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(("# -*- coding: latin-1 -*-\n# Grün\n" + SCRIPT).encode("latin-1"))
+    path.chmod(0o750)
+    _port_file(path, in_place=True)
+    assert "Grün".encode("latin-1") in path.read_bytes()
+    assert b"rankup.wrap(net)" in path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o750
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_diff_writes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = _script(tmp_path, SCRIPT)
+    _port_file(path, diff=True)
+    out = capfd.readouterr().out
+    assert "+net = rankup.wrap(net)\n" in out
+    (tmp_path / "x.patch").write_text(out)
+    assert not (tmp_path / "train_dist.py").exists()
+
+
+def test_the_vendored_runtime_runs_without_rankup(tmp_path: Path) -> None:
+    _port_file(_script(tmp_path, SCRIPT + "print(len(list(net.parameters())))\n"), vendor=True)
+    text = (tmp_path / "train_dist.py").read_text()
+    assert "import rankup_runtime as rankup\n" in text
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['rankup'] = None\n"
+         "import runpy; runpy.run_path('train_dist.py', run_name='__main__')"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout == "2\n", done.stderr
+
+
+def sampled(number: int, seed: int = 0) -> list[Path]:
+    """Python files of the standard library and of site-packages."""
+    places = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    files = sorted({path for place in places for path in place.rglob("*.py")})
+    return random.Random(seed).sample(files, number)
+
+
+def _survives(files: list[Path]) -> int:
+    ported = 0
+    for path in files:
+        try:
+            result = port(path)
+        except UserError:
+            continue
+        if result.text != result.original:
+            ported += 1
+    return ported
+
+
+def test_any_python_file_is_survived() -> None:
+    _survives(sampled(40))
+
+
+@pytest.mark.slow
+def test_more_python_files_are_survived() -> None:
+    _survives(sampled(200, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("text_optimizer_by_the_model", "rankup.count("),
+        ("text_parts_of_a_loss", "rank 0's part of a batch"),
+        ("text_evaluated_elsewhere", "every rank goes over all of this in helper_evaluation.py"),
+        ("text_trained_elsewhere", "the training loop is in helper_evaluation.py"),
+        ("text_bar_of_its_own", "`module.` no longer"),
+        ("text_bar_of_its_own", "of rank 0's batches alone"),
+    ],
+)
+def test_what_differs_is_said(case: str, said: str) -> None:
+    """A port that cannot be the same in a place says so."""
+    assert any(said in note.text for note in _ported(CASES / f"{case}.in.py").left)
+
+
+def test_batches_that_are_no_loaders_are_named(tmp_path: Path) -> None:
+    text = SCRIPT.replace("DataLoader(torch.randn(8, 2), batch_size=4)", "buckets")
+    with pytest.raises(UserError, match="the batches come from `buckets`"):
+        port(_script(tmp_path, text))

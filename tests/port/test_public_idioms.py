@@ -1,0 +1,218 @@
+"""What public scripts do that the cases do not: each in a few lines of our own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.port.check import check
+from rankup.port.rewrite.ported import Ported, port
+
+HEAD = """import torch
+from torch.utils.data import DataLoader
+"""
+STEP = """    loss = net(x).mean()
+    loss.backward()
+    optimizer.step()
+"""
+MADE = """net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+"""
+
+
+def _ported(folder: Path, text: str, **beside: str) -> Ported:
+    for name, other in beside.items():
+        (folder / f"{name}.py").write_text(other)
+    path = folder / "train.py"
+    path.write_text(text)
+    return port(path)
+
+
+def _codes(ported: Ported) -> set[str]:
+    """What `check` says of the port."""
+    path = ported.target
+    path.write_text(ported.text)
+    return {one.code for one in check([path])}
+
+
+def test_a_bar_with_a_name_is_followed_to_a_loader_from_another_file(tmp_path: Path) -> None:
+    text = (
+        "import torch\nfrom tqdm import tqdm\nfrom utils import get_loaders\n\n"
+        "def train(loader, net, optimizer):\n    bar = tqdm(loader)\n    for x in bar:\n"
+        + STEP.replace("    ", "        ")
+        + "        bar.set_postfix(loss=loss.item())\n\n"
+        + MADE
+        + "first, second = get_loaders()\ntrain(first, net, optimizer)\n"
+    )
+    ported = _ported(tmp_path, text, utils=HEAD + "def get_loaders():\n    return 1, 2\n")
+    assert "first = rankup.shard(first)\n" in ported.text
+    assert "second = rankup.shard" not in ported.text
+    assert "rankup.batch_mean(loss.item())" in ported.text
+
+
+KEEPS = """import torch
+
+def keep(state, path="net.pt"):
+    print("saving")
+    torch.save(state, path)
+"""
+SHOWS = """
+def show(net, path):
+    net.eval()
+    with torch.no_grad():
+        torch.save(net(torch.ones(2)), path)
+    net.train()
+"""
+
+
+def test_rank_0_alone_calls_what_writes_in_another_file(tmp_path: Path) -> None:
+    """And all ranks leave the model in the mode in which that does; else there is a remark."""
+    loop = "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + STEP
+    text = HEAD + "from helper import keep, show\n" + MADE + loop
+    calls = text + 'keep(net.state_dict())\nshow(net, "out.pt")\n'
+    ported = _ported(tmp_path, calls, helper=KEEPS + SHOWS)
+    assert "if rankup.is_root_process(): keep(net.state_dict())\n" in ported.text
+    assert 'if rankup.is_root_process(): show(net, "out.pt")\nnet.train()\n' in ported.text
+    assert not ported.left
+    assert "RK141" not in _codes(ported)
+    for unlike in (
+        SHOWS.replace("    net.train()\n", ""),
+        SHOWS.replace("torch.no_grad()", "torch.enable_grad()"),
+        SHOWS.replace("    net.eval()", "    net.eval()\n    net.weight = None"),
+    ):
+        ported = _ported(tmp_path, calls, helper=KEEPS + unlike)
+        assert "\nshow(net" in ported.text
+        [note] = ported.left
+        line = 10 + unlike.count("weight")
+        assert f"helper.py:{line}, which stays" in note.text
+        assert "RK141" in _codes(ported)
+    again = text + 'keep(net.state_dict())\ntorch.load("net.pt")\n'
+    assert "rankup.barrier()\ntorch.load(" in _ported(tmp_path, again, helper=KEEPS).text
+
+
+def test_an_evaluation_sample_by_sample_stays_whole(tmp_path: Path) -> None:
+    """All of a batch of one sample would be on one rank, and rank 0 would print nothing."""
+    text = (
+        HEAD
+        + "\ndef loaders(data):\n"
+        + "    first = DataLoader(data, batch_size=4, shuffle=True)\n"
+        + "    second = DataLoader(data, batch_size=1)\n    return first, second\n\n"
+        + "train, valid = loaders(torch.randn(8, 2))\n"
+        + MADE
+        + "for x in train:\n"
+        + STEP
+        + "total = 0\nwith torch.no_grad():\n    for x in valid:\n"
+        + "        total += net(x).sum().item()\n        print(total)\n"
+    )
+    ported = _ported(tmp_path, text)
+    assert "second = DataLoader(data, batch_size=1)" in ported.text
+    assert "first = rankup.shard(DataLoader(" in ported.text
+    assert "rankup.total" not in ported.text
+    assert [note.line for note in ported.left] == [6]
+    dealt = _ported(tmp_path, text.replace("batch_size=1)", "batch_size=2)"))
+    assert "second = rankup.shard(" in dealt.text
+    assert "rankup.total(total)" in dealt.text
+
+
+def test_ranks_wait_for_the_tokenizer_that_rank_0_makes(tmp_path: Path) -> None:
+    made = (
+        'if not os.path.exists("t.json"):\n    tokenizer = Tokenizer(WordLevel())\n'
+        '    tokenizer.save("t.json")\n'
+        'else:\n    tokenizer = Tokenizer.from_file("t.json")\n'
+    )
+    text = (
+        "import os\nfrom tokenizers import Tokenizer\n" + HEAD + made + MADE
+        + "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + STEP
+    )  # fmt: skip
+    ported = _ported(tmp_path, text)
+    assert "with rankup.rank0_first():\n    if not os" in ported.text
+    assert "\n    else:\n        tokenizer" in ported.text
+    assert "RK145" in {one.code for one in check([ported.path])}
+    assert "RK145" not in _codes(ported)
+
+
+def test_a_data_set_that_draws_itself_anew_is_the_same_on_all_ranks(tmp_path: Path) -> None:
+    data = (
+        "import numpy as np\nimport torch\n\nclass Pairs(torch.utils.data.Dataset):\n"
+        "    def draw(self):\n        self.items = np.random.randint(9, size=8)\n\n"
+        "    def __len__(self):\n        return 8\n"
+    )
+    text = (
+        HEAD + "import pairs\n" + MADE + "loader = DataLoader(pairs.Pairs(), batch_size=4)\n"
+        "loader.dataset.draw()\nfor x in loader:\n" + STEP
+    )
+    ported = _ported(tmp_path, text, pairs=data)
+    assert "rankup.same_random()" in ported.text
+    assert "RK110" in {one.code for one in check([ported.path])}
+    assert "RK110" not in _codes(ported)
+    seeded = text.replace("import pairs\n", "import pairs\nimport numpy\nnumpy.random.seed(1)\n")
+    assert "same_random" not in _ported(tmp_path, seeded, pairs=data).text
+
+
+SIMILAR = (
+    HEAD
+    + MADE
+    + "for a, b in DataLoader(pairs, batch_size=4):\n"
+    + "    out = torch.cat([net(a), net(b)])\n"
+    + "    loss = torch.mm(out, out.t().contiguous()).exp().mean()\n"
+    + "    loss.backward()\n    optimizer.step()\n"
+)
+
+
+def test_samples_compared_with_each_other_are_seen_without_a_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r":7: .*contrastive"):
+        _ported(tmp_path, SIMILAR)
+    places = {one.code: one.place for one in check([tmp_path / "train.py"])}
+    assert places["RK124"].endswith("train.py:7:12")
+    weights = SIMILAR.replace("out.t()", "net.weight.t()")
+    assert "rankup.wrap(net)" in _ported(tmp_path, weights).text
+    assert "RK124" not in {one.code for one in check([tmp_path / "train.py"])}
+
+
+def test_a_contrastive_criterion_is_told_from_a_network_of_that_name(tmp_path: Path) -> None:
+    text = SIMILAR.replace("torch.mm(out, out.t().contiguous()).exp().mean()", "criterion(out)")
+    text = text.replace(
+        "net = torch.nn.Linear(2, 1)", "net = SupConNet()\ncriterion = SupConLoss()"
+    )
+    (tmp_path / "train.py").write_text(text)
+    found = [one.place for one in check([tmp_path / "train.py"], select=["RK124"])]
+    assert [place.rpartition("train.py:")[2] for place in found] == ["4:13"]
+
+
+CUT = (
+    "import torch\n"
+    + MADE
+    + "\ndef batch(data, i):\n    return data[i:i + 5]\n\n"
+    + "state = None\nfor step, i in enumerate(range(0, len(data), 5)):\n"
+    + "    x, state = net(batch(data, i), state)\n"
+    + "    x.mean().backward()\n    optimizer.step()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (CUT, r":9: .*cuts its batches out of the data by hand, and `state` goes on"),
+        (CUT.replace("x, state = net(batch(data, i), state)", "x = net(data[i : i + 5])"),
+         r":9: .*rankup\.shard deals those of a torch DataLoader"),
+        (CUT.replace("net(batch(data, i)", "net(data"), "sees all data at once"),
+        ("import gym\n" + CUT.replace("x, state = net", "x = envs.step(1)\n    x = net"),
+         r":11: .*reinforcement learning"),
+    ],
+)  # fmt: skip
+def test_why_there_is_nothing_to_deal_is_said_at_its_line(
+    text: str, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=says):
+        _ported(tmp_path, text)
+
+
+def test_a_terminal_that_may_be_missing_is_no_finding(tmp_path: Path) -> None:
+    loop = MADE + "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + STEP
+    asks = "width = int(os.popen('stty size', 'r').read().split()[1])\n"
+    path = tmp_path / "train.py"
+    for text, found in ((asks, 1), (f"try:\n    {asks}except Exception:\n    width = 80\n", 0)):
+        path.write_text("import os\n" + HEAD + text + loop)
+        assert len(check([path], select=["RK176"])) == found

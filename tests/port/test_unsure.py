@@ -1,0 +1,168 @@
+"""What port does not put together: said at its line, or refused, and never passed over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.port.check import check
+from rankup.port.rewrite.ported import Ported, port
+
+HEAD = """import time
+from itertools import cycle
+
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+loader = DataLoader(data, batch_size=8)
+test = DataLoader(more, batch_size=8)
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+began = time.time()
+"""
+EPOCHS = """for epoch in range(3):
+    # in each epoch
+    for x, y in loader:
+        loss = F.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        # after each step
+    with torch.no_grad():
+        net.eval()
+        for x, y in test:
+            out = net(x)
+            # in an evaluation
+    net.train()
+"""
+
+
+def _ported(folder: Path, text: str, **changes: str) -> Ported:
+    for old, new in changes.items():
+        assert old.replace("_", " ") in text
+        text = text.replace(f"# {old.replace('_', ' ')}", new)
+    path = folder / "train.py"
+    path.write_text(text)
+    return port(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"in_each_epoch": "net[0].requires_grad_(True)"}, "unfrozen behind rankup.wrap"),
+        (
+            {"in_each_epoch": "for p in net.parameters():\n        p.requires_grad = True"},
+            "unfrozen behind rankup.wrap",
+        ),
+        (
+            {"after_each_step": "if time.time() - began > 60:\n            break"},
+            "each rank looks at its own clock",
+        ),
+        ({"in_an_evaluation": "worst = max(worst, out.max().item())"}, "worst is of this rank"),
+        ({"in_an_evaluation": "outs = torch.cat((outs, out))"}, "outs is of this rank"),
+        ({"in_an_evaluation": "by_name[len(by_name)] = out.sum()"}, "by_name is of this rank"),
+        ({"in_each_epoch": "n = sum(len(x) for x, _ in test)"}, "what is collected here"),
+        ({"in_each_epoch": "x, y = next(iter(test))"}, "each rank has its part of this batch"),
+        ({"in_each_epoch": "again = cycle(loader)"}, "the same batches come again"),
+    ],
+)
+def test_it_is_said_at_its_line(change: dict[str, str], said: str, tmp_path: Path) -> None:
+    plain = _ported(tmp_path, HEAD + EPOCHS)
+    assert not [note for note in plain.left if said in note.text]
+    ported = _ported(tmp_path, HEAD + EPOCHS, **change)
+    [place] = [note.line for note in ported.left if said in note.text]
+    [marked] = change
+    lines = (HEAD + EPOCHS).splitlines()
+    first = next(n for n, line in enumerate(lines, 1) if marked.replace("_", " ") in line)
+    assert place in (first, first + 1)
+
+
+def test_a_class_of_the_scripts_own_that_takes_in_what_is_evaluated(tmp_path: Path) -> None:
+    own = "class Seen:\n    def update(self, x, y):\n        self.n = len(x)\n\nseen = Seen()\n"
+    ported = _ported(tmp_path, HEAD + own + EPOCHS, in_an_evaluation="seen.update(out, y)")
+    assert "seen.sum" not in ported.text, "it has no sum"
+    assert [note for note in ported.left if note.text.startswith("seen takes in")]
+
+
+def test_torchmetrics_put_together_what_ranks_have_seen(tmp_path: Path) -> None:
+    made = "import torchmetrics\nseen = torchmetrics.Accuracy(task='binary').to('cpu')\n"
+    ported = _ported(tmp_path, made + HEAD + EPOCHS, in_an_evaluation="seen.update(out, y)")
+    assert "rankup.total(" not in ported.text
+    assert not [note for note in ported.left if note.text.startswith("seen ")]
+
+
+def test_a_model_that_a_training_gives_back_is_wrapped_before_it(tmp_path: Path) -> None:
+    body = "".join(f"    {line}\n" for line in EPOCHS.splitlines())
+    ported = _ported(tmp_path, HEAD + f"def fit(net):\n{body}    return net\n\nnet = fit(net)\n")
+    assert ported.text.index("net = rankup.wrap(net)") < ported.text.index("net = fit(net)")
+
+
+@pytest.mark.parametrize(("head", "deals"), [("", False), ("net.eval()\n", True)])
+def test_a_model_in_its_evaluation_mode_may_train(head: str, deals: bool, tmp_path: Path) -> None:
+    """Without a shuffle it is the mode that tells the ranks what the batches are for."""
+    text = HEAD + head + EPOCHS.replace("    net.train()\n", "").replace("        net.eval()\n", "")
+    ported = _ported(tmp_path, text).text
+    assert ("rankup.shard(DataLoader(data, batch_size=8), train=True)" in ported) is deals
+
+
+@pytest.mark.parametrize(
+    ("loss", "becomes"),
+    [
+        ("F.cross_entropy(net(x), y, reduction='none').sum() / 8", "rankup.summed(loss)"),
+        ("(F.cross_entropy(net(x), y, reduction='none') * w[y]).sum() / w[y].sum()", "w[y].sum())"),
+    ],
+)
+def test_a_sum_divided_by_hand(loss: str, becomes: str, tmp_path: Path) -> None:
+    text = (HEAD + "w = torch.ones(2)\n" + EPOCHS).replace(
+        "F.cross_entropy(net(x), y)\n", f"{loss}\n"
+    )
+    ported = _ported(tmp_path, text)
+    assert becomes in ported.text
+    if "w[y]" in loss:
+        assert "RK125" in {one.code for one in check([tmp_path / "train.py"])}
+
+
+def test_losses_between_the_samples_of_a_batch(tmp_path: Path) -> None:
+    def text(*body: str) -> str:
+        lines = "".join(f"    {line}\n" for line in body)
+        own = f"def own_loss(a, b):\n{lines}\n"
+        return own + (HEAD + EPOCHS).replace("F.cross_entropy(net(x), y)", "own_loss(net(x), y)")
+
+    with pytest.raises(UserError, match=r":3: .*contrastive"):
+        _ported(tmp_path, text("z = torch.cat([a, b])", "return (z @ z.T).logsumexp(1).mean()"))
+    with pytest.raises(UserError, match="contrastive"):
+        _ported(tmp_path, text("return F.cross_entropy(a @ b.t(), torch.arange(len(a)))"))
+    assert _ported(tmp_path, text("return (a @ w.t() - b).pow(2).mean()")).text
+    ratio = text("both = (a * b).sum()", "return 1 - (2 * both + 1) / (a.sum() + b.sum() + 1)")
+    assert [n for n in _ported(tmp_path, ratio).left if "a ratio of sums over the batch" in n.text]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["."], "is a folder"),
+        (["deep.py"], "nested too deeply"),
+        (["--vendor", "train.py"], "train_dist.py is a folder"),
+    ],
+)
+def test_what_cannot_be_ported_leaves_nothing(words: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HEAD + EPOCHS)
+    (tmp_path / "deep.py").write_text(HEAD + "net" + ".to(0)" * 1500 + "\n" + EPOCHS)
+    (tmp_path / "train_dist.py").mkdir()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    done = subprocess.run(
+        [sys.executable, "-m", "rankup", "port", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

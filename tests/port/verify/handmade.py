@@ -1,0 +1,80 @@
+"""Journals as a correct port leaves them, to be broken by tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankup.port.verify.journals import Journal, Seen
+from rankup.port.verify.plan import Outcome, RankEnd
+
+Events = list[dict[str, Any]]
+BATCHES = ((0, 1, 2, 3), (4, 5, 6))  # of 7 training samples, and of as many for evaluation
+LOSS = {0: 2.0, 1: 1.0, 2: 4.0, 3: 1.5, 4: 0.5, 5: 3.0, 6: 2.5}
+
+
+def loss(ids: tuple[int, ...]) -> float:
+    """The mean over samples of which each has its own loss."""
+    return sum(LOSS[one] for one in ids) / len(ids)
+
+
+def rank(world: int, number: int, epochs: int = 2) -> Events:
+    """What rank `number` of `world` tells; of the original with a world of 0."""
+    events: Events = [{"event": "start", "script": "/copy/x.py", "pid": 1}]
+    size = max(1, world)
+    count = 0
+    for epoch in range(1, epochs + 1):
+        for dataset, grad in ((0, True), (1, False)):
+            at = f"x.py:{10 + dataset}"
+            key = {"dataset": dataset, "pass": epoch, "grad": grad}
+            sampler = {"sampler": "RandomSampler", "shuffles": True, "epoch": None}
+            if not grad:
+                sampler = {"sampler": "SequentialSampler", "shuffles": False, "epoch": None}
+            events.append({"event": "iterate", **key, **sampler, "where": at})
+            for batch in BATCHES:
+                first, last = number * len(batch) // size, (number + 1) * len(batch) // size
+                ids = batch[first:last]
+                events.append({"event": "batch", **key, "ids": list(ids), "after": count})
+                if not grad:
+                    continue
+                weights = {"n": count, "samples": len(ids), "units": None, "where": "x.py:12"}
+                events.append({"event": "backward", **weights, "loss": loss(ids)})
+                count += 1
+                step = {"optimizer": 0, "n": count, "after": count}
+                events.append(
+                    {"event": "step", **step, "gradient": loss(batch), "parameters": 7 * count}
+                )
+            events.append({"event": "iterated", **key, "trained": grad})
+        if number == 0:
+            text = f"epoch {epoch}: loss 1.2345 in {3 * size} s"
+            events.append({"event": "line", "text": text, "phase": "eval"})
+    if number == 0:
+        events.append({"event": "write", "path": "m.pt", "how": "truncate", "where": "x.py:20"})
+    events.append({"event": "models", "found": [["Net", 99]]})
+    events.append({"event": "end", "code": 0, "saved": [] if world else ["m.pt"]})
+    return events
+
+
+@dataclass
+class Runs:
+    """An original and its port on 2 ranks; tests change the events."""
+
+    original: Events = field(default_factory=lambda: rank(0, 0))
+    ranks: list[Events] = field(default_factory=lambda: [rank(2, 0), rank(2, 1)])
+    loaded: dict[str, Any] = field(default_factory=lambda: {"path": "m.pt", "models": 1, "why": ""})
+
+    def seen(self) -> tuple[Seen, Seen]:
+        """Both, as read back."""
+        told = {"event": "loaded", "run": "2", "files": [self.loaded]}
+        original = Seen(0, ended("original", 1), (Journal((*self.original, told)),))
+        ranks = tuple(Journal(tuple(events)) for events in self.ranks)
+        return original, Seen(len(ranks), ended(str(len(ranks)), len(ranks)), ranks)
+
+    def first(self, kind: str, number: int = 0, nth: int = 0) -> dict[str, Any]:
+        """An event of a rank of the port, to be changed."""
+        return [one for one in self.ranks[number] if one["event"] == kind][nth]
+
+
+def ended(name: str, ranks: int, *ends: RankEnd) -> Outcome:
+    """A run that went well, or as given."""
+    return Outcome(name, "exit", 1.0, ends or tuple(RankEnd(0, True) for _ in range(ranks)))

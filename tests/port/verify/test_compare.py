@@ -1,0 +1,271 @@
+"""The seven checks over handmade journals: a correct port passes, each mistake fails its own."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+
+from rankup.port.verify import compare, table
+from rankup.port.verify.compare import killed, lines
+from rankup.port.verify.journals import Journal, Seen
+from rankup.port.verify.plan import RankEnd
+from rankup.port.verify.verdict import CHECKS, Result
+
+from .handmade import Runs, ended, rank
+
+
+def _results(runs: Runs) -> dict[str, Result]:
+    original, port = runs.seen()
+    found = compare.results(original, {2: port}, None)
+    return {one.check: one for one in found if one.check != "killed"}
+
+
+def test_a_correct_port_passes() -> None:
+    found = _results(Runs())
+    assert {one.state for one in found.values()} == {"proved"}, found
+    assert list(found) == [name for name in CHECKS if name != "killed"]
+
+
+def test_three_ranks_of_a_batch_of_three() -> None:
+    runs = Runs(ranks=[rank(3, number) for number in range(3)])
+    original, port = runs.seen()
+    told = {"event": "loaded", "run": "3", "files": [runs.loaded]}
+    original = Seen(0, original.outcome, (Journal((*original.ranks[0].events, told)),))
+    states = {one.state for one in compare.results(original, {3: port}, None)[:-1]}
+    assert states == {"proved"}
+
+
+def _other_loss(runs: Runs) -> None:
+    runs.first("backward", 1, 2)["loss"] = 9.0
+
+
+def _not_finite(runs: Runs) -> None:
+    runs.first("backward", 1, 2)["loss"] = "nan"
+
+
+def _fewer_backwards(runs: Runs) -> None:
+    runs.ranks[1].remove(runs.first("backward", 1, 3))
+
+
+def _other_gradient(runs: Runs) -> None:
+    for number in (0, 1):
+        runs.first("step", number)["gradient"] /= 2
+
+
+def _other_parameters(runs: Runs) -> None:
+    runs.first("step", 1, 2)["parameters"] = 1
+
+
+def _other_average(runs: Runs) -> None:
+    runs.first("models", 1)["found"] = [["Net", 98]]
+
+
+def _padded(runs: Runs) -> None:
+    runs.first("batch", 0)["ids"] = [0, 1, 0]
+
+
+def _left_out(runs: Runs) -> None:
+    runs.first("batch", 0)["ids"] = [0]
+
+
+def _everywhere(runs: Runs) -> None:
+    runs.ranks[1] = [event for event in rank(2, 1) if event["event"] not in ("batch", "iterate")]
+    at = [event for event in rank(0, 0) if event["event"] in ("batch", "iterate")]
+    runs.ranks[0] = _with_batches(rank(2, 0), at)
+    runs.ranks[1] = _with_batches(rank(2, 1), at)
+
+
+def _with_batches(events: list[dict], whole: list[dict]) -> list[dict]:  # type: ignore[type-arg]
+    """The events with the original's training batches in the place of the rank's own."""
+    batches = iter([one for one in whole if one["event"] == "batch" and one["grad"]])
+    for event in events:
+        if event["event"] == "batch" and event["grad"]:
+            event["ids"] = next(batches)["ids"]
+    return events
+
+
+def _not_shuffled(runs: Runs) -> None:
+    for number in (0, 1):
+        runs.first("iterate", number).update(shuffles=False, sampler="SequentialSampler")
+
+
+def _one_order(runs: Runs) -> None:
+    for number in (0, 1):
+        for nth in (0, 2):
+            runs.first("iterate", number, nth).update(sampler="DistributedSampler", epoch=0)
+
+
+def _evaluates_a_part(runs: Runs) -> None:
+    runs.first("batch", 1, 2)["ids"] = []
+
+
+def _own_metric(runs: Runs) -> None:
+    runs.first("line")["text"] = "epoch 1: loss 1.2399 in 6 s"
+
+
+def _two_writers(runs: Runs) -> None:
+    runs.ranks[1].append(dict(runs.first("write")))
+
+
+def _other_file(runs: Runs) -> None:
+    runs.first("write")["path"] = "n.pt"
+
+
+def _prints_too(runs: Runs) -> None:
+    runs.ranks[1].append({"event": "line", "text": "hello", "phase": "train"})
+
+
+def _prints_more(runs: Runs) -> None:
+    runs.ranks[0].append({"event": "line", "text": "world size", "phase": "eval"})
+
+
+def _does_not_load(runs: Runs) -> None:
+    runs.loaded["why"] = "load_state_dict(strict=True) fails: Missing key(s)"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "check", "word"),
+    [
+        (_other_loss, "losses", "backward 3"),
+        (_not_finite, "losses", "nan"),
+        (_fewer_backwards, "losses", "3 times"),
+        (_other_gradient, "losses", "a sum over samples is averaged"),
+        (_other_parameters, "parameters", "after optimizer step 3 rank 1"),
+        (_other_average, "parameters", "another Net"),
+        (_padded, "samples", "1 are drawn more than once"),
+        (_left_out, "samples", "1 of 7 samples are left out"),
+        (_everywhere, "samples", "each of the 2 ranks draws all 7"),
+        (_not_shuffled, "samples", "the original shuffles"),
+        (_one_order, "samples", "set_epoch"),
+        (_evaluates_a_part, "evaluation", "left out"),
+        (_own_metric, "evaluation", "1.2399"),
+        (_two_writers, "output", "rank 0 (x.py:20) and rank 1 (x.py:20)"),
+        (_other_file, "output", "does not write m.pt"),
+        (_prints_too, "output", "rank 1 prints too"),
+        (_prints_more, "output", "prints what the original does not"),
+        (_does_not_load, "saved", "Missing key"),
+    ],
+)
+def test_each_mistake_fails_its_check_alone(
+    break_it: Callable[[Runs], None], check: str, word: str
+) -> None:
+    runs = Runs()
+    break_it(runs)
+    found = _results(runs)
+    assert [name for name, one in found.items() if one.state == "differs"] == [check]
+    assert word in found[check].difference
+
+
+def test_weights_are_units_where_they_are_counted() -> None:
+    runs = Runs()
+    for number, (units, value) in enumerate(((10.0, 1.0), (30.0, 2.0))):
+        runs.first("backward", number).update(units=units, loss=value)
+    first = next(one for one in runs.original if one["event"] == "backward")
+    first["loss"] = 1.75
+    assert _results(runs)["losses"].state == "proved"
+
+
+def test_a_sample_that_only_keeps_a_rank_in_step_counts_for_nothing() -> None:
+    runs = Runs()
+    runs.first("batch", 0, 1)["ids"] = [4, 5, 6]
+    runs.first("batch", 1, 1)["ids"] = [4]
+    runs.first("backward", 0, 1).update(samples=3, loss=2.0)
+    runs.first("backward", 1, 1).update(samples=0, loss="nan")
+    states = {name: one.state for name, one in _results(runs).items()}
+    assert states["losses"] == states["samples"] == "proved"
+
+
+def test_rank_0_may_evaluate_alone() -> None:
+    runs = Runs(ranks=[rank(2, 0), rank(2, 1)])
+    whole = [one for one in rank(0, 0) if one["event"] == "batch" and not one["grad"]]
+    own = [one for one in runs.ranks[0] if one["event"] == "batch" and not one["grad"]]
+    for mine, all_of_it in zip(own, whole, strict=True):
+        mine["ids"] = all_of_it["ids"]
+    runs.ranks[1] = [one for one in runs.ranks[1] if one.get("grad") is not False]
+    assert _results(runs)["evaluation"].state == "proved"
+
+
+def test_what_was_not_there_is_not_proved() -> None:
+    runs = Runs(
+        original=[one for one in rank(0, 0) if one["event"] not in ("line", "write")],
+        ranks=[
+            [one for one in rank(2, k) if one["event"] not in ("line", "write")] for k in (0, 1)
+        ],
+    )
+    for events in (runs.original, *runs.ranks):
+        events[:] = [one for one in events if one.get("grad") is not False]
+    runs.original[-1]["saved"] = []
+    states = {name: one.state for name, one in _results(runs).items()}
+    assert states["evaluation"] == states["output"] == states["saved"] == "not seen"
+
+
+def test_a_run_that_broke_off_is_a_difference() -> None:
+    original, port = Runs().seen()
+    error = {"event": "end", "code": 1, "error": "ValueError: no", "time": 1.0}
+    broken = Seen(
+        2,
+        ended("2", 2, RankEnd(None, False), RankEnd(1, False)),
+        (port.ranks[0], Journal((error,))),
+    )
+    first, *rest = compare.results(original, {2: broken}, None)
+    assert first.state == "differs"
+    assert "rank 1 of 2 failed:\nValueError: no" in first.difference
+    assert {one.state for one in rest} == {"not seen"}
+    assert compare.results(original, {2: None}, None)[0].state == "differs"
+
+
+@pytest.mark.parametrize(
+    ("rest", "state"),
+    [
+        (RankEnd(1, False), "proved"),
+        (RankEnd(-15, False), "proved"),
+        (RankEnd(0, True), "differs"),
+        (RankEnd(None, False), "differs"),
+    ],
+)
+def test_a_killed_rank(rest: RankEnd, state: str) -> None:
+    events = (Journal(()), Journal(({"event": "killed"},)))
+    run = Seen(2, ended("kill", 2, rest, RankEnd(-9, False)), events)
+    assert killed.compare(run).state == state
+    assert killed.compare(Seen(2, run.outcome, (Journal(()), Journal(())))).state == "not seen"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("0.1234", "0.1235", True),  # the rounding of the last place
+        ("0.1234", "0.1237", False),
+        ("17", "18", False),
+        ("17", "17.0", True),
+        ("1e-05", "1e-5", True),
+        ("12345.67", "12345.90", True),
+    ],
+)
+def test_printed_numbers(one: str, other: str, same: bool) -> None:
+    assert lines.near(one, other) is same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("took 3.2 s", "took 17.1 s"),
+        ("[12:30:01] start", "[12:31:59] start"),
+        ("2026-11-22 loss 1.5", "2026-11-23 loss 1.5"),
+        ("<Net object at 0x7f00aa>", "<Net object at 0x7f00bb>"),
+        ("99 it/s", "101 it/s"),
+    ],
+)
+def test_what_passes_is_not_compared(one: str, other: str) -> None:
+    a, b = lines.parse(one), lines.parse(other)
+    assert (a.words, a.numbers) == (b.words, b.numbers)
+
+
+def test_the_table_has_no_foreign_control_characters() -> None:
+    runs = Runs()
+    runs.ranks[1].append({"event": "line", "text": "\x1b]0;title\x07 \u202e", "phase": "train"})
+    out = io.StringIO()
+    table.show(list(_results(runs).values()), ["a \x1b[2J note"], out)
+    assert "\x1b" not in out.getvalue()
+    assert "5. differs on 2 ranks: rank 1 prints too" in out.getvalue()

@@ -1,0 +1,76 @@
+"""What cannot be verified is said, with exit code 2 and before anything is run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.port.verify import Request, copies, verify
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        ("a.ipynb", "{}", "notebook"),
+        ("a.py", "def f(:\n", "a.py:1 is no Python"),
+        ("a.py", "x = '\0'\n", "is no Python"),
+        ("b.py", "", "no script 'a.py'"),
+    ],
+)
+def test_refused(
+    name: str, text: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text)
+    (tmp_path / "port.py").write_text("pass\n")
+    asked = name if name != "b.py" else "a.py"
+    with pytest.raises(UserError, match=word):
+        verify(Request(asked, "port.py"))
+
+
+def test_a_script_is_not_its_own_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("pass\n")
+    with pytest.raises(UserError, match="both the original and the port"):
+        verify(Request("a.py", "./a.py"))
+    with pytest.raises(UserError, match="no such folder"):
+        verify(Request("a.py", "a.py", stand_ins=("nowhere",)))
+
+
+def test_a_copy_has_links_to_what_is_large(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    (project / "src" / "a.py").write_text("pass\n")
+    (project / "src" / "helper.py").write_text("pass\n")
+    (project / "big.bin").write_bytes(bytes(2 << 20))
+    (project / ".git").mkdir()
+    os.mkfifo(project / "pipe")
+    (project / "dangling").symlink_to("nowhere")
+    (tmp_path / "elsewhere").mkdir()
+    port = tmp_path / "elsewhere" / "a_dist.py"
+    port.write_text("1\n")
+    found = copies.project_of(project / "src" / "a.py", port, project)
+    copies.make(found, tmp_path / "copy")
+    copy = tmp_path / "copy"
+    assert sorted(path.name for path in copy.iterdir()) == ["big.bin", "src"]
+    assert (copy / "big.bin").is_symlink()
+    assert not (copy / "src" / "helper.py").is_symlink()
+    assert (copy / found.port).read_text() == "1\n"
+
+
+def test_a_folder_with_too_much_is_one_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "_ENTRIES", 50)
+    project = tmp_path / "project"
+    (project / "data" / "many").mkdir(parents=True)
+    for number in range(100):
+        (project / "data" / "many" / f"{number}.txt").write_text("")
+    (project / "a.py").write_text("pass\n")
+    (project / "b.py").write_text("pass\n")
+    copies.make(copies.project_of(project / "a.py", project / "b.py", project), tmp_path / "copy")
+    inside = list((tmp_path / "copy" / "data" / "many").iterdir())
+    assert all(path.is_symlink() for path in inside)

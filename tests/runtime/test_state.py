@@ -1,0 +1,81 @@
+"""What loading does to an optimizer, whether it succeeds or is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD, AdamW
+
+from rankup.runtime.full import load_full_model, save_full_model
+from rankup.runtime.sharded import load_sharded_model, save_sharded_model
+
+from .split import Net, Split, advance, assert_equal
+
+
+def alone(kind: type[torch.optim.Optimizer], seed: int = 0, **options: Any) -> Split:
+    torch.manual_seed(seed)
+    model = Net()
+    return Split(model, kind(model.parameters(), lr=0.1, **options))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("kind", ["full", "sharded"])
+@pytest.mark.parametrize("other", ["momentum", "groups"])
+def test_a_refused_load_leaves_the_optimizer(tmp_path: Path, kind: str, other: str) -> None:
+    save = save_full_model if kind == "full" else save_sharded_model
+    load = load_full_model if kind == "full" else load_sharded_model
+    if other == "momentum":
+        theirs = alone(SGD, momentum=0.9)
+        advance(theirs, range(1))
+        save(theirs.model, tmp_path / "saved", theirs.optimizer)
+    else:
+        theirs = alone(AdamW)
+        halves = [theirs.model.get_submodule(name).parameters() for name in ("up", "down")]
+        save(theirs.model, tmp_path / "saved", AdamW([{"params": p} for p in halves]))
+    ours = alone(AdamW, seed=1)
+    advance(ours, range(2))
+    for parameter in ours.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model, optimizer = copy.deepcopy((ours.model.state_dict(), ours.optimizer.state_dict()))
+    with pytest.raises(ValueError, match=r"of another optimizer|has 2 parameter groups, this"):
+        load(ours.model, tmp_path / "saved", ours.optimizer)
+    assert_equal(ours.model.state_dict(), model)
+    found = ours.optimizer.state_dict()
+    assert found["param_groups"] == optimizer["param_groups"]
+    assert found["state"].keys() == optimizer["state"].keys()
+    for number, entries in optimizer["state"].items():
+        assert_equal(found["state"][number], entries)
+    for parameter in ours.model.parameters():
+        assert torch.equal(parameter.grad, torch.ones_like(parameter))  # type: ignore[arg-type]
+
+
+def test_a_load_into_a_used_optimizer_is_that_into_a_fresh_one(tmp_path: Path) -> None:
+    saved = alone(AdamW)
+    advance(saved, range(2))
+    save_sharded_model(saved.model, tmp_path / "model", saved.optimizer)
+    used = alone(AdamW, seed=1)
+    advance(used, range(3))
+    load_sharded_model(used.model, tmp_path / "model", used.optimizer)
+    advance(used, range(2, 3))
+    advance(saved, range(2, 3))
+    assert_equal(used.model.state_dict(), saved.model.state_dict())
+
+
+def test_a_marker_sets_what_the_groups_have_alone(tmp_path: Path) -> None:
+    split = alone(AdamW)
+    advance(split, range(1))
+    torch.optim.lr_scheduler.ConstantLR(split.optimizer)  # notes initial_lr in the group
+    save_sharded_model(split.model, tmp_path / "model", split.optimizer)
+    marker = tmp_path / "model" / "COMPLETE"
+    about = json.loads(marker.read_text())
+    about["groups"][0] |= {"params": [], "x": 1, "lr": 0.7}
+    marker.write_text(json.dumps(about))
+    fresh = alone(AdamW)
+    load_sharded_model(fresh.model, tmp_path / "model", fresh.optimizer)
+    [group] = fresh.optimizer.param_groups
+    assert len(group["params"]) == len(list(fresh.model.parameters()))
+    assert (group["lr"], group["initial_lr"], "x" in group) == (0.7, 0.1, False)

@@ -1,0 +1,306 @@
+#!/bin/bash
+# shellcheck disable=SC2034,SC2317 # functions and settings go to the nodes as text
+# train on 2 x 2 ranks, written by rankup
+# To submit it:   mkdir -p /scratch/runs/train/20260101-120000-abcd/log && sbatch THIS_FILE
+# It needs torchrun on PATH, and no rankup
+# but for the recipe, whose data `rankup run` puts into the run directory.
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=8
+#SBATCH --gres=gpu:2
+#SBATCH --time=01:00:00
+#SBATCH --signal=USR1@60
+#SBATCH --chdir=/scratch/runs/train/20260101-120000-abcd
+#SBATCH --output=/scratch/runs/train/20260101-120000-abcd/log/%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --no-kill
+
+# ---- this life of the run ------------------------------------------------------------------------
+trap '' USR1 # the ranks take it as a wish to stop, this shell does not
+rankup_base=/scratch/runs/train/20260101-120000-abcd
+export RANKUP_RUN_DIR=$rankup_base
+rankup_lives=100 # at most, and then somebody should look
+rankup_retries=0 # times that Slurm may start the job again by itself
+RANKUP_RESUME=0 # whether there was a life before this job
+
+rankup_life=${SLURM_RESTART_COUNT:-0}
+# The last task of an array has the number of the whole array as its own.
+rankup_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+rankup_job=${rankup_job:-$SLURM_JOB_ID}
+rankup_start=$(date +%s)
+rankup_marker=$RANKUP_RUN_DIR/requeue # left by the ranks when they stop with a checkpoint
+
+record_life() { # append a line about this life, e.g. record_life '"end": 1700000000'
+    if [ -n "${RANKUP_INTERACTIVE:-}" ]; then return; fi # in an allocation `rankup run` does it
+    printf '{"job": "%s", "task": %s, "restart": %d, %s}\n' "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" \
+        "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_life" "$1" >>"$RANKUP_RUN_DIR/log/lives.jsonl"
+}
+
+end_life() { # end_life CODE [WHY]: a script that ends without its code makes a failed job COMPLETED
+    if [ -n "${2:-}" ]; then echo "rankup: $2" >&2; fi
+    if [ -z "${rankup_ended:-}" ]; then record_life "\"end\": $(date +%s), \"code\": $1"; fi
+    exit "$1"
+}
+
+count_up() { # count_up NAME: one more than the number in log/NAME; what is torn counts as too many
+    local file=$RANKUP_RUN_DIR/log/$1 number=0
+    if [ -e "$file" ]; then number=$(cat "$file"); fi
+    case $number in '' | *[!0-9]* | ???????*) number=999999 ;; esac
+    echo $((number + 1)) >"$file" && echo $((number + 1))
+}
+
+mkdir -p "$RANKUP_RUN_DIR/log" || exit 1
+exec 9>>"$RANKUP_RUN_DIR/log/lock"
+if command -v flock >/dev/null; then
+    flock -w 90 9
+    if [ $? = 1 ]; then # others mean: this file system has no locks
+        end_life 1 "another job or process works in $RANKUP_RUN_DIR (held for 90 s)"
+    fi
+fi
+rankup_who="job $SLURM_JOB_ID"
+if [ -n "${RANKUP_INTERACTIVE:-}" ]; then
+    rankup_who="process $RANKUP_INTERACTIVE on $(uname -n)"
+fi
+printf '%s' "$rankup_who" >"$RANKUP_RUN_DIR/log/lock"
+rm -f -- "$RANKUP_RUN_DIR"/log/failure-rank*.json # of an earlier life
+# The log may hold earlier lives: where this one begins in it.
+rankup_offset=$(stat --dereference --format=%s "/proc/$$/fd/1" 2>/dev/null || echo 0)
+record_life "\"start\": $(date +%s.%3N), \"nodes\": \"$SLURM_JOB_NODELIST\", \"id\": \"$SLURM_JOB_ID\", \"offset\": $rankup_offset"
+
+if [ -e "$rankup_base/log/cancelled" ]; then
+    end_life 1 "cancelled by \`rankup cancel\`"
+elif [ -e "$rankup_marker" ]; then
+    rm -- "$rankup_marker"
+    rankup_count=$(count_up requeues) || end_life 1 "cannot write to $RANKUP_RUN_DIR/log"
+    if [ "$rankup_count" -ge "$rankup_lives" ]; then
+        end_life 1 "stopped after $rankup_lives lives (--lives); go on with: rankup run --resume $rankup_base"
+    fi
+elif [ "$rankup_life" -gt 0 ] && [ -z "${RANKUP_INTERACTIVE:-}" ]; then # else: the allocation's
+    rankup_count=$(count_up retries) || end_life 1 "cannot write to $RANKUP_RUN_DIR/log"
+    if [ "$rankup_count" -gt "$rankup_retries" ]; then
+        end_life 1 "Slurm started this job again (a node failed, or the job was preempted), and --retries allows $rankup_retries of that. Go on with: rankup run --resume $rankup_base"
+    fi
+fi
+if [ -d "$RANKUP_RUN_DIR/checkpoints" ]; then RANKUP_RESUME=1; fi
+export RANKUP_RESUME
+
+# ---- environment ---------------------------------------------------------------------------------
+cd -- /home/me/project || end_life 1 "$(hostname) cannot enter it; is it mounted? "/home/me/project
+export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
+export HF_DATASETS_OFFLINE="${HF_DATASETS_OFFLINE:-1}"
+export TRANSFORMERS_OFFLINE="${TRANSFORMERS_OFFLINE:-1}"
+export WANDB_MODE="${WANDB_MODE:-offline}"
+export PYTHONUNBUFFERED=1
+
+# ---- what this job runs --------------------------------------------------------------------------
+words=(language-model --strategy gossip)
+nodes=2 ranks=2 gpus=2 # ranks and GPUs are per node
+minutes=60 # time limit
+stop_after= # seconds; empty: shortly before the time limit
+suffix='' # of a node's name in the fast network
+srun_options=()
+needs=() # every node has to see these
+programs=(torchrun python3 rankup-rank)
+# srun does not take --cpus-per-task over from sbatch since Slurm 22.05
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"
+threads=$((SRUN_CPUS_PER_TASK / ranks)) # torchrun would set 1
+export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"
+set -u
+
+# ---- until when: the ranks save and stop before this ---------------------------------------------
+RANKUP_END_TIME=${SLURM_JOB_END_TIME:-}
+if [ -z "$RANKUP_END_TIME" ]; then # Slurm before 23.02 does not say
+    ends=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$rankup_job" --format=%e)
+    RANKUP_END_TIME=$(date --date="${ends:-unknown}" +%s 2>/dev/null) || RANKUP_END_TIME=
+fi
+if [ -z "$RANKUP_END_TIME" ] && [ "$minutes" -gt 0 ]; then
+    RANKUP_END_TIME=$((rankup_start + minutes * 60)) # squeue did not answer
+fi
+if [ -n "$stop_after" ]; then # --deadline
+    early=$((rankup_start + stop_after))
+    if [ "$early" -lt "${RANKUP_END_TIME:-$((early + 1))}" ]; then RANKUP_END_TIME=$early; fi
+fi
+if [ -n "$RANKUP_END_TIME" ]; then export RANKUP_END_TIME; else unset RANKUP_END_TIME; fi
+
+# ---- the address all nodes meet at ---------------------------------------------------------------
+resolve() { # IPv4 of a name; the own name often resolves to loopback, which no other node can reach
+    getent ahostsv4 "$1" | awk '$1 !~ /^127\./ { print $1; exit }'
+}
+
+head_address() {
+    local address node_addr
+    if [ -n "$suffix" ]; then
+        address=$(resolve "$1$suffix")
+        if [ -n "$address" ]; then echo "$address" && return; fi
+        echo "rankup: $1$suffix does not resolve; trying $1" >&2
+    fi
+    address=$(resolve "$1")
+    if [ -n "$address" ]; then echo "$address" && return; fi
+    node_addr=$(scontrol show node --oneliner "$1" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+    case $node_addr in
+    *[!0-9.]*) resolve "$node_addr" ;; # a name
+    *) echo "$node_addr" ;;            # an address: Slurm's word is taken as it is
+    esac
+}
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+master_addr=$(head_address "$head")
+if [ -z "$master_addr" ]; then
+    end_life 1 "no address for $head: neither the resolver nor Slurm's NodeAddr has one that other nodes could reach"
+fi
+master_port=$((10000 + SLURM_JOB_ID % 20000)) # of this job alone
+for _ in 1 2 3 4 5 6 7 8 9; do                # unless somebody sits there
+    timeout 2 bash -c "</dev/tcp/$master_addr/$master_port" 2>/dev/null || break
+    master_port=$((master_port + 1))
+done
+
+# ---- preflight: seconds, on every node, before torch is imported anywhere ------------------------
+preflight() {
+    trap '' USR1
+    local node=${SLURMD_NODENAME:-$(hostname)} faults=0 path there
+    fault() {
+        echo "preflight: node $node: $1" >&2
+        faults=1
+    }
+    if [ "$nodes" -gt 1 ] && [ "$SLURM_NODEID" = 0 ]; then hear_all & fi
+    for path in "${needs[@]}"; do
+        [ -r "$path" ] || fault "cannot read $path; is its file system mounted on compute nodes?"
+    done
+    [ -w "$RANKUP_RUN_DIR" ] || fault "cannot write to the run directory $RANKUP_RUN_DIR"
+    for path in "${programs[@]}"; do
+        command -v "$path" >/dev/null || fault "$path is not on PATH; is the environment complete?"
+    done
+    if [ "$nodes" -gt 1 ] && [ "$SLURM_NODEID" != 0 ]; then report_to_head || faults=1; fi
+    there=${SLURM_GPUS_ON_NODE:-}
+    if [ "$gpus" -gt 0 ] && [ -n "$there" ] && [ "$there" -lt "$gpus" ]; then
+        fault "Slurm granted $there GPU(s), the job needs $gpus"
+    fi
+    if [ "$gpus" -gt 0 ] && command -v nvidia-smi >/dev/null; then
+        there=$(timeout 60 nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ')
+        [ "$there" -ge "$gpus" ] || fault "nvidia-smi sees $there GPU(s), the job needs $gpus"
+    fi
+    if [ "$nodes" -gt 1 ] && [ "$SLURM_NODEID" = 0 ]; then wait "$!" || faults=1; fi
+    return "$faults"
+}
+
+report_to_head() { # say the own name at the first node's port
+    local _
+    for _ in {1..120}; do
+        if printf '%s\n' "$node" >"/dev/tcp/$master_addr/$master_port"; then return; fi
+        sleep 0.5
+    done 2>/dev/null
+    fault "cannot reach port $master_port of the first node at $master_addr"
+    return 1
+}
+
+hear_all() { # on the first node: who does not say its name within 90 s
+    local names
+    mapfile -t names < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
+    python3 -c '
+import socket, sys, time
+address, port, me, *names = sys.argv[1:]
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+try:
+    server.bind((address, int(port)))
+except OSError as error:
+    sys.exit(f"preflight: node {me}: cannot listen at {address}:{port}: {error.strerror}")
+server.listen(len(names))
+missing, end = set(names) - {me}, time.monotonic() + 90
+while missing:
+    try:
+        server.settimeout(max(0.01, end - time.monotonic()))
+        caller, _ = server.accept()
+        caller.settimeout(5)
+        missing.discard(caller.recv(300).decode(errors="replace").strip())
+    except OSError:
+        if time.monotonic() >= end:
+            silent = " ".join(sorted(missing))
+            sys.exit(f"preflight: {me} at {address}:{port} has not heard from: {silent}")
+' "$master_addr" "$master_port" "$node" "${names[@]}"
+}
+
+rank=(python3 -c 'import sys; sys.path = [p for p in sys.path if p]; from rankup.launch.crew import main; sys.exit(main())')
+
+launch() { # the crew of this node: it starts the workers, and none of them ends the others
+    watch_node
+    trap '' USR1 # the workers install a handler of their own
+    exec "${rank[@]}" --nodes="$nodes" --node="$SLURM_NODEID" --nproc="$ranks" \
+        --store="${master_addr:-127.0.0.1}:${master_port:-0}" -- "$@"
+}
+
+watch_node() { # the sampler of this node, beside its ranks; it ends with them
+    local launcher=$BASHPID # becomes torchrun
+    if command -v rankup >/dev/null; then
+        (trap '' USR1 && exec rankup monitor "$RANKUP_RUN_DIR" --parent "$launcher" \
+            --ranks "$ranks") </dev/null &
+    else
+        echo "rankup: node ${SLURMD_NODENAME:-$(hostname)} is not sampled: no rankup on PATH" >&2
+    fi
+}
+
+on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of this script, per node
+    local option=$1
+    shift
+    # What it uses goes along as text; $SLURM_NODEID and the like are then read on the node itself.
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --relative=0 --cpu-bind=none \
+        --wait=120 "$option" ${srun_options[@]+"${srun_options[@]}"} bash -c "$(
+            declare -p nodes ranks gpus needs programs rank master_addr master_port
+            declare -f preflight hear_all report_to_head launch watch_node
+        ); \"\$@\"" bash "$@"
+}
+
+# ---- run -----------------------------------------------------------------------------------------
+on_every_node --kill-on-bad-exit=0 preflight ||
+    end_life 1 "the preflight failed on the nodes named above; torch was not started anywhere"
+rm -f -- "$RANKUP_RUN_DIR/log/ended" # of an earlier life
+SLURM_NO_KILL='set' SLURM_KILL_BAD_EXIT=0 on_every_node --wait=0 launch "${words[@]}"
+code=$?
+# The crews that are left say so where the run came to its end without the others.
+if [ -e "$RANKUP_RUN_DIR/log/ended" ]; then code=0; fi
+# A rank failed, and srun ended the others by a signal: the signal is not what happened.
+if [ "$code" -gt 128 ] && compgen -G "$RANKUP_RUN_DIR/log/failure-rank*.json" >/dev/null; then
+    code=1
+fi
+
+if [ -e "$rankup_marker" ] && [ -n "${RANKUP_INTERACTIVE:-}" ]; then exit 0; fi
+if [ -e "$rankup_marker" ]; then # a checkpoint is there and the run is not through
+    took=$(($(date +%s) - rankup_start))
+    if [ $((took * 10)) -ge $((${RANKUP_END_TIME:-0} - rankup_start)) ]; then
+        rm -f -- "$RANKUP_RUN_DIR/log/short"
+    elif [ "$(count_up short || echo 9)" -ge 3 ]; then
+        end_life 1 "three lives in a row stopped in the first tenth of their time: too little is left beside a checkpoint, or the nodes' clocks differ. Go on with: rankup run --resume $rankup_base"
+    fi
+    record_life "\"end\": $(date +%s), \"code\": 0, \"stopped\": true"
+    exec 9>&- # the next life may start
+    echo "rankup: stopped with a checkpoint before the time limit; going on in a next life" >&2
+    if scontrol requeue "$rankup_job"; then
+        sleep 120 # Slurm ends this shell
+        exit 0
+    fi
+    next=$(env --unset=SLURM_RESTART_COUNT sbatch --parsable \
+        --dependency="afterany:$rankup_job" \
+        ${SLURM_ARRAY_TASK_ID:+--array="$SLURM_ARRAY_TASK_ID"} "$0") ||
+        end_life 1 "this site allows neither requeue nor sbatch in a job; go on with: rankup run --resume $rankup_base"
+    echo "rankup: this site does not requeue; job $next follows" >&2
+    printf '{"job": "%s", "task": %s, "follows": "%s"}\n' "${next%%;*}" \
+        "${SLURM_ARRAY_TASK_ID:-null}" "$rankup_job" >>"$RANKUP_RUN_DIR/log/lives.jsonl"
+    exit 0
+fi
+if [ -d "$RANKUP_RUN_DIR/monitor" ] && command -v rankup >/dev/null; then # what it was worth
+    record_life "\"end\": $(date +%s), \"code\": $code" # the time limit may come meanwhile
+    rankup_ended=1
+    left=$((${RANKUP_END_TIME:-$(($(date +%s) + 3600))} - $(date +%s) - 20))
+    if [ "$left" -ge 20 ]; then # all nodes are billed as long as this takes
+        timeout --kill-after=5 "$((left < 120 ? left : 120))" \
+            rankup report --formats html,text --ended "$code" "$RANKUP_RUN_DIR"
+    else
+        echo "rankup: no time is left for the report; it is made by: rankup report $rankup_base" >&2
+    fi
+fi
+if [ "$code" -ne 0 ] && command -v rankup >/dev/null; then
+    timeout 60 rankup logs --cause "$RANKUP_RUN_DIR" # the last words: rank, node and exception
+fi
+end_life "$code"

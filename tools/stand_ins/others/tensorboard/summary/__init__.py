@@ -1,0 +1,1 @@
+"""Where torch.utils.tensorboard looks."""

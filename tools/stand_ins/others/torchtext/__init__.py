@@ -1,0 +1,1 @@
+"""Stands in for torchtext: see tools/stand_ins/README.md."""

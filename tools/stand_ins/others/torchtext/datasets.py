@@ -1,0 +1,1 @@
+"""A name to import."""
