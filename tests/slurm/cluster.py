@@ -159,10 +159,7 @@ class Cluster:
         daemon = self._slurmd.pop(node)
         daemon.kill()
         daemon.wait(timeout=10)
-        for process in guard.processes_of(self.folder):
-            with suppress(psutil.Error, OSError):
-                if guard.variable(process, "SLURMD_NODENAME") == node:
-                    process.kill()
+        self._kill_tasks(lambda process: guard.variable(process, "SLURMD_NODENAME") == node)
 
     def restore(self, node: str) -> None:
         """Bring a node back that was set down or killed."""
@@ -184,6 +181,7 @@ class Cluster:
         for node in self.nodes:
             self.restore(node.name)
         self._await(self._idle, timeout, "an idle cluster")
+        self._kill_tasks(lambda process: bool(guard.variable(process, "SLURM_JOB_ID")))
 
     @contextmanager
     def configured(self, **options: str) -> Iterator[None]:
@@ -265,6 +263,13 @@ class Cluster:
             return False
         states = self.run("sinfo", "--noheader", "--Node", "--partition=booster", "--format=%T")
         return states.stdout.split() == ["idle"] * NODES
+
+    def _kill_tasks(self, which: Callable[[psutil.Process], bool]) -> None:
+        # A job that ends while its step starts can leave a task behind: Slurm's own race.
+        for process in guard.processes_of(self.folder):
+            with suppress(psutil.Error, OSError):
+                if which(process):
+                    process.kill()
 
     def _await(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
         deadline = time.monotonic() + timeout

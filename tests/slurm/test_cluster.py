@@ -93,9 +93,9 @@ def test_a_killed_node_leaves_no_process_of_its_own_and_comes_back(
 ) -> None:
     job = slurm.submit(f"srun {HOLD}", tmp_path, "--nodes=3", "--no-requeue")
     slurm.wait(job, {"RUNNING"})
-    _await_tasks(slurm, ["n1", "n2", "n3"])
+    _await_tasks(slurm, job, ["n1", "n2", "n3"])
     slurm.kill_node("n2")
-    assert _tasks(slurm) == ["n1", "n3"]
+    assert _tasks(slurm, job) == ["n1", "n3"]
     slurm.restore("n2")
     slurm.settle()
     assert slurm.node("n2")["State"].startswith("IDLE")
@@ -141,18 +141,19 @@ def test_a_missing_slurm_skips_but_in_ci_it_fails() -> None:
         require("no slurmd", {"CI": "true"})
 
 
-def _await_tasks(slurm: Cluster, nodes: list[str]) -> None:
+def _await_tasks(slurm: Cluster, job: int, nodes: list[str]) -> None:
     deadline = time.monotonic() + 20
-    while _tasks(slurm) != nodes:
-        assert time.monotonic() < deadline, f"tasks on {_tasks(slurm)}, not on {nodes}"
+    while _tasks(slurm, job) != nodes:
+        assert time.monotonic() < deadline, f"tasks on {_tasks(slurm, job)}, not on {nodes}"
         time.sleep(0.1)
 
 
-def _tasks(slurm: Cluster) -> list[str]:
-    """The nodes on which `HOLD` runs, one entry per process."""
+def _tasks(slurm: Cluster, job: int) -> list[str]:
+    """The nodes on which the job's `HOLD` runs, one entry per process."""
     found = []
     for process in guard.processes_of(slurm.folder):
         with suppress(psutil.Error, OSError):
-            if process.name() == "sleep" and process.cmdline()[-1] == HOLD.split()[-1]:
+            ours = guard.variable(process, "SLURM_JOB_ID") == str(job)
+            if ours and process.name() == "sleep" and process.cmdline()[-1] == HOLD.split()[-1]:
                 found.append(guard.variable(process, "SLURMD_NODENAME"))
     return sorted(found)
