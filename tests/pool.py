@@ -39,7 +39,7 @@ _RELEASE = b""
 _LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PR_SET_PDEATHSIG = 1
-_MANY_THREADS = 24  # a group has three
+_MANY_THREADS = 24  # more than that at once are let go of; a group has three
 _LruCache = type(lru_cache(lambda: None))
 
 
@@ -257,6 +257,7 @@ def _serve(connection: Connection, parent: int, crash: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+    most = _MANY_THREADS
     try:
         connection.send_bytes(b"ready")
         while True:
@@ -265,6 +266,11 @@ def _serve(connection: Connection, parent: int, crash: str) -> None:
                 connection.send_bytes(_answer(call))
                 # A group that one rank leaves early can break a peer's last collective.
                 connection.recv_bytes()
+            if _threads() >= most:
+                _let_go_of_groups()
+                # Some stay: a graph without backward holds its mesh. To look for those after each
+                # call, through all of torch's objects, would take longer than the calls do.
+                most = _threads() + _MANY_THREADS
     except (EOFError, KeyboardInterrupt):
         return
 
@@ -322,18 +328,19 @@ def _left_as_found() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
     if torch.are_deterministic_algorithms_enabled():  # the setter imports the compiler
         torch.use_deterministic_algorithms(False)
-    _let_go_of_groups()
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def _let_go_of_groups() -> None:
-    """Free the groups of earlier calls, once there are many.
+    """Free the groups of earlier calls.
 
     torch's caches of how tensors are cut keep every mesh they have seen, and with it its groups.
     Each of these has a thread that wakes a hundred times a second: after some hundred calls they
     take more of the machine than the tests do.
     """
-    if len(os.listdir("/proc/self/task")) < _MANY_THREADS:
-        return
     for found in gc.get_objects():
         if type(found) is _LruCache and str(found.__module__).startswith("torch.distributed"):
             found.cache_clear()

@@ -147,8 +147,10 @@ def children() -> list[BaseProcess]:
 @pytest.fixture(autouse=True)
 def nobody_is_left() -> Any:
     before = set(threading.enumerate())
+    gc.freeze()  # to look through what was there before would take half a second a test
     yield
     gc.collect()
+    gc.unfreeze()
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     for _ in within(5):
         left, threads = children(), set(threading.enumerate()) - before

@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 
+from rankup.runtime.collectives import barrier
 from rankup.runtime.world import World, destroy_process_group
 from tests.pool import RankPool, free_port
 
@@ -47,7 +48,8 @@ def example(ranks: RankPool) -> Examples:
 
 
 def _as_of_torchrun(world: World, name: str, port: int) -> tuple[str, str]:
-    """Run the example in this process, which is in no group yet; its output and its errors."""
+    """Run the example in this process, as if it were in no group; its output and its errors."""
+    barrier()  # who left while another still connects would break its connection
     destroy_process_group()
     rank, size = str(world.rank), str(world.world_size)
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
