@@ -110,6 +110,16 @@ def test_three_formats_and_the_exit_code(script: Path) -> None:
     assert "there is no file" in missing.stderr
 
 
+def test_a_name_of_a_file_does_nothing_to_the_terminal(script: Path) -> None:
+    script = script.rename(os.fsdecode(os.fsencode(script.parent) + b"/\x1b[2J\xff.py"))
+    found = check([script], select=["RK141"])
+    for style in ("text", "github"):
+        said = formatted(found, style)
+        assert "\x1b" not in said
+        assert r"\x1b[2J\udcff.py" in said
+        said.encode()
+
+
 @pytest.mark.parametrize(
     "text",
     [

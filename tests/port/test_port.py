@@ -109,6 +109,10 @@ def _script(folder: Path, text: str) -> Path:
             "import torch.distributed as dist\ndist.init_process_group()\n" + SCRIPT,
             r"train\.py:2: .*distributed already",
         ),
+        ("import torch\nfor a, (_, rankup) in []: pass\n" + SCRIPT, r":2: `rankup` is a name"),
+        ("def f(rankup=1): pass\n" + SCRIPT, r":1: `rankup` is a name"),
+        ("import numpy as rankup\n" + SCRIPT, r":1: `rankup` is a name"),
+        ("from mine import rankup\n" + SCRIPT, r":1: `rankup` is a name"),
         (SCRIPT.replace("net.parameters()", "[torch.ones(1)]"), "which model is trained"),
         (
             SCRIPT + "other = torch.optim.SGD(unknown(), lr=0.1)\n",

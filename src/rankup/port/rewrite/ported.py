@@ -108,6 +108,12 @@ def _port(source: Source, options: Options, vendor: bool) -> Ported:
     if why is not None:
         return Ported(path, text, text, why=why)
     edits = Edits(text)
+    taken_name = refusals.own_name(script, "rankup")
+    if taken_name is not None:
+        raise UserError(
+            f"{path}:{taken_name}: `rankup` is a name of the script's own, and would hide the "
+            "library that the port imports: give it another"
+        )
     if vendor and "rankup" in script.modules:
         raise UserError(f"{path} imports rankup, which --vendor would hide: leave --vendor out")
     if refusals.fastai(script):

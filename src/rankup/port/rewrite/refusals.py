@@ -62,6 +62,14 @@ def distributed(script: Script) -> tuple[int, str] | None:
     return None
 
 
+def own_name(script: Script, name: str) -> int | None:
+    """The line where a script gives the name of the runtime to something else."""
+    for node in script.all(cst.Name):
+        if node.value == name and _binds(script, node):
+            return script.line(node)
+    return None
+
+
 def unfit(training: Training) -> tuple[int, str] | None:
     """The line and the reason, where the training itself does not split over ranks."""
     script = training.script
@@ -107,6 +115,23 @@ def unfit(training: Training) -> tuple[int, str] | None:
                 "to deal over ranks. Give the data a DataLoader, or draw batches in a function"
             )
     return None
+
+
+def _binds(script: Script, node: cst.Name) -> bool:
+    whole: cst.CSTNode = node
+    parent = script.parents[node]
+    while isinstance(parent, cst.Element | cst.StarredElement | cst.Tuple | cst.List):
+        whole, parent = parent, script.parents[parent]
+    if isinstance(parent, cst.ImportAlias):  # `from mine import rankup`
+        return isinstance(script.parents[parent], cst.ImportFrom) and parent.asname is None
+    if isinstance(parent, cst.AsName):
+        imported = script.parents[parent]
+        return not isinstance(imported, cst.ImportAlias) or script.dotted(imported.name) != "rankup"
+    if isinstance(parent, cst.AssignTarget | cst.AnnAssign | cst.AugAssign | cst.NamedExpr):
+        return parent.target is whole
+    if isinstance(parent, cst.For | cst.CompFor):
+        return parent.target is whole
+    return isinstance(parent, cst.Param | cst.FunctionDef | cst.ClassDef) and parent.name is whole
 
 
 def _loops_over_loader(training: Training) -> bool:
