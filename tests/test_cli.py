@@ -18,7 +18,7 @@ import typer
 import rankup
 from rankup import recipes
 from rankup.base.errors import UserError
-from rankup.cli.app import app
+from rankup.cli.app import PANELS, app
 from rankup.launch import local
 from rankup.launch import run as launch_run
 from rankup.launch.run import Request
@@ -69,6 +69,19 @@ def test_help(run_rankup: RunRankup, rankup_here: RunRankup) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "--seq-len" in done.stdout
     assert "--global-batch" in done.stdout
+
+
+def test_every_verb_has_its_place(rankup_here: RunRankup) -> None:
+    named = [name for names in PANELS.values() for name in names]
+    verbs = [
+        one.name or str(getattr(one.callback, "__name__", "")) for one in app.registered_commands
+    ]
+    verbs += [str(one.name) for one in app.registered_groups]
+    assert sorted(named) == sorted(verbs)
+    shown = rankup_here(["--help"]).stdout
+    places = [shown.index(f"│ {name} ") for name in named]
+    assert places == sorted(places)
+    assert all(f"─ {panel} ─" in shown for panel in PANELS)
 
 
 def test_recipes(rankup_here: RunRankup) -> None:

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 
+# In the order in which a user comes to need them.
+PANELS = {
+    "Try it": ("demo", "recipes"),
+    "On the login node, before the job": ("doctor", "env", "fetch"),
+    "A folder of data": ("pack", "inspect", "bench-data", "stage"),
+    "From one GPU to many": ("check", "port", "verify", "mesh"),
+    "Run": ("run", "status", "logs", "cancel", "scale"),
+    "What it did, and what came of it": ("report", "monitor", "export", "generate"),
+}
+
+
+class _Verbs(TyperGroup):
+    """The verbs in panels, where typer has one list."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for names in PANELS.values() for name in names]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            panel = next(panel for panel, names in PANELS.items() if cmd_name in names)
+            command.rich_help_panel = panel  # type: ignore[attr-defined]
+        return command
+
+
 app = typer.Typer(
+    cls=_Verbs,
     help="From one GPU to the whole supercomputer: the same PyTorch run on any number of ranks.",
     no_args_is_help=True,
     add_completion=False,
