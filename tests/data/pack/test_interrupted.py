@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -14,15 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from rankup.base import lock
 from rankup.data.pack import engine, finish, notes, work
-from rankup.data.pack.layout import Shape, plan
-from rankup.data.pack.reader import Reader, SourceProblem
 from rankup.data.pack.request import Request, target
-from rankup.data.pack.source import scanned
 
 from .made import (
     ALL,
@@ -36,11 +30,6 @@ from .made import (
     small_units,
     tree,
 )
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tree(tmp_path_factory.mktemp("source") / "tree", 150)
 
 
 @pytest.fixture(scope="module")
@@ -353,206 +342,3 @@ def test_a_full_disk(
     with small_units():
         assert run(again) == 0
     same_samples(Path(asked.out), source)
-
-
-@pytest.mark.parametrize(
-    "container",
-    ["tar", pytest.param("squashfs", marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("what", ["changed", "grown", "touched", "gone", "folder", "pipe"])
-def test_a_source_that_changes_is_named(
-    tmp_path: Path,
-    container: str,
-    what: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    source = tree(tmp_path / "source", 40)
-    victims = [source / "train" / "class0" / f"{number:06d}.txt" for number in (3, 33)]
-    for victim in victims:
-        victim.write_bytes(b"before")
-    asked = request(source, tmp_path, container, workers=2)
-    real = work.make
-
-    def make(*args: Any) -> None:
-        real(*args)
-        for victim in victims:
-            if what == "changed":
-                victim.write_bytes(b"x")
-            elif what == "grown":
-                victim.write_bytes(b"before and after")
-            elif what == "touched":
-                about = victim.stat()
-                victim.write_bytes(b"BEFORE")
-                os.utime(victim, ns=(about.st_atime_ns, about.st_mtime_ns + 1))
-            elif what == "gone":
-                victim.unlink()
-            else:
-                victim.unlink()
-                victim.mkdir() if what == "folder" else os.mkfifo(victim)
-
-    monkeypatch.setattr(work, "make", make)
-    assert run(asked) == 1
-    said = capsys.readouterr().err
-    assert str(victims[0]) in said
-    # A stream ends where it cannot go on; elsewhere all are named that were found.
-    assert str(victims[1]) in said or container == "squashfs"
-    assert ("is no longer there" if what == "gone" else "has changed") in said
-    assert not Path(asked.out).exists()
-
-
-@pytest.mark.parametrize("call", ["open", "preadv"])
-def test_a_source_that_cannot_be_read_is_named(
-    tmp_path: Path,
-    call: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    source = tree(tmp_path / "source", 10)
-    real = getattr(os, call)
-
-    def fails(*args: Any, **kwargs: Any) -> Any:
-        if call == "preadv" or os.fsencode(args[0]).endswith(b"000003.txt"):
-            raise OSError(errno.EIO, "Input/output error")
-        return real(*args, **kwargs)
-
-    begin = work.begin
-
-    def begun(*args: Any, **kwargs: Any) -> Any:
-        layout = begin(*args, **kwargs)
-        monkeypatch.setattr(os, call, fails)
-        return layout
-
-    monkeypatch.setattr(work, "begin", begun)
-    assert run(request(source, tmp_path, "tar")) == 1
-    monkeypatch.undo()
-    said = capsys.readouterr().err
-    assert f"{source}/train/class0/000003.txt cannot be read: Input/output error" in said
-
-
-@pytest.mark.parametrize("when", ["before", "while"])
-def test_a_container_that_changes_is_named(
-    tmp_path: Path,
-    source: Path,
-    when: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    first = request(source, tmp_path, "hdf5")
-    assert run(first) == 0
-    asked = request(Path(first.out), tmp_path / "next", "tar", workers=1)
-    place, name = (work, "make") if when == "before" else (engine.Copier, "unit")
-    real = getattr(place, name)
-
-    def touches(*args: Any, **kwargs: Any) -> Any:
-        if when == "before" or args[1] == 3:
-            os.utime(first.out)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(place, name, touches)
-    with small_units():
-        assert run(asked) == 1
-    said = capsys.readouterr().err
-    assert f"{first.out} has changed since it was scanned" in said
-    assert "Traceback" not in said
-    assert not Path(asked.out).exists()
-
-
-def test_a_photo_that_changes_while_it_is_read(tmp_path: Path) -> None:
-    """It is looked at behind the read, so that a change between open and read is seen as well."""
-    source = tree(tmp_path / "source", 150)
-    asked = request(source, tmp_path, "tar")
-    reader = Reader(scanned(asked), source)
-    rows = np.flatnonzero(reader.index.fields[0].length)
-    spans = reader.spans(0, 150)[0]
-    buffer = memoryview(bytearray(5000))
-    reader.into(spans[rows[0]], buffer)
-    victim = source / os.fsdecode(reader.index.files[rows[1]])
-    real = os.open
-
-    def changes(path: Any, *args: Any) -> int:
-        descriptor = real(path, *args)
-        victim.write_bytes(bytes(victim.stat().st_size))
-        return descriptor
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "open", changes)
-        with pytest.raises(SourceProblem, match="has changed"):
-            reader.into(spans[rows[1]], buffer)
-
-
-def _half_done(asked: Request, log: Path) -> None:
-    """Leave a pack that was killed when some units were done."""
-    pack = Running(asked, log, slow(0.02))
-    done = Path(f"{asked.out}.part") / "done"
-    while not (done.exists() and any(done.read_bytes())):
-        assert not pack.ended(), pack.wait()
-    pack.kill()
-
-
-def test_resume_of_something_else_onto_a_whole_output(
-    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = request(source, tmp_path, "hdf5")
-    assert run(asked) == 0
-    other = tree(tmp_path / "other", 3)
-    before = made(Path(asked.out))
-    assert run(request(other, tmp_path, "hdf5", resume=True, bad="skip")) == 2
-    said = capsys.readouterr().err
-    assert "was made otherwise: SOURCE was" in said
-    assert "--bad was 'keep' and is 'skip'" in said
-    # What is asked for is there: its report is what --json gives.
-    assert run(request(source, tmp_path, "hdf5", resume=True, as_json=True)) == 0
-    assert json.loads(capsys.readouterr().out)["samples"] == 150
-    assert made(Path(asked.out)) == before
-    target(asked.out, None).report.unlink()
-    assert run(request(source, tmp_path, "hdf5", resume=True)) == 2
-    assert "which says of what, cannot be read" in capsys.readouterr().err
-
-
-def test_a_half_done_pack_is_not_removed(
-    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Another container has come to OUT's place while the pack was interrupted."""
-    asked = request(source, tmp_path, "hdf5", resume=True)
-    _half_done(asked, tmp_path / "log")
-    part = Path(f"{asked.out}.part")
-    before = (part / "done").read_bytes()
-    first = request(source, tmp_path / "first", "hdf5")
-    assert run(first) == 0
-    for path in target(first.out, None).names:
-        shutil.copy(path, tmp_path)
-    assert run(asked) == 2
-    assert f"{part} is what another pack has left" in capsys.readouterr().err
-    assert (part / "done").read_bytes() == before
-
-
-def test_a_late_note_is_of_no_consequence(tmp_path: Path, source: Path) -> None:
-    """A process of an attempt that is over has written into files that are no longer there."""
-    asked = request(source, tmp_path, "hdf5")
-    index = scanned(asked)
-    layout = plan("hdf5", index, Shape())
-    at = work.Work(tmp_path / "part")
-    at.part.mkdir()
-    layout = work.begin(at, layout, one_file=True, fsync=False, boot="x")
-    late = work.Journal(at, layout, False)
-    work.begin(at, plan("hdf5", index, Shape()), one_file=True, fsync=False, boot="y")
-    late.note(0, np.zeros((1, int(layout.units[1])), np.uint64))
-    late.close()
-    assert not work.done(at).any()
-
-
-def test_a_torn_note_takes_no_other_with_it(tmp_path: Path) -> None:
-    at = work.Work(tmp_path)
-    path = tmp_path / "noted-0-0.jsonl"
-    path.write_bytes(b'{"row": 1, "fi')
-    for row in (2, 3):
-        notes.add(path, [{"row": row}])
-    assert list(notes.read(at)) == [{"row": 2}, {"row": 3}]
-
-
-def test_the_lock_is_released(tmp_path: Path, source: Path) -> None:
-    asked = request(source, tmp_path, "tar")
-    assert run(asked) == 0
-    with lock.held(Path(asked.out), print, wait=False):
-        pass

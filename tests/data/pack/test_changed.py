@@ -1,0 +1,143 @@
+"""What is packed changes, or cannot be read, while it is packed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankup.data.pack import engine, work
+from rankup.data.pack.reader import Reader, SourceProblem
+from rankup.data.pack.source import scanned
+
+from .made import request, run, small_units, tree
+
+
+@pytest.mark.parametrize(
+    "container",
+    ["tar", pytest.param("squashfs", marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("what", ["changed", "grown", "touched", "gone", "folder", "pipe"])
+def test_a_source_that_changes_is_named(
+    tmp_path: Path,
+    container: str,
+    what: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = tree(tmp_path / "source", 40)
+    victims = [source / "train" / "class0" / f"{number:06d}.txt" for number in (3, 33)]
+    for victim in victims:
+        victim.write_bytes(b"before")
+    asked = request(source, tmp_path, container, workers=2)
+    real = work.make
+
+    def make(*args: Any) -> None:
+        real(*args)
+        for victim in victims:
+            if what == "changed":
+                victim.write_bytes(b"x")
+            elif what == "grown":
+                victim.write_bytes(b"before and after")
+            elif what == "touched":
+                about = victim.stat()
+                victim.write_bytes(b"BEFORE")
+                os.utime(victim, ns=(about.st_atime_ns, about.st_mtime_ns + 1))
+            elif what == "gone":
+                victim.unlink()
+            else:
+                victim.unlink()
+                victim.mkdir() if what == "folder" else os.mkfifo(victim)
+
+    monkeypatch.setattr(work, "make", make)
+    assert run(asked) == 1
+    said = capsys.readouterr().err
+    assert str(victims[0]) in said
+    # A stream ends where it cannot go on; elsewhere all are named that were found.
+    assert str(victims[1]) in said or container == "squashfs"
+    assert ("is no longer there" if what == "gone" else "has changed") in said
+    assert not Path(asked.out).exists()
+
+
+@pytest.mark.parametrize("call", ["open", "preadv"])
+def test_a_source_that_cannot_be_read_is_named(
+    tmp_path: Path,
+    call: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = tree(tmp_path / "source", 10)
+    real = getattr(os, call)
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        if call == "preadv" or os.fsencode(args[0]).endswith(b"000003.txt"):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(*args, **kwargs)
+
+    begin = work.begin
+
+    def begun(*args: Any, **kwargs: Any) -> Any:
+        layout = begin(*args, **kwargs)
+        monkeypatch.setattr(os, call, fails)
+        return layout
+
+    monkeypatch.setattr(work, "begin", begun)
+    assert run(request(source, tmp_path, "tar")) == 1
+    monkeypatch.undo()
+    said = capsys.readouterr().err
+    assert f"{source}/train/class0/000003.txt cannot be read: Input/output error" in said
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_container_that_changes_is_named(
+    tmp_path: Path,
+    source: Path,
+    when: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = request(source, tmp_path, "hdf5")
+    assert run(first) == 0
+    asked = request(Path(first.out), tmp_path / "next", "tar", workers=1)
+    place, name = (work, "make") if when == "before" else (engine.Copier, "unit")
+    real = getattr(place, name)
+
+    def touches(*args: Any, **kwargs: Any) -> Any:
+        if when == "before" or args[1] == 3:
+            os.utime(first.out)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(place, name, touches)
+    with small_units():
+        assert run(asked) == 1
+    said = capsys.readouterr().err
+    assert f"{first.out} has changed since it was scanned" in said
+    assert "Traceback" not in said
+    assert not Path(asked.out).exists()
+
+
+def test_a_photo_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    """It is looked at behind the read, so that a change between open and read is seen as well."""
+    source = tree(tmp_path / "source", 150)
+    asked = request(source, tmp_path, "tar")
+    reader = Reader(scanned(asked), source)
+    rows = np.flatnonzero(reader.index.fields[0].length)
+    spans = reader.spans(0, 150)[0]
+    buffer = memoryview(bytearray(5000))
+    reader.into(spans[rows[0]], buffer)
+    victim = source / os.fsdecode(reader.index.files[rows[1]])
+    real = os.open
+
+    def changes(path: Any, *args: Any) -> int:
+        descriptor = real(path, *args)
+        victim.write_bytes(bytes(victim.stat().st_size))
+        return descriptor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", changes)
+        with pytest.raises(SourceProblem, match="has changed"):
+            reader.into(spans[rows[1]], buffer)

@@ -1,0 +1,95 @@
+"""What an earlier pack has left: its output, its notes, its lock."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankup.base import lock
+from rankup.data.pack import notes, work
+from rankup.data.pack.layout import Shape, plan
+from rankup.data.pack.request import Request, target
+from rankup.data.pack.source import scanned
+
+from .made import Running, made, request, run, slow, tree
+
+
+def _half_done(asked: Request, log: Path) -> None:
+    """Leave a pack that was killed when some units were done."""
+    pack = Running(asked, log, slow(0.02))
+    done = Path(f"{asked.out}.part") / "done"
+    while not (done.exists() and any(done.read_bytes())):
+        assert not pack.ended(), pack.wait()
+    pack.kill()
+
+
+def test_resume_of_something_else_onto_a_whole_output(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = request(source, tmp_path, "hdf5")
+    assert run(asked) == 0
+    other = tree(tmp_path / "other", 3)
+    before = made(Path(asked.out))
+    assert run(request(other, tmp_path, "hdf5", resume=True, bad="skip")) == 2
+    said = capsys.readouterr().err
+    assert "was made otherwise: SOURCE was" in said
+    assert "--bad was 'keep' and is 'skip'" in said
+    # What is asked for is there: its report is what --json gives.
+    assert run(request(source, tmp_path, "hdf5", resume=True, as_json=True)) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 150
+    assert made(Path(asked.out)) == before
+    target(asked.out, None).report.unlink()
+    assert run(request(source, tmp_path, "hdf5", resume=True)) == 2
+    assert "which says of what, cannot be read" in capsys.readouterr().err
+
+
+def test_a_half_done_pack_is_not_removed(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another container has come to OUT's place while the pack was interrupted."""
+    asked = request(source, tmp_path, "hdf5", resume=True)
+    _half_done(asked, tmp_path / "log")
+    part = Path(f"{asked.out}.part")
+    before = (part / "done").read_bytes()
+    first = request(source, tmp_path / "first", "hdf5")
+    assert run(first) == 0
+    for path in target(first.out, None).names:
+        shutil.copy(path, tmp_path)
+    assert run(asked) == 2
+    assert f"{part} is what another pack has left" in capsys.readouterr().err
+    assert (part / "done").read_bytes() == before
+
+
+def test_a_late_note_is_of_no_consequence(tmp_path: Path, source: Path) -> None:
+    """A process of an attempt that is over has written into files that are no longer there."""
+    asked = request(source, tmp_path, "hdf5")
+    index = scanned(asked)
+    layout = plan("hdf5", index, Shape())
+    at = work.Work(tmp_path / "part")
+    at.part.mkdir()
+    layout = work.begin(at, layout, one_file=True, fsync=False, boot="x")
+    late = work.Journal(at, layout, False)
+    work.begin(at, plan("hdf5", index, Shape()), one_file=True, fsync=False, boot="y")
+    late.note(0, np.zeros((1, int(layout.units[1])), np.uint64))
+    late.close()
+    assert not work.done(at).any()
+
+
+def test_a_torn_note_takes_no_other_with_it(tmp_path: Path) -> None:
+    at = work.Work(tmp_path)
+    path = tmp_path / "noted-0-0.jsonl"
+    path.write_bytes(b'{"row": 1, "fi')
+    for row in (2, 3):
+        notes.add(path, [{"row": row}])
+    assert list(notes.read(at)) == [{"row": 2}, {"row": 3}]
+
+
+def test_the_lock_is_released(tmp_path: Path, source: Path) -> None:
+    asked = request(source, tmp_path, "tar")
+    assert run(asked) == 0
+    with lock.held(Path(asked.out), print, wait=False):
+        pass
