@@ -66,7 +66,7 @@ def _check_counts(run: Path, steps: int, ranks: int) -> None:
 def test_a_script_goes_on_over_three_lives_and_loses_nothing(site: Site) -> None:
     """The first ends by a signal, the second by the deadline. Two ranks of a script do so below."""
     path = script(site.folder, COUNTS)
-    job, run = site.submit(*ONE, "--deadline", "40s", path, "500", "1", "20", "1")
+    job, run = site.submit(*ONE, "--deadline", "40s", path, "500", "1", "28", "1")
     until(lambda: (run / "steps").exists(), run)
     site.cluster.command("scancel", "--signal=USR1", str(job))
     site.ended(job, "COMPLETED", run)

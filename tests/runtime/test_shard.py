@@ -223,6 +223,34 @@ def test_the_other_ranks_keep_their_own_random_state(ranks: RankPool) -> None:
     assert len(set(ranks.run(3, _own_draws))) == 3
 
 
+def _noise(world: World, kind: str, train: bool) -> list[list[float]]:
+    """What two epochs draw beside the loader, and another after a seed was set anew."""
+    _forget()
+    found = []
+    for seed in (5, None, 5):
+        if seed is not None:
+            torch.manual_seed(seed)
+        loader = shard(_loader(kind), train=train)
+        found.append([float(torch.rand(())) for _ in loader])
+    return found
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "sequential", "weighted"])
+def test_parts_of_a_batch_have_noise_of_their_own(ranks: RankPool, kind: str) -> None:
+    [alone] = ranks.run(1, _noise, kind, True)
+    found = ranks.run(3, _noise, kind, True)
+    assert found[0] == alone
+    first, second, again = zip(*found, strict=True)
+    draws = [draw for epochs in (first, second) for draws in epochs for draw in draws]
+    assert len(set(draws)) == len(draws), "each rank and each epoch draws its own"
+    assert again == first, "a seed set anew begins anew"
+
+
+def test_an_evaluation_leaves_the_random_state(ranks: RankPool) -> None:
+    found = ranks.run(3, _noise, "sequential", False)
+    assert len({tuple(map(tuple, epochs)) for epochs in found}) == 1
+
+
 # --- workers
 
 

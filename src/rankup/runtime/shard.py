@@ -73,7 +73,8 @@ def shard(
     Nothing is padded or dropped: in evaluation a rank may get fewer batches than another, so keep
     collectives out of that loop and use `mean(total, count)` after it. In training a rank for whom
     nothing is left of a short batch gets one sample of weight zero, so that all ranks step
-    together; `wrap` applies the weights.
+    together; `wrap` applies the weights. What a training loop draws from torch beside (noise,
+    dropout) each rank draws by itself, rank 0 as a single process would.
 
     With a model from `parallelize` that is split in other ways than by copying it, the ranks that
     compute one batch together get the same part. There every forward is a collective, so that in
@@ -161,6 +162,8 @@ class ShardedLoader:
         deals = self._parts.deals
         # An evaluation in the middle of an epoch leaves the batch at hand what it was.
         training = self._parts.training and torch.is_grad_enabled()
+        if training:
+            _draw_apart(place.rank)
         log: list[tuple[int, int]] = []
         LEDGER.log = log
         try:
@@ -174,6 +177,18 @@ class ShardedLoader:
         finally:
             if training:  # what follows may not have been dealt by anybody
                 LEDGER.samples = None
+
+
+def _draw_apart(rank: int) -> None:
+    """Let this part of a batch have noise, dropout and the like of its own.
+
+    A script seeds all ranks alike, so that they begin with one model; drawn on like that, N parts
+    of a batch would have the same noise. Rank 0 draws what a single process would, the others go on
+    from a seed of their own, until the script sets another.
+    """
+    if rank and torch.initial_seed() != LEDGER.seed:
+        LEDGER.seed = derive(torch.initial_seed(), "rank", rank)
+        torch.manual_seed(LEDGER.seed)
 
 
 class _Parts(BatchSampler):
