@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ MEMORY_MB = 8000
 GPUS = 2
 # A requeued job waits as long as a credential lives, by default 120 s.
 REQUEUE_WAIT = 5
+# A job's number fixes a port of its first node, and all clusters have their nodes on one machine:
+# each process that tests has numbers of its own, below the ports that `free_port` gives out.
+_JOBS, _PROCESSES = 240, 40
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ def slurm_conf(
     """
     settings = {
         "ClusterName": "rankup",
+        "FirstJobId": str(1 + _JOBS * (os.getpid() % _PROCESSES)),
         # With the address beside it the name need not resolve.
         "SlurmctldHost": f"{host}(127.0.0.1)",
         "SlurmctldPort": str(port),
