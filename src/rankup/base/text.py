@@ -32,6 +32,11 @@ def clean(line: str) -> str:
     return f"{text}\x1b[0m" if colours else text
 
 
+def clean_lines(text: str) -> str:
+    """A text of several lines, each made safe to show."""
+    return "\n".join(map(clean, text.split("\n")))
+
+
 def encodable(text: str) -> str:
     """The text with its lone surrogates written out, which no encoding has: `\\ud800`.
 
@@ -42,7 +47,7 @@ def encodable(text: str) -> str:
 
 def say(line: str) -> None:
     """A line of rankup for people, on stderr; may have further lines."""
-    print("rankup: " + "\n".join(map(clean, line.split("\n"))), file=sys.stderr, flush=True)
+    print("rankup: " + clean_lines(line), file=sys.stderr, flush=True)
 
 
 def shorten(line: str) -> str:

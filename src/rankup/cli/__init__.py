@@ -36,6 +36,6 @@ def main() -> None:
 
 
 def _say_error(error: Exception) -> None:
-    from ..base.text import clean  # names of files, words of sbatch: anybody's bytes
+    from ..base.text import clean_lines  # names of files, words of sbatch: anybody's bytes
 
-    print("rankup: " + "\n".join(map(clean, str(error).split("\n"))), file=sys.stderr)
+    print("rankup: " + clean_lines(str(error)), file=sys.stderr)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ..base.findings import Finding
-from ..base.text import clean
+from ..base.text import clean, clean_lines  # names of files, lines of batch files
 from .check import split
 
 Format = Literal["text", "json", "github"]
@@ -21,9 +21,9 @@ def formatted(findings: Sequence[Finding], style: Format) -> str:
         return "".join(_annotation(one) + "\n" for one in findings)
     lines = []
     for one in findings:
-        lines.append(_clean(f"{one.place}: {one.code} {one.message}"))
+        lines.append(clean_lines(f"{one.place}: {one.code} {one.message}"))
         if one.todo:
-            lines.append(_clean(f"    -> {one.todo}"))
+            lines.append(clean_lines(f"    -> {one.todo}"))
     lines.append(_summary(findings))
     return "\n".join(lines) + "\n"
 
@@ -58,12 +58,7 @@ def _annotation(one: Finding) -> str:
     file, line, column = split(one.place)
     where = f"file={_property(clean(file))},line={line},col={column},title={one.code}"
     text = one.message + (f"; {one.todo}" if one.todo else "")
-    return f"::{one.level} {where}::{_data(_clean(text))}"
-
-
-def _clean(text: str) -> str:
-    """Names of files and lines of batch files may have what moves a terminal's cursor."""
-    return "\n".join(map(clean, text.split("\n")))
+    return f"::{one.level} {where}::{_data(clean_lines(text))}"
 
 
 def _data(text: str) -> str:

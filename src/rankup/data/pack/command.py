@@ -6,14 +6,13 @@ import errno
 import json
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from ...base import lock
 from ...base.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailed, UserError
-from ...base.text import clean
+from ...base.text import clean, say
 from .reader import DAMAGED, SourceProblem
 from .request import Request, Target, checked, target
 from .slurm import Failed, Team, alive, dismiss, fail, team, tidy
@@ -68,7 +67,7 @@ def _ended(request: Request, goal: Target, of: Team | None, quota: Quota) -> int
         if of is not None:
             fail(of, message, code)
         if not (isinstance(error, Failed) and error.task == 0):  # task 0 has said it itself
-            _say(message)
+            say(message)
         return code
     except BaseException as error:  # a bug, no memory: the others must not wait for this one
         if of is not None:
@@ -86,7 +85,7 @@ def _run(request: Request, goal: Target, of: Team | None, quota: Quota) -> int:
     if of is not None and of.task > 0:
         lead.follow(request, goal, of)
         return 0
-    with lock.held(goal.out, _say, doing="packing", wait=False) as held:
+    with lock.held(goal.out, say, doing="packing", wait=False) as held:
         tidy(goal, of)
         report = lead.lead(request, goal, of, held.check, quota)
     if request.as_json:
@@ -154,7 +153,3 @@ def _told(error: BaseException, goal: Target) -> tuple[str, int]:
     if isinstance(error, OSError) and error.errno == errno.EFBIG:  # HDF5 adds addresses
         text = f"{goal.out}: no file may be so large here (ulimit -f, or the file system's limit)"
     return f"{text}; {kept}" if there else text, EXIT_FAILED
-
-
-def _say(line: str) -> None:
-    print("rankup: " + "\n".join(map(clean, line.split("\n"))), file=sys.stderr, flush=True)

@@ -108,7 +108,7 @@ def _port(source: Source, options: Options, vendor: bool) -> Ported:
     if why is not None:
         return Ported(path, text, text, why=why)
     edits = Edits(text)
-    taken_name = refusals.own_name(script, "rankup")
+    taken_name = refusals.own_name(script)
     if taken_name is not None:
         raise UserError(
             f"{path}:{taken_name}: `rankup` is a name of the script's own, and would hide the "

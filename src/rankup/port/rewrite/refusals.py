@@ -62,10 +62,10 @@ def distributed(script: Script) -> tuple[int, str] | None:
     return None
 
 
-def own_name(script: Script, name: str) -> int | None:
-    """The line where a script gives the name of the runtime to something else."""
+def own_name(script: Script) -> int | None:
+    """The line where a script gives the name `rankup` to something else."""
     for node in script.all(cst.Name):
-        if node.value == name and _binds(script, node):
+        if node.value == "rankup" and _binds(script, node):
             return script.line(node)
     return None
 
