@@ -256,3 +256,19 @@ function timelineFigure(page, plot, view, width) {
 }
 
 const FIGURES = { rows: rowsFigure, curve: curveFigure, cores: coresFigure, timeline: timelineFigure };
+
+// The button that turns a page light or dark; `changed` draws it anew.
+function theme(changed) {
+  const root = document.documentElement;
+  const button = document.getElementById("theme");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+  const follow = () => {
+    button.textContent = isDark() ? "Light" : "Dark";
+    button.setAttribute("aria-label", isDark() ? "Use light colours" : "Use dark colours");
+    changed();
+  };
+  button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; follow(); });
+  dark.addEventListener("change", follow);
+  follow();
+}

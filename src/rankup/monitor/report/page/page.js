@@ -65,21 +65,6 @@ function findingShown(view, button) {
   document.getElementById(button.dataset.section)?.scrollIntoView({ behavior: calm ? "auto" : "smooth" });
 }
 
-function theme(view) {
-  const root = document.documentElement;
-  const button = document.getElementById("theme");
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
-  const follow = () => {
-    button.textContent = isDark() ? "Light" : "Dark";
-    button.setAttribute("aria-label", isDark() ? "Use light colours" : "Use dark colours");
-    view.changed();
-  };
-  button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; follow(); });
-  dark.addEventListener("change", follow);
-  follow();
-}
-
 // Paper is light, narrow, and has no place for "when it comes on the screen".
 function paper(view) {
   const root = document.documentElement;
@@ -152,7 +137,7 @@ async function start() {
     if (figure) view.plots.push(new PlotView(view, plot, figure));
   }
   controls(view);
-  theme(view);
+  theme(() => view.changed());
   paper(view);
   lazily(view);
   if (asked) view.show(Number(asked[1]), Number(asked[2]));

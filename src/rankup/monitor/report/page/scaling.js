@@ -69,22 +69,12 @@ function drawAll(plots, width) {
 function begin() {
   const { plots } = JSON.parse(document.getElementById("page-data").textContent);
   const root = document.documentElement;
-  const button = document.getElementById("theme");
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
-  const follow = () => {
-    button.textContent = isDark() ? "Light" : "Dark";
-    button.setAttribute("aria-label", isDark() ? "Use light colours" : "Use dark colours");
-    drawAll(plots);
-  };
-  button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; follow(); });
-  dark.addEventListener("change", follow);
+  theme(() => drawAll(plots));
   let timer = 0;
   addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(() => drawAll(plots), 120); });
   let before;
   addEventListener("beforeprint", () => { before = root.dataset.theme; root.dataset.theme = "light"; drawAll(plots, 690); });
   addEventListener("afterprint", () => { if (before) root.dataset.theme = before; else delete root.dataset.theme; drawAll(plots); });
-  follow();
   root.dataset.ready = String(plots.length);
 }
 
