@@ -430,6 +430,10 @@ def test_strangers_hold_no_more_than_a_few_threads(
                 stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 5))
                 time.sleep(0.005)
             assert len(server._open) <= 8
+            ended = time.monotonic() + 10
+            while len(server._open) > 4:  # until the threads of those pushed out have ended
+                assert time.monotonic() < ended
+                time.sleep(0.01)
             get = stack.enter_context(wire.connected(["127.0.0.1"], server.port, b"k" * 32, 1))
             for _ in range(5):  # they push out strangers alone
                 stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 5))
