@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from rankup.base import lock
+from rankup.base import holder, lock
 from rankup.base.lock import LockFailed, Pace
 
 from ..login.others import as_another_user
@@ -31,6 +35,63 @@ def test_a_torn_lock_is_somebodys_until_it_is_old(tmp_path: Path) -> None:
     path.write_text('{"token": "x"')
     assert not lock._stale(path, PACE)
     with lock.held(target, quiet, PACE):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_is_killed_while_it_makes_a_lock_holds_nobody_up(tmp_path: Path) -> None:
+    program = """
+import json, os, signal, sys
+from pathlib import Path
+from rankup.base import holder, lock
+
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+json.dump = killed
+with lock.held(Path(sys.argv[1]), print):
+    pass
+"""
+    target = tmp_path / "a.bin"
+    ended = subprocess.run([sys.executable, "-c", program, str(target)], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (begun,) = tmp_path.iterdir()
+    assert begun.name.startswith(f"{file_of(target).name}.")
+    with lock.held(target, quiet, wait=False):
+        pass
+    assert list(tmp_path.iterdir()) == [begun]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_where_a_file_has_one_name_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refused)
+    target = tmp_path / "a.bin"
+    with lock.held(target, quiet, PACE) as one:
+        assert [path.name for path in tmp_path.iterdir()] == [".a.bin.lock"]
+        assert not lock._create_unlinked(file_of(target), holder.myself())
+        with pytest.raises(lock.Taken), lock.held(target, quiet, PACE, wait=False):
+            pass
+        one.check()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_name_more_that_the_file_system_made_when_first_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does where its first answer is lost."""
+    link = os.link
+
+    def twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", twice)
+    with lock.held(tmp_path / "a.bin", quiet, PACE, wait=False):
         pass
     assert list(tmp_path.iterdir()) == []
 

@@ -9,6 +9,7 @@ it writes again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -21,6 +22,9 @@ from pathlib import Path
 from . import holder
 from .errors import RunFailed
 from .holder import Holder
+
+# What file systems say whose files have one name only: FAT, and some that users mount.
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 class LockFailed(RunFailed):
@@ -170,18 +174,46 @@ def _taken(target: Path, who: Holder | None, silent: float, doing: str, pace: Pa
 
 
 def _create(path: Path, me: Holder) -> bool:
+    """Make the lock in one step, with its holder in it; False where there is one.
+
+    Whoever is killed on the way leaves no lock that nobody can read, and that others would have to
+    wait for until it is stale.
+    """
+    if os.path.lexists(path):
+        return False
+    own = path.with_name(f"{path.name}.{me.token}")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        _write(own, me)
+        os.link(own, path)
+    except FileExistsError:
+        return own.stat().st_nlink == 2  # NFS may have done it when it was asked first
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _create_unlinked(path, me)
+    finally:
+        with contextlib.suppress(OSError):
+            own.unlink()
+    return True
+
+
+def _create_unlinked(path: Path, me: Holder) -> bool:
+    """The same where a file has one name only: empty for a moment."""
+    try:
+        _write(path, me)
     except FileExistsError:
         return False
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o644)  # whatever the umask says: others want to know whose it is
-            json.dump(asdict(me), file)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
     return True
+
+
+def _write(path: Path, me: Holder) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o644)  # whatever the umask says: others want to know whose it is
+        json.dump(asdict(me), file)
 
 
 def _look(path: Path) -> tuple[Holder | None, float] | None:
