@@ -158,12 +158,19 @@ class ShardedLoader:
         # Asked for only now: a model may have been split since the loader was made.
         place = self._parts.place = LEDGER.place()
         self._seed.rank = place.rank
+        # Begun at once, as torch's: of two loaders side by side each draws from the random state
+        # when it begins, and only then its first batch.
         batches = iter(self._inner)
-        deals = self._parts.deals
         # An evaluation in the middle of an epoch leaves the batch at hand what it was.
         training = self._parts.training and torch.is_grad_enabled()
+        return self._told(batches, self._parts.deals, place.rank, training)
+
+    def _told(
+        self, batches: Iterator[Any], deals: deque[tuple[int, int, int]], rank: int, training: bool
+    ) -> Iterator[Any]:
+        """The batches, each with a note of what part of it this rank has."""
         if training:
-            _draw_apart(place.rank)
+            _draw_apart(rank)
         log: list[tuple[int, int]] = []
         LEDGER.log = log
         try:

@@ -112,11 +112,7 @@ def _iterated(
     flow: Flow, source: Source, node: LoopNode, kind: str
 ) -> tuple[cst.BaseExpression | None, tuple[Role, ...]]:
     """The expression that a loop takes its batches from, and the loaders that it may be."""
-    expressions: list[cst.BaseExpression] = []
-    if isinstance(node, cst.For):
-        expressions += unwrapped(source, node.iter)
-    for call in _next_calls(node):
-        expressions += unwrapped(source, call)
+    expressions = taken_from(source, node)
     first: cst.BaseExpression | None = None
     roles: dict[cst.CSTNode, Role] = {}
     for expression in expressions:
@@ -127,6 +123,14 @@ def _iterated(
                 wanted = "train_loader" if kind == "train_loader" else "eval_loader"
                 roles.setdefault(origin.node, role(wanted, origin, sure))  # type: ignore[arg-type]
     return first or (expressions[0] if expressions else None), tuple(roles.values())
+
+
+def taken_from(source: Source, node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """What a loop takes its batches from, without what is around a loader; several with `zip`."""
+    if not isinstance(node, (cst.For, cst.While)):
+        return []
+    given = [node.iter] if isinstance(node, cst.For) else []
+    return [one for place in (*given, *_next_calls(node)) for one in _unwrapped(source, place)]
 
 
 def _next_calls(node: LoopNode) -> list[cst.BaseExpression]:
@@ -141,13 +145,13 @@ def _next_calls(node: LoopNode) -> list[cst.BaseExpression]:
     return found
 
 
-def unwrapped(source: Source, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+def _unwrapped(source: Source, node: cst.BaseExpression) -> list[cst.BaseExpression]:
     """`loader` of `enumerate(tqdm(loader), 1)`; both of `zip(a, b)`."""
     if isinstance(node, cst.Call) and call_name(node) in AROUND_LOADER and node.args:
         if call_name(node) in ("range", "trange"):
             return [node]
         pick = node.args if call_name(node) in ("zip", "chain") else node.args[:1]
-        return [one for arg in pick for one in unwrapped(source, arg.value)]
+        return [one for arg in pick for one in _unwrapped(source, arg.value)]
     return [node]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 
 import libcst as cst
 
 from ..roles import Loop, Role, Roles
-from ..roles.loops import no_grad, without_gradients
+from ..roles.loops import no_grad, taken_from, without_gradients
 from ..roles.pieces import argument, around_model, call_name
 from ..source import Source
 from ..tree import walk
@@ -114,18 +115,17 @@ def sharded(roles: Roles, loop: Loop, loader: Role | None = None) -> bool:
     Args:
         loader: the one of its loaders that is asked about; any of them without one.
     """
-    if loop.iterated is None:
-        return False
-    node: cst.CSTNode = loop.iterated
-    text = loop.source.code(loop.node.iter) if isinstance(loop.node, cst.For) else ""
-    if "shard(" in text:
-        return True
-    return any(
-        call_name(call) == "shard"
-        for origin in roles.flow.origins(loop.source, node)
-        if loader is None or origin.node is loader.node
-        for _, call in origin.through
-    )
+    for expression in taken_from(loop.source, loop.node):
+        around = itertools.takewhile(
+            lambda up: up is not loop.node, loop.source.index.up(expression)
+        )
+        here = any(isinstance(up, cst.Call) and call_name(up).endswith("shard") for up in around)
+        for origin in roles.flow.origins(loop.source, expression):
+            if loader is not None and origin.node is not loader.node:
+                continue
+            if here or any(call_name(call) == "shard" for _, call in origin.through):
+                return True
+    return False
 
 
 def wrapped(roles: Roles) -> dict[cst.CSTNode, set[str]]:

@@ -78,33 +78,59 @@ def read(state: Path, run: str, world: int, outcome: Outcome) -> Seen:
 def passes(journal: Journal) -> list[Pass]:
     """All ways through all loaders."""
     found: dict[tuple[int, int], _Open] = {}
-    last: _Open | None = None
+    since: list[_Open] = []  # whose batches were drawn since the last backward
     for event in journal.events:
         kind = event["event"]
         if kind == "iterate":
             found[event["dataset"], event["pass"]] = _Open(event)
         elif kind == "batch":
-            last = found[event["dataset"], event["pass"]]
-            last.batches.append(tuple(event["ids"]))
-        elif kind == "backward" and last is not None:
-            last.trained = True
-            if event["samples"] == 0 and last.batches:
-                last.batches[-1] = ()
+            one = found[event["dataset"], event["pass"]]
+            one.batches.append(tuple(event["ids"]))
+            since.append(one)
+        elif kind == "iterated":
+            found[event["dataset"], event["pass"]].ended = True
+        elif kind == "backward":
+            if since:
+                since[-1].stepped(event["samples"])
+            for one in since[:-1]:
+                if one.grad and not one.ended and since.count(one) == 1:
+                    one.beside(event["samples"])
+            since = since[-1:]  # of a further backward too
     return [one.closed() for one in found.values() if one.batches]
 
 
 class _Open:
+    """A way through a loader that may go on."""
+
     def __init__(self, event: Event) -> None:
         self._event = event
         self.batches: list[tuple[Any, ...]] = []
-        self.trained = False
+        self.ended = False
+        self.grad = bool(event["grad"])
+        self._trained = False
+        self._beside: list[tuple[int, int]] = []  # batches, and their part in a step
+
+    def stepped(self, samples: int) -> None:
+        """A backward came of the last batch; of no samples where it kept a rank in step."""
+        self._trained = True
+        if samples == 0:
+            self.batches[-1] = ()
+
+    def beside(self, samples: int) -> None:
+        """A backward came of a batch drawn after this one's last: `zip(this, other)`."""
+        self._beside.append((len(self.batches) - 1, samples))
 
     def closed(self) -> Pass:
-        event = self._event
+        event, batches = self._event, list(self.batches)
+        # One batch to look at may be drawn before a step as well, and is not trained on.
+        zipped = len(self._beside) > 1
+        for place, samples in self._beside if zipped else ():
+            if samples == 0:
+                batches[place] = ()
         return Pass(
             *(event["dataset"], event["pass"], event["grad"], event["shuffles"]),
             *(event["sampler"], event["epoch"], event["where"]),
-            *(tuple(self.batches), self.trained),
+            *(tuple(batches), self._trained or zipped),
         )
 
 
