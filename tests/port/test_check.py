@@ -19,6 +19,7 @@ from rankup.port.formats import formatted
 from rankup.port.roles import understand
 from rankup.port.source import from_bytes, read
 
+CASES = Path(__file__).parent / "cases"
 CORRECT = sorted((Path(__file__).parent / "correct").glob("*.txt"))
 SINGLE = """\
 import torch
@@ -211,3 +212,36 @@ def test_files_from_anywhere_do_not_stop_it(number: int, understood: int) -> Non
         found = check_python(from_bytes(Path("elsewhere.py"), data))
         if not re.search(rb"\.backward\(|fit|rainer", data):
             assert {one.code for one in found} <= {SYNTAX}, path
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["loader_by_mode", "loaders_in_dict", "one_function_for_both", "optimizer_or_none"],
+)
+def test_a_loop_for_training_and_evaluation_waits_in_uneven_rounds(name: str) -> None:
+    """Only where its loader is not dealt as one that all ranks go round equally often."""
+    path = CASES / f"run_{name}.out.py"
+    data = path.read_bytes()
+    for text, found in ((data, False), (data.replace(b", train=True)", b")"), True)):
+        codes = {one.code for one in check_python(from_bytes(path, text))}
+        assert ("RK183" in codes) == found
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_collective_in_an_evaluation(shuffled: bool) -> None:
+    text = f"""\
+import torch, rankup
+from torch.utils.data import DataLoader
+net = rankup.wrap(torch.nn.Linear(2, 1))
+for x in rankup.shard(DataLoader(data, batch_size=4, shuffle=True)):
+    net(x).mean().backward()
+right = 0
+with torch.no_grad():
+    for x in rankup.shard(DataLoader(other, batch_size=4, shuffle={shuffled})):
+        right += rankup.all_reduce(net(x).sum().item())
+print(right)
+"""
+    assert "RK183" in codes(text)
+    assert "RK183" not in codes(text.replace(f"={shuffled}))", f"={shuffled}), train=True)"))
+    behind = text.replace("rankup.all_reduce(net(x).sum().item())", "net(x).sum().item()")
+    assert "RK183" not in codes(behind.replace("print(right)", "print(rankup.all_reduce(right))"))

@@ -16,7 +16,8 @@ RUNNING = [EXAMPLE, *sorted(CASES.glob("run_*.in.py"))]
 FAST = (
     "average_meter", "best_and_patience", "counters", "drawn_batches", "eval_lists",
     "gan",
-    "loaders_from_helper_file", "trainer_class", "vae_summed_loss", "weighted_by_size",
+    "loader_by_mode", "loaders_from_helper_file", "one_function_for_both", "trainer_class",
+    "vae_summed_loss", "weighted_by_size", "zip_of_two_loaders",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ torch.manual_seed(3)
 x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
 
-sets = {"train": TensorDataset(x, y), "val": TensorDataset(x[:7], y[:7])}
+sets = {"train": TensorDataset(x, y), "val": TensorDataset(x[:9], y[:9])}
 dataloaders = {k: DataLoader(sets[k], batch_size=4, shuffle=k == "train") for k in ["train", "val"]}
 sizes = {k: len(sets[k]) for k in ["train", "val"]}
 

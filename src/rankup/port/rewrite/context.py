@@ -73,6 +73,24 @@ class Context:
         loader = self.training.loader_of(loop.source)
         return loader is not None and not self.one_by_one(loader)
 
+    def together(self, loop: Loop) -> bool:
+        """Whether all ranks go round an evaluation equally often, with batches of no weight.
+
+        So they do where the model is split, and over what a loop goes that trains as well.
+        """
+        return self.split is not None or any(
+            self.serves_both(one) for one in self.training.loaders_of(loop)
+        )
+
+    def serves_both(self, loader: cst.CSTNode) -> bool:
+        """Whether a loop that trains and evaluates goes over a loader."""
+        return any(
+            one is loader or one in self.script.above(loader)
+            for loop in self.training.loops
+            if loop.evaluates
+            for one in self.training.loaders_of(loop)
+        )
+
     def one_by_one(self, loader: cst.CSTNode) -> bool:
         """Whether a loader only evaluates, in batches of one sample."""
         script, training = self.script, self.training
@@ -81,11 +99,7 @@ class Context:
         size = script.argument(loader, "batch_size", 1)
         if size is None or script.code(size.value) != "1":
             return False
-        loops = [
-            one
-            for one in training.loops
-            if one.source is not None and training.loader_of(one.source) is loader
-        ]
+        loops = [one for one in training.loops if loader in training.loaders_of(one)]
         return bool(loops) and not any(one.trains for one in loops)
 
     def done(self, node: cst.CSTNode | None, text: str) -> None:

@@ -77,3 +77,17 @@ def trains_elsewhere(script: Script, call: cst.Call) -> bool:
         for function in script.functions_in(path, name)
         for one in walk(function.body)
     )
+
+
+def turns_gradients_off(script: Script, node: cst.CSTNode) -> bool:
+    """Whether what stands in a `with`, or a function, may run without gradients."""
+    heads: list[cst.BaseExpression] = []
+    if isinstance(node, cst.With):
+        heads = [item.item for item in node.items]
+    elif isinstance(node, cst.FunctionDef):
+        heads = [one.decorator for one in node.decorators]
+    return any(
+        word in script.code(head)
+        for head in heads
+        for word in ("no_grad", "inference_mode", "set_grad_enabled")
+    )

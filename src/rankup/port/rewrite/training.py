@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import libcst as cst
 
@@ -14,10 +17,14 @@ from .expressions import (
     sized,
     targets_of,
     trains_elsewhere,
+    turns_gradients_off,
     unpacked,
 )
 from .models import Model, assigned, makes_optimizer, origin, parameter_roots
 from .script import Scope, Script
+
+_EVALUATES = re.compile(r"\.eval\(\)|\.train\(\s*[^)\s]")
+_MOST = 100  # loaders of one loop; a script of many functions may lead to more ways than that
 
 
 @dataclass(eq=False)
@@ -31,6 +38,8 @@ class Loop:
         batch: names that hold the batch, or what was made of it.
         index: the name that `enumerate` counts with.
         losses: names of what the backward starts from.
+        evaluates: whether it trains, and is gone round in evaluations as well: one function, or
+            one loop over phases, for both.
     """
 
     node: cst.For | cst.While
@@ -39,6 +48,7 @@ class Loop:
     batch: set[str] = field(default_factory=set)
     index: str | None = None
     losses: set[str] = field(default_factory=set)
+    evaluates: bool = False
 
 
 class Training:
@@ -58,6 +68,7 @@ class Training:
         self._leading_away = self._reaching(self.elsewhere)
         self.loader_calls = [call for call in script.all(cst.Call) if self.makes_loader(call)]
         self.optimizers = [call for call in script.all(cst.Call) if makes_optimizer(script, call)]
+        self._passed: dict[cst.CSTNode, set[str]] = {}
         self.unresolved: list[cst.CSTNode] = []
         self.parameter_names: set[str] = set()
         self.models = self._models()
@@ -69,27 +80,50 @@ class Training:
         """Whether a call is `DataLoader(…)`, by whatever name it was imported."""
         return self.script.name(call.func).split(".")[-1] == "DataLoader"
 
-    def loader_of(self, expression: cst.CSTNode, depth: int = 0) -> cst.CSTNode | None:
+    def loader_of(self, expression: cst.CSTNode) -> cst.CSTNode | None:
         """The `DataLoader(…)`, or the assignment from elsewhere, behind an expression, or None."""
+        return next(self._loaders(expression, 0), None)
+
+    def loaders_of(self, loop: Loop) -> list[cst.CSTNode]:
+        """All that a loop may go over: one function may serve training and evaluation."""
+        if loop.source is None:
+            return []
+        return list(dict.fromkeys(islice(self._loaders(loop.source, 0), _MOST)))
+
+    def foreign(self) -> dict[cst.CSTNode, set[str]]:
+        """Assignments of loaders from elsewhere, with the names of those that loops go over."""
+        self._passed = {}
+        for loop in self.loops:
+            self.loaders_of(loop)
+        return self._passed
+
+    def _loaders(self, expression: cst.CSTNode, depth: int) -> Iterator[cst.CSTNode]:
         if depth > 6:
-            return None
+            return
         script = self.script
-        for call in script.inside(expression, cst.Call):
-            if call in self.loader_calls:
-                return call
+        made = [call for call in script.inside(expression, cst.Call) if call in self.loader_calls]
+        if made:
+            yield from made
+            return
         if isinstance(expression, cst.Call):
             function = script.called(expression)
             inner = unpacked(script, expression)
             if inner is not expression:
-                return self.loader_of(inner, depth + 1)
-            if function is not None and any(
+                yield from self._loaders(inner, depth + 1)
+            elif function is not None and any(
                 c in self.loader_calls for c in script.inside(function, cst.Call)
             ):
-                return function
-            return expression if loader_like(script.code(expression.func)) else None
+                yield function
+            elif loader_like(script.code(expression.func)):
+                yield expression
+            return
+        if isinstance(expression, cst.IfExp):
+            yield from self._loaders(expression.body, depth + 1)
+            yield from self._loaders(expression.orelse, depth + 1)
+            return
         root = root_name(expression)
         if root is None:
-            return None
+            return
         written = script.dotted(expression) or root
         scope = script.scope(expression)
         given = root in script.parameters(scope) and root != "self"
@@ -97,29 +131,29 @@ class Training:
             for call in script.calls_of.get(scope, []):
                 value = script.given(scope, root, call)
                 if value is not None:
-                    found = self.loader_of(value, depth + 1)
-                    if found is not None:
-                        return found
-            return None
+                    yield from self._loaders(value, depth + 1)
+            return
+        found = False
         for target, value in self.assigned(written, scope):
             if value is expression:
                 continue
-            found = self.loader_of(value, depth + 1)
-            if isinstance(found, cst.FunctionDef):
-                found = self._returned(found, target, written, depth) or found
-            if found is not None:
-                return (
-                    target
-                    if isinstance(found, cst.Call) and found not in self.loader_calls
-                    else found
-                )
-        if scope is not script.module and not written.startswith("self."):
+            for one in self._loaders(value, depth + 1):
+                loader = one
+                if isinstance(one, cst.FunctionDef):
+                    loader = self._returned(one, target, written, depth) or one
+                found = True
+                if isinstance(loader, cst.Call) and loader not in self.loader_calls:
+                    loader = target
+                if loader is target:
+                    self._passed.setdefault(target, set()).add(written)
+                yield loader
+        if not found and scope is not script.module and not written.startswith("self."):
             for target, value in self.assigned(written, script.module):
-                found = self.loader_of(value, depth + 1)
-                if found is not None:
-                    own = found in self.loader_calls or isinstance(found, cst.FunctionDef)
-                    return found if own else target
-        return None
+                for one in self._loaders(value, depth + 1):
+                    own = one in self.loader_calls or isinstance(one, cst.FunctionDef)
+                    if not own:
+                        self._passed.setdefault(target, set()).add(written)
+                    yield one if own else target
 
     def _returned(
         self, function: cst.FunctionDef, assign: cst.CSTNode, name: str, depth: int
@@ -135,7 +169,7 @@ class Training:
             if len(names) != len(given.elements) or name not in names:
                 return None
             given = given.elements[names.index(name)].value
-        found = self.loader_of(given, depth + 1) if given is not None else None
+        found = next(self._loaders(given, depth + 1), None) if given is not None else None
         return found if found in self.loader_calls else None
 
     # Models.
@@ -205,7 +239,49 @@ class Training:
                 loops.append(self._loop(node, True))
             elif not trains and self._over_batches(node):
                 loops.append(self._loop(node, False))
+        for loop in loops:
+            loop.evaluates = loop.trains and self._evaluates_too(loop)
         return loops
+
+    def _evaluates_too(self, loop: Loop) -> bool:
+        if any(turns_gradients_off(self.script, one) for one in self._ways_to(loop.node, 0)):
+            return True
+        if not (_EVALUATES.search(self.script.text) and self._may_not_train(loop)):
+            return False
+        loaders = self.loaders_of(loop)
+        return len(loaders) > 1 or any(
+            not isinstance(one, cst.Call)
+            or any(isinstance(up, cst.BaseComp) for up in self.script.above(one))
+            for one in loaders
+        )
+
+    def _ways_to(self, node: cst.CSTNode, depth: int) -> Iterator[cst.CSTNode]:
+        """All that a node stands in, and that calls of its function do."""
+        for up in self.script.above(node):
+            yield up
+            if isinstance(up, cst.FunctionDef):
+                if depth < 4:
+                    for call in self.script.calls_of.get(up, []):
+                        yield from self._ways_to(call, depth + 1)
+                return
+
+    def _may_not_train(self, loop: Loop) -> bool:
+        """Whether the backward of a loop happens under a condition."""
+        script = self.script
+        outer: list[cst.CSTNode] = [loop.node]
+        for call in script.inside(loop.node.body, cst.Call, deep=False):
+            function = script.called(call)
+            if function in self._trainers:
+                outer.append(function)
+        for node in outer:
+            for call in script.inside(node, cst.Call):
+                if call in self.backwards or script.called(call) in self._trainers:
+                    for up in script.above(call):
+                        if up is node:
+                            break
+                        if isinstance(up, cst.If | cst.IfExp):
+                            return True
+        return False
 
     def _over_batches(self, node: cst.CSTNode) -> bool:
         return (

@@ -16,6 +16,7 @@ from . import (
     output,
     reading,
     saving,
+    uneven,
 )
 from .rule import Hit, Rule
 
@@ -30,6 +31,7 @@ _THEMES = (
     masked,
     model,
     saving,
+    uneven,
     reading,
     output,
     job,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import libcst as cst
 
 from ..context import Context
-from ..expressions import root_name
 from ..training import Loop
 
 _CONSTRUCTORS = {
@@ -45,14 +44,18 @@ def shard_loaders(context: Context) -> None:
             continue
         options = _options(context, call)
         context.around(call, "rankup.shard(", f"{options})")
-        context.done(call, "each rank takes its part of every batch (rankup.shard)")
+        both = context.serves_both(call)
+        context.done(
+            call,
+            "each rank takes its part of every batch (rankup.shard)"
+            + ("; all go round equally often where a loop evaluates, too" if both else ""),
+        )
 
 
 def _only_elsewhere(context: Context, loader: cst.Call) -> str:
     """The file beside the script where alone a loader is gone over, and not trained from."""
     script, training = context.script, context.training
-    sources = [one.source for one in training.loops if one.source is not None]
-    if any(training.loader_of(source) is loader for source in sources):
+    if any(loader in training.loaders_of(one) for one in training.loops):
         return ""
     files = []
     for call in script.all(cst.Call):
@@ -66,71 +69,50 @@ def _only_elsewhere(context: Context, loader: cst.Call) -> str:
 
 def shard_foreign(context: Context) -> None:
     """`loader = rankup.shard(loader)` behind a call that brings a loader from elsewhere."""
-    script, training = context.script, context.training
-    seen: set[tuple[cst.CSTNode, str]] = set()
+    training = context.training
+    names = training.foreign()
+    seen: set[cst.CSTNode | str] = set()
     for loop in training.loops:
-        if loop.source is None:
-            continue
-        origin = training.loader_of(loop.source)
-        if origin is None or origin in training.loader_calls or isinstance(origin, cst.FunctionDef):
-            continue
-        if isinstance(origin, cst.Assign):
-            for name in _loader_names(context, origin, loop):
-                if (origin, name) not in seen:
-                    seen.add((origin, name))
+        for origin in training.loaders_of(loop):
+            if origin in training.loader_calls or origin in seen:
+                continue
+            if isinstance(origin, cst.Assign):
+                found = _loader_names(context, origin, names.get(origin, set()))
+                if not found:
+                    text = "every rank would go over all of this: deal it with rankup.shard(loader)"
+                    context.leave(origin, text)
+                for name in found:
                     call = f"rankup.shard({name}{_foreign_options(context, loop)})"
-                    context.after(script.statement(origin), f"{name} = {call}")
+                    context.after(context.script.statement(origin), f"{name} = {call}")
                     context.done(origin, f"each rank takes its part of every batch of {name}")
-        elif isinstance(origin, cst.Call) and (origin, "") not in seen:
-            seen.add((origin, ""))
-            context.around(origin, "rankup.shard(", f"{_foreign_options(context, loop)})")
-            context.done(origin, "each rank takes its part of every batch (rankup.shard)")
+            elif isinstance(origin, cst.Call):
+                context.around(origin, "rankup.shard(", f"{_foreign_options(context, loop)})")
+                context.done(origin, "each rank takes its part of every batch (rankup.shard)")
+            seen.add(origin)
 
 
-def _loader_names(context: Context, origin: cst.Assign, loop: Loop) -> list[str]:
+def _loader_names(context: Context, origin: cst.Assign, iterated: set[str]) -> list[str]:
+    """What an assignment calls the loaders: of several values, those that a loop goes over."""
     script, names = context.script, []
     for target in origin.targets:
         parts = target.target.elements if isinstance(target.target, cst.Tuple) else [target]
         for part in parts:
             one = part.value if isinstance(part, cst.Element) else part.target  # type: ignore[union-attr]
             written = script.dotted(one)
-            if written and (len(parts) == 1 or _iterated(context, written)):
+            if written and (len(parts) == 1 or written in iterated):
                 names.append(written)
-    assert loop.source is not None
     return names
-
-
-def _iterated(context: Context, name: str) -> bool:
-    """Whether a loop goes over what this name holds, or over a parameter it is given to."""
-    script = context.script
-    for loop in context.training.loops:
-        source = loop.source
-        if source is None:
-            continue
-        if script.dotted(source) == name or root_name(source) == name:
-            return True
-        scope = script.scope(source)
-        root = root_name(source)
-        if isinstance(scope, cst.FunctionDef) and root in script.parameters(scope):
-            for call in script.calls_of.get(scope, []):
-                value = script.given(scope, root or "", call)
-                if value is not None and script.dotted(value) == name:
-                    return True
-    return False
 
 
 def _foreign_options(context: Context, loop: Loop) -> str:
     options = ', batch="per-gpu"' if context.options.batch == "per-gpu" and loop.trains else ""
-    return f", train=True{options}" if context.split is not None else options
+    both = any(context.serves_both(one) for one in context.training.loaders_of(loop))
+    return f", train=True{options}" if both or context.split is not None else options
 
 
 def _options(context: Context, call: cst.Call) -> str:
     """`train=` where neither the order nor the model's mode tells; `batch=` where asked."""
-    loops = [
-        loop
-        for loop in context.training.loops
-        if loop.source is not None and context.training.loader_of(loop.source) is call
-    ]
+    loops = [one for one in context.training.loops if call in context.training.loaders_of(one)]
     trains = any(loop.trains for loop in loops) or not loops
     options = ""
     if loops and not trains and not all(without_gradients(context, loop.node) for loop in loops):
@@ -146,6 +128,8 @@ def _options(context: Context, call: cst.Call) -> str:
         options = ", train=True"
     if context.split is not None and not all(loop.trains for loop in loops):
         options = ", train=True"  # each forward needs all ranks, in an evaluation, too
+    if context.serves_both(call):
+        options = ", train=True"  # what the loop says of its batches needs all ranks
     if context.options.batch == "per-gpu" and trains:
         options += ', batch="per-gpu"'
     return options

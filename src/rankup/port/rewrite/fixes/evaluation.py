@@ -15,11 +15,11 @@ from .units import say_weighed_by_samples
 def evaluation_numbers(context: Context) -> None:
     """`rankup.total(…)` behind a loop that evaluates, and `share` in it for means over batches.
 
-    Where the model is split, all ranks go round together, so that it is as in training.
+    Where all ranks go round together it is as in training.
     """
     for loop in context.training.loops:
         if not loop.trains and context.dealt(loop):
-            together(context, loop) if context.split is not None else _evaluation(context, loop)
+            together(context, loop) if context.together(loop) else _evaluation(context, loop)
 
 
 def _evaluation(context: Context, loop: Loop) -> None:

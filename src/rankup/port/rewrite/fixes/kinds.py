@@ -170,8 +170,29 @@ def _made(context: Context, loop: Loop, value: cst.Name | str) -> str:
     name = value if isinstance(value, str) else value.value
     script = context.script
     for assign in script.inside(loop.node.body, cst.Assign, deep=False):
-        if script.dotted(assign.targets[0].target) == name:
+        target = assign.targets[0].target
+        if script.dotted(target) == name:
             return script.code(assign.value)
+        if isinstance(target, cst.Tuple):
+            names = [script.dotted(one.value) for one in target.elements]
+            if name in names:
+                return _part_of(context, assign.value, names.index(name), len(names))
+    return ""
+
+
+def _part_of(context: Context, value: cst.BaseExpression, place: int, parts: int) -> str:
+    """The text of one part of what is unpacked: of a tuple, or of what a function returns."""
+    script = context.script
+    if isinstance(value, cst.Call):
+        function = script.called(value)
+        returns = [] if function is None else list(script.inside(function, cst.Return, deep=False))
+        given = returns[0].value if len(returns) == 1 else None
+        if isinstance(given, cst.Tuple) and len(given.elements) == parts:
+            part = given.elements[place].value
+            made = context.training.assigned(script.dotted(part) or "", script.scope(part))
+            return script.code(made[-1][1] if made else part)
+    if isinstance(value, cst.Tuple) and len(value.elements) == parts:
+        return script.code(value.elements[place].value)
     return ""
 
 

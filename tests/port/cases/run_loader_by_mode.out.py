@@ -1,0 +1,42 @@
+import torch
+from torch import nn
+
+from helper_data import get_loaders
+import rankup
+
+rankup.setup()
+rankup.quiet()
+
+
+class Trainer:
+    def __init__(self, model, train_loader, test_loader):
+        self.model = model
+        self.train_loader = train_loader
+        self.test_loader = test_loader
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run_epoch(self, split):
+        is_train = split == "train"
+        self.model.train(is_train)
+        loader = self.train_loader if is_train else self.test_loader
+        losses = []
+        for inputs, labels in loader:
+            with torch.set_grad_enabled(is_train):
+                loss = nn.functional.cross_entropy(self.model(inputs), labels)
+            losses.append(rankup.batch_mean(loss.item()))
+            if is_train:
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+        return sum(losses) / len(losses)
+
+
+torch.manual_seed(3)
+train_loader, test_loader = get_loaders(6)
+train_loader = rankup.shard(train_loader, train=True)
+test_loader = rankup.shard(test_loader, train=True)
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+model = rankup.wrap(model)
+trainer = Trainer(model, train_loader, test_loader)
+for epoch in range(2):
+    print(epoch, trainer.run_epoch("train"), trainer.run_epoch("test"))
