@@ -69,6 +69,11 @@ def _ported(folder: Path, text: str, **changes: str) -> Ported:
         ({"in_each_epoch": "n = sum(len(x) for x, _ in test)"}, "what is collected here"),
         ({"in_each_epoch": "x, y = next(iter(test))"}, "each rank has its part of this batch"),
         ({"in_each_epoch": "again = cycle(loader)"}, "the same batches come again"),
+        ({"after_each_step": "order = torch.randperm(x.size(0))"}, "but other pairs"),
+        (
+            {"in_each_epoch": "torch.optim.swa_utils.update_bn(loader, averaged)"},
+            "the statistics of batch norm are of this rank's part",
+        ),
     ],
 )
 def test_it_is_said_at_its_line(change: dict[str, str], said: str, tmp_path: Path) -> None:

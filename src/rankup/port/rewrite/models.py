@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import libcst as cst
@@ -32,10 +33,10 @@ def makes_optimizer(script: Script, call: cst.Call) -> bool:
     if not call.args:
         return False
     name = script.name(call.func)
-    known = name.startswith("torch.optim.") and ".lr_scheduler" not in name
+    known = name.startswith("torch.optim.") and not re.search(r"\.lr_scheduler|\.swa_utils", name)
     known = known or name.split(".")[-1] in ("Adam", "AdamW", "SGD", "Adafactor", "Lion")
     code = script.code(call.args[0].value)
-    return (known and name.split(".")[-1] not in ("SWALR", "swa_utils")) or (
+    return known or (
         ".parameters()" in code
         and name.split(".")[-1]
         not in ("sum", "list", "filter", "clip_grad_norm_", "map", "chain", "len")

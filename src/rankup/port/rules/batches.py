@@ -130,6 +130,7 @@ def _told_loss(source: Source, roles: Roles, loop: Loop) -> tuple[cst.CSTNode, s
     losses -= _put_together(source, around)
     end = source.last_line_of(loop.node)
     later = _made_later(source, around, end)
+    anew = _given_anew(source, assigns)
     for node in walk(around):
         if isinstance(node, cst.Call) and told(node):
             values: list[cst.BaseExpression] = [arg.value for arg in node.args]
@@ -145,6 +146,8 @@ def _told_loss(source: Source, roles: Roles, loop: Loop) -> tuple[cst.CSTNode, s
         if left and node not in inside:
             line = source.line_of(node)[0]
             left = {name for name in left if not any(at <= line for at in later.get(name, ()))}
+        if node in inside:
+            left = {name for name in left if not _whole_by_now(source, node, anew.get(name, []))}
         if isinstance(node, cst.Return) and _not_for_telling(source, roles, around, node, left):
             continue
         if left:
@@ -184,6 +187,28 @@ def _put_together(source: Source, around: cst.CSTNode) -> set[str]:
         and is_reduction(source, one.value)
         for name in mentions(one.value)
     }
+
+
+def _given_anew(source: Source, assigns: list[cst.Assign]) -> dict[str, list[tuple[int, bool]]]:
+    """The lines of a loop where names get a value, and whether a collective puts it together."""
+    found: dict[str, list[tuple[int, bool]]] = {}
+    for one in assigns:
+        target, value = one.targets[0].target, one.value
+        pairs: list[tuple[cst.BaseExpression, cst.BaseExpression]] = [(target, value)]
+        if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
+            parts = zip(target.elements, value.elements, strict=False)
+            pairs = [(to.value, given.value) for to, given in parts]
+        for to, given in pairs:
+            whole = isinstance(given, cst.Call) and is_reduction(source, given)
+            for name in _names(to):
+                found.setdefault(name, []).append((source.line_of(one)[0], whole))
+    return found
+
+
+def _whole_by_now(source: Source, node: cst.CSTNode, given: list[tuple[int, bool]]) -> bool:
+    """Whether the last value that a name got above a line is of the whole batch."""
+    before = [one for one in given if one[0] < source.line_of(node)[0]]
+    return bool(before) and max(before)[1]
 
 
 def _made_later(source: Source, around: cst.CSTNode, first: int) -> dict[str, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import libcst as cst
@@ -88,7 +89,7 @@ def together(context: Context, loop: Loop) -> None:
         ):
             continue
         summing = COUNT.match(script.code(call)) is not None
-        if summing and not _reported(context, call):
+        if summing and not _reported(context, loop, call):
             continue
         if _in_backward_value(context, loop, call):
             continue
@@ -185,30 +186,64 @@ def _counts(context: Context, loop: Loop, call: cst.CSTNode) -> bool:
     return COUNT.match(context.script.code(call)) is not None and of_batch(context, loop, call)
 
 
-def _reported(context: Context, call: cst.CSTNode) -> bool:
-    """Whether a value goes into something printed or logged."""
-    for parent in context.script.above(call):
-        if (
-            isinstance(parent, cst.Call)
-            and context.script.code(parent.func).split(".")[-1] in _REPORTS
-        ):
+def _reported(context: Context, loop: Loop, call: cst.CSTNode) -> bool:
+    """Whether a value goes into something printed or logged, and into nothing else."""
+    script = context.script
+    for parent in script.above(call):
+        if isinstance(parent, cst.Call) and script.code(parent.func).split(".")[-1] in _REPORTS:
             return True
+        if isinstance(parent, cst.Assign):
+            name = _given_to(context, parent, call)
+            uses = [
+                one
+                for one in script.inside(loop.node.body, cst.Name, deep=False)
+                if one.value == name and parent not in script.above(one)
+            ]
+            return bool(uses) and all(_said(context, one) for one in uses)
         if isinstance(parent, cst.BaseStatement):
             return False
     return False
+
+
+def _said(context: Context, name: cst.Name) -> bool:
+    script = context.script
+    return any(
+        isinstance(up, cst.Call) and script.code(up.func).split(".")[-1] in _REPORTS
+        for up in itertools.takewhile(
+            lambda up: not isinstance(up, cst.BaseStatement), script.above(name)
+        )
+    )
+
+
+def _given_to(context: Context, assign: cst.Assign, call: cst.CSTNode) -> str:
+    """The name that a value goes to, of several too: `loss, n = loss.item(), len(x)`."""
+    script, target = context.script, assign.targets[0].target
+    if not isinstance(target, cst.Tuple):
+        return script.dotted(target) or ""
+    if isinstance(assign.value, cst.Tuple) and len(assign.value.elements) == len(target.elements):
+        for part, value in zip(target.elements, assign.value.elements, strict=True):
+            if value.value is call or value in script.above(call):
+                return script.dotted(part.value) or ""
+    return ""
 
 
 def _in_backward_value(context: Context, loop: Loop, call: cst.CSTNode) -> bool:
     """Whether a reading flows into the loss itself, as a weight."""
-    for parent in context.script.above(call):
+    script = context.script
+    for parent in script.above(call):
         if isinstance(parent, cst.Assign):
-            names = {
-                n.value for t in parent.targets for n in context.script.inside(t.target, cst.Name)
-            }
-            return bool(names & loop.losses)
+            names = {n.value for t in parent.targets for n in script.inside(t.target, cst.Name)}
+            return bool(names & loop.losses) and not _behind(context, loop, parent)
         if isinstance(parent, cst.BaseStatement):
             return False
     return False
+
+
+def _behind(context: Context, loop: Loop, assign: cst.Assign) -> bool:
+    """Whether a statement stands behind the backward of its round."""
+    script = context.script
+    inside = [one for one in context.training.backwards if loop.node in script.above(one)]
+    return bool(inside) and all(script.line(one) < script.line(assign) for one in inside)
 
 
 def _loss_sums(context: Context, loop: Loop, call: cst.BaseExpression) -> bool:

@@ -23,6 +23,7 @@ def of_a_part(context: Context) -> None:
     _single_batches(context)
     _by_the_clock(context)
     _ratios(context)
+    _mixed(context)
     for loop in context.training.loops:
         if not loop.trains and loop.source is not None and context.dealt(loop):
             _kept(context, loop)
@@ -102,6 +103,37 @@ def _single_batches(context: Context) -> None:
                 "each rank has its part of this batch: what is computed of it alone is not that of "
                 "the whole one (rankup.gather)",
                 comment=False,
+            )
+
+
+def _mixed(context: Context) -> None:
+    """Samples of a batch that are mixed with each other, and statistics over the batches."""
+    script, training = context.script, context.training
+    steps = [
+        one
+        for loop in training.loops
+        if loop.trains
+        for one in script.inside(loop.node.body, cst.Call, deep=False)
+    ]
+    reached = {function for call in steps if (function := script.called(call)) is not None}
+    for call in script.all(cst.Call):
+        name = script.name(call.func)
+        if (
+            name == "torch.randperm"
+            and call.args
+            and (call in steps or script.scope(call) in reached)
+        ):
+            context.leave(
+                call,
+                "the samples of this rank's part of a batch are put together among themselves: as "
+                "random as on one GPU, but other pairs",
+                comment=False,
+            )
+        if name.endswith("swa_utils.update_bn") and call.args:
+            context.leave(
+                call,
+                "the statistics of batch norm are of this rank's part of the batches: give it "
+                "the loader as it was before rankup.shard",
             )
 
 
