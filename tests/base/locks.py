@@ -10,6 +10,8 @@ from rankup.base import holder
 from rankup.base.lock import Pace
 
 PACE = Pace(renew=0.05, stale=1.0, poll=0.01)
+# Where nobody falls silent: a machine that stands still for a second makes no lock stale.
+PATIENT = Pace(renew=0.05, stale=60.0, poll=0.01)
 
 
 def quiet(line: str) -> None:

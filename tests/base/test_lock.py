@@ -19,7 +19,7 @@ import pytest
 from rankup.base import holder, lock
 from rankup.base.lock import Holder, LockFailed, Pace
 
-from .locks import PACE, file_of, left_by_another, quiet
+from .locks import PACE, PATIENT, file_of, left_by_another, quiet
 
 _HOLD = """
 import sys, time
@@ -37,7 +37,7 @@ from pathlib import Path
 from rankup.base.lock import Pace, held
 target = Path(sys.argv[1])
 for _ in range(int(sys.argv[2])):
-    with held(target, lambda line: None, Pace(0.05, 1.0, 0.001)):
+    with held(target, lambda line: None, Pace(0.05, 30.0, 0.001)):
         count = int(target.read_text() or 0)
         time.sleep(0.002)
         target.write_text(str(count + 1))
@@ -81,7 +81,7 @@ def test_a_waiter_says_whom_it_waits_for(tmp_path: Path) -> None:
         said.append(line)
         process.communicate("\n", timeout=20)
 
-    with lock.held(target, say, PACE):
+    with lock.held(target, say, PATIENT):
         assert process.returncode == 0
     assert len(said) == 1
     assert said[0].startswith(f"a.bin: waiting for process {process.pid} of ")
@@ -95,7 +95,7 @@ def test_who_does_not_wait_is_told_who_holds_it_and_since_when(tmp_path: Path) -
     try:
         with (
             pytest.raises(lock.Taken) as caught,
-            lock.held(target, quiet, PACE, wait=False, doing="packing"),
+            lock.held(target, quiet, PATIENT, wait=False, doing="packing"),
         ):
             pass
         said = str(caught.value)
@@ -114,11 +114,14 @@ def test_who_does_not_wait_is_told_who_holds_it_and_since_when(tmp_path: Path) -
         process.communicate(timeout=20)
 
 
-def test_who_does_not_wait_for_a_silent_holder_is_told_when_to_come_again(tmp_path: Path) -> None:
+def test_who_does_not_wait_for_a_silent_holder_is_told_when_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "a.bin"
     path = left_by_another(target, host="another boot", node="other", pid=7, user="me", since=0)
     now = path.stat().st_mtime
     os.utime(path, (now - 20, now - 20))
+    monkeypatch.setattr(lock, "_file_system_time", lambda path: now)
     words = (
         "process 7 of me on other is working on it; wait for its end, or, as it has been silent "
         "for 20 s and may be gone, run it again once that is 60 s"
@@ -151,15 +154,16 @@ def test_a_live_holder_is_never_replaced_however_long_it_takes(tmp_path: Path) -
     path = file_of(target)
     content = path.read_text()
     entered = threading.Event()
+    pace = Pace(0.05, 3.0, 0.01)  # the holder may well stand still for a second
 
     def wait() -> None:
-        with lock.held(target, quiet, PACE):
+        with lock.held(target, quiet, pace):
             entered.set()
 
     thread = threading.Thread(target=wait)
     thread.start()
     try:
-        time.sleep(2.5 * PACE.stale)
+        time.sleep(1.5 * pace.stale)
         assert not entered.is_set()
         assert path.read_text() == content
     finally:
@@ -173,8 +177,8 @@ def test_a_lock_of_another_host_is_taken_only_when_it_is_no_longer_renewed(
     tmp_path: Path,
 ) -> None:
     target = tmp_path / "a.bin"
-    path = left_by_another(target, host="another boot", node="other")
     start = time.monotonic()
+    left_by_another(target, host="another boot", node="other")
     with lock.held(target, quiet, PACE):
         assert time.monotonic() - start >= 0.9 * PACE.stale
     path = left_by_another(target, host="another boot", node="other")

@@ -302,18 +302,20 @@ def test_a_transform_that_sleeps_is_what_limits(
     monkeypatch.chdir(arrays.parent)
     monkeypatch.syspath_prepend(str(arrays.parent))
     Path("bench_asleep.py").write_text(
-        "import time\ndef nap(data, rng):\n    time.sleep(0.005)\n    return data[:3].copy()\n"
+        "import time\ndef nap(data, rng):\n    time.sleep(0.05)\n    return data[:3].copy()\n"
     )
-    asked = Asked(str(arrays), transform="bench_asleep:nap", seconds=0.3, workers=2, batch=8)
+    asked = Asked(str(arrays), transform="bench_asleep:nap", seconds=0.6, workers=2, batch=8)
     told = _told(capsys, asked)
     verdict = told["verdict"]
     assert (verdict["limit"], verdict["met"]) == ("transform", False)
-    assert 0.005 <= told["parts"]["transform"]["median"] < 0.01
-    # Two that sleep do so at the same time.
+    # Quartiles, since each of these may be held up for a moment by what else the machine does.
+    assert 0.05 <= told["parts"]["transform"]["low"] < 0.1
+    # Two that sleep do so at the same time: one makes 20 a second, both together 40.
     assert [load["kind"] for load in told["loads"]] == ["processes", "threads"]
-    assert all(100 < load["rate"]["median"] <= 450 for load in told["loads"])
+    rates = [load["rate"] for load in told["loads"]]
+    assert all(rate["high"] > 20 and rate["low"] <= 45 for rate in rates), rates
     assert told["loads"][0]["memory"] > 1_000_000
-    assert verdict["cores"] > 40
+    assert verdict["cores"] > 400
     assert told["data"]["result"] == "float32 (3,)"
 
 
@@ -323,7 +325,7 @@ def test_a_file_that_is_read_slowly_is_what_limits(
     read = Spans.read
 
     def slowly(self: Spans, file: int, offset: int, length: int) -> memoryview | bytes:
-        time.sleep(0.002)
+        time.sleep(0.01)
         return read(self, file, offset, length)
 
     def array(self: Samples, row: int, field: str | None = None) -> Any:

@@ -22,7 +22,7 @@ from rankup.data.strings import Strings
 MANY = 10_000_000
 
 
-def _read_at_random(found: Samples, seconds: float, out: Any) -> None:
+def _read_at_random(found: Samples, seconds: float, out: Any, both: Any) -> None:
     draw = random.Random(os.getpid())
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -32,9 +32,9 @@ def _read_at_random(found: Samples, seconds: float, out: Any) -> None:
             found.label(row)
             found.key(row)
     out.put("read")
-    # Both are alive while they are measured.
+    both.wait(60)  # what only one of them has mapped by now would be its own
     out.put(psutil.Process().memory_full_info().uss)
-    time.sleep(3)
+    both.wait(60)
 
 
 @pytest.mark.slow
@@ -64,8 +64,9 @@ def test_ten_million_samples_cost_a_worker_nothing_of_its_own(tmp_path: Path, st
     assert time.perf_counter() - begin < 1
     context = multiprocessing.get_context(start)
     idle = _uss_of_an_idle_worker(context)
-    queue = context.Queue()
-    workers = [context.Process(target=_read_at_random, args=(found, 3.0, queue)) for _ in range(2)]
+    queue, both = context.Queue(), context.Barrier(2)
+    given = (found, 3.0, queue, both)
+    workers = [context.Process(target=_read_at_random, args=given) for _ in range(2)]
     for worker in workers:
         worker.start()
     told = [queue.get(timeout=120) for _ in range(4)]

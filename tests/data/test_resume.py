@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,11 @@ def _killed_and_resumed(
     workers_left = json.loads((folder / "workers.json").read_text())
     assert len(workers_left) == worlds[0] * workers
     assert _process(_train, path, folder, worlds[1], workers, (-1, 0)) == 0
-    _, left = psutil.wait_procs(
-        [psutil.Process(pid) for pid in workers_left if psutil.pid_exists(pid)], timeout=10
-    )
+    alive = []
+    for pid in workers_left:
+        with suppress(psutil.NoSuchProcess):
+            alive.append(psutil.Process(pid))
+    _, left = psutil.wait_procs(alive, timeout=10)
     assert not left, f"workers outlive their training process: {left}"
     return [one.read_bytes() for one in sorted(folder.glob("[0-9]*"))]
 

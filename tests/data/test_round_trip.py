@@ -95,6 +95,7 @@ def test_any_names_and_sizes(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_hundred_thousand_classes(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

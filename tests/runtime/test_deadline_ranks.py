@@ -37,8 +37,8 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(
 
 
 def _clocks_differ(world: World) -> tuple[int, float]:
-    deadline = Deadline(margin=0, end=time.time() + 0.2 + world.rank)
     began, steps = time.monotonic(), 0
+    deadline = Deadline(margin=0, end=time.time() + 0.5 + 30 * world.rank)
     while not deadline.reached():
         steps += 1
         time.sleep(0.01 * (1 + world.rank))
@@ -48,7 +48,8 @@ def _clocks_differ(world: World) -> tuple[int, float]:
 def test_the_first_clock_stops_all_at_the_same_step(ranks: RankPool) -> None:
     found = ranks.run(3, _clocks_differ)
     assert len({steps for steps, _ in found}) == 1
-    assert all(0.1 < seconds < 1.1 for _, seconds in found)
+    assert found[0][1] > 0.45, "not before the first clock"
+    assert max(seconds for _, seconds in found) < 20, "and long before the second"
 
 
 def _leaves(world: World, folder: Path) -> tuple[object, bool, str]:

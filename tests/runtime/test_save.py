@@ -159,13 +159,14 @@ def _kill_while_writing(path: Path, kills: int) -> None:
         before = path.stat().st_ino
         with until_killed(lambda: _overwrite_for_ever(path)):
             latest = time.monotonic() + 20
-            while path.stat().st_ino == before and time.monotonic() < latest:
+            while path.stat().st_ino == before:
+                assert time.monotonic() < latest, "it writes nothing"
                 time.sleep(0.0005)  # its first file is there: from now on it writes
             end = time.monotonic() + draw.uniform(0.0, 0.06)
             while time.monotonic() < end:  # a reader beside the writer sees no half either
                 _whole(path)
         written += _whole(path)
-    assert written > kills, "it was killed while it wrote, not before"
+    assert written >= kills, "it was killed while it wrote, not before"
 
 
 def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ dist.barrier()
 def test_an_exception_ends_the_process_and_frees_its_peers(
     tmp_path: Path, no_launcher: pytest.MonkeyPatch
 ) -> None:
-    began = time.monotonic()
+    began, port = time.monotonic(), free_port()
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", ONE_RANK_FAILS],
@@ -313,7 +313,7 @@ def test_an_exception_ends_the_process_and_frees_its_peers(
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": "2",
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(12000 + os.getpid() % 8000),
+                "MASTER_PORT": str(port),
             },
             stderr=subprocess.PIPE,
             text=True,

@@ -195,7 +195,7 @@ def test_a_signal_leaves_what_can_be_resumed(
     container: str,
 ) -> None:
     asked = request(source, tmp_path, container)
-    pack = Running(asked, tmp_path / "log", slow(0.02))
+    pack = Running(asked, tmp_path / "log", slow(0.1))
     part = Path(f"{asked.out}.part")
     while not (part / "source.npz").exists():
         assert not pack.ended(), pack.wait()
@@ -250,7 +250,7 @@ def test_other_words_are_named(
     tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = request(source, tmp_path, "tar")
-    pack = Running(asked, tmp_path / "log", slow(0.02))
+    pack = Running(asked, tmp_path / "log", slow(0.1))
     while not (tmp_path / "out.part" / "begun.json").exists():
         assert not pack.ended()
     pack.kill()
@@ -269,7 +269,7 @@ def test_without_fsync_a_crash_of_the_machine_begins_anew(
     for fsync, kept in ((False, False), (True, True)):
         folder = tmp_path / str(fsync)
         folder.mkdir()
-        pack = Running(request(source, folder, "hdf5", fsync=fsync), folder / "log", slow(0.005))
+        pack = Running(request(source, folder, "hdf5", fsync=fsync), folder / "log", slow(0.05))
         part = folder / "out.h5.part"
         while not (part / "done").exists() or not any((part / "done").read_bytes()):
             assert not pack.ended()

@@ -20,7 +20,7 @@ from .made import Running, made, request, run, slow, tree
 
 def _half_done(asked: Request, log: Path) -> None:
     """Leave a pack that was killed when some units were done."""
-    pack = Running(asked, log, slow(0.02))
+    pack = Running(asked, log, slow(0.1))
     done = Path(f"{asked.out}.part") / "done"
     while not (done.exists() and any(done.read_bytes())):
         assert not pack.ended(), pack.wait()

@@ -84,7 +84,7 @@ def test_a_task_that_fails_ends_all(tmp_path: Path, victim: int) -> None:
     asked = request(source, tmp_path, "tar", workers=1)
 
     def before(task: int) -> None:
-        _task(task, 3, seconds=0.02)
+        _task(task, 3, seconds=0.1)  # the others are at it when one fails
         if task == victim:
             unit = engine.Copier.unit
 
@@ -118,7 +118,7 @@ def test_an_exception_that_nobody_expects_ends_all(tmp_path: Path, victim: int) 
     asked = request(source, tmp_path, "tar", workers=1)
 
     def before(task: int) -> None:
-        _task(task, 2, seconds=0.01)
+        _task(task, 2, seconds=0.1)
         if task == victim:
 
             def fails(*_: object, **__: object) -> None:
@@ -169,8 +169,8 @@ def test_a_silent_task_is_noticed(tmp_path: Path, victim: int) -> None:
     asked = request(source, tmp_path, "tar", workers=1)
 
     def before(task: int) -> None:
-        _task(task, 3, seconds=0.05)
-        slurm.Others.__init__.__defaults__ = (1.0, *slurm.Others.__init__.__defaults__[1:])  # type: ignore[index]
+        _task(task, 3, seconds=0.3)  # ten seconds of work for each
+        slurm.Others.__init__.__defaults__ = (2.0, *slurm.Others.__init__.__defaults__[1:])  # type: ignore[index]
 
     step = [
         Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))

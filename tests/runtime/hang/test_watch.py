@@ -15,7 +15,7 @@ from rankup.runtime.hang.watch import Watch, stop_watching
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
-TIMEOUT = 8.0  # enough for every rank to answer on a busy machine
+TIMEOUT = 12.0  # enough for every rank to answer on a busy machine
 
 
 def _watched(act: Callable[[], object]) -> tuple[list[str], float, str]:
@@ -145,7 +145,8 @@ def _receives(world: World) -> tuple[list[str], float, str]:
 @pytest.mark.slow
 def test_a_receive_without_a_send(ranks: RankPool) -> None:
     said = _said(ranks, 2, _receives)
-    assert "hang: recv did not end within 8 s; rank 0 waits in it at test_watch.py:" in said
+    assert f"hang: recv did not end within {TIMEOUT:g} s; rank 0 waits in it at " in said
+    assert "rank 0 waits in it at test_watch.py:" in said
     assert "did not arrive: it is at test_watch.py:" in said
 
 
@@ -189,19 +190,21 @@ def test_setup_watches_and_the_watch_ends(ranks: RankPool) -> None:
 
 
 def _cost(world: World) -> float:
-    """Seconds per look while collectives go on."""
+    """Seconds per look while collectives go on, without what else the machine does meanwhile."""
     store = dist.distributed_c10d._get_default_store()
     watch = Watch(store, timedelta(minutes=10))
     for _ in range(100):
         dist.all_reduce(torch.ones(1))
     watch._look(1)
-    began = time.perf_counter()
-    for tick in range(100):
-        watch._look(5 * tick + 1)
-    took = (time.perf_counter() - began) / 100
+    took = []
+    for ten in range(0, 100, 10):
+        began = time.perf_counter()
+        for tick in range(ten, ten + 10):
+            watch._look(5 * tick + 1)
+        took.append((time.perf_counter() - began) / 10)
     watch.halt()
     dist.barrier()
-    return took
+    return min(took)
 
 
 def test_a_look_costs_next_to_nothing(ranks: RankPool) -> None:
