@@ -68,6 +68,10 @@ def _ported(folder: Path, text: str, **changes: str) -> Ported:
         ({"in_an_evaluation": "by_name[len(by_name)] = out.sum()"}, "by_name is of this rank"),
         ({"in_each_epoch": "n = sum(len(x) for x, _ in test)"}, "what is collected here"),
         ({"in_each_epoch": "x, y = next(iter(test))"}, "each rank has its part of this batch"),
+        (
+            {"in_each_epoch": "shown = iter(test)\n    x, y = next(shown)"},
+            "each rank has its part of this batch",
+        ),
         ({"in_each_epoch": "again = cycle(loader)"}, "the same batches come again"),
         ({"after_each_step": "order = torch.randperm(x.size(0))"}, "but other pairs"),
         (

@@ -91,3 +91,12 @@ def turns_gradients_off(script: Script, node: cst.CSTNode) -> bool:
         for head in heads
         for word in ("no_grad", "inference_mode", "set_grad_enabled")
     )
+
+
+def read(script: Script, node: cst.CSTNode) -> set[str]:
+    """The names that an expression reads, not those of attributes: `outputs` of `outputs.loss`."""
+    return {
+        one.value
+        for one in script.inside(node, cst.Name)
+        if not (isinstance(up := script.parents.get(one), cst.Attribute) and up.attr is one)
+    }

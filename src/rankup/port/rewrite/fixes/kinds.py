@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from ..context import Context
-from ..expressions import root_name, targets_of
+from ..expressions import read, root_name, targets_of
 from ..training import Loop
 from .model import adds_up
 
@@ -102,7 +102,7 @@ def made_anew(context: Context, loop: Loop) -> set[str]:
             if script.parents.get(assign) is not line:
                 continue  # under a condition: a sum that begins anew now and then
             written = {script.dotted(one) for one in targets_of(assign.targets[0].target)}
-            used = {name.value for name in script.inside(assign.value, cst.Name)}
+            used = read(script, assign.value)
             names |= {name for name in written if name and name not in used}
     return names
 

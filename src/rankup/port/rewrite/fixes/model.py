@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import libcst as cst
 
@@ -15,7 +16,7 @@ _NORMS = re.compile(r"\bBatchNorm[123]d\b|\bresnet\d+\b|\bLazyBatchNorm")
 
 def wrap_models(context: Context) -> None:
     """`model = rankup.wrap(model)` behind the last line that makes it what it is."""
-    for model in context.training.models:
+    for model in (one for whole in context.training.models for one in _trained(context, whole)):
         place = ready(context, model)
         name = model.name
         lines = [f"{name} = rankup.wrap({name})"]
@@ -24,6 +25,24 @@ def wrap_models(context: Context) -> None:
             lines.insert(0, f"{name} = {sync}")
         context.after(place, *lines)
         context.done(place, f"gradients of {name} are exchanged (rankup.wrap)")
+
+
+def _trained(context: Context, model: Model) -> list[Model]:
+    """The models that a name holds one after another, but for those that nothing trains.
+
+    After its training a script may make the model anew, to show how a file is loaded.
+    """
+    script, training = context.script, context.training
+    steps = [
+        script.line(call)
+        for call in script.inside(model.scope, cst.Call, deep=False)
+        if training.trains(call)
+    ]
+    held: dict[int, list[cst.CSTNode]] = {}
+    for made in sorted(model.made, key=script.line):
+        held.setdefault(sum(step < script.line(made) for step in steps), []).append(made)
+    trained = [made for before, made in held.items() if before < len(steps)]
+    return [replace(model, made=tuple(made)) for made in trained] or [model]
 
 
 def ready(context: Context, model: Model) -> cst.CSTNode:

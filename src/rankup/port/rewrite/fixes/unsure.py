@@ -7,7 +7,7 @@ import re
 import libcst as cst
 
 from ..context import Context
-from ..expressions import targets_of
+from ..expressions import read, targets_of
 from ..training import Loop
 from .kinds import derived, increments, made_anew
 
@@ -90,10 +90,10 @@ def _single_batches(context: Context) -> None:
                 "of a batch that came before is weighed by the newest one's size",
                 comment=False,
             )
-        if name != "next" or not call.args or not isinstance(call.args[0].value, cst.Call):
+        if name != "next" or not call.args:
             continue
-        inner = call.args[0].value
-        if script.name(inner.func) != "iter" or not inner.args:
+        inner = _begun(context, call.args[0].value)
+        if inner is None or not inner.args:
             continue
         above = set(script.above(call))
         trained = any(loop.trains and loop.node in above for loop in training.loops)
@@ -104,6 +104,19 @@ def _single_batches(context: Context) -> None:
                 "the whole one (rankup.gather)",
                 comment=False,
             )
+
+
+def _begun(context: Context, value: cst.BaseExpression) -> cst.Call | None:
+    """The `iter(…)` that a `next` is given, itself or by a name."""
+    script = context.script
+    made = [value]
+    if isinstance(value, cst.Name):
+        given = context.training.assigned(value.value, script.scope(value))
+        made = [one for _, one in given]
+    for one in made:
+        if isinstance(one, cst.Call) and script.name(one.func) == "iter":
+            return one
+    return None
 
 
 def _mixed(context: Context) -> None:
@@ -191,7 +204,7 @@ def _kept(context: Context, loop: Loop) -> None:
     known = {one.target for one in increments(context, loop)} | made_anew(context, loop)
     assigns = list(script.inside(loop.node.body, cst.Assign, deep=False))
     for assign in assigns:  # under `with`, too
-        used = {name.value for name in script.inside(assign.value, cst.Name)}
+        used = read(script, assign.value)
         names = {script.dotted(one) for one in targets_of(assign.targets[0].target)}
         known |= {name for name in names if name and name not in used}
     made = derived(context, loop)
@@ -211,7 +224,7 @@ def _kept(context: Context, loop: Loop) -> None:
     for assign in assigns:
         target = assign.targets[0].target
         written = script.dotted(target)
-        used = {name.value for name in script.inside(assign.value, cst.Name)}
+        used = read(script, assign.value)
         if isinstance(target, cst.Subscript):
             written = script.dotted(target.value)
             grows = True
