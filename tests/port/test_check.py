@@ -245,3 +245,16 @@ print(right)
     assert "RK183" not in codes(text.replace(f"={shuffled}))", f"={shuffled}), train=True)"))
     behind = text.replace("rankup.all_reduce(net(x).sum().item())", "net(x).sum().item()")
     assert "RK183" not in codes(behind.replace("print(right)", "print(rankup.all_reduce(right))"))
+
+
+def test_a_model_wrapped_behind_its_training() -> None:
+    text = (CASES / "run_model_made_anew.out.py").read_text()
+    wrap = "net = rankup.wrap(net)\n"
+    assert "RK106" not in codes(text)
+    late = "net = Net()\n".join(text.replace(wrap, "").rsplit("net = Net()\n", 1))
+    late = late.replace("net.load_state_dict", wrap + "net.load_state_dict")
+    assert wrap in late
+    assert "RK106" in codes(late)
+    # In a loop around both the next round may train it.
+    body = "".join(f"    {line}\n" for line in late.splitlines())
+    assert "RK106" not in codes("for fold in range(3):\n" + body)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from ..roles import Roles
-from ..roles.pieces import argument, call_name
+from ..roles import Loop, Roles
+from ..roles.pieces import argument, around_model, call_name
 from ..source import Source
-from .facts import anywhere, by_hand, calls, ranked, string, wrapped
+from .facts import anywhere, by_hand, calls, calls_in, loops_in, ranked, string, wrapped
 from .rule import Hit, Rule
 
 _FIXED = re.compile(r"(?:cuda|xpu|hip):\d+")
@@ -123,6 +123,7 @@ def not_wrapped(source: Source, roles: Roles) -> Iterator[Hit]:
         return
     around = wrapped(roles)
     known = {model.node for model in roles.models}
+    yield from _wrapped_too_late(source, roles)
     if anywhere(roles, "parallelize", "fully_shard", "parallelize_module", "replicate"):
         return
     if any(".grad" in one.text and "all_reduce" in one.text for one in roles.sources):
@@ -137,6 +138,36 @@ def not_wrapped(source: Source, roles: Roles) -> Iterator[Hit]:
                 "from the first step on",
                 "`model = rankup.wrap(model)` before the optimizer is made",
             )
+
+
+def _wrapped_too_late(source: Source, roles: Roles) -> Iterator[Hit]:
+    """Where a model is wrapped behind the loop that trains it, for the first time."""
+    index = source.index
+    wraps: dict[tuple[cst.CSTNode | None, str], list[cst.Call]] = {}
+    for call in index.all(cst.Call):
+        kind = around_model(source, call)
+        first = argument(call, "module", 0) if kind and kind != "sync-bn" else None
+        if isinstance(first, (cst.Name, cst.Attribute)):
+            wraps.setdefault((index.function(call), source.code(first)), []).append(call)
+    for (function, name), found in wraps.items():
+        call = min(found, key=lambda one: source.line_of(one)[0])
+        line = source.line_of(call)[0]
+        for loop in loops_in(source, roles.train_loops):
+            together = {up for up in index.up(call) if isinstance(up, (cst.For, cst.While))}
+            if index.function(loop.node) is not function or together & set(index.up(loop.node)):
+                continue
+            if source.last_line_of(loop.node) < line and _calls(loop, name):
+                yield Hit(
+                    call,
+                    f"{name} is wrapped behind the loop that trains it (line "
+                    f"{source.line_of(loop.node)[0]}): no gradients are exchanged there",
+                    f"`{name} = rankup.wrap({name})` before the optimizer is made",
+                )
+                break
+
+
+def _calls(loop: Loop, name: str) -> bool:
+    return any(loop.source.code(call.func) == name for call in calls_in(loop.body))
 
 
 RULES = (
