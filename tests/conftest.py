@@ -75,7 +75,8 @@ def no_process_outlives_the_session() -> Iterator[None]:
     _, left = psutil.wait_procs([p for p in processes if not _harmless(p)], timeout=5)
     lines = [_describe(process) for process in left]
     for process in left:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     assert not left, "processes outlived the tests:\n" + "\n".join(lines)
 
 

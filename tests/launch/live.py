@@ -56,7 +56,7 @@ class Live:
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running after {timeout:g} s\n{self.out}\n{self.err}")
 
-    def until(self, condition: Callable[[], Any], timeout: float = 60) -> Any:
+    def until(self, condition: Callable[[], Any], timeout: float = 150) -> Any:
         """Wait until `condition()` holds, while the command is running; what it returned."""
         deadline = time.monotonic() + timeout
         while not (found := condition()):

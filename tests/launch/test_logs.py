@@ -166,9 +166,9 @@ def test_a_hostile_line_costs_next_to_nothing(
     record(path, restart=1, start=1)
     record(path, restart=1, end=2, code=1)
     (path / "log" / "12.out").write_text(f"first\n{line}\n")
-    began = time.monotonic()
+    began = time.process_time()
     logs.show(str(path))
-    assert time.monotonic() - began < 2  # it is some 20 ms; seconds to minutes where it matters
+    assert time.process_time() - began < 2  # it is some 20 ms; seconds to minutes where it matters
     assert capsys.readouterr().out
 
 
@@ -413,10 +413,22 @@ def test_following_shows_a_job_from_the_queue_to_its_end(
 ) -> None:
     path = make_run(tmp_path / "runs")
     job_id = submit(slurm, path, "echo hello; sleep 2; echo bye; (exit 3)", "--hold")
-    release = threading.Timer(2.0, slurm.run, ("scontrol", "release", job_id))
-    release.start()
-    code = follow(path, client=client(slurm))
-    release.join()
+    seen = threading.Event()
+
+    class Seeing(Client):
+        def mine(self) -> list[Queued]:
+            found = super().mine()
+            seen.set()
+            return found
+
+    def release() -> None:
+        seen.wait(60)
+        slurm.run("scontrol", "release", job_id)
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    code = follow(path, client=Seeing(**vars(client(slurm))))
+    thread.join()
     lines = capsys.readouterr().out.splitlines()
     assert code == 3
     assert lines[0].startswith(f"job {job_id} waits: It was held by its owner")
@@ -491,8 +503,12 @@ def test_a_cancelled_job_is_said_in_plain_words(
     slurm: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = make_run(tmp_path / "runs")
-    job_id = submit(slurm, path, "exec sleep 300")
-    slurm.wait(int(job_id), ("RUNNING",))
+    job_id = submit(slurm, path, "echo up; exec sleep 300")
+    log = path / "log" / f"{job_id}.out"
+    deadline = time.monotonic() + 30
+    while not (log.exists() and "up" in log.read_text()):  # RUNNING is said before it runs
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     slurm.command("scancel", job_id)
     slurm.wait(int(job_id))
     assert follow(path, client=client(slurm)) != 0

@@ -26,12 +26,18 @@ GPU = {
     "power_limit": 400,
     "values": {"util": 96, "memory": 3e10, "power": 330, "temperature": 60, "processes": 1},
 }
+# A sampler takes its time where samples cost much: who needs so many of them waits for them.
 TRAIN = """
 import os, time
+from pathlib import Path
 from rankup.runtime.log import log_metrics
 end = time.time() + float(os.environ.get("SECONDS_OF_WORK", "5"))
 step = 0
-while time.time() < end:
+def few():
+    files = Path(os.environ["RANKUP_RUN_DIR"], "monitor").glob("*.jsonl")
+    samples = sum(file.read_bytes().count(b'\\n{"t":') for file in files)
+    return samples < int(os.environ.get("SAMPLES", "0"))
+while time.time() < end or (few() and time.time() < end + 60):
     step += 1
     if os.environ.get("RANK", "0") == "0":
         with open(os.environ["RANKUP_RUN_DIR"] + "/metrics.jsonl", "a") as file:
@@ -59,7 +65,7 @@ def test_a_local_run_is_sampled_and_reported(
 ) -> None:
     run, train = tmp_path / "run", script(tmp_path, TRAIN)
     words = ["run", "--local", "--nproc", "2", "--out", run, train]
-    done = run_rankup(words, env=gpus, timeout=120)
+    done = run_rankup(words, env={**gpus, "SAMPLES": "2"}, timeout=200)
     assert done.returncode == 0, done.stderr
     head, *samples, end = _lines(run)
     assert [gpu["uuid"] for gpu in head["gpus"]] == ["GPU-0", "GPU-1"]

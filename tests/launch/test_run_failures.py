@@ -50,11 +50,11 @@ def slow(*values: object) -> ParameterSet:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def _fails(tmp_path: Path, text: str, nproc: int = 2, within: float = SECONDS) -> tuple[int, str]:
+def _fails(tmp_path: Path, text: str, nproc: int = 2) -> tuple[int, str]:
     """Exit code and stderr of a script that has to fail, without its first line."""
     path = script(tmp_path, text)
     with live(["run", "--nproc", str(nproc), path], tmp_path) as run:
-        code = run.wait(within)
+        code = run.wait(SECONDS)
         run.nobody_left()
         first, _, rest = run.err.partition("\n")
         assert first.startswith("run 2"), run.err
@@ -156,7 +156,7 @@ time.sleep(600)
 
 @pytest.mark.slow
 def test_a_rank_that_will_not_go(tmp_path: Path) -> None:
-    code, err = _fails(tmp_path, IGNORES, within=60)
+    code, err = _fails(tmp_path, IGNORES)
     assert code == 1
     assert err.rstrip().splitlines()[-1] == f"rank 1 on {NODE} failed: ValueError: the cause"
 

@@ -29,7 +29,9 @@ from pathlib import Path
 run = Path(os.environ["RANKUP_RUN_DIR"])
 life = os.environ.get("SLURM_RESTART_COUNT", "0")
 (run / "checkpoints").mkdir(exist_ok=True)
-(run / f"up{life}-{os.environ['RANK']}").write_text(os.environ["RANKUP_RESUME"])
+up = run / f"part{life}-{os.environ['RANK']}"  # who sees its name at last can read it
+up.write_text(os.environ["RANKUP_RESUME"])
+up.rename(run / f"up{life}-{os.environ['RANK']}")
 end = time.monotonic() + 300
 while not (run / "go").exists() and time.monotonic() < end:
     time.sleep(0.1)
@@ -107,7 +109,7 @@ HANGS = """
 import time
 from datetime import timedelta
 import rankup
-world = rankup.setup(timeout=timedelta(seconds=8))
+world = rankup.setup(timeout=timedelta(seconds=20))
 rankup.barrier()
 if world.rank == 1:
     time.sleep(300)

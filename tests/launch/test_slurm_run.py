@@ -102,7 +102,7 @@ def test_one_rank_fails_and_the_job_ends_with_its_words(site: Site) -> None:
     ]
     path = script(site.folder, FAILS)
     done = site.rankup("run", *words, "--follow", path, code=1)
-    assert time.time() - (run / "raised").stat().st_mtime < 30
+    assert time.time() - (run / "raised").stat().st_mtime < 60
     [job] = asked(run)
     assert site.cluster.job(int(job))["JobState"] == "FAILED"
     cause = "rank 1 on n2 failed: ValueError: the cause: größer"
@@ -298,7 +298,7 @@ def test_without_a_controller_nothing_is_trained_here_unasked(site: Site, tmp_pa
     with site.cluster.without_controller():
         began = time.monotonic()
         refused = site.rankup("run", "--nodes", "2", path, code=2)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         assert "its controller does not answer" in refused.stderr
         assert not (tmp_path / "runs").exists()
         done = site.rankup("run", "--local", "--nproc", "1", path)

@@ -18,6 +18,7 @@ from rankup.base.errors import UserError
 from rankup.data import stage as data
 from rankup.data.pack.command import pack as make_pack
 from rankup.data.pack.request import Request as PackRequest
+from rankup.data.stage.users import Job as User
 from rankup.launch import stage
 from rankup.launch.stage import Staging
 from rankup.site import mounts
@@ -27,7 +28,7 @@ from tests.slurm.cluster import ENDED, Cluster
 from .live import live, script
 from .on_slurm import SECONDS, Site, log, until
 
-# What a rank finds. It imports no torch.
+# What a rank finds, all of it once it has its name. It imports no torch.
 PROBE = """
 import json, os, sys, time
 from pathlib import Path
@@ -35,13 +36,15 @@ import rankup.data
 samples = rankup.data.open(sys.argv[1])
 mounts = os.environ.get("RANKUP_MOUNTS", "")
 run = Path(os.environ["RANKUP_RUN_DIR"])
-(run / ("rank" + os.environ["RANK"])).write_text(json.dumps({
+answer = run / ("part" + os.environ["RANK"])
+answer.write_text(json.dumps({
     "node": os.environ.get("SLURMD_NODENAME"),
     "staged": samples.staged and str(samples.staged),
     "bytes": len(samples.read(0)),
     "mounted": [sorted(os.listdir(one)) for one in mounts.split(":") if one],
     "torch": "torch" in sys.modules,
 }))
+answer.rename(run / ("rank" + os.environ["RANK"]))
 while "wait" in sys.argv:
     time.sleep(0.1)
 if "fail" in sys.argv and os.environ["RANK"] == "1":
@@ -102,7 +105,11 @@ def _left(folder: Path) -> list[str]:
 
 @contextmanager
 def _nodes_apart(slurm: Cluster, folder: Path) -> Iterator[Path]:
-    """The nodes of the cluster are one host: a prolog, as sites have one, gives each a folder."""
+    """The nodes of the cluster are one host: a prolog, as sites have one, gives each a folder.
+
+    What gives back has the half minute that sites leave it: on a busy machine it needs more than
+    the five seconds of the other tests.
+    """
     memory = folder / "memory"
     for node in slurm.nodes:
         (memory / node.name).mkdir(parents=True)
@@ -111,7 +118,7 @@ def _nodes_apart(slurm: Cluster, folder: Path) -> Iterator[Path]:
         f'#!/bin/bash\necho "export RANKUP_STAGE_DIR={memory}/$SLURMD_NODENAME"\n', "utf-8"
     )
     prolog.chmod(0o755)
-    with slurm.configured(TaskProlog=str(prolog)):
+    with slurm.configured(TaskProlog=str(prolog), KillWait="30"):
         yield memory
 
 
@@ -190,7 +197,7 @@ def test_a_job_that_is_cancelled_leaves_no_node_full(
     assert _left(memory / "n1")
     site.cluster.command("scancel", str(job))
     until(lambda: site.cluster.job(job)["JobState"] in ENDED, run)
-    until(lambda: not _left(memory / "n1") and not _left(memory / "n2"), run, 20)
+    until(lambda: not _left(memory / "n1") and not _left(memory / "n2"), run, 60)
 
 
 @pytest.mark.slow
@@ -377,6 +384,34 @@ def test_a_run_here_gives_back_what_is_its_own_alone(
         pass
     assert "keep less for the job's processes (--stage-reserve SIZE)" in str(raised.value)
     assert _left(here) == []
+
+
+def test_who_asks_again_to_stop_does_not_end_the_giving_back(
+    packed: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    release = data.release
+
+    def asked_again(user: User) -> list[str]:
+        assert {signal.getsignal(number) for number in ends} == {signal.SIG_IGN}
+        for number in ends:
+            os.kill(os.getpid(), number)
+        return release(user)
+
+    monkeypatch.setenv("RANKUP_STAGE_DIR", str(here))
+    monkeypatch.setattr(data, "release", asked_again)
+    before = [signal.getsignal(number) for number in ends]
+
+    def stopped() -> None:
+        with stage.staged(Staging((str(packed),), reserve="0")):
+            assert _left(here)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        stopped()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert _left(here) == []
+    assert [signal.getsignal(number) for number in ends] == before
 
 
 def test_damaged_data_starts_no_run_and_leaves_no_directory(

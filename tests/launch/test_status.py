@@ -372,12 +372,14 @@ def test_a_pending_job_says_why(slurm: Cluster, tmp_path: Path) -> None:
 
 def test_a_running_job_and_its_end(slurm: Cluster, tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
-    job_id = submit(slurm, path, "sleep 3; (exit 4)", "--nodes=2")
+    body = 'until [ -e "$run/go" ]; do sleep 0.1; done; (exit 4)'
+    job_id = submit(slurm, path, body, "--nodes=2")
     slurm.wait(int(job_id), ("RUNNING",))
     full = status.report(path, Config(), client(slurm))
     (life,) = full.lives
     assert (life.state, len(life.nodes), life.source) == ("RUNNING", 2, "squeue")
     assert f"rankup cancel {path.name}" in full.next_steps
+    (path / "go").touch()
     slurm.wait(int(job_id))
     full = status.report(path, Config(), client(slurm))
     (life,) = full.lives
@@ -409,7 +411,7 @@ def test_a_requeued_job_has_two_lives(slurm: Cluster, tmp_path: Path) -> None:
 
 def test_an_array_has_a_line_per_task(slurm: Cluster, tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
-    job_id = submit(slurm, path, "sleep 2", "--array=0-4")
+    job_id = submit(slurm, path, "sleep 60", "--array=0-4")
     deadline = time.monotonic() + 30
     while len(slurm.command("squeue", "-h", "-t", "running").splitlines()) != 3:
         assert time.monotonic() < deadline

@@ -7,6 +7,7 @@ Everything it has lies in one temporary folder; every process it has names that 
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import socket
@@ -145,6 +146,8 @@ class Cluster:
 
     def release(self, job_id: int) -> None:
         """Let a requeued job start now instead of at the end of its wait."""
+        # A node refuses what was granted in the second in which it ended the life before.
+        time.sleep(1)
         self.command("scontrol", "update", f"jobid={job_id}", "StartTime=now")
 
     def set_down(self, node: str) -> None:
@@ -180,7 +183,7 @@ class Cluster:
         self.cancel_all()
         for node in self.nodes:
             self.restore(node.name)
-        self._await(self._idle, timeout, "an idle cluster")
+        self._await(self._as_new, timeout, "an idle cluster")
         self._kill_tasks(lambda process: bool(guard.variable(process, "SLURM_JOB_ID")))
 
     @contextmanager
@@ -199,10 +202,13 @@ class Cluster:
         """Run while slurmctld does not answer: it is stopped, and goes on afterwards."""
         assert self._controller is not None
         self._controller.terminate()  # a kill would lose jobs of the last seconds
-        self._controller.wait(timeout=10)
         try:
+            self._controller.wait(timeout=60)
             yield
         finally:
+            # One that did not end in time must not stand in the next one's way.
+            self._controller.kill()
+            self._controller.wait(timeout=10)
             self._controller = self._spawn("slurmctld", "-D")
             self._await(self._answers, START_TIMEOUT, "controller that answers")
 
@@ -261,8 +267,21 @@ class Cluster:
         # In this order: while no controller listens, others than ping take seconds to say so.
         if not self._answers() or self.run("squeue", "--noheader").stdout.strip():
             return False
-        states = self.run("sinfo", "--noheader", "--Node", "--partition=booster", "--format=%T")
-        return states.stdout.split() == ["idle"] * NODES
+        return list(self._states().values()) == ["idle"] * NODES
+
+    def _as_new(self) -> bool:
+        """Whether it is idle; a node that Slurm has given up only since the test is resumed."""
+        if self._idle():
+            return True
+        for node, state in self._states().items():
+            if re.search("down|drain", state):
+                self.run("scontrol", "update", f"nodename={node}", "state=resume")
+        return False
+
+    def _states(self) -> dict[str, str]:
+        words = ("--noheader", "--Node", "--partition=booster", "--format=%N %T")
+        lines = self.run("sinfo", *words).stdout.splitlines()
+        return dict(line.split(maxsplit=1) for line in lines)
 
     def _kill_tasks(self, which: Callable[[psutil.Process], bool]) -> None:
         # A job that ends while its step starts can leave a task behind: Slurm's own race.
@@ -292,11 +311,17 @@ def _start_guard(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _free_ports(count: int) -> list[int]:
+    # Below the range from which the kernel numbers outgoing connections: one of those could have
+    # the port by the time its daemon listens.
+    draw = random.SystemRandom()
+    ports: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("", 0))
-        return [one.getsockname()[1] for one in sockets]
+        while len(ports) < count:
+            one, port = stack.enter_context(socket.socket()), draw.randrange(20000, 32000)
+            with suppress(OSError):
+                one.bind(("", port))
+                ports.append(port)
+    return ports
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -101,7 +101,6 @@ def test_a_signal_reaches_the_script_and_a_requeue_counts(
         assert time.monotonic() < deadline
         time.sleep(0.2)
     slurm.wait(int(job), {"PENDING"})
-    time.sleep(1)  # a node that still cleans up the life before may refuse the next one
     slurm.release(int(job))
     await_lines(tmp_path / "out", 2)
     (running,) = states(client, job)

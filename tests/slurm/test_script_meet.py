@@ -34,12 +34,12 @@ def test_a_slow_tool_on_the_first_node_fails_no_healthy_node(bash: Bash, tmp_pat
     assert len(ran.torchrun) == 2
 
 
-def _impatient(job: JobScript) -> str:
-    """The script whose nodes wait for each other for 2 and 3 s instead of 60 and 90."""
+def _impatient(job: JobScript, tries: int) -> str:
+    """The script whose nodes try so often, not 120 times, and listen for 6 s instead of 90."""
     text = render(job)
     for waits, shorter in (
-        ("{1..120}", "{1..4}"),
-        ("time.monotonic() + 90", "time.monotonic() + 3"),
+        ("{1..120}", f"{{1..{tries}}}"),
+        ("time.monotonic() + 90", "time.monotonic() + 6"),
     ):
         assert text.count(waits) == 1
         text = text.replace(waits, shorter)
@@ -47,7 +47,8 @@ def _impatient(job: JobScript) -> str:
 
 
 def test_a_node_that_is_not_heard_of_is_named(bash: Bash, tmp_path: Path) -> None:
-    ran = bash.run(_impatient(in_folders(tmp_path, replace(ONE, nodes=3))), FAKE_SILENT="1")
+    # The third node has to come through, however late the first one listens.
+    ran = bash.run(_impatient(in_folders(tmp_path, replace(ONE, nodes=3)), 20), FAKE_SILENT="1")
     assert (ran.code, ran.torchrun) == (1, ())
     assert re.search(rf"preflight: n1 at {HEAD}:{PORT} has not heard from: n2\n", ran.output)
 
@@ -55,7 +56,7 @@ def test_a_node_that_is_not_heard_of_is_named(bash: Bash, tmp_path: Path) -> Non
 def test_a_first_node_that_does_not_listen_is_named_by_the_others(
     bash: Bash, tmp_path: Path
 ) -> None:
-    ran = bash.run(_impatient(in_folders(tmp_path, replace(ONE, nodes=3))), FAKE_SILENT="0")
+    ran = bash.run(_impatient(in_folders(tmp_path, replace(ONE, nodes=3)), 4), FAKE_SILENT="0")
     assert (ran.code, ran.torchrun) == (1, ())
     for node in ("n2", "n3"):
         words = rf"node {node}: cannot reach port {PORT} of the first node at {HEAD}"
