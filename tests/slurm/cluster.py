@@ -311,13 +311,14 @@ def _start_guard(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _free_ports(count: int) -> list[int]:
-    # Below the range from which the kernel numbers outgoing connections: one of those could have
+    # Below the range from which the kernel numbers outgoing connections, and above the ports of
+    # jobs (10000 to 29999): one of those could have
     # the port by the time its daemon listens.
     draw = random.SystemRandom()
     ports: list[int] = []
     with ExitStack() as stack:
         while len(ports) < count:
-            one, port = stack.enter_context(socket.socket()), draw.randrange(20000, 32000)
+            one, port = stack.enter_context(socket.socket()), draw.randrange(30000, 32700)
             with suppress(OSError):
                 one.bind(("", port))
                 ports.append(port)
