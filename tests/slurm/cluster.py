@@ -311,9 +311,8 @@ def _start_guard(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _free_ports(count: int) -> list[int]:
-    # Below the range from which the kernel numbers outgoing connections, and above the ports of
-    # jobs (10000 to 29999): one of those could have
-    # the port by the time its daemon listens.
+    # Above the ports of jobs (10000 to 29999) and below the range from which the kernel numbers
+    # outgoing connections: one of those could have the port by the time its daemon listens.
     draw = random.SystemRandom()
     ports: list[int] = []
     with ExitStack() as stack:
