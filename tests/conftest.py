@@ -72,7 +72,7 @@ def no_process_outlives_the_session() -> Iterator[None]:
     os.environ[_MARK] = mark
     yield
     processes = {*psutil.Process().children(recursive=True), *_marked(mark)}
-    _, left = psutil.wait_procs([p for p in processes if not _harmless(p)], timeout=5)
+    _, left = psutil.wait_procs([p for p in processes if not _harmless(p)], timeout=30)
     lines = [_describe(process) for process in left]
     for process in left:
         with suppress(psutil.NoSuchProcess):

@@ -74,7 +74,7 @@ class Stage:
         *args: str,
         options: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
-        timeout: float = 120,
+        timeout: float = 280,
     ) -> Fetched:
         """`rankup fetch OPTIONS SCRIPT ARGS` in the project."""
         done = self.run_rankup(

@@ -87,7 +87,7 @@ def _assert_same(
 ) -> None:
     reference = replace(options, strategy=None, dp=None, shard=None, tp=None, pp=None)
     [alone] = ranks.run(1, _train, root / "one", replace(reference, pp_schedule="1f1b"), kind)
-    reports = ranks.run(size, _train, root / "split", options, kind, timeout=100)
+    reports = ranks.run(size, _train, root / "split", options, kind, timeout=200)
     assert [report.error for report in (alone, *reports)] == [""] * (size + 1)
     ours, theirs = torch.tensor(losses(root / "split")), torch.tensor(losses(root / "one"))
     assert len(theirs) == 4

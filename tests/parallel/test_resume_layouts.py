@@ -41,7 +41,7 @@ def _run(ranks: RankPool, directory: Path, name: str, steps: int, layers: int = 
     size, asked = LAYOUTS[name]
     options = replace(OPTIONS, steps=steps, **asked)  # type: ignore[arg-type]
     resume = directory.exists()
-    report: Report = ranks.run(size, _train, directory, options, layers, resume, timeout=100)[0]
+    report: Report = ranks.run(size, _train, directory, options, layers, resume, timeout=200)[0]
     return report
 
 

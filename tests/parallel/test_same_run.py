@@ -132,7 +132,7 @@ def _assert_same(
     one: Path,
 ) -> None:
     split = replace(options, **case.asked)
-    reports = ranks.run(case.layout.world_size, _train, root / "split", split, shape, timeout=100)
+    reports = ranks.run(case.layout.world_size, _train, root / "split", split, shape, timeout=200)
     assert [report.error for report in reports] == [""] * case.layout.world_size
     ours, theirs = torch.tensor(losses(root / "split")), torch.tensor(losses(one))
     assert len(theirs) == 6

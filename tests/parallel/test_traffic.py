@@ -32,7 +32,7 @@ HEADERS = 1000
 def steps(ranks: RankPool, size: int, **asked: Any) -> list[Traffic]:
     """What each rank has sent; the wire has carried it, and little else."""
     options: TrainOptions = replace(OPTIONS, **asked)
-    found: list[Traffic] = ranks.run(size, take, options, timeout=100)
+    found: list[Traffic] = ranks.run(size, take, options, timeout=200)
     for traffic in found:
         # Gloo adds everything up on all ranks to hand out parts, and so sends those twice.
         most = traffic.bytes() + traffic.bytes(SCATTER) + HEADERS * (len(traffic.sent) + 1)

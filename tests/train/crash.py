@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 from rankup.runtime.world import leave, setup
 from rankup.train.options import TrainOptions
+from tests.pool import free_port
 
 from .runs import train_images
 
@@ -38,9 +38,7 @@ def stop_server() -> None:
 
 def start(world_size: int, function: Callable[..., None], *args: Any) -> list[BaseProcess]:
     """Call `function(rank, *args)` in `world_size` processes that may form a group."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     processes: list[BaseProcess] = [
         _context.Process(target=_rank, args=(rank, world_size, port, function, args), daemon=True)
         for rank in range(world_size)

@@ -55,14 +55,19 @@ class Filled:
         return saved.place.step
 
 
-def _slow_writes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    write = marker.write
+def _hold_writes(monkeypatch: pytest.MonkeyPatch, *gates: threading.Event) -> None:
+    """Each write of a marker waits for the next gate; one that is not opened lets it fail."""
+    write, left = marker.write, iter(gates)
 
     def slowly(*args: Any) -> None:
-        time.sleep(seconds)
+        assert next(left).wait(30), "held up until its test gave up"
         write(*args)
 
     monkeypatch.setattr(marker, "write", slowly)
+
+
+def _is_complete(root: Path, step: int) -> bool:
+    return (marker.of_step(root, step) / "COMPLETE").exists()
 
 
 def _checkpoints(root: Path) -> list[str]:
@@ -96,18 +101,21 @@ def test_training_goes_on_beside_it_and_so_many_are_kept(ranks: RankPool, tmp_pa
 def test_save_returns_before_it_is_written_and_the_next_one_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _slow_writes(monkeypatch, 0.5)
+    first, second = threading.Event(), threading.Event()
+    _hold_writes(monkeypatch, first, second)
     filled, writer = Filled(4), Saver(tmp_path, 2)
     began = time.monotonic()
     filled.save(writer, 1)
-    assert time.monotonic() - began < 0.4
+    assert not _is_complete(tmp_path, 1)
+    threading.Timer(0.5, first.set).start()
     filled.save(writer, 2)
-    assert time.monotonic() - began > 0.5
-    assert (tmp_path / "step-00000001" / "COMPLETE").exists()
-    assert not (tmp_path / "step-00000002" / "COMPLETE").exists()
+    assert first.is_set()
+    assert _is_complete(tmp_path, 1)
+    assert not _is_complete(tmp_path, 2)
+    second.set()
     assert writer.wait() == ""
     assert filled.restored(tmp_path) == 2
-    assert 0.5 < writer.seconds < 5
+    assert 0.5 < writer.seconds < time.monotonic() - began
 
 
 def test_without_a_thread_it_is_written_when_save_returns(tmp_path: Path) -> None:
@@ -148,7 +156,7 @@ def test_no_space_on_one_rank_is_told_to_all_once(
     ranks: RankPool, tmp_path: Path, full: int, asynchronous: bool
 ) -> None:
     """And costs that checkpoint only: the one before it is whole, the next one is written."""
-    both = ranks.run(2, _no_space, tmp_path, full, asynchronous, timeout=30)
+    both = ranks.run(2, _no_space, tmp_path, full, asynchronous)
     for first, lost, again, last in both:
         assert first == again == last == ""
         assert "File too large" in lost
@@ -170,7 +178,7 @@ def _no_memory(world: World, root: Path) -> str:
 
 
 def test_no_memory_for_the_copy_on_one_rank_is_told_to_all(ranks: RankPool, tmp_path: Path) -> None:
-    for said in ranks.run(2, _no_memory, tmp_path, timeout=30):
+    for said in ranks.run(2, _no_memory, tmp_path):
         assert "not enough memory for the copy" in said
     assert _checkpoints(tmp_path) == []
 
@@ -190,14 +198,16 @@ def test_a_marker_that_cannot_be_written_is_told(
 
 
 def test_close_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _slow_writes(monkeypatch, 1.5)
+    gate = threading.Event()
+    _hold_writes(monkeypatch, gate)
     monkeypatch.setattr(saver, "_GRACE_SECONDS", 0.1)
     filled, writer = Filled(4), Saver(tmp_path, 2)
     filled.save(writer, 1)
-    began = time.monotonic()
     writer.close()
-    assert time.monotonic() - began < 1
-    assert writer.wait() == ""
+    assert not _is_complete(tmp_path, 1)
+    gate.set()
+    assert writer.wait() == "", "closing took no longer than the gate waits"
+    assert filled.restored(tmp_path) == 1
 
 
 def test_buffers_serve_again() -> None:

@@ -15,6 +15,7 @@ from rankup.login.doctor.space import Folder, Space
 from rankup.site import profile
 from rankup.site.caches import caches
 from rankup.site.config import Config
+from tests.login.doctor.again import asked
 from tests.slurm.fixtures import require
 
 JURECA = profile.load("jureca-dc")
@@ -72,12 +73,9 @@ def test_a_full_home_is_an_error_of_the_command(tmp_path: Path) -> None:
         'head -c 1M /dev/zero > "$0/fill" 2>/dev/null; '
         'HOME="$0" exec "$1" -m rankup doctor'
     )
-    done = subprocess.run(
-        [*_namespace(), "sh", "-c", inside, str(home), sys.executable],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    words = [*_namespace(), "sh", "-c", inside, str(home), sys.executable]
+    done = asked(
+        lambda: subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     )
     [line] = [line for line in done.stdout.splitlines() if "$HOME" in line and "RK512" in line]
     assert line.startswith("ERROR")

@@ -24,7 +24,7 @@ from ..web import Web
 
 DATA = bytes(range(256)) * 4000
 SUM = hashlib.sha256(DATA).hexdigest()
-QUICK = Patience(stall=1.0, pauses=(0.01, 0.02, 0.03), lock=Pace(0.1, 2.0, 0.02))
+QUICK = Patience(stall=1.0, pauses=(0.01, 0.02, 0.03), lock=Pace(0.1, 20.0, 0.02))
 
 
 def _get(url: str, target: Path, sha256: str = "", replace: bool = False) -> Downloaded:
@@ -193,10 +193,10 @@ def test_a_server_that_falls_silent_is_left_and_gone_on_with(web: Web, tmp_path:
 
 
 def test_a_slow_server_is_waited_for(web: Web, tmp_path: Path) -> None:
-    url = web.put("/a.bin", DATA[:30_000], per_second=20_000)
-    patience = Patience(stall=0.6, pauses=())
+    url = web.put("/a.bin", DATA[:80_000], per_second=20_000)
+    patience = Patience(stall=2.0, pauses=())  # half of what it takes in all
     download(url, tmp_path / "a.bin", patience=patience, say=lambda line: None)
-    assert (tmp_path / "a.bin").read_bytes() == DATA[:30_000]
+    assert (tmp_path / "a.bin").read_bytes() == DATA[:80_000]
 
 
 def test_redirects_are_followed_and_a_password_goes_to_its_own_server_alone(
@@ -345,7 +345,7 @@ def test_after_kill_9_the_next_one_goes_on(web: Web, tmp_path: Path) -> None:
     web.put("/a.bin", DATA)
     start = time.monotonic()
     _get(url, target, SUM)
-    assert time.monotonic() - start < 5  # its lock is not waited for
+    assert time.monotonic() - start < 15  # its lock is not waited for
     assert web.requests("/a.bin")[-1].headers["range"] == f"bytes={kept}-"
     assert _left(target) == ["a.bin"]
 

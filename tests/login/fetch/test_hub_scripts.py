@@ -33,6 +33,7 @@ def test_model_and_data_set_of_a_hand_written_loop(stage: Stage, hub: Hub) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_second_fetch_records_what_was_there_already(stage: Stage, hub: Hub) -> None:
     script = stage.script("hub_loop.py")
     first = stage.fetch(script, env=hub.environment)
@@ -65,6 +66,7 @@ def test_two_projects_share_the_cache_that_both_fill_where_the_environment_moves
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_weight_file_that_is_cut_is_resumed(stage: Stage, hub: Hub) -> None:
     weights = hub.file("model", "org/tiny-model", "model.safetensors")
     # More often than huggingface_hub tries again.

@@ -22,7 +22,7 @@ from rankup.site.caches import Caches
 
 from ..web import Web
 
-QUICK = Patience(stall=5.0, pauses=(0.01,), lock=Pace(0.1, 2.0, 0.01))
+QUICK = Patience(stall=5.0, pauses=(0.01,), lock=Pace(0.1, 20.0, 0.01))
 FILES = {"imagewoof2-320/train/n1/a.JPEG": b"dog", "imagewoof2-320/val/n1/b.JPEG": b"puppy"}
 
 

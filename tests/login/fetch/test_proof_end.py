@@ -15,6 +15,7 @@ from ..web import Web
 ONLY_PROOF = ("--only-proof",)
 
 
+@pytest.mark.timeout(600)
 def test_a_file_that_was_removed_is_named_with_the_call_that_wanted_it(
     stage: Stage, web: Web
 ) -> None:
@@ -39,6 +40,7 @@ def test_a_file_that_was_removed_is_named_with_the_call_that_wanted_it(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_proof_alone_asks_for_nothing_and_keeps_what_is_known(stage: Stage, web: Web) -> None:
     web.put("/train.bin", SAMPLES)
     script = stage.script("function.py")
@@ -66,6 +68,7 @@ def test_a_script_that_keeps_nothing_cannot_be_proved(stage: Stage, web: Web) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_what_was_removed_from_the_hubs_cache_is_named(stage: Stage, hub: Hub) -> None:
     script = stage.script("hub_loop.py")
     got = stage.fetch(script, env=hub.environment)
@@ -103,6 +106,7 @@ def test_what_was_removed_from_the_hubs_cache_is_named(stage: Stage, hub: Hub) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_sample_that_was_removed_is_named_though_a_worker_wanted_it(
     stage: Stage, web: Web
 ) -> None:
@@ -117,6 +121,7 @@ def test_a_sample_that_was_removed_is_named_though_a_worker_wanted_it(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_proof_that_fails_leaves_the_outputs_as_they_were(stage: Stage, web: Web) -> None:
     web.put("/train.bin", SAMPLES)
     script = stage.script("flat.py")

@@ -152,6 +152,7 @@ def test_two_fetches_of_a_script_at_once_both_succeed(stage: Stage, web: Web) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_second_fetch_finds_all_there_and_records_it(stage: Stage, web: Web) -> None:
     web.put("/weights.pt", payloads.weights(8, 2))
     script = stage.script("trainer_class.py")

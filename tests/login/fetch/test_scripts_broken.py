@@ -15,6 +15,7 @@ from ..stage import Stage
 from ..web import Web
 
 
+@pytest.mark.timeout(600)
 def test_an_archive_whose_connection_was_cut_comes_with_the_second_fetch(
     stage: Stage, web: Web
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_page_that_is_not_there_is_named(stage: Stage, web: Web) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_download_that_is_cut_is_the_failure_of_the_script(stage: Stage, web: Web) -> None:
     web.put("/train.bin", SAMPLES * 64, cut=5000, times=1)
     script = stage.script("function.py")
@@ -95,6 +97,7 @@ def test_a_download_that_is_cut_is_the_failure_of_the_script(stage: Stage, web: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hop", [False, True])
+@pytest.mark.timeout(600)
 def test_weights_that_are_cut_do_not_stay_in_the_cache(stage: Stage, web: Web, hop: bool) -> None:
     web.put("/weights.pt", payloads.weights(8, 2), cut=500, times=1)
     if hop:
@@ -111,6 +114,7 @@ def test_weights_that_are_cut_do_not_stay_in_the_cache(stage: Stage, web: Web, h
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_script_that_trains_with_a_part_of_its_data_is_told_so(stage: Stage, web: Web) -> None:
     url = web.put("/train.bin", SAMPLES, cut=128, times=1)
     script = stage.script("copies.py")

@@ -67,6 +67,7 @@ def test_a_job_needs_what_came_and_not_what_the_script_made(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_later_start_that_fails_takes_no_proof_away(
     stage: Stage, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch.distributed as dist
@@ -34,22 +35,31 @@ def test_stuck_is_ten_times_longer_than_usual() -> None:
 
 
 def test_who_is_stuck_gives_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANKUP_PATIENCE", "0.4")
+    monkeypatch.setenv("RANKUP_PATIENCE", "2")  # a beat each half second
     board = Board(dist.HashStore(), 2)
     board.prepare()
-    progress = Progress(0.4, 1000)
+    progress = Progress(2, 1000)
     pulse = Pulse(board, 0, print, progress)
     progress.step(0.0)
-    assert pulse.surely_speaker
+    _until(lambda: pulse.surely_speaker)
     progress._last -= 100
-    time.sleep(0.3)
+    _until(lambda: not pulse.surely_speaker)  # four beats are over that it has not given
+    _until(pulse.was_away)
     before = board.status().beats[0]
-    time.sleep(0.5)
+    time.sleep(1.2)
     assert board.status().beats[0] == before
     assert not pulse.surely_speaker
     assert pulse.was_away()
     progress.moved()
-    time.sleep(0.5)
-    assert board.status().beats[0] > before
-    assert pulse.surely_speaker
+    _until(lambda: board.status().beats[0] > before)
+    _until(lambda: pulse.surely_speaker)
     pulse.close()
+
+
+def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.05)
+    pytest.fail("it did not come to pass")

@@ -16,6 +16,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 PORT = (SCRIPTS / "one_dist.py").read_text(encoding="utf-8")
 
 
+@pytest.mark.timeout(600)
 def test_a_correct_port(run_rankup: RunRankup, tmp_path: Path) -> None:
     """The whole way, once; files, folders and processes are as before."""
     for name in ("one.py", "one_dist.py"):
@@ -170,6 +171,7 @@ def test_a_rude_port(name: str, on_two) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_noise_and_summed_losses_are_comparable(run_rankup: RunRankup, tmp_path: Path) -> None:
     """Without a port given, `port` makes it."""
     (tmp_path / "vae.py").write_bytes((SCRIPTS / "vae.py").read_bytes())

@@ -28,6 +28,7 @@ _CHILD = (
     "import sys; sys.path = [p for p in sys.path if p]; "
     "from rankup.login.fetch.inside.main import main; sys.exit(main())"
 )
+_STACKS_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -171,13 +172,18 @@ def _watch(
 
 
 def _where_now(file: Path, pid: int) -> str:
-    """The innermost frame of the user's code; the child writes its stacks when it is asked to."""
+    """The innermost frame of the user's code; the child writes its stacks when it is asked to.
+
+    On a busy machine it needs a while to come to it, and writes a line in many pieces.
+    """
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR2)
-        for _ in range(20):
+        end = time.monotonic() + _STACKS_SECONDS
+        while time.monotonic() < end:
             time.sleep(0.05)
-            if text := _read(file):
-                return next(iter(users_frames(text)), "")
+            whole, _, _ = _read(file).rpartition("\n")
+            if frames := users_frames(whole):
+                return frames[0]
     return ""
 
 

@@ -78,7 +78,7 @@ class Runner:
         text: str,
         *args: str,
         environment: Mapping[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = 250,
         before: tuple[str, ...] = (),
         meanwhile: Callable[[subprocess.Popen[str]], None] | None = None,
         **spec: Any,
@@ -124,7 +124,7 @@ class Runner:
             env=self._environment(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=250,
             check=False,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ...web import Web
 from .running import Runner
 
@@ -23,6 +25,12 @@ _SCRIPT = """\
             return len(self.numbers)
         def __getitem__(self, index):
             return sample(self.numbers[index])
+
+    class Backwards:
+        def __len__(self):
+            return 12
+        def __iter__(self):
+            return iter(range(11, -1, -1))
 
     class Stream(IterableDataset):
         def __iter__(self):
@@ -68,6 +76,19 @@ def test_workers_that_download_are_noticed_and_used_for_the_rest(run: Runner, we
     workers = {one["pid"] for one in done.of("url")}
     assert done.one("start")["pid"] not in workers
     assert done.of("lazy")[0]["where"].startswith("train.py:8")
+
+
+@pytest.mark.parametrize("more", ["", ", persistent_workers=True, sampler=Backwards()"])
+def test_what_workers_are_downloading_is_waited_for(run: Runner, web: Web, more: str) -> None:
+    """They draw ahead: by the first forward they are at samples that the walk would draw, too."""
+    loaders = f"train = DataLoader(Lazy(range(12)), 2, num_workers=2{more})"
+    text = _serve(run, web, loaders)
+    for index in range(2, 12):
+        web.put(f"/{index}.bin", str(index).encode(), stall=0.5, times=1)
+    done = run(text)
+    assert done.one("stop")
+    assert len(_files(run)) == 12, done.explain()
+    assert [len(web.requests(f"/{index}.bin")) for index in range(12)] == [1] * 12
 
 
 def test_a_data_set_that_can_only_be_iterated_is_iterated_to_its_end(run: Runner, web: Web) -> None:

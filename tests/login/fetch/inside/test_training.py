@@ -28,6 +28,21 @@ _FLAT = """\
         open("finally.txt", "w")
     """
 
+_CHILDREN = """\
+    import os, signal, time, torch
+    def handle(number, frame):
+        open("handled.txt", "w")
+        raise RuntimeError("a worker was killed")
+    for _ in range(20):
+        if os.fork() == 0:
+            time.sleep(60)
+    signal.signal(signal.SIGCHLD, handle)
+    try:
+        torch.nn.Linear(4, 1)(torch.zeros(1, 4)).sum().backward()
+    finally:
+        open("finally.txt", "w")
+    """
+
 _CLASS = """\
     import argparse
     import torch
@@ -96,6 +111,13 @@ def test_a_class_behind_a_main_guard_with_workers_and_arguments_is_stopped(
     _stopped(done, "batch and forward", "train.py:23 in fit")
     assert (done.out, done.err) == ("2 2\n", "")  # no more workers than threads
     assert not (run.folder / "trained.txt").exists()
+
+
+def test_the_end_of_its_children_is_not_told_to_the_script(run: Runner) -> None:
+    """They are killed first, and torch raises an error where a worker was."""
+    done = run(_CHILDREN)
+    _stopped(done, "backward", "train.py:10")
+    assert [path.name for path in run.folder.iterdir()] == ["train.py"], done.explain()
 
 
 def test_a_backward_without_a_loader_is_training(run: Runner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -68,6 +69,7 @@ class Ending:
             if event == "stop":
                 fields["open"] = sorted(tree.written_by(pids) - {self._stack})
             self._journal.tell(event, **fields)
+            _let_children_die()
             # A main process that waits for this one would go on with the script.
             tree.kill([self._main, *(pid for pid in pids if pid != self._main)])
             os._exit(exit_code)
@@ -84,6 +86,19 @@ class Ending:
         """End the script here: it cannot be watched, and would train to its end."""
         why = f"{what}: {type(error).__name__}: {error}"
         self._leave(1, "end", code=1, error=None, type=None, message=None, unknown=why[:_MOST])
+
+
+def _let_children_die() -> None:
+    """No handler of SIGCHLD runs any more: torch's raises an error where a worker was killed.
+
+    The script would go on with its `except` or `finally`. Python changes handlers in the main
+    thread only, and this may be another one.
+    """
+    with suppress(Exception):  # a Python without ctypes
+        import ctypes
+
+        default = ctypes.c_void_p(int(signal.SIG_DFL))
+        ctypes.CDLL(None).signal(int(signal.SIGCHLD), default)
 
 
 def flush() -> None:

@@ -6,17 +6,21 @@ script is stopped, in the way in which its DataLoader draws them.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from .journal import Journal
 from .spec import Spec
 from .torchside import in_worker
+
+_PATIENCE = 300.0  # seconds for a batch of large samples from a slow server
 
 
 class Lazy:
@@ -31,6 +35,7 @@ class Lazy:
         self._journal = journal
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
         self._of_iterator: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._thread_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._drawing = 0
         self._uses = 0
         self._drawn: list[Any] = []  # loaders, each once
@@ -40,6 +45,7 @@ class Lazy:
     def watch_loaders(self, module: Any) -> None:
         """`torch.utils.data.dataloader`: know the loaders, and whose each iterator is."""
         kind, loaders, of_iterator = module._BaseDataLoaderIter, self._loaders, self._of_iterator
+        thread_of = self._thread_of
         original, original_iter = module.DataLoader.__init__, kind.__init__
 
         def init(loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -51,6 +57,7 @@ class Lazy:
             # workers is held by its loader: held in turn, neither would ever go.
             kept = getattr(loader, "persistent_workers", False)  # fastai has a loader of its own
             of_iterator[iterator] = weakref.ref(loader) if kept else lambda: loader
+            thread_of[iterator] = threading.get_ident()
             original_iter(iterator, loader, *args, **kwargs)
 
         module.DataLoader.__init__ = init
@@ -66,6 +73,7 @@ class Lazy:
         """A batch is drawn in here, in this process or in its workers."""
         own = not getattr(iterator, "_num_workers", 0) and not self.walking
         loader = self.loader(iterator)
+        self._thread_of[iterator] = threading.get_ident()
         before = self._uses
         self._drawing += own
         try:
@@ -112,11 +120,39 @@ class Lazy:
         types = {type(_innermost(loader.dataset)) for loader in first}
         others = [one for one in self._loaders if type(_innermost(one.dataset)) in types]
         self.walking = True
+        if first:
+            self._end_workers()
         done: list[Any] = []
         for loader in [*first, *others]:
             if not any(loader.dataset is one for one in done):
                 done.append(loader.dataset)
                 self._walk_through(loader)
+
+    def _end_workers(self) -> None:
+        """Let the script's workers finish the batch that each is at, and then end.
+
+        They draw ahead. A sample that one of them is downloading would come twice, or be read
+        before it is whole, by those that start now.
+        """
+        children = multiprocessing.active_children()  # a fork knows the iterators of its parent
+        for iterator in list(self._of_iterator):
+            workers = [one for one in getattr(iterator, "_workers", ()) if one in children]
+            # In another thread it would look as if the epoch were over, and training went on.
+            if workers and self._thread_of.get(iterator) == threading.get_ident():
+                with suppress(Exception):  # torch's own affair, which may change
+                    self._end(iterator)
+
+    def _end(self, iterator: Any) -> None:
+        torch: Any = sys.modules["torch.utils.data._utils"]
+        # Seconds after which torch kills a worker, which would leave half a file.
+        before, torch.MP_STATUS_CHECK_INTERVAL = torch.MP_STATUS_CHECK_INTERVAL, _PATIENCE
+        try:
+            iterator._shutdown_workers()
+        finally:
+            torch.MP_STATUS_CHECK_INTERVAL = before
+        loader = self.loader(iterator)
+        if getattr(loader, "_iterator", None) is iterator:
+            loader._iterator = None  # its workers are persistent: the next ones are to be new
 
     def _walk_through(self, loader: Any) -> None:
         if _streams(loader.dataset):
