@@ -72,7 +72,7 @@ def _masked(source: Source, node: cst.BinaryOperation) -> bool:
     """`(loss * mask).sum() / mask.sum()`, and so with weights"""
     top, bottom = source.code(node.left), node.right
     while isinstance(bottom, cst.Call) and isinstance(bottom.func, cst.Attribute):
-        if call_name(bottom) == "sum":
+        if call_name(bottom) == "sum" and not source.index.called(bottom).startswith("numpy."):
             return ".sum(" in top and source.code(bottom.func.value) in top
         bottom = bottom.func.value
     return False
