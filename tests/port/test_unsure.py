@@ -175,3 +175,11 @@ def test_what_cannot_be_ported_leaves_nothing(words: list[str], said: str, tmp_p
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(("size", "said"), [(8, False), (16, True)])
+def test_loaders_side_by_side_of_different_sizes(size: int, said: bool, tmp_path: Path) -> None:
+    text = (HEAD + EPOCHS).replace("for x, y in loader", "for (x, y), other in zip(loader, wide)")
+    made = f"wide = DataLoader(data, batch_size={size})\n"
+    ported = _ported(tmp_path, text.replace("net = torch", made + "net = torch", 1))
+    assert any("of the last loader's batch" in note.text for note in ported.left) == said

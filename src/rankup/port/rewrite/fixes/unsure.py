@@ -24,6 +24,7 @@ def of_a_part(context: Context) -> None:
     _by_the_clock(context)
     _ratios(context)
     _mixed(context)
+    _side_by_side(context)
     for loop in context.training.loops:
         if not loop.trains and loop.source is not None and context.dealt(loop):
             _kept(context, loop)
@@ -102,6 +103,27 @@ def _single_batches(context: Context) -> None:
                 call,
                 "each rank has its part of this batch: what is computed of it alone is not that of "
                 "the whole one (rankup.gather)",
+                comment=False,
+            )
+
+
+def _side_by_side(context: Context) -> None:
+    """`zip(one, other)` over loaders whose batches are of different sizes."""
+    script, training = context.script, context.training
+    heads = [
+        one.node.iter for one in training.loops if one.trains and isinstance(one.node, cst.For)
+    ]
+    for call in (call for head in heads for call in script.inside(head, cst.Call)):
+        if script.name(call.func) != "zip":
+            continue
+        loaders = [training.loader_of(arg.value) for arg in call.args]
+        made = [one for one in loaders if isinstance(one, cst.Call)]
+        sizes = [script.argument(one, "batch_size", 1) for one in made]
+        if len({script.code(one.value) if one else "1" for one in sizes}) > 1:
+            context.leave(
+                call,
+                "gradients and means are weighed by this rank's part of the last loader's batch: "
+                "not quite those of one GPU at a short batch of another loader",
                 comment=False,
             )
 
