@@ -271,3 +271,13 @@ def test_batches_that_are_no_loaders_are_named(tmp_path: Path) -> None:
     text = SCRIPT.replace("DataLoader(torch.randn(8, 2), batch_size=4)", "buckets")
     with pytest.raises(UserError, match="the batches come from `buckets`"):
         port(_script(tmp_path, text))
+
+
+def test_ways_to_a_loader_without_number(tmp_path: Path) -> None:
+    """Each name may come from each of many others: not all ways are gone."""
+    chain = "".join(f"x = x[{number}:]\n" for number in range(60))
+    functions = "".join(f"def f{k}(a):\n    for b in a:\n        pass\n" for k in range(40))
+    calls = "".join(f"f{k}(x)\n" for k in range(40))
+    text = SCRIPT.replace("net = ", f"{chain}{functions}{calls}net = ", 1)
+    text = text.replace("for x in Data", "for rows in Data").replace("net(x)", "net(rows)")
+    assert "rankup.shard(DataLoader" in port(_script(tmp_path, text)).text

@@ -5,26 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 
 import libcst as cst
 
 from .expressions import (
     attribute,
-    loader_like,
     loss_names,
-    root_name,
     sized,
     targets_of,
     trains_elsewhere,
     turns_gradients_off,
     unpacked,
 )
+from .loaders import Loaders
 from .models import Model, assigned, makes_optimizer, origin, parameter_roots
 from .script import Scope, Script
 
 _EVALUATES = re.compile(r"\.eval\(\)|\.train\(\s*[^)\s]")
-_MOST = 100  # loaders of one loop; a script of many functions may lead to more ways than that
 
 
 @dataclass(eq=False)
@@ -66,9 +63,9 @@ class Training:
         self.elsewhere = [call for call in script.all(cst.Call) if trains_elsewhere(script, call)]
         self._trainers = self._reaching(self.backwards)
         self._leading_away = self._reaching(self.elsewhere)
-        self.loader_calls = [call for call in script.all(cst.Call) if self.makes_loader(call)]
+        self._loaders = Loaders(script)
+        self.loader_calls = self._loaders.calls
         self.optimizers = [call for call in script.all(cst.Call) if makes_optimizer(script, call)]
-        self._passed: dict[cst.CSTNode, set[str]] = {}
         self.unresolved: list[cst.CSTNode] = []
         self.parameter_names: set[str] = set()
         self.models = self._models()
@@ -76,101 +73,17 @@ class Training:
 
     # Loaders.
 
-    def makes_loader(self, call: cst.Call) -> bool:
-        """Whether a call is `DataLoader(…)`, by whatever name it was imported."""
-        return self.script.name(call.func).split(".")[-1] == "DataLoader"
-
     def loader_of(self, expression: cst.CSTNode) -> cst.CSTNode | None:
         """The `DataLoader(…)`, or the assignment from elsewhere, behind an expression, or None."""
-        return next(self._loaders(expression, 0), None)
+        return self._loaders.of(expression)
 
     def loaders_of(self, loop: Loop) -> list[cst.CSTNode]:
-        """All that a loop may go over: one function may serve training and evaluation."""
-        if loop.source is None:
-            return []
-        return list(dict.fromkeys(islice(self._loaders(loop.source, 0), _MOST)))
+        """All that a loop may go over."""
+        return [] if loop.source is None else self._loaders.all_of(loop.source)
 
     def foreign(self) -> dict[cst.CSTNode, set[str]]:
         """Assignments of loaders from elsewhere, with the names of those that loops go over."""
-        self._passed = {}
-        for loop in self.loops:
-            self.loaders_of(loop)
-        return self._passed
-
-    def _loaders(self, expression: cst.CSTNode, depth: int) -> Iterator[cst.CSTNode]:
-        if depth > 6:
-            return
-        script = self.script
-        made = [call for call in script.inside(expression, cst.Call) if call in self.loader_calls]
-        if made:
-            yield from made
-            return
-        if isinstance(expression, cst.Call):
-            function = script.called(expression)
-            inner = unpacked(script, expression)
-            if inner is not expression:
-                yield from self._loaders(inner, depth + 1)
-            elif function is not None and any(
-                c in self.loader_calls for c in script.inside(function, cst.Call)
-            ):
-                yield function
-            elif loader_like(script.code(expression.func)):
-                yield expression
-            return
-        if isinstance(expression, cst.IfExp):
-            yield from self._loaders(expression.body, depth + 1)
-            yield from self._loaders(expression.orelse, depth + 1)
-            return
-        root = root_name(expression)
-        if root is None:
-            return
-        written = script.dotted(expression) or root
-        scope = script.scope(expression)
-        given = root in script.parameters(scope) and root != "self"
-        if given and isinstance(scope, cst.FunctionDef):
-            for call in script.calls_of.get(scope, []):
-                value = script.given(scope, root, call)
-                if value is not None:
-                    yield from self._loaders(value, depth + 1)
-            return
-        found = False
-        for target, value in self.assigned(written, scope):
-            if value is expression:
-                continue
-            for one in self._loaders(value, depth + 1):
-                loader = one
-                if isinstance(one, cst.FunctionDef):
-                    loader = self._returned(one, target, written, depth) or one
-                found = True
-                if isinstance(loader, cst.Call) and loader not in self.loader_calls:
-                    loader = target
-                if loader is target:
-                    self._passed.setdefault(target, set()).add(written)
-                yield loader
-        if not found and scope is not script.module and not written.startswith("self."):
-            for target, value in self.assigned(written, script.module):
-                for one in self._loaders(value, depth + 1):
-                    own = one in self.loader_calls or isinstance(one, cst.FunctionDef)
-                    if not own:
-                        self._passed.setdefault(target, set()).add(written)
-                    yield one if own else target
-
-    def _returned(
-        self, function: cst.FunctionDef, assign: cst.CSTNode, name: str, depth: int
-    ) -> cst.CSTNode | None:
-        """Which of the loaders that a function returns an assignment gives to a name."""
-        script = self.script
-        returns = list(script.inside(function.body, cst.Return, deep=False))
-        if len(returns) != 1 or not isinstance(assign, cst.Assign):
-            return None
-        given, target = returns[0].value, assign.targets[0].target
-        if isinstance(target, cst.Tuple) and isinstance(given, cst.Tuple):
-            names = [script.dotted(one.value) for one in target.elements]
-            if len(names) != len(given.elements) or name not in names:
-                return None
-            given = given.elements[names.index(name)].value
-        found = next(self._loaders(given, depth + 1), None) if given is not None else None
-        return found if found in self.loader_calls else None
+        return self._loaders.foreign(one.source for one in self.loops if one.source is not None)
 
     # Models.
 
