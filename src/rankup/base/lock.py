@@ -183,7 +183,7 @@ def _create(path: Path, me: Holder) -> bool:
         return False
     own = path.with_name(f"{path.name}.{me.token}")
     try:
-        _write(own, me)
+        _write(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), me)
         os.link(own, path)
     except FileExistsError:
         return own.stat().st_nlink == 2  # NFS may have done it when it was asked first
@@ -200,17 +200,18 @@ def _create(path: Path, me: Holder) -> bool:
 def _create_unlinked(path: Path, me: Holder) -> bool:
     """The same where a file has one name only: empty for a moment."""
     try:
-        _write(path, me)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
         return False
+    try:
+        _write(descriptor, me)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
     return True
 
 
-def _write(path: Path, me: Holder) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+def _write(descriptor: int, me: Holder) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(descriptor, 0o644)  # whatever the umask says: others want to know whose it is
         json.dump(asdict(me), file)

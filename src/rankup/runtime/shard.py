@@ -84,6 +84,7 @@ def shard(
 
     Args:
         loader: any map-style DataLoader; call on every rank.
+            One that is dealt already stays as it is, but for another `train`.
         train: whether the batches are trained on. By default it is read off when iteration starts:
             with gradients on, yes for a loader that shuffles, and for another one while a wrapped
             model is in train mode. True also serves an evaluation where a forward is a collective:
@@ -101,7 +102,7 @@ def shard(
     if batch not in ("global", "per-gpu"):
         raise ValueError(f"shard: batch is 'global' or 'per-gpu', not {batch!r}")
     if isinstance(loader, ShardedLoader):
-        return loader
+        return loader if train is None else loader.dealt_anew(train)
     if not hasattr(loader, "batch_sampler"):
         raise TypeError(
             f"shard deals the batches of a torch DataLoader, not of {type(loader).__name__}; a "
@@ -123,7 +124,7 @@ class ShardedLoader:
     def __init__(self, loader: DataLoader[Any], train: bool | None, batch: str) -> None:
         world = setup()
         assert loader.batch_sampler is not None
-        self._loader = loader
+        self._loader, self._train = loader, train
         self._joined = world.world_size if batch == "per-gpu" else 1
         self._parts = _Parts(
             loader.batch_sampler, world.is_root, world.world_size, train, self._joined
@@ -148,6 +149,12 @@ class ShardedLoader:
 
     def __len__(self) -> int:
         return -(-len(self._loader) // self._joined)
+
+    def dealt_anew(self, train: bool) -> ShardedLoader:
+        """The same loader, for training or for an evaluation."""
+        if train == self._train:
+            return self
+        return ShardedLoader(self._loader, train, "per-gpu" if self._joined > 1 else "global")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_loader":

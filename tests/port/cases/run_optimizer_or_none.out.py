@@ -31,9 +31,10 @@ def accuracy(model, loader):
     model.eval()
     correct, seen = 0, 0
     with torch.no_grad():
-        for inputs, labels in loader:
-            correct += rankup.batch_sum((model(inputs).argmax(1) == labels).sum().item())
-            seen += rankup.batch_sum(labels.size(0))
+        for inputs, labels in rankup.shard(loader, train=False):
+            correct += (model(inputs).argmax(1) == labels).sum().item()
+            seen += labels.size(0)
+        correct, seen = rankup.total(correct, seen)
     return correct / seen
 
 

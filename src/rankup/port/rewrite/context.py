@@ -73,15 +73,6 @@ class Context:
         loader = self.training.loader_of(loop.source)
         return loader is not None and not self.one_by_one(loader)
 
-    def together(self, loop: Loop) -> bool:
-        """Whether all ranks go round an evaluation equally often, with batches of no weight.
-
-        So they do where the model is split, and over what a loop goes that trains as well.
-        """
-        return self.split is not None or any(
-            self.serves_both(one) for one in self.training.loaders_of(loop)
-        )
-
     def serves_both(self, loader: cst.CSTNode) -> bool:
         """Whether a loop that trains and evaluates goes over a loader."""
         return any(

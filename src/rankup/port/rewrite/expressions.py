@@ -86,9 +86,16 @@ def turns_gradients_off(script: Script, node: cst.CSTNode) -> bool:
         heads = [item.item for item in node.items]
     elif isinstance(node, cst.FunctionDef):
         heads = [one.decorator for one in node.decorators]
+    names = {one.value for one in heads if isinstance(one, cst.Name)}
+    heads += [  # `context = torch.no_grad() if … else …`
+        one.value
+        for one in script.all(cst.Assign)
+        if names and script.code(one.targets[0].target) in names
+    ]
+    texts = [script.code(head) for head in heads]
     return any(
-        word in script.code(head)
-        for head in heads
+        word in text and text != "torch.set_grad_enabled(True)"
+        for text in texts
         for word in ("no_grad", "inference_mode", "set_grad_enabled")
     )
 

@@ -56,9 +56,9 @@ class Loaders:
         if depth > _DEEPEST or self._left < 0:
             return
         script = self.script
-        made = [call for call in script.inside(expression, cst.Call) if call in self.calls]
-        if made:
-            yield from made
+        here = [call for call in script.inside(expression, cst.Call) if call in self.calls]
+        if here:
+            yield from here
             return
         if isinstance(expression, cst.Call):
             function = script.called(expression)
@@ -72,9 +72,10 @@ class Loaders:
             elif loader_like(script.code(expression.func)):
                 yield expression
             return
-        if isinstance(expression, cst.IfExp):
-            yield from self._all(expression.body, depth + 1)
-            yield from self._all(expression.orelse, depth + 1)
+        parts = _parts(expression)
+        if parts:
+            for part in parts:
+                yield from self._all(part, depth + 1)
             return
         root = root_name(expression)
         if root is None:
@@ -93,15 +94,20 @@ class Loaders:
             if value is expression:
                 continue
             for one in self._all(value, depth + 1):
-                loader = one
+                made: list[cst.CSTNode] = [one]
                 if isinstance(one, cst.FunctionDef):
-                    loader = self._returned(one, target, written, depth) or one
+                    made = self._returned(one, target, written, depth) or [one]
                 found = True
-                if isinstance(loader, cst.Call) and loader not in self.calls:
-                    loader = target
-                if loader is target:
-                    self._passed.setdefault(target, set()).add(written)
-                yield loader
+                for loader in made:
+                    if isinstance(loader, cst.Call) and loader not in self.calls:
+                        loader = target
+                    if loader is target:
+                        self._passed.setdefault(target, set()).add(written)
+                    yield loader
+        for values in _bound_by_loops(script, written, scope):
+            for one in self._all(values, depth + 1):
+                found = True
+                yield one
         if not found and scope is not script.module and not written.startswith("self."):
             for target, value in assigned(script, written, script.module):
                 for one in self._all(value, depth + 1):
@@ -112,17 +118,68 @@ class Loaders:
 
     def _returned(
         self, function: cst.FunctionDef, assign: cst.CSTNode, name: str, depth: int
-    ) -> cst.CSTNode | None:
+    ) -> list[cst.CSTNode]:
         """Which of the loaders that a function returns an assignment gives to a name."""
         script = self.script
         returns = list(script.inside(function.body, cst.Return, deep=False))
         if len(returns) != 1 or not isinstance(assign, cst.Assign):
-            return None
+            return []
         given, target = returns[0].value, assign.targets[0].target
         if isinstance(target, cst.Tuple) and isinstance(given, cst.Tuple):
             names = [script.dotted(one.value) for one in target.elements]
             if len(names) != len(given.elements) or name not in names:
-                return None
+                return []
             given = given.elements[names.index(name)].value
-        found = next(self._all(given, depth + 1), None) if given is not None else None
-        return found if found in self.calls else None
+        found = [] if given is None else list(self._all(given, depth + 1))
+        return [one for one in found if one in self.calls]
+
+
+def _parts(expression: cst.CSTNode) -> list[cst.BaseExpression]:
+    """What an expression chooses from: `a if train else b`, `{"train": a, "val": b}[phase]`."""
+    match expression:
+        case cst.IfExp():
+            return [expression.body, expression.orelse]
+        case cst.Dict():
+            return [one.value for one in expression.elements]
+        case cst.List() | cst.Tuple():
+            return [one.value for one in expression.elements]
+        case cst.Subscript(value=cst.Dict() | cst.List() | cst.Tuple() | cst.Attribute()):
+            return [expression.value]
+    return []
+
+
+def _bound_by_loops(script: Script, name: str, scope: cst.CSTNode) -> Iterator[cst.BaseExpression]:
+    """The values that a loop written out gives a name: `for phase, loader in [("train", a), …]`."""
+    for loop in script.all(cst.For):
+        if name not in {one.value for one in script.inside(loop.target, cst.Name)}:
+            continue
+        if script.scope(loop) is not scope:
+            continue
+        values = loop.iter
+        if isinstance(values, cst.Call) and isinstance(values.func, cst.Attribute):
+            if values.func.attr.value not in ("items", "values"):
+                continue
+            values = values.func.value
+        written = script.dotted(values)
+        made = [value for _, value in assigned(script, written, scope)] if written else [values]
+        yield from (one for one in made if isinstance(one, cst.Dict | cst.List | cst.Tuple))
+
+
+def holds_loaders(script: Script, expression: cst.BaseExpression) -> bool:
+    """Whether it is a list or a dictionary: who goes over it goes over loaders, not batches."""
+    func = expression.func if isinstance(expression, cst.Call) else None
+    if isinstance(func, cst.Attribute) and func.attr.value in ("items", "values", "keys"):
+        return True
+    written = script.dotted(expression)
+    scope = script.scope(expression)
+    made = (
+        [expression]
+        if not written
+        else [
+            value
+            for where in (scope, script.module)
+            for _, value in assigned(script, written, where)
+        ]
+    )
+    kinds = cst.Dict | cst.List | cst.Tuple | cst.DictComp | cst.ListComp
+    return bool(made) and all(isinstance(one, kinds) for one in made)

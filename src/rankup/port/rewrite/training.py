@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
+from ..tree import walk
 from .expressions import (
     attribute,
     loss_names,
@@ -17,7 +18,7 @@ from .expressions import (
     turns_gradients_off,
     unpacked,
 )
-from .loaders import Loaders
+from .loaders import Loaders, holds_loaders
 from .models import Model, assigned, makes_optimizer, origin, parameter_roots
 from .script import Scope, Script
 
@@ -157,7 +158,7 @@ class Training:
         return loops
 
     def _evaluates_too(self, loop: Loop) -> bool:
-        if any(turns_gradients_off(self.script, one) for one in self._ways_to(loop.node, 0)):
+        if any(turns_gradients_off(self.script, one) for one in self._ways_to(loop.node, set())):
             return True
         if not (_EVALUATES.search(self.script.text) and self._may_not_train(loop)):
             return False
@@ -168,14 +169,15 @@ class Training:
             for one in loaders
         )
 
-    def _ways_to(self, node: cst.CSTNode, depth: int) -> Iterator[cst.CSTNode]:
+    def _ways_to(self, node: cst.CSTNode, seen: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
         """All that a node stands in, and that calls of its function do."""
         for up in self.script.above(node):
             yield up
             if isinstance(up, cst.FunctionDef):
-                if depth < 4:
+                if up not in seen:
+                    seen.add(up)
                     for call in self.script.calls_of.get(up, []):
-                        yield from self._ways_to(call, depth + 1)
+                        yield from self._ways_to(call, seen)
                 return
 
     def _may_not_train(self, loop: Loop) -> bool:
@@ -186,21 +188,41 @@ class Training:
             function = script.called(call)
             if function in self._trainers:
                 outer.append(function)
-        for node in outer:
-            for call in script.inside(node, cst.Call):
-                if call in self.backwards or script.called(call) in self._trainers:
-                    for up in script.above(call):
-                        if up is node:
-                            break
-                        if isinstance(up, cst.If | cst.IfExp):
-                            return True
-        return False
+        return any(
+            call in self.backwards or script.called(call) in self._trainers
+            for node in outer
+            for call in script.inside(node, cst.Call)
+            if self._conditional(loop, node, call)
+        )
+
+    def _conditional(self, loop: Loop, node: cst.CSTNode, call: cst.Call) -> bool:
+        """Whether a call in `node` is passed over by a condition; not by one on the loss."""
+        script = self.script
+
+        def of_loss(test: cst.BaseExpression) -> bool:
+            names = {one.value for one in script.inside(test, cst.Name)}
+            return bool(names & loop.losses) or bool(names & {"isfinite", "isnan", "isinf"})
+
+        for up in script.above(call):
+            if up is node:
+                break
+            if isinstance(up, cst.If) and not of_loss(up.test):
+                other = up.orelse
+                if not (isinstance(other, cst.Else) and self._trains_here(other.body)):
+                    return True
+        leaves = (cst.Continue, cst.Return, cst.Break)
+        return any(
+            script.line(one) < script.line(call)
+            and not of_loss(one.test)
+            and any(isinstance(leaf, leaves) for leaf in walk(one.body))
+            for one in script.inside(node, cst.If, deep=False)
+        )
 
     def _over_batches(self, node: cst.CSTNode) -> bool:
-        return (
-            isinstance(node, cst.For)
-            and self.loader_of(unpacked(self.script, self._heads(node)[-1])) is not None
-        )
+        if not isinstance(node, cst.For):
+            return False
+        source = unpacked(self.script, self._heads(node)[-1])
+        return not holds_loaders(self.script, source) and self.loader_of(source) is not None
 
     def _heads(self, node: cst.For) -> list[cst.BaseExpression]:
         """What a loop goes over, and where that is a bar with a name, what the bar goes over."""

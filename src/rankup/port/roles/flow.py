@@ -153,12 +153,33 @@ class Flow(Definitions):
     def _items(
         self, source: Source, one: Binding, path: frozenset[cst.CSTNode], left: int
     ) -> list[Origin]:
-        if not one.path:
-            for origin in self._follow(source, one.node, path, left):
-                if isinstance(origin.node, (cst.List, cst.Tuple)):
-                    values = [element.value for element in origin.node.elements]
-                    return self._any(origin.source, values, path, left)
+        """What a loop written out gives a name: `for phase, loader in [("train", a), …]`."""
+        for where, rows in self._rows(source, one.node, path, left):
+            values = [at for row in rows for at in _at(row, one.path)]
+            if values:
+                return self._any(where, values, path, left)
         return [Origin(source, one.target)]
+
+    def _rows(
+        self, source: Source, node: cst.CSTNode, path: frozenset[cst.CSTNode], left: int
+    ) -> list[tuple[Source, list[cst.CSTNode]]]:
+        """The rounds of a loop over a list, or over `.items()` and `.values()` of a dictionary."""
+        found: list[tuple[Source, list[cst.CSTNode]]] = []
+        for origin in self._follow(source, node, path, left):
+            match origin.node:
+                case cst.List(elements=elements) | cst.Tuple(elements=elements):
+                    found.append((origin.source, [one.value for one in elements]))
+                case cst.Call(func=cst.Attribute(value=value, attr=attr)):
+                    if attr.value not in ("items", "values"):
+                        continue
+                    for inner in self._follow(origin.source, value, path, left):
+                        if isinstance(inner.node, cst.Dict):
+                            pairs = inner.node.elements
+                            whole = attr.value == "items"
+                            found.append(
+                                (inner.source, [one if whole else one.value for one in pairs])
+                            )
+        return found
 
     def _item(
         self,
@@ -294,3 +315,14 @@ class Flow(Definitions):
             for value in entries(origin.node, key):
                 found += self._follow(origin.source, value, path, left)
         return found or [Origin(source, node)]
+
+
+def _at(row: cst.CSTNode, path: tuple[int, ...]) -> list[cst.CSTNode]:
+    """The part of a round that a name gets: `(1,)` of `("train", loader)`."""
+    if not path:
+        return [row]
+    if isinstance(row, cst.DictElement):
+        return [(row.key, row.value)[path[0]]] if path[0] < 2 and len(path) == 1 else []
+    if isinstance(row, (cst.Tuple, cst.List)) and path[0] < len(row.elements):
+        return _at(row.elements[path[0]].value, path[1:])
+    return []

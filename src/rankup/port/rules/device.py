@@ -131,6 +131,8 @@ def not_wrapped(source: Source, roles: Roles) -> Iterator[Hit]:
     if around and not known & set(around):
         return  # wrapped in a way that cannot be followed
     for model in roles.models:
+        if isinstance(source.index.parents.get(model.node), cst.Return):
+            continue  # given back, and made elsewhere
         if model.source is source and model.node not in around and model.confidence >= 0.6:
             yield Hit(
                 model.node,

@@ -13,6 +13,7 @@ from ..roles import Loop, Roles
 from ..roles.loops import taken_from
 from ..roles.pieces import argument, call_name
 from ..source import Source
+from ..tree import walk
 from .facts import anywhere, calls_in, loops_in, true
 from .rule import Hit, Rule
 
@@ -21,7 +22,7 @@ _WAITS = words(
     "all_gather_object all_gather_into_tensor reduce reduce_scatter"
 )
 _EVALUATES = re.compile(r"\.eval\(\)|\.train\(\s*[^)\s]")
-_OFF = re.compile(r"no_grad|inference_mode|set_grad_enabled")
+_OFF = re.compile(r"no_grad|inference_mode|set_grad_enabled\((?!True\))")
 
 
 def waits_in_uneven_loop(source: Source, roles: Roles) -> Iterator[Hit]:
@@ -35,6 +36,24 @@ def waits_in_uneven_loop(source: Source, roles: Roles) -> Iterator[Hit]:
         if _also_evaluates(roles, loop) and _uneven(roles, loop):
             always = [call for call in calls_in(loop.body) if not _conditional(loop, call)]
             yield from _waiting(source, loop, always)
+
+
+def stand_ins_counted(source: Source, roles: Roles) -> Iterator[Hit]:
+    """RK184: an evaluation that counts the samples that only keep a rank in step."""
+    if anywhere(roles, "parallelize"):
+        return
+    for loop in loops_in(source, roles.eval_loops):
+        shards = _shards(roles, loop)
+        if not shards or not all(true(argument(call, "train")) for call in shards):
+            continue
+        inside = {source.index.called(call) for call in calls_in(loop.body)}
+        if not inside & {"rankup.batch_sum", "rankup.batch_mean"} and loop.iterated is not None:
+            yield Hit(
+                loop.iterated,
+                "dealt with train=True, so that a rank without a part of a short batch gets a "
+                "stand-in sample, which is counted here",
+                "`for batch in rankup.shard(loader, train=False):`, or rankup.batch_sum in it",
+            )
 
 
 def _waiting(source: Source, loop: Loop, calls: list[cst.Call]) -> Iterator[Hit]:
@@ -81,7 +100,7 @@ def _shuffles(call: cst.Call) -> bool:
 
 def _also_evaluates(roles: Roles, loop: Loop) -> bool:
     """Whether a loop that trains is gone round in evaluations as well."""
-    if _gradients_off(roles, loop.source, loop.node, 4):
+    if _gradients_off(roles, loop.source, loop.node, set()):
         return True
     several = len(loop.loaders) > 1 or any(
         isinstance(up, cst.BaseComp)
@@ -95,11 +114,19 @@ def _also_evaluates(roles: Roles, loop: Loop) -> bool:
 
 
 def _conditional(loop: Loop, call: cst.CSTNode) -> bool:
-    inner = itertools.takewhile(lambda up: up is not loop.node, loop.source.index.up(call))
-    return any(isinstance(up, cst.If | cst.IfExp) for up in inner)
+    """Whether a call in a loop is passed over where a condition says so."""
+    index = loop.source.index
+    inner = itertools.takewhile(lambda up: up is not loop.node, index.up(call))
+    if any(isinstance(up, cst.If | cst.IfExp) for up in inner):
+        return True
+    line = loop.source.line_of(call)[0]
+    return any(
+        isinstance(one, cst.Continue) and loop.source.line_of(one)[0] < line
+        for one in walk(loop.body)
+    )
 
 
-def _gradients_off(roles: Roles, source: Source, node: cst.CSTNode, depth: int) -> bool:
+def _gradients_off(roles: Roles, source: Source, node: cst.CSTNode, seen: set[cst.CSTNode]) -> bool:
     """Whether a loop may begin with gradients off: around it, or where its function is called."""
     for up in source.index.up(node):
         heads: list[cst.BaseExpression] = []
@@ -110,11 +137,17 @@ def _gradients_off(roles: Roles, source: Source, node: cst.CSTNode, depth: int) 
         if any(_OFF.search(source.code(head)) for head in heads):
             return True
         if isinstance(up, cst.FunctionDef):
-            return depth > 0 and any(
-                _gradients_off(roles, where, call, depth - 1)
+            if up in seen:
+                return False
+            seen.add(up)
+            return any(
+                _gradients_off(roles, where, call, seen)
                 for where, call in roles.flow.callers.get(up, ())
             )
     return False
 
 
-RULES = (Rule("RK183", "collective-in-uneven-loop", "error", waits_in_uneven_loop),)
+RULES = (
+    Rule("RK183", "collective-in-uneven-loop", "error", waits_in_uneven_loop),
+    Rule("RK184", "stand-in-counted", "error", stand_ins_counted),
+)

@@ -71,18 +71,21 @@ def shard_foreign(context: Context) -> None:
     """`loader = rankup.shard(loader)` behind a call that brings a loader from elsewhere."""
     training = context.training
     names = training.foreign()
-    seen: set[cst.CSTNode | str] = set()
+    seen: set[cst.CSTNode] = set()
     for loop in training.loops:
         for origin in training.loaders_of(loop):
             if origin in training.loader_calls or origin in seen:
                 continue
-            if isinstance(origin, cst.Assign):
+            if isinstance(origin, cst.Assign | cst.AnnAssign):
                 found = _loader_names(context, origin, names.get(origin, set()))
                 if not found:
                     text = "every rank would go over all of this: deal it with rankup.shard(loader)"
                     context.leave(origin, text)
                 for name in found:
                     call = f"rankup.shard({name}{_foreign_options(context, loop)})"
+                    if _by_key(context, name):
+                        dealt = call.replace(f"({name}", "(one", 1)
+                        call = f"{{key: {dealt} for key, one in {name}.items()}}"
                     context.after(context.script.statement(origin), f"{name} = {call}")
                     context.done(origin, f"each rank takes its part of every batch of {name}")
             elif isinstance(origin, cst.Call):
@@ -91,9 +94,24 @@ def shard_foreign(context: Context) -> None:
             seen.add(origin)
 
 
-def _loader_names(context: Context, origin: cst.Assign, iterated: set[str]) -> list[str]:
+def _by_key(context: Context, name: str) -> bool:
+    """Whether loops go over values of a dictionary of that name: `loaders[phase]`."""
+    sources = [one.source for one in context.training.loops]
+    return any(
+        isinstance(one, cst.Subscript)
+        and context.script.dotted(one.value) == name
+        and not any(isinstance(at, cst.Integer) for at in context.script.inside(one, cst.Integer))
+        for one in sources
+    )
+
+
+def _loader_names(
+    context: Context, origin: cst.Assign | cst.AnnAssign, iterated: set[str]
+) -> list[str]:
     """What an assignment calls the loaders: of several values, those that a loop goes over."""
     script, names = context.script, []
+    if isinstance(origin, cst.AnnAssign):
+        return [script.dotted(origin.target)]
     for target in origin.targets:
         parts = target.target.elements if isinstance(target.target, cst.Tuple) else [target]
         for part in parts:

@@ -15,11 +15,21 @@ from .units import say_weighed_by_samples
 def evaluation_numbers(context: Context) -> None:
     """`rankup.total(…)` behind a loop that evaluates, and `share` in it for means over batches.
 
-    Where all ranks go round together it is as in training.
+    Where the model is split, all ranks go round together, so that it is as in training. What
+    another loop trains from as well is dealt for this one anew.
     """
     for loop in context.training.loops:
-        if not loop.trains and context.dealt(loop):
-            together(context, loop) if context.together(loop) else _evaluation(context, loop)
+        if loop.trains or not context.dealt(loop):
+            continue
+        if context.split is not None:
+            together(context, loop)
+            continue
+        if loop.source is not None and any(
+            context.serves_both(one) for one in context.training.loaders_of(loop)
+        ):
+            context.around(loop.source, "rankup.shard(", ", train=False)")
+            context.done(loop.source, "dealt as an evaluation here (rankup.shard)")
+        _evaluation(context, loop)
 
 
 def _evaluation(context: Context, loop: Loop) -> None:

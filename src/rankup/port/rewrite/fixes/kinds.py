@@ -70,6 +70,7 @@ def increments(context: Context, loop: Loop) -> list[Increment]:
             if (
                 method == "extend"
                 or kind == ""
+                or isinstance(value, cst.Tuple)
                 or (kind == "mean" and not _is_value(context, loop, value))
             ):
                 kind = "rows" if of_batch(context, loop, value) else "skip"

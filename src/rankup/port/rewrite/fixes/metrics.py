@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import libcst as cst
@@ -206,13 +205,19 @@ def _reported(context: Context, loop: Loop, call: cst.CSTNode) -> bool:
 
 
 def _said(context: Context, name: cst.Name) -> bool:
+    """Whether a name is read to be told: not to be kept, or to be computed with."""
     script = context.script
-    return any(
-        isinstance(up, cst.Call) and script.code(up.func).split(".")[-1] in _REPORTS
-        for up in itertools.takewhile(
-            lambda up: not isinstance(up, cst.BaseStatement), script.above(name)
-        )
-    )
+    for up in script.above(name):
+        if isinstance(up, cst.BaseStatement):
+            return False
+        if isinstance(up, cst.Call):
+            dotted = script.name(up.func)
+            last = script.code(up.func).split(".")[-1]
+            if dotted.split(".")[0] in ("math", "numpy", "torch"):
+                return False
+            if last in _REPORTS and last not in ("append", "append_row", "update"):
+                return True
+    return False
 
 
 def _given_to(context: Context, assign: cst.Assign, call: cst.CSTNode) -> str:
@@ -243,7 +248,10 @@ def _behind(context: Context, loop: Loop, assign: cst.Assign) -> bool:
     """Whether a statement stands behind the backward of its round."""
     script = context.script
     inside = [one for one in context.training.backwards if loop.node in script.above(one)]
-    return bool(inside) and all(script.line(one) < script.line(assign) for one in inside)
+    given = {n.value for t in assign.targets for n in script.inside(t.target, cst.Name)}
+    own = [one for one in inside if given & {n.value for n in script.inside(one, cst.Name)}]
+    at = script.span(assign).start
+    return bool(inside) and all(script.span(one).start < at for one in own or inside)
 
 
 def _loss_sums(context: Context, loop: Loop, call: cst.BaseExpression) -> bool:

@@ -28,21 +28,69 @@ def wrap_models(context: Context) -> None:
 
 
 def _trained(context: Context, model: Model) -> list[Model]:
-    """The models that a name holds one after another, but for those that nothing trains.
+    """The models that a name holds one after another, each to be wrapped where it is made.
 
-    After its training a script may make the model anew, to show how a file is loaded.
+    After its training a script may make the model anew, to show how a file is loaded: nothing
+    trains that one.
     """
     script, training = context.script, context.training
     steps = [
-        script.line(call)
-        for call in script.inside(model.scope, cst.Call, deep=False)
-        if training.trains(call)
+        call for call in script.inside(model.scope, cst.Call, deep=False) if training.trains(call)
     ]
-    held: dict[int, list[cst.CSTNode]] = {}
-    for made in sorted(model.made, key=script.line):
-        held.setdefault(sum(step < script.line(made) for step in steps), []).append(made)
-    trained = [made for before, made in held.items() if before < len(steps)]
-    return [replace(model, made=tuple(made)) for made in trained] or [model]
+    made = [one for one in model.made if not training.trains(one) and not _is_none(one)]
+    made = [one for one in made if not _goes_on(context, one, model.name, steps)]
+    made = [one for one in made if not _behind_all(context, one, steps)] or made
+    if not made:
+        return [model]
+    whole = replace(model, made=tuple(made))
+    groups: dict[tuple[cst.CSTNode, int], list[cst.CSTNode]] = {}
+    for one in sorted(made, key=script.line):
+        block = next(up for up in script.above(one) if _holds(up))
+        before = [at for at in block.body if training.trains(at)]  # type: ignore[attr-defined]
+        passed = sum(script.line(at) < script.line(one) for at in before)
+        groups.setdefault((block, passed), []).append(one)
+    alone = len({block for block, _ in groups}) == 1
+    if alone or training.trains(ready(context, whole)):
+        return [replace(model, made=tuple(group)) for group in groups.values()]
+    return [whole]
+
+
+def _is_none(made: cst.CSTNode) -> bool:
+    value = getattr(made, "value", None)
+    return isinstance(value, cst.Name) and value.value == "None"
+
+
+def _goes_on(context: Context, made: cst.CSTNode, name: str, steps: list[cst.Call]) -> bool:
+    """Whether what has trained by now is given back changed: `model = model.to("cpu")`."""
+    script, value = context.script, getattr(made, "value", None)
+    if value is None or not any(script.line(step) < script.line(made) for step in steps):
+        return False
+    read = [
+        one
+        for kind in (cst.Name, cst.Attribute)
+        for one in script.inside(value, kind)
+        if script.dotted(one) == name
+    ]
+    if not read:
+        return False
+    func = value.func if isinstance(value, cst.Call) else None
+    if not (isinstance(func, cst.Attribute) and script.dotted(func.value) == name):
+        context.leave(
+            made,
+            f"made of a {name} that is wrapped: give it rankup.unwrap({name}), and wrap what "
+            "trains from here on",
+        )
+    return True
+
+
+def _behind_all(context: Context, made: cst.CSTNode, steps: list[cst.Call]) -> bool:
+    """Whether nothing trains behind a line, in no further round of a loop either."""
+    script = context.script
+    loops = {up for up in script.above(made) if isinstance(up, cst.For | cst.While)}
+    return bool(steps) and all(
+        script.line(step) < script.line(made) and not loops & set(script.above(step))
+        for step in steps
+    )
 
 
 def ready(context: Context, model: Model) -> cst.CSTNode:
@@ -57,6 +105,8 @@ def ready(context: Context, model: Model) -> cst.CSTNode:
     tops = [next(node for node in chain if node in body) for chain in chains]
     last = max(body.index(top) for top in tops)
     place = body[last]
+    if context.training.trains(place):
+        return place
     for statement in body[last + 1 :]:
         if context.training.trains(statement) or isinstance(statement, cst.Return):
             break
