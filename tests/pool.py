@@ -209,14 +209,14 @@ def _dump_stacks(workers: list[_Worker]) -> None:
 
 
 def free_port() -> int:
-    """A port between 20000 and 32000 that nobody listens on now."""
+    """A port between 20000 and 30000 that nobody listens on now, on any address."""
     # Below the range from which the kernel numbers outgoing connections: gloo opens many of those
     # between the moment this port is found free and the moment rank 0 listens on it.
     while True:
-        port = random.SystemRandom().randrange(20000, 32000)
+        port = random.SystemRandom().randrange(20000, 30000)
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind(("", port))  # as rank 0 will
             except OSError:
                 continue
             return port

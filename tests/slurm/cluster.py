@@ -311,8 +311,9 @@ def _start_guard(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _free_ports(count: int) -> list[int]:
-    # Above the ports of jobs (10000 to 29999) and below the range from which the kernel numbers
-    # outgoing connections: one of those could have the port by the time its daemon listens.
+    # Above the ports of jobs and of `tests.pool.free_port` (10000 to 29999), and below the range
+    # from which the kernel numbers outgoing connections: any of them could have the port by the
+    # time its daemon listens.
     draw = random.SystemRandom()
     ports: list[int] = []
     with ExitStack() as stack:
