@@ -79,13 +79,16 @@ def trains_elsewhere(script: Script, call: cst.Call) -> bool:
     )
 
 
+def heads_of(node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """What a `with` enters, or what decorates a function."""
+    if isinstance(node, cst.With):
+        return [item.item for item in node.items]
+    return [one.decorator for one in node.decorators] if isinstance(node, cst.FunctionDef) else []
+
+
 def turns_gradients_off(script: Script, node: cst.CSTNode) -> bool:
     """Whether what stands in a `with`, or a function, may run without gradients."""
-    heads: list[cst.BaseExpression] = []
-    if isinstance(node, cst.With):
-        heads = [item.item for item in node.items]
-    elif isinstance(node, cst.FunctionDef):
-        heads = [one.decorator for one in node.decorators]
+    heads = heads_of(node)
     names = {one.value for one in heads if isinstance(one, cst.Name)}
     heads += [  # `context = torch.no_grad() if … else …`
         one.value

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import libcst as cst
 
+from ..naming import EVALUATES
 from ..tree import walk
 from .expressions import (
     attribute,
@@ -21,8 +21,6 @@ from .expressions import (
 from .loaders import Loaders, holds_loaders
 from .models import Model, assigned, makes_optimizer, origin, parameter_roots
 from .script import Scope, Script
-
-_EVALUATES = re.compile(r"\.eval\(\)|\.train\(\s*[^)\s]")
 
 
 @dataclass(eq=False)
@@ -160,7 +158,7 @@ class Training:
     def _evaluates_too(self, loop: Loop) -> bool:
         if any(turns_gradients_off(self.script, one) for one in self._ways_to(loop.node, set())):
             return True
-        if not (_EVALUATES.search(self.script.text) and self._may_not_train(loop)):
+        if not (EVALUATES.search(self.script.text) and self._may_not_train(loop)):
             return False
         loaders = self.loaders_of(loop)
         return len(loaders) > 1 or any(

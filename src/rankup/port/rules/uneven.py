@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from ..naming import words
+from ..naming import EVALUATES, words
 from ..roles import Loop, Roles
 from ..roles.loops import taken_from
 from ..roles.pieces import argument, call_name
@@ -21,7 +21,6 @@ _WAITS = words(
     "batch_mean batch_sum mean total gather broadcast barrier all_reduce all_gather "
     "all_gather_object all_gather_into_tensor reduce reduce_scatter"
 )
-_EVALUATES = re.compile(r"\.eval\(\)|\.train\(\s*[^)\s]")
 _OFF = re.compile(r"no_grad|inference_mode|set_grad_enabled\((?!True\))")
 
 
@@ -110,7 +109,7 @@ def _also_evaluates(roles: Roles, loop: Loop) -> bool:
     conditional = any(
         where is loop.source and _conditional(loop, call) for where, call in loop.backwards
     )
-    return several and conditional and _EVALUATES.search(loop.source.text) is not None
+    return several and conditional and EVALUATES.search(loop.source.text) is not None
 
 
 def _conditional(loop: Loop, call: cst.CSTNode) -> bool:

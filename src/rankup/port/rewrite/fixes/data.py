@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..context import Context
+from ..expressions import heads_of
 from ..training import Loop
 
 _CONSTRUCTORS = {
@@ -100,7 +101,7 @@ def _by_key(context: Context, name: str) -> bool:
     return any(
         isinstance(one, cst.Subscript)
         and context.script.dotted(one.value) == name
-        and not any(isinstance(at, cst.Integer) for at in context.script.inside(one, cst.Integer))
+        and not list(context.script.inside(one, cst.Integer))
         for one in sources
     )
 
@@ -178,11 +179,7 @@ def without_gradients(context: Context, node: cst.CSTNode) -> bool:
     """Whether a statement stands under `torch.no_grad()` or `inference_mode()`."""
     script = context.script
     for parent in script.above(node):
-        heads = []
-        if isinstance(parent, cst.With):
-            heads = [script.code(item.item) for item in parent.items]
-        elif isinstance(parent, cst.FunctionDef):
-            heads = [script.code(one.decorator) for one in parent.decorators]
+        heads = [script.code(one) for one in heads_of(parent)]
         if any("no_grad" in head or "inference_mode" in head for head in heads):
             return True
         if isinstance(parent, cst.FunctionDef):
