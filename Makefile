@@ -5,15 +5,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Tests wait more than they compute: two processes share them. JOBS=0 runs them in one.
-JOBS ?= 2
-PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS)
+# Tests wait more than they compute: three processes share two cores. JOBS=0 runs them in one.
+JOBS ?= 3
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
+FAST = -m 'not slow and not gpu'
 SHELL_FILES = .ci/run $(wildcard tools/*.sh tests/slurm/golden/*.sh tests/login/env/golden/*/*.sh)
 BENCHES = $(filter-out bench/_%,$(wildcard bench/*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-slow lint bench pictures system-packages dali clean
+.PHONY: help setup demo test test-slow test-stress lint bench pictures system-packages dali clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -38,10 +39,13 @@ demo: setup ## train a small language model on 1 and 2 ranks, and compare
 	$(BIN)/rankup demo
 
 test: setup system-packages dali ## each invariant and each feature once
-	$(PYTEST) -m 'not slow and not gpu'
+	$(PYTEST) $(FAST)
 
 test-slow: setup system-packages dali ## the full matrices, fuzzing, many kills
 	$(PYTEST) -m 'slow and not gpu'
+
+test-stress: setup system-packages dali ## the fast tests five times: plain, beside busy loops, in random order
+	tools/stress.sh $(PYTEST) $(FAST)
 
 lint: setup system-packages ## ruff, mypy, shellcheck
 	$(BIN)/ruff check .

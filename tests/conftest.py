@@ -20,6 +20,7 @@ from typing import Protocol
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from rankup.cli import main
 
@@ -30,6 +31,13 @@ from .slurm.fixtures import slurm_session as slurm_session
 CHECKOUT = Path(__file__).resolve().parent.parent
 # Every process started from here inherits it, also one whose parent has died.
 _MARK = "RANKUP_TEST_SESSION"
+# Tests with one of these fixtures run in one of the processes that share the suite, the first that
+# a test names here: so a session starts one Slurm, one rank pool and one browser.
+_SHARED = {"slurm": "slurm", "bash": "slurm", "ranks": "ranks", "browser": "browser"}
+
+# A property gets twenty examples; the slow tests say how many they take. Nothing is timed.
+settings.register_profile("fast", max_examples=20, deadline=None)
+settings.load_profile("fast")
 
 
 def pytest_configure() -> None:
@@ -39,9 +47,23 @@ def pytest_configure() -> None:
             del os.environ[name]
     os.environ["SLURM_CONF"] = os.devnull
     os.environ["RANKUP_MONITOR"] = "0"  # who tests the sampler and the report asks for them
-    # Under nohup all that is started here would ignore SIGHUP as well; a handler is not inherited.
+    # Under nohup, or in the background of a shell script, all that is started here would ignore
+    # these as well. A handler is not inherited: children get the default back.
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests that share something expensive in one process, see `_SHARED`."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        for fixture, group in _SHARED.items():
+            if fixture in fixtures:
+                item.add_marker(pytest.mark.xdist_group(group))
+                break
 
 
 @dataclass(frozen=True)
