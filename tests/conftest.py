@@ -24,6 +24,7 @@ from hypothesis import settings
 
 from rankup.cli import main
 
+from .gallery import gallery as gallery
 from .pool import RankPool
 from .slurm.fixtures import slurm as slurm
 from .slurm.fixtures import slurm_session as slurm_session
@@ -46,6 +47,9 @@ def pytest_configure() -> None:
         if name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "RANKUP_RUN", "RANKUP_END")):
             del os.environ[name]
     os.environ["SLURM_CONF"] = os.devnull
+    # Thousands of processes start here: each would compile rankup anew, and pytest the tests.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     os.environ["RANKUP_MONITOR"] = "0"  # who tests the sampler and the report asks for them
     # Under nohup, or in the background of a shell script, all that is started here would ignore
     # these as well. A handler is not inherited: children get the default back.
