@@ -192,8 +192,8 @@ _PROGRAMS = {
     "rankup-rank": "exit 0",
     "apptainer": 'printf "%s\\0" "$@" >"$FAKES/apptainer"',
     "rankup": 'echo "$*" >>"$FAKES/rankup"; echo "the cause"',
-    # Only the wait for Slurm to end the shell is left out.
-    "sleep": '[ "$1" = 120 ] || PATH=/usr/bin:/bin exec sleep "$1"',
+    # The wait for Slurm to end the shell is left out, one for another node is a short one.
+    "sleep": '[ "$1" = 120 ] || PATH=/usr/bin:/bin exec sleep 0.1',
     "nvidia-smi": 'for ((i = 0; i < ${FAKE_GPUS:-8}; i++)); do echo "GPU $i: A100"; done',
 }
 

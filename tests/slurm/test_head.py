@@ -53,43 +53,34 @@ def test_the_name_with_the_suffix_wins(bash: Bash) -> None:
 def test_where_the_suffix_does_not_resolve_the_plain_name_is_taken_and_it_is_said(
     bash: Bash,
 ) -> None:
-    ran = _meet(bash, "n1=10.0.0.1", suffix="i")
-    assert _address(ran) == "10.0.0.1"
+    ran = _meet(bash, "n1=12.127.0.1", suffix="i")
+    assert _address(ran) == "12.127.0.1", "which only looks like loopback"
     assert "n1i does not resolve; trying n1" in ran.output
 
 
-def test_without_a_suffix_no_other_name_is_tried(bash: Bash) -> None:
-    assert _address(_meet(bash, "n1=10.0.0.1\nn1i=10.0.0.2")) == "10.0.0.1"
-    assert (bash.notes / "getent").read_text() == "n1\n"
-
-
 def test_the_first_of_several_addresses_that_is_no_loopback(bash: Bash) -> None:
-    assert _address(_meet(bash, "n1=127.0.1.1 10.0.0.7 10.0.0.8")) == "10.0.0.7"
+    hosts = "n1=127.0.1.1 10.0.0.7 10.0.0.8\nn1i=10.0.0.2"
+    assert _address(_meet(bash, hosts)) == "10.0.0.7"
+    assert (bash.notes / "getent").read_text() == "n1\n", "without a suffix no other name"
 
 
-@pytest.mark.parametrize("loopback", ["127.0.0.1", "127.0.1.1", "127.255.255.254"])
-def test_a_loopback_answer_of_the_resolver_is_refused(bash: Bash, loopback: str) -> None:
-    ran = _meet(bash, f"n1={loopback}\nn1i={loopback}", node_addr="10.0.0.9", suffix="i")
-    assert _address(ran) == "10.0.0.9"
+@pytest.mark.parametrize(
+    ("hosts", "node_addr", "expected"),
+    [
+        ("n1=127.0.0.1\nn1i=127.255.255.254", "10.0.0.9", "10.0.0.9"),
+        ("", "127.0.0.11", "127.0.0.11"),
+        ("node-one.cluster=10.0.0.5", "node-one.cluster", "10.0.0.5"),
+    ],
+    ids=["loopback refused", "slurm's own as it is", "slurm's own by name"],
+)
+def test_slurms_own_address_comes_last(
+    bash: Bash, hosts: str, node_addr: str, expected: str
+) -> None:
+    assert _address(_meet(bash, hosts, node_addr=node_addr, suffix="i")) == expected
 
 
-def test_an_address_that_only_looks_like_loopback_is_taken(bash: Bash) -> None:
-    assert _address(_meet(bash, "n1=12.127.0.1")) == "12.127.0.1"
-
-
-@pytest.mark.parametrize("address", ["10.0.0.9", "127.0.0.11"])
-def test_slurms_own_address_is_taken_as_it_is(bash: Bash, address: str) -> None:
-    assert _address(_meet(bash, "", node_addr=address)) == address
-
-
-def test_a_name_in_slurms_address_is_resolved(bash: Bash) -> None:
-    ran = _meet(bash, "node-one.cluster=10.0.0.5", node_addr="node-one.cluster")
-    assert _address(ran) == "10.0.0.5"
-
-
-@pytest.mark.parametrize("hosts", ["", "n1=127.0.1.1", "n1=127.0.1.1\nhead=127.0.0.1"])
-def test_without_any_address_the_job_ends_and_says_why(bash: Bash, hosts: str) -> None:
-    ran = _meet(bash, hosts, node_addr="head")
+def test_without_any_address_the_job_ends_and_says_why(bash: Bash) -> None:
+    ran = _meet(bash, "n1=127.0.1.1\nhead=127.0.0.1", node_addr="head")
     assert (ran.code, ran.torchrun) == (1, ())
     assert "no address for n1: neither the resolver nor Slurm's NodeAddr has one" in ran.output
     assert "localhost" not in ran.output

@@ -46,6 +46,7 @@ def _impatient(job: JobScript, tries: int) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_a_node_that_is_not_heard_of_is_named(bash: Bash, tmp_path: Path) -> None:
     # The third node has to come through, however late the first one listens.
     ran = bash.run(_impatient(in_folders(tmp_path, replace(ONE, nodes=3)), 20), FAKE_SILENT="1")
@@ -56,7 +57,7 @@ def test_a_node_that_is_not_heard_of_is_named(bash: Bash, tmp_path: Path) -> Non
 def test_a_first_node_that_does_not_listen_is_named_by_the_others(
     bash: Bash, tmp_path: Path
 ) -> None:
-    ran = bash.run(_impatient(in_folders(tmp_path, replace(ONE, nodes=3)), 4), FAKE_SILENT="0")
+    ran = bash.run(_impatient(in_folders(tmp_path, replace(ONE, nodes=3)), 1), FAKE_SILENT="0")
     assert (ran.code, ran.torchrun) == (1, ())
     for node in ("n2", "n3"):
         words = rf"node {node}: cannot reach port {PORT} of the first node at {HEAD}"

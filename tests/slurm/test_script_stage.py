@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rankup.slurm import script
 from rankup.slurm.script import JobScript
 
 from .jobscripts import ONE, Bash, in_folders
@@ -65,29 +64,24 @@ def test_each_node_stages_mounts_runs_and_gives_back(bash: Bash, job: JobScript)
     assert "stage: node n2: what it says\n" in ran.output
     assert [one["RANKUP_MOUNTS"] for one in ran.environment] == ["/mounts/1:/mounts/2"] * 2
     assert all("RANKUP_STAGE_DIR" not in one for one in ran.environment)
-    plain = bash.run(replace(job, stage=(), mounts=(), stage_options=()))
-    assert plain.torchrun == ran.torchrun
 
 
 def test_whatever_the_files_are_called_arrives(bash: Bash, job: JobScript) -> None:
     names = tuple(f"/data/{name}" for name in HOSTILE)
-    ran = bash.run(replace(job, nodes=1, stage=names, mounts=names, stage_options=()))
+    told = replace(job, nodes=1, stage=names, mounts=names, stage_options=())
+    ran = bash.run(replace(told, stage_folder="/local/my disk"))
+    assert [one["RANKUP_STAGE_DIR"] for one in ran.environment] == ["/local/my disk"]
     assert ran.code == 0, ran.output
     staged, mounted, _ = _told(bash)
     assert staged == ["n1", "stage", "--", *names]
     assert mounted == ["n1", "stage", "--mount", "--", *names]
 
 
-def test_a_folder_for_copies_is_told_to_the_ranks(bash: Bash, job: JobScript) -> None:
-    ran = bash.run(replace(job, stage_folder="/local/my disk"))
-    assert [one["RANKUP_STAGE_DIR"] for one in ran.environment] == ["/local/my disk"] * 2
-
-
 def test_without_rankup_it_says_so_and_runs(bash: Bash, job: JobScript) -> None:
     bash.remove("rankup")
-    ran = bash.run(job)
+    ran = bash.run(replace(job, nodes=1))
     assert ran.code == 0, ran.output
-    assert len(ran.torchrun) == 2
+    assert len(ran.torchrun) == 1
     assert "no rankup on PATH, so nothing is staged or mounted: /data/a b.h5 /data/c" in ran.output
 
 
@@ -108,13 +102,7 @@ def test_an_image_that_cannot_be_mounted_ends_the_job(bash: Bash, job: JobScript
     assert ["n2", "stage", "--release"] in _told(bash)
 
 
-def test_images_alone_are_mounted_alone(bash: Bash, job: JobScript) -> None:
-    ran = bash.run(replace(job, nodes=1, stage=(), stage_options=()))
-    assert ran.code == 0, ran.output
-    assert [call[2] for call in _told(bash)] == ["--mount", "--release"]
-
-
-@pytest.mark.parametrize("ranks", ["", "fail", "stop"])
+@pytest.mark.parametrize("ranks", ["fail", "stop"])
 def test_however_the_ranks_end_the_nodes_are_given_back(
     bash: Bash, job: JobScript, ranks: str
 ) -> None:
@@ -143,18 +131,3 @@ def test_sigterm_gives_back_at_once_and_leaves_the_ranks_to_their_end(
     bash.program("torchrun", f"kill -TERM $PPID; {text} sleep 0.1; done")
     ran = bash.run(replace(job, nodes=1))
     assert ran.code == 7, "it was given back while the ranks were still there"
-
-
-def test_a_part_that_lacks_what_is_replaced_is_no_script() -> None:
-    """Else a job that is to stage would not, and say nothing."""
-    every_node, run = script.part("every_node"), script.part("run")
-    staged = script._with_stage(every_node, run)
-    assert "stage_node" in staged[0]
-    assert "stage_node" in staged[1]
-    for wrong in (
-        (every_node.replace("declare -p nodes", "declare -p  nodes"), run),
-        (every_node.replace(" launch\n", " run_it\n"), run),
-        (every_node, run.replace("code=$?", "code=$? ")),
-    ):
-        with pytest.raises(ValueError, match="in a part of the job script"):
-            script._with_stage(*wrong)

@@ -1,25 +1,20 @@
 #!/bin/bash
 # shellcheck disable=SC2034,SC2317 # functions and settings go to the nodes as text
-# train on 2 x 2 ranks, written by rankup
-# Made by:        rankup run --nodes 2 train.py --lr 0.1 'two words'
-# To submit it:   mkdir -p /p/scratch/runs/train/20260101-120000-abcd/log && sbatch THIS_FILE
+# train on 1 x 2 ranks, written by rankup
+# To submit it:   mkdir -p /scratch/runs/train/20260101-120000-abcd/log && sbatch THIS_FILE
 # It needs torchrun on PATH, and no rankup
 #SBATCH --job-name=train
-#SBATCH --nodes=2
+#SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=8
-#SBATCH --gres=gpu:2
-#SBATCH --time=02:00:00
-#SBATCH --signal=USR1@60
-#SBATCH --chdir=/p/scratch/runs/train/20260101-120000-abcd
-#SBATCH --output=/p/scratch/runs/train/20260101-120000-abcd/log/%j.out
+#SBATCH --time=00:04:00
+#SBATCH --chdir=/scratch/runs/train/20260101-120000-abcd
+#SBATCH --output=/scratch/runs/train/20260101-120000-abcd/log/%j.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
-#SBATCH --partition=gpu
 
 # ---- this life of the run ------------------------------------------------------------------------
 trap '' USR1 # the ranks take it as a wish to stop, this shell does not
-rankup_base=/p/scratch/runs/train/20260101-120000-abcd
+rankup_base=/scratch/runs/train/20260101-120000-abcd
 export RANKUP_RUN_DIR=$rankup_base
 rankup_lives=100 # at most, and then somebody should look
 rankup_retries=0 # times that Slurm may start the job again by itself
@@ -87,34 +82,21 @@ if [ -d "$RANKUP_RUN_DIR/checkpoints" ]; then RANKUP_RESUME=1; fi
 export RANKUP_RESUME
 
 # ---- environment ---------------------------------------------------------------------------------
-cd -- /p/project || end_life 1 "$(hostname) cannot enter it; is it mounted? "/p/project
-export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
-export HF_DATASETS_OFFLINE="${HF_DATASETS_OFFLINE:-1}"
-export TRANSFORMERS_OFFLINE="${TRANSFORMERS_OFFLINE:-1}"
-export WANDB_MODE="${WANDB_MODE:-offline}"
+cd -- /home/me/project || end_life 1 "$(hostname) cannot enter it; is it mounted? "/home/me/project
 export PYTHONUNBUFFERED=1
-activate() { # in a function: what it sources sees no words of this script
-    # shellcheck disable=SC1090,SC1091
-    source /p/project/activate.sh
-}
-[ -r /p/project/activate.sh ] || end_life 1 "cannot read "/p/project/activate.sh
-activate || echo "rankup: warning: exit code $? from "/p/project/activate.sh >&2
-set +e
-cd -- /p/project || exit 1 # wherever that went
+export PATH=/opt/env/bin:$PATH
 
 # ---- what this job runs --------------------------------------------------------------------------
-words=(/p/project/train.py --lr 0.1 'two words')
-nodes=2 ranks=2 gpus=2 # ranks and GPUs are per node
-minutes=120 # time limit
+words=(/home/me/project/train.py --lr 0.1)
+nodes=1 ranks=2 gpus=0 # ranks and GPUs are per node
+minutes=4 # time limit
 stop_after= # seconds; empty: shortly before the time limit
 suffix='' # of a node's name in the fast network
 srun_options=()
-needs=(/p/project /p/project/train.py) # every node has to see these
+needs=() # every node has to see these
 programs=(torchrun python3)
 # srun does not take --cpus-per-task over from sbatch since Slurm 22.05
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"
-threads=$((SRUN_CPUS_PER_TASK / ranks)) # torchrun would set 1
-export OMP_NUM_THREADS="$((threads > 0 ? threads : 1))"
 set -u
 
 # ---- until when: the ranks save and stop before this ---------------------------------------------
@@ -132,37 +114,7 @@ if [ -n "$stop_after" ]; then # --deadline
 fi
 if [ -n "$RANKUP_END_TIME" ]; then export RANKUP_END_TIME; else unset RANKUP_END_TIME; fi
 
-# ---- the address all nodes meet at ---------------------------------------------------------------
-resolve() { # IPv4 of a name; the own name often resolves to loopback, which no other node can reach
-    getent ahostsv4 "$1" | awk '$1 !~ /^127\./ { print $1; exit }'
-}
-
-head_address() {
-    local address node_addr
-    if [ -n "$suffix" ]; then
-        address=$(resolve "$1$suffix")
-        if [ -n "$address" ]; then echo "$address" && return; fi
-        echo "rankup: $1$suffix does not resolve; trying $1" >&2
-    fi
-    address=$(resolve "$1")
-    if [ -n "$address" ]; then echo "$address" && return; fi
-    node_addr=$(scontrol show node --oneliner "$1" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
-    case $node_addr in
-    *[!0-9.]*) resolve "$node_addr" ;; # a name
-    *) echo "$node_addr" ;;            # an address: Slurm's word is taken as it is
-    esac
-}
-
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-master_addr=$(head_address "$head")
-if [ -z "$master_addr" ]; then
-    end_life 1 "no address for $head: neither the resolver nor Slurm's NodeAddr has one that other nodes could reach"
-fi
-master_port=$((10000 + SLURM_JOB_ID % 20000)) # of this job alone
-for _ in 1 2 3 4 5 6 7 8 9; do                # unless somebody sits there
-    timeout 2 bash -c "</dev/tcp/$master_addr/$master_port" 2>/dev/null || break
-    master_port=$((master_port + 1))
-done
+master_addr='' master_port='' # one node: nobody to meet
 
 # ---- preflight: seconds, on every node, before torch is imported anywhere ------------------------
 preflight() {
@@ -193,66 +145,23 @@ preflight() {
     return "$faults"
 }
 
-report_to_head() { # say the own name at the first node's port
-    local _
-    for _ in {1..120}; do
-        if printf '%s\n' "$node" >"/dev/tcp/$master_addr/$master_port"; then return; fi
-        sleep 0.5
-    done 2>/dev/null
-    fault "cannot reach port $master_port of the first node at $master_addr"
-    return 1
-}
-
-hear_all() { # on the first node: who does not say its name within 90 s
-    local names
-    mapfile -t names < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
-    python3 -c '
-import socket, sys, time
-address, port, me, *names = sys.argv[1:]
-server = socket.socket()
-server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-try:
-    server.bind((address, int(port)))
-except OSError as error:
-    sys.exit(f"preflight: node {me}: cannot listen at {address}:{port}: {error.strerror}")
-server.listen(len(names))
-missing, end = set(names) - {me}, time.monotonic() + 90
-while missing:
-    try:
-        server.settimeout(max(0.01, end - time.monotonic()))
-        caller, _ = server.accept()
-        caller.settimeout(5)
-        missing.discard(caller.recv(300).decode(errors="replace").strip())
-    except OSError:
-        if time.monotonic() >= end:
-            silent = " ".join(sorted(missing))
-            sys.exit(f"preflight: {me} at {address}:{port} has not heard from: {silent}")
-' "$master_addr" "$master_port" "$node" "${names[@]}"
-}
-
 # rankup's own way to start a script, where it is there, keeps each rank's exception
 # for `rankup logs`; the script is the same.
 rank=(python3)
 if command -v rankup-rank >/dev/null; then rank=(rankup-rank); fi
 
-launch() { # torchrun on this node; it starts the ranks
+launch() { # torchrun on the one node; it starts the ranks
     watch_node
     trap '' USR1 # it would die of it; the ranks install a handler of their own
-    local is_host=$((SLURM_NODEID == 0)) host=()
-    # The first node alone goes by its address, which makes it the one whose rank is 0 (addresses
-    # sort before names), and which the other nodes' ranks then connect to.
-    if [ "$is_host" = 1 ]; then host=(--local-addr="$master_addr"); fi
-    exec torchrun --nnodes="$nodes" --nproc-per-node="$ranks" --max-restarts=0 \
-        --rdzv-backend=c10d --rdzv-endpoint="$master_addr:$master_port" \
-        --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --rdzv-conf="is_host=$is_host" \
-        "${host[@]}" --no-python -- "${rank[@]}" "$@"
+    exec torchrun --standalone --nproc-per-node="$ranks" --max-restarts=0 --no-python -- \
+        "${rank[@]}" "$@"
 }
 
 watch_node() { # the sampler of this node, beside its ranks; it ends with them
     local launcher=$BASHPID # becomes torchrun
     if command -v rankup >/dev/null; then
         (trap '' USR1 && exec rankup monitor "$RANKUP_RUN_DIR" --parent "$launcher" \
-            --ranks "$ranks" --whole-node) </dev/null &
+            --ranks "$ranks") </dev/null &
     else
         echo "rankup: node ${SLURMD_NODENAME:-$(hostname)} is not sampled: no rankup on PATH" >&2
     fi

@@ -1,36 +1,29 @@
 #!/bin/bash
 # shellcheck disable=SC2034,SC2317 # functions and settings go to the nodes as text
-# my run on 2 x 2 ranks, written by rankup
-# Made by:        rankup run --nodes 2 train.py --lr 0.1 'two words'
-# To submit it:   mkdir -p /p/scratch/runs/train/20260101-120000-abcd/log && sbatch THIS_FILE
+# train on 2 x 2 ranks, written by rankup
+# To submit it:   mkdir -p /scratch/runs/train/20260101-120000-abcd/log && sbatch THIS_FILE
 # It needs torchrun on PATH, and no rankup
-#SBATCH --job-name="my run"
+# but for the recipe, whose data `rankup run` puts into the run directory.
+#SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=8
 #SBATCH --gres=gpu:2
-#SBATCH --time=02:00:00
+#SBATCH --time=01:00:00
 #SBATCH --signal=USR1@60
-#SBATCH --chdir=/p/scratch/runs/train/20260101-120000-abcd
-#SBATCH --output=/p/scratch/runs/train/20260101-120000-abcd/log/%j.out
+#SBATCH --chdir=/scratch/runs/train/20260101-120000-abcd
+#SBATCH --output=/scratch/runs/train/20260101-120000-abcd/log/%j.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
-#SBATCH --partition=gpu
-#SBATCH --account=abc
-#SBATCH --reservation=course
-#SBATCH --dependency=afterok:17
-#SBATCH --mail-user=me@example.org
-#SBATCH --mail-type=BEGIN,END,FAIL,REQUEUE
-#SBATCH --exclude=n7
-#SBATCH --comment='a b'
+#SBATCH --no-kill
 
 # ---- this life of the run ------------------------------------------------------------------------
 trap '' USR1 # the ranks take it as a wish to stop, this shell does not
-rankup_base=/p/scratch/runs/train/20260101-120000-abcd
+rankup_base=/scratch/runs/train/20260101-120000-abcd
 export RANKUP_RUN_DIR=$rankup_base
 rankup_lives=100 # at most, and then somebody should look
-rankup_retries=2 # times that Slurm may start the job again by itself
-RANKUP_RESUME=0 # whether there was a life before this job
+rankup_retries=0 # times that Slurm may start the job again by itself
+RANKUP_RESUME=1 # whether there was a life before this job
 
 rankup_life=${SLURM_RESTART_COUNT:-0}
 # The last task of an array has the number of the whole array as its own.
@@ -94,30 +87,22 @@ if [ -d "$RANKUP_RUN_DIR/checkpoints" ]; then RANKUP_RESUME=1; fi
 export RANKUP_RESUME
 
 # ---- environment ---------------------------------------------------------------------------------
-cd -- /p/project || end_life 1 "$(hostname) cannot enter it; is it mounted? "/p/project
+cd -- /home/me/project || end_life 1 "$(hostname) cannot enter it; is it mounted? "/home/me/project
 export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
 export HF_DATASETS_OFFLINE="${HF_DATASETS_OFFLINE:-1}"
 export TRANSFORMERS_OFFLINE="${TRANSFORMERS_OFFLINE:-1}"
 export WANDB_MODE="${WANDB_MODE:-offline}"
 export PYTHONUNBUFFERED=1
-activate() { # in a function: what it sources sees no words of this script
-    # shellcheck disable=SC1090,SC1091
-    source /p/project/activate.sh
-}
-[ -r /p/project/activate.sh ] || end_life 1 "cannot read "/p/project/activate.sh
-activate || echo "rankup: warning: exit code $? from "/p/project/activate.sh >&2
-set +e
-cd -- /p/project || exit 1 # wherever that went
 
 # ---- what this job runs --------------------------------------------------------------------------
-words=(/p/project/train.py --lr 0.1 'two words')
+words=(language-model --strategy gossip)
 nodes=2 ranks=2 gpus=2 # ranks and GPUs are per node
-minutes=120 # time limit
-stop_after=1800 # seconds; empty: shortly before the time limit
+minutes=60 # time limit
+stop_after=90 # seconds; empty: shortly before the time limit
 suffix='' # of a node's name in the fast network
 srun_options=()
-needs=(/p/project /p/project/train.py) # every node has to see these
-programs=(torchrun python3)
+needs=() # every node has to see these
+programs=(torchrun python3 rankup-rank)
 # srun does not take --cpus-per-task over from sbatch since Slurm 22.05
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"
 threads=$((SRUN_CPUS_PER_TASK / ranks)) # torchrun would set 1
@@ -237,29 +222,20 @@ while missing:
 ' "$master_addr" "$master_port" "$node" "${names[@]}"
 }
 
-# rankup's own way to start a script, where it is there, keeps each rank's exception
-# for `rankup logs`; the script is the same.
-rank=(python3)
-if command -v rankup-rank >/dev/null; then rank=(rankup-rank); fi
+rank=(python3 -c 'import sys; sys.path = [p for p in sys.path if p]; from rankup.launch.crew import main; sys.exit(main())')
 
-launch() { # torchrun on this node; it starts the ranks
+launch() { # the crew of this node: it starts the workers, and none of them ends the others
     watch_node
-    trap '' USR1 # it would die of it; the ranks install a handler of their own
-    local is_host=$((SLURM_NODEID == 0)) host=()
-    # The first node alone goes by its address, which makes it the one whose rank is 0 (addresses
-    # sort before names), and which the other nodes' ranks then connect to.
-    if [ "$is_host" = 1 ]; then host=(--local-addr="$master_addr"); fi
-    exec torchrun --nnodes="$nodes" --nproc-per-node="$ranks" --max-restarts=0 \
-        --rdzv-backend=c10d --rdzv-endpoint="$master_addr:$master_port" \
-        --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --rdzv-conf="is_host=$is_host" \
-        "${host[@]}" --no-python -- "${rank[@]}" "$@"
+    trap '' USR1 # the workers install a handler of their own
+    exec "${rank[@]}" --nodes="$nodes" --node="$SLURM_NODEID" --nproc="$ranks" \
+        --store="${master_addr:-127.0.0.1}:${master_port:-0}" -- "$@"
 }
 
 watch_node() { # the sampler of this node, beside its ranks; it ends with them
     local launcher=$BASHPID # becomes torchrun
     if command -v rankup >/dev/null; then
         (trap '' USR1 && exec rankup monitor "$RANKUP_RUN_DIR" --parent "$launcher" \
-            --ranks "$ranks" --whole-node) </dev/null &
+            --ranks "$ranks") </dev/null &
     else
         echo "rankup: node ${SLURMD_NODENAME:-$(hostname)} is not sampled: no rankup on PATH" >&2
     fi
@@ -279,8 +255,11 @@ on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of 
 # ---- run -----------------------------------------------------------------------------------------
 on_every_node --kill-on-bad-exit=0 preflight ||
     end_life 1 "the preflight failed on the nodes named above; torch was not started anywhere"
-on_every_node --kill-on-bad-exit=1 launch "${words[@]}"
+rm -f -- "$RANKUP_RUN_DIR/log/ended" # of an earlier life
+SLURM_NO_KILL='set' SLURM_KILL_BAD_EXIT=0 on_every_node --wait=0 launch "${words[@]}"
 code=$?
+# The crews that are left say so where the run came to its end without the others.
+if [ -e "$RANKUP_RUN_DIR/log/ended" ]; then code=0; fi
 # A rank failed, and srun ended the others by a signal: the signal is not what happened.
 if [ "$code" -gt 128 ] && compgen -G "$RANKUP_RUN_DIR/log/failure-rank*.json" >/dev/null; then
     code=1
