@@ -6,7 +6,8 @@ long as nothing changes that they depend on.
 
 All runs of the language model are the same run (`WORDS`): fifty steps of plain SGD over a text of
 44 samples, so that an epoch has a short last batch with a short last micro-batch. Those that cut
-each matrix product are its first twenty steps: gloo takes long for their many messages. Each wrote down which samples its steps drew (`trace.jsonl` in the run directory).
+each matrix product are its first twenty steps: gloo takes long for their many messages. Each run
+wrote down which samples its steps drew (`trace.jsonl` in the run directory).
 """
 
 from __future__ import annotations
@@ -44,19 +45,9 @@ TRACE = "trace.jsonl"
 WORDS = (
     *("--dim", "16", "--layers", "1", "--heads", "2", "--seq-len", "8", "--vocab", "byte"),
     *("--global-batch", "12", "--micro-batch", "5", "--steps", str(STEPS), "--seed", "7"),
-    *(
-        "--dropout",
-        "0",
-        "--optimizer",
-        "sgd",
-        "--lr",
-        "0.1",
-        "--momentum",
-        "0",
-        "--weight-decay",
-        "0",
-    ),
-    *("--schedule", "constant", "--valid-every", "10", "--checkpoint-every", "10"),
+    *("--dropout", "0", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0"),
+    *("--weight-decay", "0", "--schedule", "constant"),
+    *("--valid-every", "10", "--checkpoint-every", "10"),
 )
 _IMAGES = (
     *("--tiny", "--model", "xresnet18", "--size", "16", "--steps", "4", "--global-batch", "12"),
