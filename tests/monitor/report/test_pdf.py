@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from rankup.monitor.recording import Facts, Recording
 from rankup.monitor.report.pdf import pdf
 from rankup.monitor.verdict import Verdict, verdict
 
-from ..traces import Trace, cpu_only, crashed, healthy, one_of_four, running, short, two_lives
+from ..traces import Stay, cpu_only, healthy, one_of_four, short
 
 A4 = (595.28, 841.89)  # points
 
@@ -53,26 +52,21 @@ def _info(path: Path) -> dict[str, str]:
     return dict(re.findall(r"^([^:]+): +(.*)$", done.stdout, re.MULTILINE))
 
 
-def _boxes(path: Path, page: int) -> list[tuple[float, float, float, float, str]]:
-    """Each word with its box: left, top, right, bottom."""
-    command = ["pdftotext", "-bbox", "-f", str(page), "-l", str(page), str(path), "-"]
+def _nothing_is_cut_or_overlaps(path: Path) -> None:
+    command = ["pdftotext", "-bbox", str(path), "-"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     form = r'<word xMin="(.*?)" yMin="(.*?)" xMax="(.*?)" yMax="(.*?)">(.*?)</word>'
-    found = re.findall(form, done.stdout)
-    return [(float(a), float(b), float(c), float(d), word) for a, b, c, d, word in found]
-
-
-def _nothing_is_cut_or_overlaps(path: Path) -> None:
-    for page in range(1, int(_info(path)["Pages"]) + 1):
-        words = _boxes(path, page)
-        for left, top, right, bottom, word in words:
-            inside = left > 20 and top > 20 and right < A4[0] - 20 and bottom < A4[1] - 10
-            assert inside, f"page {page}: {word!r} leaves the page"
-        boxes = np.array([word[:4] for word in words])
+    for page, content in enumerate(done.stdout.split("<page ")[1:], 1):
+        words = re.findall(form, content)
+        boxes = np.array([word[:4] for word in words], float)
+        left, top, right, bottom = boxes.T
+        out = (left <= 20) | (top <= 20) | (right >= A4[0] - 20) | (bottom >= A4[1] - 10)
+        beyond = [words[at][4] for at in np.flatnonzero(out)]
+        assert not beyond, f"page {page}: words leave the page: {beyond}"
         # Ascenders and descenders of lines below one another may touch.
-        shrink = 0.25 * (boxes[:, 3] - boxes[:, 1])
-        left, right = boxes[:, 0] + 0.5, boxes[:, 2] - 0.5
-        top, bottom = boxes[:, 1] + shrink, boxes[:, 3] - shrink
+        shrink = 0.25 * (bottom - top)
+        left, right = left + 0.5, right - 0.5
+        top, bottom = top + shrink, bottom - shrink
         across = (left[:, None] < right[None]) & (left[None] < right[:, None])
         down = (top[:, None] < bottom[None]) & (top[None] < bottom[:, None])
         pairs = np.argwhere(np.triu(across & down, 1))
@@ -82,7 +76,13 @@ def _nothing_is_cut_or_overlaps(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def one_used(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _made(one_of_four().recording(), tmp_path_factory.mktemp("one"))
+    """Where a user has set something in matplotlib, which neither changes it nor is changed."""
+    own: dict[str, Any] = {"text.usetex": True, "font.size": 31, "axes.facecolor": "red"}
+    with matplotlib.rc_context(own):
+        before = dict(matplotlib.rcParams)
+        path = _made(one_of_four().recording(), tmp_path_factory.mktemp("one"))
+        assert dict(matplotlib.rcParams) == before
+    return path
 
 
 def test_the_first_page_is_enough_to_decide(one_used: Path) -> None:
@@ -101,9 +101,12 @@ def test_the_first_page_is_enough_to_decide(one_used: Path) -> None:
         assert words in text, words
     flat = " ".join(text.split())
     assert " ".join(paid.formula.split())[:40] in flat
+    (line,) = re.findall(r"Pages: (.*)", text)
+    for title, page in re.findall(r"([^·]+?) (\d+)(?: ·|$)", line):
+        assert title.strip() in _text(one_used, int(page))
 
 
-def test_it_is_a4_with_text_that_is_text(one_used: Path) -> None:
+def test_it_is_a4_with_text_that_is_text_in_the_order_of_llview(one_used: Path) -> None:
     info = _info(one_used)
     assert info["Page size"] == "595.28 x 841.89 pts (A4)"
     assert info["Title"] == "rankup report: train"
@@ -113,9 +116,6 @@ def test_it_is_a4_with_text_that_is_text(one_used: Path) -> None:
     assert "Type 3" not in fonts.stdout
     assert "DejaVuSans" in fonts.stdout
     _nothing_is_cut_or_overlaps(one_used)
-
-
-def test_the_order_is_llviews(one_used: Path) -> None:
     text = _text(one_used)
     sections = ("GPU", "CPU", "Memory", "I/O", "Network", "Steps and events", "Nodes")
     places = [re.search(rf"^[\f ]*{re.escape(title)}$", text, re.MULTILINE) for title in sections]
@@ -124,25 +124,16 @@ def test_the_order_is_llviews(one_used: Path) -> None:
     assert found == sorted(found)
 
 
-def test_each_number_of_the_contents_is_right(one_used: Path) -> None:
-    (line,) = re.findall(r"Pages: (.*)", _text(one_used, 1))
-    for title, page in re.findall(r"([^·]+?) (\d+)(?: ·|$)", line):
-        assert title.strip() in _text(one_used, int(page))
-
-
-@pytest.mark.parametrize("make", [cpu_only, crashed, running, two_lives, healthy])
-def test_every_kind_of_run_has_a_report(make: Callable[[], Trace], tmp_path: Path) -> None:
-    path = _made(make().recording(), tmp_path)
+def test_a_run_without_gpus_that_began_again_and_goes_on(tmp_path: Path) -> None:
+    stays = (Stay(0, 900, state="TIMEOUT"), Stay(1300, 2000, state="RUNNING", closed=False))
+    path = _made(cpu_only().but(stays=stays, checkpoints=100).recording(), tmp_path)
     first = _text(path, 1)
-    assert "efficiency" in first
-    assert "Over time" in first
-    if make is running:
-        assert "still going on" in first
-    if make is two_lives:
-        assert "dashed: the run began again" in first
-        assert "grey: nothing was sampled" in first
-    if make is cpu_only:
-        assert "No GPU was recorded" in _text(path)
+    for words in (
+        *("efficiency", "Over time", "still going on"),
+        *("dashed: the run began again", "grey: nothing was sampled"),
+    ):
+        assert words in first
+    assert "No GPU was recorded" in _text(path)
     _nothing_is_cut_or_overlaps(path)
 
 
@@ -153,66 +144,35 @@ def test_a_run_of_which_nothing_is_known(tmp_path: Path) -> None:
     assert "No sample was recorded." in _text(path, 1)
 
 
-def test_names_from_elsewhere_are_text(tmp_path: Path) -> None:
+def test_names_from_elsewhere_are_text_and_long_tables_go_on(tmp_path: Path) -> None:
     hostile = r"$\frac{1}{0}$ <b>&amp; \x1b[31m" + "\x1b[2J\x00\u202e\n日本 \U00013000 %s {x}"
-    trace = healthy(seconds=300, heads={"node": hostile + "y" * 90}).with_metrics(**{hostile: 1.0})
-    facts = trace.facts(name=hostile, command=hostile * 30, account=hostile, partition=hostile)
-    recording = trace.recording(**vars(facts))
-    todo = f"{hostile} " * 40
-    finding = Finding("RK7$1$", "error", hostile, f"{hostile} " * 9, todo)
-    found = tuple(Diagnosis(finding, 12.5, hostile[:12]) for _ in range(9))
-    path = _made(recording, tmp_path, found)
-    text = _text(path)
+    trace = healthy(nodes=6, seconds=120).with_metrics(**{hostile: 1.0})
+    recording = trace.recording(
+        name=hostile, command=hostile * 30, account=hostile, partition=hostile
+    )
+    heads = [
+        replace(head, node=f"a-rather-long-name-of-a-node-{n:04}.cluster.example.org")
+        for n, head in enumerate(recording.heads)
+    ]
+    heads[0] = replace(heads[0], node=hostile + "y" * 90)
+    long = "so long a line of what to change that it takes some more room than one has; " * 4
+    said = [f"finding {n}: {hostile} {long}" for n in range(14)]
+    found = tuple(
+        Diagnosis(Finding("RK7$1$", "error", hostile, one, f"{hostile} " * 7), 12.5, hostile[:12])
+        for one in said
+    )
+    path = _made(replace(recording, heads=tuple(heads)), tmp_path, found)
+    text, first = _text(path), _text(path, 1)
     assert r"$\frac{1}{0}$ <b>&amp;" in text
     assert r"\u65e5\u672c" in text
     assert r"\U00013000" in text
     assert not re.search(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u202e]", text)
-    assert text.count("RK7$1$") == 9
-    _nothing_is_cut_or_overlaps(path)
-
-
-def test_many_findings_go_on_on_the_next_page(tmp_path: Path) -> None:
-    recording = healthy(seconds=600).recording()
-    long = "so long a line of what to change that it takes some more room than one has; " * 4
-    found = tuple(
-        Diagnosis(Finding(f"RK7{n:02}", "warning", "here", f"finding {n}: {long}", long), 1.0, "u")
-        for n in range(14)
-    )
-    path = _made(recording, tmp_path, found)
-    first, second = _text(path, 1), _text(path, 2)
+    assert text.count("RK7$1$") == 14
+    assert len(set(re.findall(r"finding (\d+):", text))) == 14
     assert "more findings on the next page" in first
     assert "Over time" in first
-    assert "More findings" in second
-    assert len(set(re.findall(r"finding (\d+):", _text(path)))) == 14
-    _nothing_is_cut_or_overlaps(path)
-
-
-def test_many_nodes_with_long_names(tmp_path: Path) -> None:
-    trace = Trace(nodes=80, seconds=120, metrics=None)
-    recording = trace.recording()
-    heads = tuple(
-        replace(head, node=f"a-rather-long-name-of-a-node-{n:04}.cluster.example.org")
-        for n, head in enumerate(recording.heads)
-    )
-    path = _made(replace(recording, heads=heads), tmp_path)
-    text = _text(path)
-    assert all(f"a-node-{n:04}" in text for n in range(80))
-    assert "least used of 320 GPUs" in _text(path, 1)
-    _nothing_is_cut_or_overlaps(path)
-
-
-def test_nothing_of_matplotlib_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does what a user has set there change the report, here that of a short run."""
-    recording = short().recording()
-    settings: dict[str, Any] = {"text.usetex": True, "font.size": 31, "axes.facecolor": "red"}
-    for name, value in settings.items():
-        monkeypatch.setitem(matplotlib.rcParams, name, value)
-    before = dict(matplotlib.rcParams)
-    path = _made(recording, tmp_path)
-    assert dict(matplotlib.rcParams) == before
-    first = _text(path, 1)
-    assert "efficiency" in first
-    assert "Over time" in first
+    assert "More findings" in _text(path, 2)
+    assert all(f"a-node-{n:04}" in text for n in range(1, 6))
     _nothing_is_cut_or_overlaps(path)
 
 
