@@ -83,12 +83,12 @@ def hub(web: Web, tiny_model: dict[str, bytes]) -> Hub:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, web: Web, run_rankup: RunRankup) -> Stage:
-    """An empty project of a user with an empty home."""
+def stage(tmp_path: Path, web: Web, rankup_here: RunRankup) -> Stage:
+    """An empty project of a user with an empty home; the command runs in this process."""
     project, home = tmp_path / "project", tmp_path / "home"
     project.mkdir()
     home.mkdir()
-    return Stage(project, home, web, run_rankup)
+    return Stage(project, home, web, rankup_here)
 
 
 def _parquet(rows: int) -> bytes:

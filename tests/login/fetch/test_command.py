@@ -52,24 +52,18 @@ def test_a_file_is_fetched_recorded_and_found_again(stage: Stage) -> None:
     assert record.read(stage.project)[0].items == found.items  # with the checksum of then
 
 
-def test_a_file_goes_where_it_is_asked_to(stage: Stage) -> None:
-    url = stage.web.put("/a.bin", DATA)
-    done = _fetch(stage, "--url", url, "--to", "data/mine.bin", "--sha256", SUM)
-    assert done.returncode == 0, done.stderr
-    assert (stage.project / "data" / "mine.bin").read_bytes() == DATA
-    assert record.read(stage.project)[0].items[0].path == str(stage.project / "data" / "mine.bin")
-
-
 def test_what_fails_does_not_stop_the_rest(stage: Stage) -> None:
     good, bad = stage.web.put("/good", DATA), stage.web.put("/bad", status=404)
-    done = _fetch(stage, "--url", bad, "--url", good, "--url", bad + "2", "--json")
+    words = ("--url", bad, "--url", good, "--url", bad + "2", "--to", "a", "--to", "d/b")
+    done = _fetch(stage, *words, "--to", "c", "--json")
     assert done.returncode == 1
     told = json.loads(done.stdout)
-    assert [one["key"] for one in told["records"]] == [f"url:{good}"]
-    assert sorted(told["failed"]) == [f"url:{bad}", f"url:{bad}2"]
+    [came] = [one["items"][0]["path"] for one in told["records"]]
+    assert (came, Path(came).read_bytes()) == (str(stage.project / "d" / "b"), DATA)
+    assert len(told["failed"]) == 2
     assert f"rankup: {bad}: HTTP status 404" in done.stderr
     assert "2 things are not here" in done.stderr
-    assert [one.key for one in record.read(stage.project)] == [f"url:{good}"]
+    assert len(record.read(stage.project)) == 1
 
 
 def test_nothing_to_fetch_is_said_with_what_to_give(stage: Stage) -> None:
@@ -83,10 +77,8 @@ def test_nothing_to_fetch_is_said_with_what_to_give(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--url", "x"), "--url"),
         (("--sha256", SUM, "--sha256", SUM), "--sha256 belongs to a --url"),
         (("--dataset", "../x"), "expected NAME"),
-        (("none.py",), "no script 'none.py'"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_done(
@@ -160,7 +152,8 @@ def test_folders_that_jobs_do_not_see_are_refused_and_home_is_warned_of(stage: S
 
 
 def test_ctrl_c_ends_it_and_what_came_is_kept(stage: Stage) -> None:
-    url = stage.web.put("/a.bin", DATA * 100, per_second=200_000)
+    """In a process of its own, as a user runs it; the server stands still in the middle."""
+    url = stage.web.put("/a.bin", DATA * 100, stall=600)
     process = subprocess.Popen(
         [sys.executable, "-m", "rankup", "fetch", "--url", url],
         cwd=stage.project,
@@ -170,11 +163,12 @@ def test_ctrl_c_ends_it_and_what_came_is_kept(stage: Stage) -> None:
         text=True,
     )
     try:
-        end = time.monotonic() + 30
-        while not list(stage.home.rglob("a.bin.part.json")) and time.monotonic() < end:
+        end = time.monotonic() + 120
+        while not list(stage.home.rglob("a.bin.part.json")):
+            assert time.monotonic() < end, "the download has not begun"
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()

@@ -33,17 +33,15 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
 def test_nobody_answers_is_known_soon_and_not_tried_for_long(
-    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connect, "LONGEST", 0.3)
     said: list[str] = []
-    patience = Patience(stall=60, pauses=(0.1, 0.1, 60, 60))
-    start = time.monotonic()
+    # A third attempt would come after an hour.
+    patience = Patience(stall=600, pauses=(0.1, 3600))
     with pytest.raises(FetchFailed, match=rf"{silent} does not answer; no network here"):
-        download(f"{scheme}://{silent}/a", tmp_path / "a", patience=patience, say=said.append)
-    assert time.monotonic() - start < 10
+        download(f"https://{silent}/a", tmp_path / "a", patience=patience, say=said.append)
     assert len(said) == 1  # the line before the second and last attempt
 
 
@@ -52,29 +50,27 @@ def test_headers_that_trickle_in_are_not_waited_for_for_ever(tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
         thread = threading.Thread(target=_trickle, args=(server, stack))
         thread.start()
-        start = time.monotonic()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/a"
-        patience = Patience(stall=1.0, pauses=())
+        patience = Patience(stall=0.5, pauses=())
         with pytest.raises(FetchFailed, match="does not answer"):
             download(url, tmp_path / "a", patience=patience, say=lambda line: None)
-        assert time.monotonic() - start < 10
-        thread.join(20)
+        thread.join(60)
 
 
 def _trickle(server: socket.socket, stack: ExitStack) -> None:
     client = stack.enter_context(server.accept()[0])
     with suppress(OSError):
         client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nX-Slow: ")
-        for _ in range(150):
+        while True:  # until the other side is gone
             client.sendall(b"x")
-            time.sleep(0.1)
+            time.sleep(0.05)
 
 
 def test_a_server_that_answers_late_is_waited_for(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connect, "LONGEST", 0.2)
-    url = web.put("/a.bin", b"data", stall=1.0)
-    patience = Patience(stall=30, pauses=())
+    url = web.put("/a.bin", b"data", stall=0.5)
+    patience = Patience(stall=60, pauses=())
     download(url, tmp_path / "a.bin", patience=patience, say=lambda line: None)
     assert (tmp_path / "a.bin").read_bytes() == b"data"

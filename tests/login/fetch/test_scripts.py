@@ -2,21 +2,164 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rankup.launch import ready
+from rankup.site import config
+from rankup.site.rundir import Job
+
+from ...conftest import RunRankup
 from .. import payloads
 from ..payloads import SAMPLES
 from ..stage import Stage
 from ..web import Web
 
+ONLY_PROOF = ("--only-proof",)
 
-def test_a_script_that_hard_codes_its_gpu_starts_without_one(stage: Stage, web: Web) -> None:
-    url = web.put("/weights.pt", payloads.weights(8, 2))
-    script = stage.script("trainer_class.py")
+
+def _refused(script: Path) -> list[str]:
+    """What `rankup run` says of a fetched script; UserError where it refuses."""
+    job = Job("id", "script", str(script), [], str(script.parent), {}, {})
+    return ready.require(config.load(script.parent), job, internet=False, allow_missing=False)
+
+
+def _line(script: Path, text: str) -> int:
+    """The number of the line in a script that has the text."""
+    lines = script.read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if text in line)
+
+
+def test_a_script_that_starts_only_once_is_proved_and_leaves_nothing_of_its_run(
+    stage: Stage, web: Web
+) -> None:
+    url = web.put("/train.bin", SAMPLES)
+    script = stage.script("unique_run.py")
+    results = stage.project / "results.csv"
+    results.write_text("of last week\n")
+    results.chmod(0o644)
+    with sqlite3.connect(stage.project / "study.db") as study:
+        study.execute("create table runs (name)")
+        study.execute("insert into runs values ('of last week')")
+    study.close()
+
     got = stage.fetch(script)
+
+    assert got.code == 0, got.said
+    assert got.proved, got.said
+    assert got.record is not None
+    item = got.item("train.bin")
+    assert (item.source, item.bytes) == (url, 256)
+    # The proof asked for nothing.
+    assert len(web.requests("/train.bin")) == 1
+    assert "once more, without what an earlier start has made" in got.err
+    kept = {"unique_run.py", "results.csv", "study.db", "train.bin"}
+    left = {name for name in stage.files() if not name.startswith("runs/")}
+    assert left - {"last.pt"} == kept
+    assert not (stage.project / "out").exists()
+    with sqlite3.connect(stage.project / "study.db") as study:
+        assert study.execute("select name from runs").fetchall() == [("of last week",)]
+    study.close()
+    assert results.read_text() == "of last week\n"
+    assert stat.S_IMODE(results.stat().st_mode) == 0o644
+    # Each of it is said once, and nothing that was not there is "as before".
+    assert got.err.count("study.db is as it was before") == 1
+    assert "out/config.json is removed: every start writes it" in got.err
+    assert "first-start.txt is removed: every start writes it" in got.err
+    assert "last.pt is as it was" not in got.err
+    # What stays, and is the script's own, is named, and no job needs it.
+    [line] = [line for line in got.out.splitlines() if line.startswith("made by the script, kept:")]
+    assert "last.pt" in line
+    assert [item.name for item in got.record.needed] == ["train.bin"], got.record.items
+    (stage.project / "last.pt").unlink()
+    assert _refused(script) == []
+    # What comes after the first step was not reached.
+    place = f"unique_run.py:{_line(script, 'https://example.test')}"
+    assert f"not reached by this start, and not here: {place}" in got.err
+    assert "https://example.test/valid.bin" in got.err
+    assert got.err.startswith("rankup: running unique_run.py here, without a GPU")
+
+
+def test_a_script_that_never_trains_and_a_proof_alone_say_what_is_missing(
+    stage: Stage, web: Web
+) -> None:
+    url = web.put("/train.bin", SAMPLES)
+    script = stage.script("never_trains.py")
+    failed = stage.fetch(script, options=ONLY_PROOF)
+    assert failed.code == 1, failed.said
+    assert url in failed.said
+    assert f"never_trains.py:{_line(script, 'urlretrieve')}" in failed.said
+    assert web.requests() == []
+    got = stage.fetch(script)
+    assert got.code == 1, got.said
+    assert "prepared" in got.out
+    assert "never trains" in got.err
+    assert not got.proved
+    # What it has loaded is recorded all the same.
+    assert got.item("train.bin").bytes == 256
+
+
+def test_a_script_that_crashes_shows_its_own_traceback(stage: Stage, web: Web) -> None:
+    web.put("/train.bin", SAMPLES)
+    script = stage.script("crashes.py")
+    got = stage.fetch(script)
+    assert got.code == 1, got.said
+    alone = subprocess.run(
+        [sys.executable, script.name],
+        cwd=stage.project,
+        env={**os.environ, **stage.environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert alone.stderr.endswith("IndexError: list index out of range\n")
+    assert alone.stderr in got.err
+    assert got.item("train.bin").bytes == 256
+
+
+@pytest.mark.slow
+def test_a_flat_scripts_outputs_stay_as_they_were_also_where_a_proof_fails(
+    stage: Stage, web: Web
+) -> None:
+    url = web.put("/train.bin", SAMPLES)
+    script = stage.script("flat.py")
+    before = {"flat.py": script.read_bytes(), "results.csv": b"of last week\n"}
+    before |= {"train.log": b"line 1\nline 2", "model.pt": b"trained for days"}
+    for name, content in before.items():
+        (stage.project / name).write_bytes(content)
+    got = stage.fetch(script)
+    assert got.code == 0, got.said
+    assert got.proved, got.said
+    assert stage.files() == {**before, "data/train.bin": SAMPLES}
+    for shown in ("train.bin", url, "256"):
+        assert shown in got.said
+
+    (stage.project / "data" / "train.bin").unlink()
+    web.forget()
+    failed = stage.fetch(script, options=ONLY_PROOF)
+    assert failed.code == 1, failed.said
+    assert failed.record is not None
+    assert failed.record.proof == "failed"
+    assert url in failed.record.note
+    assert f"flat.py:{_line(script, 'urlretrieve')}" in failed.said
+    # The server was there to be asked, and was not.
+    assert web.requests() == []
+    assert stage.files() == before
+
+
+@pytest.mark.slow
+def test_a_distributed_script_with_a_gpu_in_it_is_a_world_of_one(stage: Stage, web: Web) -> None:
+    url = web.put("/weights.pt", payloads.weights(8, 2))
+    got = stage.fetch(stage.script("distributed.py"))
     assert got.code == 0, got.said
     assert got.proved, got.said
     item = got.item("checkpoints/weights.pt")
@@ -25,22 +168,6 @@ def test_a_script_that_hard_codes_its_gpu_starts_without_one(stage: Stage, web: 
     # torch.hub says the whole URL; the rest is ours.
     said = "".join(line for line in got.said.splitlines() if not line.startswith("Downloading"))
     assert "not-for-logs" not in said + repr(got.record)
-
-
-@pytest.mark.slow
-def test_every_sample_comes_of_a_data_set_that_loads_them_when_they_are_drawn(
-    stage: Stage, web: Web
-) -> None:
-    for i in range(12):
-        web.put(f"/{i}.bin", bytes([i] * 8))
-    script = stage.script("lazy.py")
-    got = stage.fetch(script, "2")
-    assert got.code == 0, got.said
-    assert got.proved, got.said
-    assert {path.name for path in (stage.project / "data").iterdir()} == {
-        f"{i}.bin" for i in range(12)
-    }
-    assert all(len(web.requests(f"/{i}.bin")) == 1 for i in range(12))
 
 
 @pytest.mark.slow
@@ -72,17 +199,25 @@ def test_fastai_trains_from_its_own_cache(stage: Stage, web: Web) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_function_with_arguments_and_workers(stage: Stage, web: Web, start: str) -> None:
-    url = web.put("/train.bin", SAMPLES)
+@pytest.mark.timeout(900)
+def test_a_function_with_arguments_and_spawned_workers_goes_on_after_a_cut(
+    stage: Stage, web: Web
+) -> None:
+    """The connection breaks in the first fetch; behind a redirect all comes in the second."""
+    there = web.put("/mirror/train.bin", SAMPLES * 64, cut=5000, times=1)
+    url = web.put("/train.bin", redirect=there.replace("127.0.0.1", "localhost"))
     script = stage.script("function.py")
     arguments = ["--data", str(stage.project / "far" / "away")]
-    arguments += ["--workers", "2", "--start", start]
+    arguments += ["--workers", "2", "--start", "spawn"]
+    cut = stage.fetch(script, *arguments)
+    assert cut.code == 1, cut.said
+    assert "ChunkedEncodingError" in cut.err
     got = stage.fetch(script, *arguments)
     assert got.code == 0, got.said
     assert got.proved, got.said
     item = got.item("far/away/train.bin")
-    assert (item.source, item.bytes) == (url, 256)
+    assert item.source in (url, there.replace("127.0.0.1", "localhost"))
+    assert item.bytes == 256 * 64
     assert set(stage.files()) == {"function.py", "far/away/train.bin"}
 
 
@@ -101,64 +236,192 @@ def test_a_script_imports_what_lies_beside_it_and_gets_its_arguments(
 
 
 @pytest.mark.slow
-def test_a_distributed_script_is_a_world_of_one(stage: Stage, web: Web) -> None:
-    web.put("/weights.pt", payloads.weights(8, 2))
-    got = stage.fetch(stage.script("distributed.py"))
-    assert got.code == 0, got.said
-    assert got.proved, got.said
-    got.item("checkpoints/weights.pt")
-
-
-@pytest.mark.slow
-def test_samples_come_without_workers_too(stage: Stage, web: Web) -> None:
+@pytest.mark.timeout(900)
+def test_every_sample_comes_and_one_that_was_removed_is_named_though_a_worker_wanted_it(
+    stage: Stage, web: Web
+) -> None:
     for i in range(12):
         web.put(f"/{i}.bin", bytes([i] * 8))
-    got = stage.fetch(stage.script("lazy.py"), "0")
+    script = stage.script("lazy.py")
+    got = stage.fetch(script, "2")
     assert got.code == 0, got.said
     assert got.proved, got.said
-    assert len(list((stage.project / "data").iterdir())) == 12
+    samples = {path.name: path for path in (stage.project / "data").iterdir()}
+    assert set(samples) == {f"{i}.bin" for i in range(12)}
+    assert all(len(web.requests(f"/{i}.bin")) == 1 for i in range(12))
+    for path in samples.values():
+        path.unlink()
+    failed = stage.fetch(script, "2", options=ONLY_PROOF)
+    assert failed.code == 1, failed.said
+    assert f"lazy.py:{_line(script, 'urlretrieve')}" in failed.said, failed.said
 
 
 @pytest.mark.slow
-def test_a_redirect_to_another_host_is_followed(stage: Stage, web: Web) -> None:
-    web.put("/mirror/train.bin", SAMPLES)
-    url = web.put("/train.bin", redirect=web.url("/mirror/train.bin", host="localhost"))
-    got = stage.fetch(stage.script("function.py"), "--data", "data")
+@pytest.mark.timeout(900)
+def test_an_archive_whose_connection_was_cut_comes_with_the_second_fetch(
+    stage: Stage, web: Web
+) -> None:
+    archive = payloads.archive({f"pictures/{i}.raw": bytes(16) for i in range(6)})
+    url = web.put("/pictures.tar.gz", archive, cut=100, times=1)
+    script = stage.script("archive_dataset.py")
+    env = {"PICTURES_MD5": hashlib.md5(archive).hexdigest()}
+
+    cut = stage.fetch(script, env=env)
+    assert cut.code == 1, cut.said
+    # The script did not notice, and could not unpack what there was.
+    assert "EOFError" in cut.err
+    assert f"the connection broke before all of {url} had come" in cut.err
+    assert not cut.proved
+    # Neither the part of an archive nor what was unpacked of it stays.
+    assert set(stage.files()) == {"archive_dataset.py"}
+
+    # What the script itself finds broken it downloads anew, in place.
+    (stage.project / "data").mkdir(exist_ok=True)
+    (stage.project / "data" / "pictures.tar.gz").write_bytes(archive[:100])
+    got = stage.fetch(script, env=env)
     assert got.code == 0, got.said
     assert got.proved, got.said
-    assert got.item("data/train.bin").source in (url, web.url("/mirror/train.bin", "localhost"))
+    item = got.item("data/pictures.tar.gz")
+    assert (item.source, item.bytes) == (url, len(archive))
+    assert (stage.project / "data" / "pictures.tar.gz").read_bytes() == archive
+    assert len(list((stage.project / "data" / "pictures").iterdir())) == 6
 
 
 @pytest.mark.slow
-def test_a_slow_server_is_waited_for(stage: Stage, web: Web) -> None:
-    web.put("/train.bin", SAMPLES * 64, per_second=4096)
-    got = stage.fetch(stage.script("function.py"), "--data", "data")
-    assert got.code == 0, got.said
-    assert got.proved, got.said
-    assert got.item("data/train.bin").bytes == 256 * 64
-
-
-@pytest.mark.slow
-def test_two_fetches_of_a_script_at_once_both_succeed(stage: Stage, web: Web) -> None:
-    web.put("/weights.pt", payloads.weights(8, 2), per_second=4000)
+@pytest.mark.timeout(900)
+def test_weights_that_are_cut_behind_a_redirect_do_not_stay_in_the_cache(
+    stage: Stage, web: Web
+) -> None:
+    web.put("/mirror/0815", payloads.weights(8, 2), cut=500, times=1)
+    web.put("/weights.pt", redirect="/mirror/0815")
     script = stage.script("trainer_class.py")
+    cut = stage.fetch(script)
+    assert cut.code == 1, cut.said
+    assert "the connection broke" in cut.err
+    assert not list(stage.home.rglob("*.pt"))
+    got = stage.fetch(script)
+    assert got.code == 0, got.said
+    assert got.proved, got.said
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_with_a_part_of_its_data_is_told_so(stage: Stage, web: Web) -> None:
+    url = web.put("/train.bin", SAMPLES, cut=128, times=1)
+    cut = stage.fetch(stage.script("copies.py"))
+    assert cut.code == 1, cut.said
+    assert f"the connection broke before all of {url} had come" in cut.err
+    assert set(stage.files()) == {"copies.py"}
+
+
+@pytest.mark.slow
+def test_a_script_that_keeps_nothing_cannot_be_proved(stage: Stage, web: Web) -> None:
+    url = web.put("/train.bin", SAMPLES)
+    script = stage.script("streaming.py")
+    got = stage.fetch(script)
+    assert got.code == 1, got.said
+    assert got.record is not None
+    assert got.record.proof == "failed"
+    assert url in got.said
+    assert f"streaming.py:{_line(script, 'urlopen')}" in got.said
+
+
+@pytest.mark.slow
+def test_a_script_that_waits_for_ever_is_stopped_in_time(stage: Stage, web: Web) -> None:
+    web.put("/train.bin", SAMPLES)
+    script = stage.script("sleeps.py")
+    (stage.project / "results.csv").write_bytes(b"of last week\n")
+    got = stage.fetch(script, options=("--time", "20s"))
+    assert got.code == 1, got.said
+    assert "stopped after 20 s" in got.err
+    assert f"sleeps.py:{len(script.read_text().splitlines())}" in got.err
+    assert not got.proved
+    assert (stage.project / "results.csv").read_bytes() == b"of last week\n"
+    assert set(stage.files()) == {"sleeps.py", "results.csv", "train.bin"}
+
+
+@pytest.mark.slow
+def test_what_a_script_renames_or_replaces_is_put_back(stage: Stage, web: Web) -> None:
+    urls = [web.put(f"/{i}.bin", bytes([i] * 8), per_second=40) for i in range(6)]
+    script = stage.script("replaces.py")
+    rotate = (
+        'os.rename("old", "old_1")\nos.makedirs("old")\nopen("old/x.txt", "w").close()\n'
+        'shutil.rmtree("res")\nos.makedirs("res")\nopen("res/args.txt", "w").close()\n'
+    )
+    text = script.read_text().replace("\nrotating = ", f"\n{rotate}rotating = ", 1)
+    script.write_text(text)
+    outputs = ("last.pt", "train.log", "train.log.1", "train.log.2", "loss.png", "loss-before.png")
+    before = {name: f"{name} of last week".encode() for name in outputs}
+    before |= {"replaces.py": text.encode(), "old/run.txt": b"a week", "res/log.txt": b"a month"}
+    for name, content in before.items():
+        (stage.project / name).parent.mkdir(exist_ok=True)
+        (stage.project / name).write_bytes(content)
+    got = stage.fetch(script)
+    assert got.code == 0, got.said
+    assert got.proved, got.said
+    assert "could not be" not in got.err
+    # Threads that download at once do not mix up what came from where.
+    assert [got.item(f"/{i}.bin").source for i in range(6)] == urls
+    came = {f"{i}.bin": bytes([i] * 8) for i in range(6)}
+    assert stage.files() == {**before, **came}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_fetches_at_once_do_not_take_each_others_files_for_the_users(
+    stage: Stage, web: Web, run_rankup: RunRankup
+) -> None:
+    web.put("/train.bin", SAMPLES, per_second=512)
+    stage = replace(stage, run_rankup=run_rankup)
+    script = stage.script("flat.py")
+    before = {
+        "flat.py": script.read_bytes(),
+        "results.csv": b"of last week\n",
+        "train.log": b"line 1\n",
+    }
+    for name, content in before.items():
+        (stage.project / name).write_bytes(content)
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(stage.fetch, script) for _ in range(2)]
     for future in both:
-        got = future.result()
-        assert got.code == 0, got.said
-        assert got.proved, got.said
-        got.item("checkpoints/weights.pt")
+        assert future.result().code == 0, future.result().said
+    assert stage.files() == {**before, "data/train.bin": SAMPLES}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_second_fetch_finds_all_there_and_records_it(stage: Stage, web: Web) -> None:
-    web.put("/weights.pt", payloads.weights(8, 2))
-    script = stage.script("trainer_class.py")
+@pytest.mark.timeout(900)
+def test_a_later_start_that_fails_takes_no_proof_away(
+    stage: Stage, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.put("/train.bin", SAMPLES)
+    (stage.project / "model.py").write_text("import torch\nnet = torch.nn.Linear(4, 2)\n")
+    script = stage.project / "train.py"
+    script.write_text(
+        "import os, torch\nfrom model import net\n"
+        "if os.environ.get('FAIL'):\n    raise ValueError('asked to')\n"
+        "net(torch.ones(1, 4)).sum().backward()\n"
+    )
+    monkeypatch.chdir(stage.project)
     first = stage.fetch(script)
-    second = stage.fetch(script)
-    assert (first.code, second.code) == (0, 0), second.said
-    assert second.proved, second.said
-    assert len(web.requests("/weights.pt", "GET")) == 1
-    assert second.item("checkpoints/weights.pt").bytes == first.item("weights.pt").bytes
+    assert first.proved, first.said
+    assert first.record is not None
+    assert {Path(path).name for path in first.record.code} == {"train.py", "model.py"}
+    again = stage.fetch(script, env={"FAIL": "1"})
+    assert again.code == 1, again.said
+    assert again.record == first.record
+    assert "still counts" in again.err
+    (stage.project / "model.py").write_text("import torch\nnet = torch.nn.Linear(4, 1)\n")
+    [line] = _refused(script)
+    assert "changed since it was fetched: model.py" in line
+    again = stage.fetch(script, env={"FAIL": "1"})
+    assert again.record is not None
+    assert again.record.proof == "none"
+    assert "ValueError" in again.record.note
+    assert "was not proved (the script ended with ValueError" in _refused(script)[0]
+
+
+def test_options_behind_the_script_are_said_to_be_the_scripts(stage: Stage) -> None:
+    script = stage.project / "s.py"
+    script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    got = stage.fetch(script, "--dataset", "xsum")
+    assert got.code == 1, got.said
+    assert "options of rankup stand before the script: rankup fetch --dataset" in got.err

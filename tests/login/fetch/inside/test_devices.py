@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from .running import Runner
@@ -69,8 +71,16 @@ _FORMS = [
 ]
 
 _TRY_ALL = """\
-    import sys, threading, torch, traceback
+    import threading, torch, wandb
+    from safetensors.torch import save_file
+    print(torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.is_available())
+    print(torch.device("cuda:0").type, torch.device(0), torch.get_default_device())
+    print(torch.get_num_threads())
+    torch.set_num_threads(64)
+    print(torch.get_num_threads())
+    torch.hub.get_dir()
     torch.save(torch.zeros(2), "saved.pt")
+    save_file({"a": torch.zeros(2)}, "model.safetensors")
     def attempt(form):
         try:
             made = eval(form)
@@ -86,39 +96,35 @@ _TRY_ALL = """\
     """
 
 
-@pytest.mark.parametrize("pretend", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_all_forms_run_on_the_cpu_in_any_thread(run: Runner, pretend: bool) -> None:
-    done = run(_TRY_ALL.replace("FORMS", repr(_FORMS)), pretend_gpu=pretend)
-    assert (done.code, done.out) == (0, ""), done.explain()
+def test_all_forms_run_on_the_cpu_in_any_thread_with_few_threads(
+    run: Runner, tmp_path: Path
+) -> None:
+    """Also: files that torch and safetensors write in their own languages are kept."""
+    (tmp_path / "wandb.py").touch()
+    old = [run.file(name, "old") for name in ("saved.pt", "model.safetensors")]
+    done = run(
+        _TRY_ALL.replace("FORMS", repr(_FORMS)),
+        threads=1,
+        environment={"PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.code, done.out.splitlines()) == (
+        0,
+        ["False 0 False", "cuda cuda:0 cpu", "1", "1"],
+    ), done.explain()
     assert not done.of("problem")
     asked = {one["what"] for one in done.of("gpu")}
     assert asked >= {".cuda()", "cuda:0", "mps", "torch.cuda.FloatTensor"}
-
-
-@pytest.mark.parametrize("pretend", [False, True])
-def test_whether_there_is_a_gpu_is_the_truth_unless_one_is_pretended(
-    run: Runner, pretend: bool
-) -> None:
-    done = run(
-        """\
-        import torch
-        print(torch.cuda.is_available(), torch.cuda.device_count())
-        print(torch.device("cuda:0").type, torch.device(0), torch.get_default_device())
-        print(torch.accelerator.is_available())
-        """,
-        pretend_gpu=pretend,
-    )
-    count = int(pretend)
-    assert done.out.splitlines() == [
-        f"{pretend} {count}",
-        "cuda cuda:0 cpu",
-        str(pretend),
-    ], done.explain()
-    assert done.one("gpu", what="torch.cuda.is_available()")["where"] == "train.py:2"
+    assert done.one("gpu", what="torch.cuda.is_available()")["where"] == "train.py:3"
+    for path in old:
+        assert Path(done.one("open", path=str(path))["backup"]).read_text() == "old"
+    assert {"torch.hub", "wandb"} <= {*done.one("modules")["names"]}
+    assert done.one("end")["code"] == 0
+    assert not done.of("stop")
 
 
 @pytest.mark.parametrize("world", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_process_group_is_a_world_of_one_with_gloo(run: Runner, world: bool) -> None:
+    """And a GPU can be pretended to a script that refuses to start without one."""
     done = run(
         """\
         import os, torch
@@ -126,7 +132,7 @@ def test_a_process_group_is_a_world_of_one_with_gloo(run: Runner, world: bool) -
         from torch.nn.parallel import DistributedDataParallel
         from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-        print("RANK" in os.environ)
+        print(torch.cuda.is_available(), torch.cuda.device_count(), "RANK" in os.environ)
         dist.init_process_group("nccl", init_method="env://", device_id=torch.device("cuda:0"))
         print(dist.get_backend(), dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_RANK"])
         local = int(os.environ["LOCAL_RANK"])
@@ -142,8 +148,9 @@ def test_a_process_group_is_a_world_of_one_with_gloo(run: Runner, world: bool) -
             model(x.to(local))
         """,
         world=world,
+        pretend_gpu=True,
     )
-    assert done.out == f"{world}\ngloo 0 1 0\n", done.explain()
+    assert done.out == f"True 1 {world}\ngloo 0 1 0\n", done.explain()
     assert done.one("stop")["where"] == "train.py:19"
     assert done.one("forward")["model"] == "DistributedDataParallel"
     assert done.one("gpu", what="nccl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -38,7 +39,18 @@ def test_a_script_sees_itself_as_the_main_program(run: Runner) -> None:
 
 
 def test_a_crash_shows_the_traceback_that_python_shows(run: Runner) -> None:
-    run.file("data.py", "def load(name):\n    open(name)\n")
+    """Of watched calls, too: none of our own lines stands in it."""
+    run.file(
+        "data.py",
+        """\
+        import subprocess
+        def load(name):
+            try:
+                open(name)
+            except OSError:
+                subprocess.run(["/no/such/program"])
+        """,
+    )
     text = """\
         import data
         def main():
@@ -57,16 +69,6 @@ def test_a_crash_shows_the_traceback_that_python_shows(run: Runner) -> None:
     assert (end["code"], end["type"], end["message"]) == (1, "RuntimeError", "no data")
 
 
-def test_an_error_in_a_watched_call_shows_none_of_our_own_lines(run: Runner) -> None:
-    done = run("""\
-        import urllib.request, json
-        urllib.request.urlopen("http://127.0.0.1:9/x?token=secret")
-        """)
-    assert done.code == 1
-    assert "rankup" not in done.err
-    assert "train.py" in done.err
-
-
 def test_a_syntax_error_is_shown_as_python_shows_it(run: Runner) -> None:
     done = run("x = 1\nif x\n    y = 2\n")
     assert (done.code, done.err) == (1, run.plainly().stderr)
@@ -74,26 +76,30 @@ def test_a_syntax_error_is_shown_as_python_shows_it(run: Runner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "code"),
-    [("sys.exit(7)", 7), ("sys.exit()", 0), ("sys.exit('no data')", 1), ("os._exit(9)", 9)],
+    ("statement", "code", "said"),
+    [("sys.exit('no data')", 1, "no data\n"), ("os._exit(9)", 9, "")],
 )
-def test_exit_codes_are_kept(run: Runner, statement: str, code: int) -> None:
+def test_exit_codes_are_kept(run: Runner, statement: str, code: int, said: str) -> None:
     done = run(f"import os, sys\n{statement}\n")
-    assert done.code == code
-    assert done.err == run.plainly().stderr
+    assert (done.code, done.err) == (code, said)
     # Nobody can tell of an os._exit.
     assert [end["code"] for end in done.of("end")] == ([] if code == 9 else [code])
 
 
-def test_the_end_is_told_after_threads_and_atexit(run: Runner) -> None:
+def test_the_end_is_told_after_threads_and_atexit_and_the_scripts_own_excepthook(
+    run: Runner,
+) -> None:
     done = run("""\
-        import atexit, threading, time
+        import atexit, sys, threading
         def late():
-            time.sleep(0.3)
+            threading.main_thread().join()
             open("thread.txt", "w").write("done")
         atexit.register(lambda: open("atexit.txt", "w").write("done"))
         threading.Thread(target=late).start()
+        sys.excepthook = lambda kind, error, calls: print("mine:", error, calls.tb_lineno)
+        raise ValueError("wrong")
         """)
+    assert (done.code, done.out, done.err) == (1, "mine: wrong 8\n", "")
     told = [(one["event"], Path(one.get("path", "")).name) for one in done.events]
     assert told[-4:] == [
         ("open", "thread.txt"),
@@ -101,52 +107,52 @@ def test_the_end_is_told_after_threads_and_atexit(run: Runner) -> None:
         ("modules", ""),
         ("end", ""),
     ]
-
-
-def test_the_scripts_own_excepthook_is_called(run: Runner) -> None:
-    done = run("""\
-        import sys
-        sys.excepthook = lambda kind, error, calls: print("mine:", error, calls.tb_lineno)
-        raise ValueError("wrong")
-        """)
-    assert (done.code, done.out, done.err) == (1, "mine: wrong 3\n", "")
     assert done.one("end")["message"] == "wrong"
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_multiprocessing_works_and_its_processes_are_watched(run: Runner, method: str) -> None:
-    done = run(f"""\
-        import multiprocessing, os
+def test_multiprocessing_works_and_its_processes_are_watched(run: Runner) -> None:
+    done = run("""\
+        import multiprocessing
         class Thing:
             pass
-        def work(thing):
-            with open("from-worker.txt", "w") as file:
+        def work(thing, name):
+            with open(name, "w") as file:
                 file.write(type(thing).__name__)
         if __name__ == "__main__":
-            context = multiprocessing.get_context("{method}")
-            process = context.Process(target=work, args=(Thing(),))
-            process.start()
-            process.join()
-            print(process.exitcode, open("from-worker.txt").read())
+            for method in "spawn", "fork", "forkserver":
+                context = multiprocessing.get_context(method)
+                process = context.Process(target=work, args=(Thing(), method))
+                process.start()
+                process.join()
+                print(process.exitcode, open(method).read())
         """)
-    assert (done.code, done.out) == (0, "0 Thing\n"), done.explain()
-    made = done.one("open", path=str(run.folder / "from-worker.txt"))
-    assert made["pid"] != done.one("start")["pid"]
-    assert made["where"] == "train.py:5 in work"
+    assert (done.code, done.out) == (0, "0 Thing\n" * 3), done.explain()
+    for method in ("spawn", "fork", "forkserver"):
+        made = done.one("open", path=str(run.folder / method))
+        assert made["pid"] != done.one("start")["pid"]
+        assert made["where"] == "train.py:5 in work"
 
 
-def test_a_process_that_runs_python_is_watched_and_keeps_its_own_sitecustomize(
+def test_a_process_that_runs_python_is_watched_and_is_otherwise_as_it_would_be(
     run: Runner, tmp_path: Path
 ) -> None:
+    """It keeps its own sitecustomize, and imports no rankup: its environment may have none."""
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import builtins\nbuiltins.CUSTOM = 'mine'\n")
-    program = "open('child.txt', 'w'); print(CUSTOM)"
+    program = "import sys; open('child.txt', 'w'); print(CUSTOM); print(*sys.modules)"
     done = run(
-        f"import subprocess, sys\nsubprocess.check_call([sys.executable, '-c', {program!r}])\n",
+        f"""\
+        import subprocess, sys
+        subprocess.check_call([sys.executable, "-I", "-S", "-c", "pass"])
+        subprocess.check_call([sys.executable, "-c", {program!r}])
+        """,
         environment={"PYTHONPATH": str(own)},
     )
-    assert (done.code, done.out) == (0, "mine\n"), done.explain()
+    custom, modules = done.out.splitlines()
+    assert (done.code, custom) == (0, "mine"), done.explain()
+    assert [one for one in modules.split() if one.partition(".")[0] == "rankup"] == []
+    assert "rankup_of_fetch" in modules.split()
     assert done.one("open")["path"] == str(run.folder / "child.txt")
 
 
@@ -167,19 +173,20 @@ def test_the_bounds_hold_in_the_script_and_in_what_it_starts(run: Runner) -> Non
         environment={"OMP_NUM_THREADS": "64"},
     )
     limit = "(1000000000, 1000000000)"
+    niceness = str(min(19, os.nice(0) + 10))
     assert done.code == 0, done.explain()
-    assert sorted(done.out.splitlines()) == sorted(["1 1 10", limit, "10", "1 1", "no memory"])
+    assert sorted(done.out.splitlines()) == sorted(
+        [f"1 1 {niceness}", limit, niceness, "1 1", "no memory"]
+    )
 
 
 def test_sigusr2_writes_where_the_script_is(run: Runner) -> None:
+    stack = run.state / "stack.txt"
+
     def ask(process: subprocess.Popen[str]) -> None:
-        events = run.state / "events.jsonl"
-        until = time.monotonic() + 30
-        while time.monotonic() < until and "waiting" not in _text(events):
-            time.sleep(0.05)
+        _until(run.state / "events.jsonl", "waiting")
         process.send_signal(signal.SIGUSR2)
-        while time.monotonic() < until and "in wait" not in _text(run.state / "stack.txt"):
-            time.sleep(0.05)
+        _until(stack, "in wait")
         process.kill()
 
     run(
@@ -187,32 +194,49 @@ def test_sigusr2_writes_where_the_script_is(run: Runner) -> None:
         import os, time
         def wait():
             os.mkdir("waiting")
-            time.sleep(60)
+            time.sleep(600)
         wait()
         """,
         meanwhile=ask,
     )
-    assert 'train.py", line 4 in wait' in _text(run.state / "stack.txt")
+    assert 'train.py", line 4 in wait' in stack.read_text()
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+def _until(path: Path, text: str) -> None:
+    end = time.monotonic() + 120
+    while not path.exists() or text not in path.read_text(encoding="utf-8"):
+        assert time.monotonic() < end, f"{text!r} has not come into {path}"
+        time.sleep(0.02)
 
 
 def test_a_traceback_is_held_back_where_the_parent_may_have_another_start_in_mind(
     run: Runner,
 ) -> None:
-    plain = run("import sys\nprint('before', file=sys.stderr)\nraise KeyError('RANK')\n")
-    held = run("import sys\nprint('before', file=sys.stderr)\nraise KeyError('RANK')\n", hold=True)
+    """And a long message does not fill the journal."""
+    text = "import sys\nprint('before', file=sys.stderr)\nraise ValueError('x' * 1_000_000 + 'y')\n"
+    held = run(text, hold=True)
     assert (held.code, held.err) == (1, "before\n")
     kept = (run.state / "traceback.txt").read_text()
-    assert "before\n" + kept == plain.err
-    assert kept.endswith("KeyError: 'RANK'\n")
-
-
-def test_an_error_with_a_long_message_does_not_fill_the_journal(run: Runner) -> None:
-    done = run("raise ValueError('x' * 5_000_000 + 'at the end')\n")
-    end = done.one("end")
+    assert "before\n" + kept == run.plainly().stderr
+    end = held.one("end")
     assert len(end["message"]) < 70_000
     assert len(end["error"]) < 70_000
-    assert end["message"].endswith("at the end")
+    assert end["message"].endswith("xy")
+
+
+def test_an_error_is_told_without_the_secrets_in_it(run: Runner) -> None:
+    """Values of secret variables, URLs, and what looks like a token."""
+    done = run(
+        """\
+        import os
+        secret = os.environ["MY_TOKEN"]
+        token = "hf_" + "abcdefgh" * 4
+        raise OSError(f"Authorization: Bearer {secret} of https://me:{secret}@h/a?b=c {token}")
+        """,
+        environment={"MY_TOKEN": "s3cr3t words"},
+    )
+    end = done.one("end")
+    assert "s3cr3t words" not in str(done.events), done.explain()
+    assert "..." in end["message"]
+    assert end["message"].endswith(" https://h/a hf_..."), done.explain()
+    assert "train.py" in end["error"]

@@ -1,17 +1,127 @@
-"""What a script would overwrite or remove is kept beside it, and named before anything is done."""
+"""What a script would overwrite or remove is kept beside it, and named before anything is done.
+
+One script does all that scripts do to files, each to files of its own; the tests read what was told
+of it and what is left.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from .conftest import runner
 from .running import Ended, Runner
 
 OLD = b"what was there before"
+_OLD_FILES = (
+    *("twice.txt", "os.txt", "path.txt", "behind-link.txt", "copied.txt", "zipped.gz", "child.txt"),
+    *("appended.txt", "updated.txt", "late-emptied.txt", "late-removed.txt", "removed.txt"),
+    *("runs/a/1.txt", "runs/2.txt", "emptied/1.txt", "log.txt", "shared.txt", "mode.txt"),
+    *("cache.lock", "handed.txt", "d/edited.txt", "moved.txt"),
+)
+_SCRIPT = """\
+import gzip, multiprocessing, os, pathlib, shutil, subprocess, sys, tempfile
+from concurrent.futures import ThreadPoolExecutor
+
+def save():
+    with open("twice.txt", "w") as file:
+        file.write("new")
+save()
+save()
+
+# Every way to empty a file.
+os.close(os.open("os.txt", os.O_WRONLY | os.O_TRUNC))
+pathlib.Path("path.txt").write_text("new")
+pathlib.Path("link.txt").write_text("new")
+shutil.copyfile("other.txt", "copied.txt")
+gzip.open("zipped.gz", "w").close()
+subprocess.run([sys.executable, "-c", 'open("child.txt", "w")'], check=True)
+
+for _ in range(2):
+    open("appended.txt", "a").write("more")
+with open("updated.txt", "r+") as file:
+    file.write("NEW")
+for name in "late-emptied.txt", "late-removed.txt":
+    open(name, "a").write("+")
+open("late-emptied.txt", "w")
+os.remove("late-removed.txt")
+
+os.remove("removed-link.txt")
+os.unlink("removed.txt")
+shutil.rmtree("runs")
+assert not os.path.exists("runs")
+os.makedirs("runs/new")
+open("runs/new/log.txt", "w")
+os.remove("emptied/1.txt")
+os.rmdir("emptied")
+assert not os.path.exists("emptied")
+
+# What the run itself has made.
+for _ in range(2):
+    open("new.txt", "w").write("x")
+os.remove("new.txt")
+os.makedirs("part/deep")
+open("part/deep/a.txt", "w").write("x")
+os.rename("part", "whole")
+open("whole/deep/a.txt", "w")
+shutil.rmtree("whole")
+subprocess.run([sys.executable, "-c", "open('made.txt', 'w').write('x')"], check=True)
+open("made.txt", "w").write("y")
+os.symlink("made.txt", "made-link")
+os.remove("made-link")
+
+os.mkdir("renamed")
+os.rename("log.txt", "renamed/log.1.txt")
+open("renamed/log.1.txt", "w")
+
+def work(_):
+    open("shared.txt", "w").write("worker")
+open("shared.txt", "w").write("main")
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    pool.map(work, range(4))
+
+def write(number):
+    for name in f"{number}.txt", "same.txt":
+        with open(name, "a") as file:
+            file.write("x")
+    os.replace(f"{number}.txt", f"final-{number}.txt")
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(write, range(100)))
+print(len(open("same.txt").read()))
+
+os.chmod("mode.txt", 0o600)
+open("new-mode.txt", "w").close()
+os.chmod("new-mode.txt", 0o600)
+
+open("cache.lock", "w")
+open(os.environ["TMPDIR"] + "/a", "w")
+tempfile.TemporaryFile()
+
+# Other programs.
+subprocess.run(["rm", "handed.txt"], check=True)
+subprocess.run(["sed", "-i", "s/what/x/", "edited.txt"], cwd="d", check=True)
+os.system("true; mv moved.txt elsewhere.txt")
+"""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The project after the script, and the inodes that old files had."""
+
+    folder: Path
+    done: Ended
+    inodes: dict[str, int]
+
+    def backup(self, kind: str, name: str, **fields: object) -> Path:
+        """Where the only event of a kind for a file says that the old one is kept."""
+        path = str(self.folder / name)
+        return Path(self.done.one(kind, path=path, **fields)["backup"])
 
 
 def _old(run: Runner, name: str = "old.txt") -> Path:
@@ -21,187 +131,117 @@ def _old(run: Runner, name: str = "old.txt") -> Path:
     return path
 
 
-def _backup(done: Ended, kind: str, path: Path) -> Path:
-    return Path(done.one(kind, path=str(path))["backup"])
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    """The one run of the script."""
+    folder = tmp_path_factory.mktemp("outputs")
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    with runner(folder) as run:
+        paths = {name: _old(run, name) for name in _OLD_FILES}
+        paths["twice.txt"].chmod(0o640)
+        paths["mode.txt"].chmod(0o644)
+        run.file("other.txt", "other")
+        (run.folder / "link.txt").symlink_to("behind-link.txt")
+        (run.folder / "removed-link.txt").symlink_to("removed.txt")
+        inodes = {name: path.stat().st_ino for name, path in paths.items()}
+        environment = {"TMPDIR": str(temporary)}
+        done = run(_SCRIPT, environment=environment, temporary=str(temporary))
+        assert (done.code, done.out) == (0, "100\n"), done.explain()
+        assert not done.of("problem")
+        yield Kept(run.folder, done, inodes)
 
 
-def test_an_old_file_that_is_emptied_is_renamed_aside(run: Runner) -> None:
-    path = _old(run)
-    path.chmod(0o640)
-    inode = path.stat().st_ino
-    done = run("""\
-        def save():
-            with open("old.txt", "w") as file:
-                file.write("new")
-        save()
-        save()
-        """)
-    event = done.one("open", path=str(path))
+def test_an_old_file_that_is_emptied_is_renamed_aside(kept: Kept) -> None:
+    path = kept.folder / "twice.txt"
+    event = kept.done.one("open", path=str(path))
     assert (event["existed"], event["size"], event["how"]) == (True, len(OLD), "truncate")
-    assert event["where"] == "train.py:2 in save"
+    assert event["where"] == "train.py:5 in save"
     backup = Path(event["backup"])
-    assert (backup.parent, backup.stat().st_ino) == (path.parent, inode)
-    assert backup.name.startswith(".old.txt.rankup-")
+    assert (backup.parent, backup.stat().st_ino) == (path.parent, kept.inodes["twice.txt"])
+    assert backup.name.startswith(".twice.txt.rankup-")
     assert (backup.read_bytes(), path.read_bytes()) == (OLD, b"new")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "os.close(os.open('old.txt', os.O_WRONLY | os.O_TRUNC))",
-        "pathlib.Path('old.txt').write_text('new')",
-        "pathlib.Path('link.txt').write_text('new')",
-        "shutil.copyfile('other.txt', 'old.txt')",
-        "gzip.open('old.txt', 'w').close()",
-        "subprocess.run([sys.executable, '-c', 'open(\"old.txt\", \"w\")'], check=True)",
-    ],
-)
-def test_every_way_to_empty_a_file_is_seen(run: Runner, statement: str) -> None:
-    path = _old(run)
-    run.file("other.txt", "other")
-    (run.folder / "link.txt").symlink_to("old.txt")
-    done = run(f"import gzip, os, pathlib, shutil, subprocess, sys\n{statement}\n")
-    assert done.code == 0, done.explain()
-    assert _backup(done, "open", path).read_bytes() == OLD
-    assert path.read_bytes() != OLD
+@pytest.mark.parametrize("name", _OLD_FILES[1:7])
+def test_every_way_to_empty_a_file_is_seen(kept: Kept, name: str) -> None:
+    assert kept.backup("open", name).read_bytes() == OLD
+    assert (kept.folder / name).read_bytes() != OLD
 
 
-def test_an_appended_file_is_told_with_its_size(run: Runner) -> None:
-    path = _old(run)
-    done = run("for _ in range(2):\n    open('old.txt', 'a').write('more')\n")
-    event = done.one("open")
+def test_an_appended_file_is_told_with_its_size_and_an_updated_one_copied(kept: Kept) -> None:
+    event = kept.done.one("open", path=str(kept.folder / "appended.txt"))
     assert (event["how"], event["size"], event["backup"]) == ("append", len(OLD), None)
-    assert path.read_bytes() == OLD + b"moremore"
+    assert (kept.folder / "appended.txt").read_bytes() == OLD + b"moremore"
+    assert kept.backup("open", "updated.txt", how="update").read_bytes() == OLD
+    assert (kept.folder / "updated.txt").read_bytes() == b"NEW" + OLD[3:]
 
 
-def test_a_file_that_is_updated_in_place_is_copied_first(run: Runner) -> None:
-    path = _old(run)
-    done = run("with open('old.txt', 'r+') as file:\n    file.write('NEW')\n")
-    assert done.one("open")["how"] == "update"
-    assert _backup(done, "open", path).read_bytes() == OLD
-    assert path.read_bytes() == b"NEW" + OLD[3:]
+def test_an_appended_file_is_still_kept_when_it_is_emptied_or_removed_later(kept: Kept) -> None:
+    assert kept.backup("open", "late-emptied.txt", how="truncate").read_bytes() == OLD + b"+"
+    assert kept.backup("remove", "late-removed.txt").read_bytes() == OLD + b"+"
+    assert not (kept.folder / "late-removed.txt").exists()
 
 
-def test_an_appended_file_is_still_kept_when_it_is_emptied_or_removed_later(run: Runner) -> None:
-    emptied, removed = _old(run, "a.txt"), _old(run, "b.txt")
-    done = run("""\
-        import os
-        for name in "a.txt", "b.txt":
-            open(name, "a").write("+")
-        open("a.txt", "w")
-        os.remove("b.txt")
-        """)
-    kept = Path(done.one("open", path=str(emptied), how="truncate")["backup"])
-    assert kept.read_bytes() == OLD + b"+"
-    assert _backup(done, "remove", removed).read_bytes() == OLD + b"+"
-    assert not removed.exists()
+def test_removed_files_links_and_folders_are_kept(kept: Kept) -> None:
+    assert kept.backup("remove", "removed.txt").read_bytes() == OLD
+    assert os.readlink(kept.backup("remove", "removed-link.txt")) == "removed.txt"
+    assert not (kept.folder / "removed-link.txt").is_symlink()
+    whole = kept.backup("remove", "runs", folder=True)
+    assert sorted(path.name for path in whole.rglob("*.txt")) == ["1.txt", "2.txt"]
+    assert (whole / "a/1.txt").read_bytes() == OLD
+    # A folder that is emptied file by file can be removed, and is undone backwards.
+    folder, file = kept.backup("remove", "emptied"), kept.backup("remove", "emptied/1.txt")
+    assert (folder / file.name).read_bytes() == OLD
 
 
-def test_a_removed_file_and_a_removed_link_are_kept(run: Runner) -> None:
-    path = _old(run)
-    link = run.folder / "link.txt"
-    link.symlink_to("old.txt")
-    done = run("import os\nos.remove('link.txt')\nos.unlink('old.txt')\n")
-    assert done.code == 0, done.explain()
-    assert not path.exists()
-    assert not link.is_symlink()
-    assert _backup(done, "remove", path).read_bytes() == OLD
-    assert os.readlink(_backup(done, "remove", link)) == "old.txt"
+def test_what_the_run_itself_has_made_is_not_kept(kept: Kept) -> None:
+    made = ("new.txt", "part", "whole", "made", "same.txt", "final-")
+    for event in [*kept.done.of("open"), *kept.done.of("remove")]:
+        name = str(Path(event["path"]).relative_to(kept.folder))
+        assert not name.startswith(made) or not event["backup"], event
+    rename = kept.done.one("rename", **{"from": str(kept.folder / "part")})
+    assert (rename["to"], rename["made"]) == (str(kept.folder / "whole"), True)
 
 
-def test_a_removed_folder_is_kept_whole(run: Runner) -> None:
-    _old(run, "runs/a/1.txt")
-    _old(run, "runs/2.txt")
-    done = run("""\
-        import os, shutil
-        shutil.rmtree("runs")
-        assert not os.path.exists("runs")
-        os.makedirs("runs/new")
-        open("runs/new/log.txt", "w")
-        """)
-    assert done.code == 0, done.explain()
-    event = done.one("remove")
-    assert (event["path"], event["folder"]) == (str(run.folder / "runs"), True)
-    backup = Path(event["backup"])
-    assert sorted(p.name for p in backup.rglob("*.txt")) == ["1.txt", "2.txt"]
-    assert (backup / "a/1.txt").read_bytes() == OLD
+def test_an_old_file_keeps_its_protection_under_a_new_name(kept: Kept) -> None:
+    assert kept.done.one("rename", **{"from": str(kept.folder / "log.txt")})["made"] is False
+    assert kept.backup("open", "renamed/log.1.txt").read_bytes() == OLD
 
 
-def test_a_folder_that_is_emptied_file_by_file_can_be_removed(run: Runner) -> None:
-    path = _old(run, "runs/1.txt")
-    done = run("""\
-        import os
-        os.remove("runs/1.txt")
-        os.rmdir("runs")
-        print(os.path.exists("runs"))
-        """)
-    assert done.out == "False\n", done.explain()
-    file, folder = done.of("remove")
-    assert (file["path"], folder["path"]) == (str(path), str(path.parent))
-    # Undone backwards: first the folder comes back, and with it the file's backup.
-    os.rename(folder["backup"], folder["path"])
-    os.rename(file["backup"], file["path"])
-    assert path.read_bytes() == OLD
+def test_two_processes_keep_one_backup(kept: Kept) -> None:
+    assert kept.backup("open", "shared.txt").read_bytes() == OLD
 
 
-def test_what_the_run_itself_has_made_is_not_kept(run: Runner) -> None:
-    done = run("""\
-        import os, shutil, subprocess, sys
-        for _ in range(2):
-            open("new.txt", "w").write("x")
-        os.remove("new.txt")
-        os.makedirs("part/deep")
-        open("part/deep/a.txt", "w").write("x")
-        os.rename("part", "whole")
-        open("whole/deep/a.txt", "w")
-        shutil.rmtree("whole")
-        subprocess.run([sys.executable, "-c", "open('child.txt', 'w').write('x')"], check=True)
-        open("child.txt", "w").write("y")
-        os.symlink("child.txt", "link")
-        os.remove("link")
-        """)
-    assert done.code == 0, done.explain()
-    assert [one["backup"] for one in [*done.of("open"), *done.of("remove")] if one["backup"]] == []
-    rename = done.one("rename")
-    assert (rename["from"], rename["to"], rename["made"]) == (
-        str(run.folder / "part"),
-        str(run.folder / "whole"),
-        True,
-    )
-    assert not list(run.folder.glob(".*rankup*"))
+def test_threads_that_write_at_once_do_not_disturb_each_other(kept: Kept) -> None:
+    renames = [one for one in kept.done.of("rename") if "/final-" in one["to"]]
+    assert len(renames) == 100
+    same = [one for one in kept.done.of("open") if one["path"] == str(kept.folder / "same.txt")]
+    assert {one["how"] for one in same} == {"create"}  # told by each that came before it was there
 
 
-def test_an_old_file_keeps_its_protection_under_a_new_name(run: Runner) -> None:
-    _old(run, "log.txt")
-    done = run("""\
-        import os
-        os.mkdir("new")
-        os.rename("log.txt", "new/log.1.txt")
-        open("new/log.1.txt", "w")
-        """)
-    assert done.one("rename")["made"] is False
-    assert _backup(done, "open", run.folder / "new/log.1.txt").read_bytes() == OLD
+def test_a_changed_mode_is_told_with_the_old_one(kept: Kept) -> None:
+    event = kept.done.one("chmod")
+    assert (event["path"], event["mode"]) == (str(kept.folder / "mode.txt"), 0o644)
 
 
-def test_two_processes_keep_one_backup(run: Runner) -> None:
-    path = _old(run)
-    done = run("""\
-        import multiprocessing
-        def work(_):
-            open("old.txt", "w").write("worker")
-        open("old.txt", "w").write("main")
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            pool.map(work, range(4))
-        """)
-    assert _backup(done, "open", path).read_bytes() == OLD
+def test_locks_and_temporary_files_are_left_alone(kept: Kept) -> None:
+    told = {Path(one["path"]) for one in kept.done.of("open")}
+    assert not [path for path in told if path.name == "cache.lock" or "temporary" in path.parts]
+    assert (kept.folder / "cache.lock").stat().st_ino == kept.inodes["cache.lock"]
+
+
+@pytest.mark.parametrize("name", ["handed.txt", "d/edited.txt", "moved.txt"])
+def test_a_program_that_is_given_a_file_cannot_take_it_away(kept: Kept, name: str) -> None:
+    assert kept.backup("handed", name).read_bytes() == OLD
 
 
 def test_a_file_that_cannot_be_kept_is_not_touched(run: Runner) -> None:
     # In a user namespace root has no power over the files of this one.
     powerless: tuple[str, ...] = ("unshare", "--user")
     if subprocess.run(
-        [*powerless, "true"], capture_output=True, timeout=30, check=False
+        [*powerless, "true"], capture_output=True, timeout=60, check=False
     ).returncode:
         if os.getuid() == 0:
             pytest.skip("root may write to any folder, and user namespaces are not allowed")
@@ -216,84 +256,3 @@ def test_a_file_that_cannot_be_kept_is_not_touched(run: Runner) -> None:
     assert "PermissionError" in done.err
     assert "set the old file aside" in done.err
     assert path.read_bytes() == OLD
-
-
-def test_locks_and_temporary_files_are_left_alone(run: Runner, tmp_path: Path) -> None:
-    lock = _old(run, "cache.lock")
-    inode = lock.stat().st_ino
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    done = run(
-        f"""\
-        import os, tempfile
-        open("cache.lock", "w")
-        open("{temporary}/a", "w")
-        tempfile.TemporaryFile()
-        """,
-        environment={"TMPDIR": str(temporary)},
-        temporary=str(temporary),
-    )
-    assert done.code == 0, done.explain()
-    assert not done.of("open")
-    assert lock.stat().st_ino == inode
-
-
-def test_files_written_by_torch_and_safetensors_in_their_own_languages_are_kept(
-    run: Runner,
-) -> None:
-    paths = [_old(run, name) for name in ("model.pt", "model.safetensors")]
-    done = run("""\
-        import torch
-        from safetensors.torch import save_file
-        torch.save({"a": torch.zeros(2)}, "model.pt")
-        save_file({"a": torch.zeros(2)}, "model.safetensors")
-        print(torch.load("model.pt")["a"].tolist())
-        """)
-    assert done.out == "[0.0, 0.0]\n", done.explain()
-    for path in paths:
-        assert _backup(done, "open", path).read_bytes() == OLD
-    assert not done.of("problem")
-
-
-def test_threads_that_write_at_once_do_not_disturb_each_other(run: Runner) -> None:
-    done = run("""\
-        from concurrent.futures import ThreadPoolExecutor
-        import os
-        def work(number):
-            for name in f"{number}.txt", "same.txt":
-                with open(name, "a") as file:
-                    file.write("x")
-            os.replace(f"{number}.txt", f"final-{number}.txt")
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(work, range(100)))
-        print(len(open("same.txt").read()))
-        """)
-    assert done.out == "100\n", done.explain()
-    assert len(done.of("rename")) == 100
-    same = [one for one in done.of("open") if one["path"] == str(run.folder / "same.txt")]
-    assert {one["how"] for one in same} == {"create"}  # told by each that came before it was there
-
-
-def test_a_changed_mode_is_told_with_the_old_one(run: Runner) -> None:
-    path = _old(run)
-    path.chmod(0o644)
-    done = run("""\
-        import os
-        os.chmod("old.txt", 0o600)
-        open("new.txt", "w").close()
-        os.chmod("new.txt", 0o600)
-        """)
-    event = done.one("chmod")
-    assert (event["path"], event["mode"]) == (str(path), 0o644)
-
-
-def test_a_program_that_is_given_a_file_cannot_take_it_away(run: Runner) -> None:
-    paths = [_old(run, name) for name in ("a.txt", "d/b.txt", "c.txt")]
-    done = run("""\
-        import os, subprocess
-        subprocess.run(["rm", "a.txt"], check=True)
-        subprocess.run(["sed", "-i", "s/what/x/", "b.txt"], cwd="d", check=True)
-        os.system("true; mv c.txt moved.txt")
-        """)
-    for path in paths:
-        assert _backup(done, "handed", path).read_bytes() == OLD
