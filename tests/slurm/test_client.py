@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -90,19 +89,15 @@ def test_variables_that_change_outputs_do_not_reach_the_commands(
     assert "SLURM_CLUSTERS" not in asked
 
 
-def test_a_command_that_hangs_is_ended(fake: FakeSlurm) -> None:
-    fake.answers("squeue", seconds=60)
-    begin = time.monotonic()
-    with pytest.raises(SlurmError, match=r"squeue: no answer in 1 s") as caught:
-        Client(timeout=1, environment=fake.environment).queue(["1"])
-    assert time.monotonic() - begin < 15
+def test_a_command_that_hangs_is_ended(fake: FakeSlurm, script: Path) -> None:
+    impatient = Client(timeout=0.3, environment=fake.environment)
+    fake.answers("squeue", seconds=600)
+    with pytest.raises(SlurmError, match=r"squeue: no answer in 0.3 s") as caught:
+        impatient.queue(["1"])
     assert caught.value.unreachable
-
-
-def test_a_submission_without_an_answer_may_have_worked(fake: FakeSlurm, script: Path) -> None:
-    fake.answers("sbatch", seconds=60)
+    fake.answers("sbatch", seconds=600)
     with pytest.raises(SlurmError, match="may be there all the same"):
-        Client(timeout=1, environment=fake.environment).submit(script)
+        impatient.submit(script)
 
 
 def test_a_missing_command_is_named(tmp_path: Path) -> None:
@@ -120,39 +115,27 @@ def test_slurm_answers_where_a_controller_is_up(fake: FakeSlurm, client: Client)
     assert client.presence() == "answers"
     fake.answers("scontrol ping", out="Slurmctld(primary) at a is DOWN\n", code=1)
     assert client.presence() == "silent"
-    assert client.presence() != "answers"
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
+def test_slurms_commands_without_a_configuration_are_no_slurm(
+    fake: FakeSlurm, client: Client
+) -> None:
+    for said in (
         "scontrol: fatal: Could not establish a configuration source",
         "scontrol: error: ClusterName needs to be specified",
         "scontrol: fatal: Unable to process configuration file",
         "scontrol: error: fetch_config: DNS SRV lookup failed",
-    ],
-)
-def test_slurms_commands_without_a_configuration_are_no_slurm(
-    fake: FakeSlurm, client: Client, said: str
-) -> None:
-    fake.answers("scontrol ping", err=f"{said}\n", code=1)
-    assert client.presence() == "absent"
+    ):
+        fake.answers("scontrol ping", err=f"{said}\n", code=1)
+        assert client.presence() == "absent", said
 
 
-def test_a_silent_controller_is_asked_twice(
+def test_a_busy_controller_gets_a_second_try(
     fake: FakeSlurm, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second time with a limit of its own, which is shorter here than where it counts."""
-    monkeypatch.setattr("rankup.slurm.client.PING_TIMEOUTS", (2.0, 2.5))
-    fake.answers("scontrol ping", out=recorded("22.05.8/ping.txt"), seconds=60)
-    begin = time.monotonic()
-    assert client.presence() == "silent"
-    assert 4 < time.monotonic() - begin < 25
-    assert len(fake.calls("scontrol")) == 2
-
-
-def test_a_busy_controller_gets_a_second_try(fake: FakeSlurm, client: Client) -> None:
-    fake.answers("scontrol ping", out=recorded("22.05.8/ping.txt"), seconds=3)
+    """With a limit of its own: the first one is too short for this answer."""
+    monkeypatch.setattr("rankup.slurm.client.PING_TIMEOUTS", (0.3, 60.0))
+    fake.answers("scontrol ping", out=recorded("22.05.8/ping.txt"), seconds=0.6)
     assert client.presence() == "answers"
 
 
@@ -220,16 +203,14 @@ def test_jobs_of_a_folder_are_this_users_that_work_there(
         client.in_folder(folder)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "slurm_load_jobs error: Invalid job id specified",
-        "squeue: error: Invalid job id: abc",
-    ],
-)
-def test_unknown_jobs_are_absent_from_the_queue(fake: FakeSlurm, client: Client, said: str) -> None:
-    fake.answers("squeue", err=said, code=1)
-    assert client.queue(["4711"]) == {}
+def test_unknown_jobs_are_in_no_answer(fake: FakeSlurm, client: Client) -> None:
+    invalid = "slurm_load_jobs error: Invalid job id specified"
+    for said in (invalid, "squeue: error: Invalid job id: abc"):
+        fake.answers("squeue", err=said, code=1)
+        assert client.queue(["4711"]) == {}
+    for said in (invalid, "Job 28_7 not found"):
+        fake.answers("scontrol show job", err=said, code=1)
+        assert client.show("4711") == []
 
 
 def test_another_failure_of_squeue_is_an_error(fake: FakeSlurm, client: Client) -> None:
@@ -237,18 +218,6 @@ def test_another_failure_of_squeue_is_an_error(fake: FakeSlurm, client: Client) 
     with pytest.raises(SlurmError, match="does not answer") as caught:
         client.queue(["4711"])
     assert caught.value.unreachable
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "slurm_load_jobs error: Invalid job id specified",
-        "Job 28_7 not found",
-    ],
-)
-def test_a_forgotten_job_shows_nothing(fake: FakeSlurm, client: Client, said: str) -> None:
-    fake.answers("scontrol show job", err=said, code=1)
-    assert client.show("4711") == []
 
 
 def test_names_and_comments_that_look_like_fields_change_none(
@@ -274,17 +243,6 @@ def test_newer_versions_fields_and_paths_with_spaces_are_read(
     assert record["Comment"] == "ours = good"
     assert record["AllocTRES"].endswith("gres/gpu=8")
     assert (record["TresPerNode"], record["TresPerTask"]) == ("gres/gpu:4", "cpu=48")
-
-
-def test_a_hostile_job_name_does_not_take_the_place_of_the_state(
-    fake: FakeSlurm, client: Client
-) -> None:
-    name = "x JobState=COMPLETED ExitCode=0:0 NodeList=n9"
-    text = recorded("22.05.8/killed.txt").replace("JobName=self.sh", f"JobName={name}")
-    fake.answers("scontrol show job", out=text)
-    (record,) = client.show("31")
-    assert (record["JobName"], record["JobState"]) == (name, "FAILED")
-    assert record["NodeList"] == "n1"
 
 
 @given(st.text(max_size=300))
