@@ -1,10 +1,12 @@
-"""The same training loop by rankup, by hand, and by the peers.
+"""The same training loop by rankup, by hand and by accelerate, and the same script with and without
+rankup.
 
 All train the model of the `language-model` recipe with its optimizer and read its micro-batches in
 a shuffled order without replacement; set the learning rate of a warm-up and half a cosine, clip the
 gradient, average the loss over the ranks and write one JSON line per step, flushed, with the keys
-that rankup writes. The peers read through a DataLoader without workers that fetches a micro-batch
-at once; the loops by hand index the text directly. None validates or checkpoints in between.
+that rankup writes and one step late, as rankup does. accelerate and the script read through a
+DataLoader without workers that fetches a micro-batch at once; the loop by hand indexes the text
+directly. None validates or checkpoints in between.
 """
 
 from __future__ import annotations
@@ -13,37 +15,44 @@ import contextlib
 import itertools
 import json
 import math
-import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+import rankup
 from rankup.recipes.language_model import LanguageModel, Windows
+from rankup.recipes.models.transformer import Transformer
 from rankup.recipes.options import LanguageModelOptions
 from rankup.runtime.world import World
 from rankup.train.loop import train
+from rankup.train.metrics import peak_memory
 
 LAST = 10_000_000  # a run so long that no slice meets its end
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a contestant works on. It calls `boundary()` as each of its steps begins."""
+    """What a contestant works on. Its optimizer comes from `task.build_optimizer`, which pauses it
+    between its turns; its records go to `directory`.
+    """
 
     task: LanguageModel
     options: LanguageModelOptions
     world: World
     directory: Path
-    boundary: Callable[[], None]
 
     @property
     def per_rank(self) -> int:
@@ -57,12 +66,11 @@ class Job:
 
     def model(self) -> nn.Module:
         torch.manual_seed(self.options.seed)
-        return self.task.build_model()
+        return self.task.build_model().to(self.world.device)
 
-    def loader(self) -> DataLoader[Any]:
-        return DataLoader(
-            _Rows(self.task.train), self.options.micro_batch, shuffle=True, collate_fn=_as_it_is
-        )
+    def precision(self) -> torch.autocast:
+        half = self.options.precision == "bf16"
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=half)
 
     def set_lr(self, optimizer: torch.optim.Optimizer, step: int) -> float:
         peak, warmup = self.options.lr, self.options.warmup
@@ -77,104 +85,144 @@ class Job:
 
 
 class Lines:
-    """Rank 0's `metrics.jsonl`, written as a careful script writes it."""
+    """Rank 0's `metrics.jsonl`, written as a careful script writes it.
+
+    A step's numbers are read from their tensors when the next step has been taken, so that a GPU is
+    never waited for; `time` is when the step itself ended, as in rankup's records.
+    """
 
     def __init__(self, job: Job) -> None:
         self._file = (job.directory / "metrics.jsonl").open("a") if job.world.is_root else None
+        self._device = job.world.device
         self._tokens = job.options.global_batch * job.options.seq_len
         self._before = time.perf_counter()
+        self._unread: tuple[dict[str, Any], torch.Tensor, torch.Tensor] | None = None
 
-    def write(
-        self, step: int, epoch: int, loss: float, lr: float, norm: float, waited: float
+    def step(
+        self,
+        step: int,
+        epoch: int,
+        loss: torch.Tensor,
+        lr: float,
+        norm: torch.Tensor,
+        waited: float,
     ) -> None:
+        """Note a step that has just ended, and write the one before it."""
         now = time.perf_counter()
         seconds, self._before = now - self._before, now
         if self._file is None:
             return
+        if self._unread is not None:
+            record, its_loss, its_norm = self._unread
+            record |= {"loss": its_loss.item(), "grad_norm": its_norm.item()}
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
         record = {
             "step": step,
             "epoch": epoch,
-            "loss": loss,
             "lr": lr,
             "tokens_per_s": round(self._tokens / seconds, 1),
+            "seconds": round(seconds, 6),
             "data_wait": round(waited / seconds, 4),
-            "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_memory": peak_memory(self._device),
             "mfu": None,
             "time": round(time.time(), 3),
-            "grad_norm": norm,
         }
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._unread = record, loss, norm
 
 
-class _Counted(Windows):
-    """The training text, telling the clock of each step: the loop asks once for its targets."""
-
-    def __init__(self, split: Windows, boundary: Callable[[], None]) -> None:
-        super().__init__(split.tokens, split.seq_len)
-        self._boundary = boundary
-
-    def count(self, samples: torch.Tensor) -> int:
-        self._boundary()
-        return super().count(samples)
-
-
-def rankup(job: Job) -> None:
-    """`rankup.train.loop.train` as the recipe calls it."""
-    task = LanguageModel(job.options, Path(job.options.train).parent / "tokens")
-    task.train = _Counted(task.train, job.boundary)
+def by_rankup(job: Job, strategy: str | None = None) -> None:
+    """Run `rankup.train.loop.train` as the recipe calls it."""
     options = replace(job.options, steps=LAST, valid_every=LAST, checkpoint_every=LAST)
-    train(task, options, job.world, job.directory)
+    if strategy is not None:
+        options = replace(options, strategy=strategy)  # type: ignore[arg-type]
+    train(job.task, options, job.world, job.directory)
 
 
-def by_hand(job: Job) -> None:
-    """Plain PyTorch, DDP on several ranks; the loss is all-reduced where it is written."""
-    _by_hand(job, overlapped=False)
+def by_hand(job: Job, sharded: bool = False) -> None:
+    """Train in plain PyTorch, as someone writes it who has measured.
 
-
-def by_hand_overlapped(job: Job) -> None:
-    """The same by someone who measured: the loss is all-reduced beside the last backward."""
-    _by_hand(job, overlapped=True)
-
-
-def _by_hand(job: Job, overlapped: bool) -> None:
-    task, options, (_, rank, _, world_size) = job.task, job.options, job.world
-    model = job.model()
+    On several ranks by DDP, or with `sharded` by FSDP2 as its tutorial has it: each block and the
+    root sharded, gradients exchanged in every micro-batch. The loss is all-reduced beside the last
+    backward. On a GPU the next micro-batch is copied while it computes.
+    """
+    options, (_, rank, device, world_size) = job.options, job.world
     several = world_size > 1
-    replica = DistributedDataParallel(model, gradient_as_bucket_view=True) if several else model
+    model = job.model()
+    replica = _distributed(model, world_size, sharded)
+    forward: Any = torch.compile(replica) if options.compile else replica
     parameters = list(model.parameters())
-    optimizer = task.build_optimizer(model)
+    optimizer = job.task.build_optimizer(model)
     lines = Lines(job)
-    step = 0
-    for epoch in itertools.count():
-        order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(epoch))
-        for samples in order.split(options.global_batch):
-            job.boundary()
-            step += 1
-            lr = job.set_lr(optimizer, step)
-            total = torch.zeros(())
-            waited = 0.0
-            parts = samples.split(options.micro_batch)[rank::world_size]
-            work = None
-            for index, part in enumerate(parts):
-                last = index == len(parts) - 1
+    parts = _micro_batches(job.task.train, options, rank, world_size)
+    batch = _on_device(next(parts), device)
+    for step in itertools.count(1):
+        lr = job.set_lr(optimizer, step)
+        total, waited = torch.zeros((), device=device), 0.0
+        work = None
+        for index in range(job.per_rank):
+            last = index == job.per_rank - 1
+            with _exchange_at(replica, last):
+                with job.precision():
+                    loss = job.task.loss(forward, batch[1:]) / (job.tokens * job.per_rank)
+                total += loss.detach()
+                if several and last:
+                    work = dist.all_reduce(total, async_op=True)
+                epoch = batch[0]
+                if device.type == "cuda":  # on its way while the GPU computes
+                    batch = _on_device(next(parts), device)
+                loss.backward()
+            if device.type == "cpu":
                 started = time.perf_counter()
-                batch = task.train.batch(part)
+                batch = _on_device(next(parts), device)
                 waited += time.perf_counter() - started
-                with replica.no_sync() if several and not last else contextlib.nullcontext():
-                    loss = task.loss(replica, batch) / (job.tokens * job.per_rank)
-                    total += loss.detach()
-                    if several and last and overlapped:
-                        work = dist.all_reduce(total, async_op=True)
-                    loss.backward()
-            norm = clip_grad_norm_(parameters, options.clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            if work is not None:
-                work.wait()
-            elif several:
-                dist.all_reduce(total)
-            lines.write(step, epoch, total.item() / world_size, lr, norm.item(), waited)
+        norm = clip_grad_norm_(parameters, options.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        if work is not None:
+            work.wait()
+        whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        lines.step(step, epoch, total / world_size, lr, whole, waited)
+
+
+def _distributed(model: nn.Module, world_size: int, sharded: bool) -> nn.Module:
+    if world_size == 1:
+        return model
+    if not sharded:
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    assert isinstance(model, Transformer)
+    mesh = init_device_mesh("cpu", (world_size,))
+    for block in model.blocks.values():
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _exchange_at(replica: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+    """Let DDP exchange gradients with the last micro-batch alone."""
+    if isinstance(replica, FSDPModule):
+        replica.set_is_last_backward(last)
+    elif isinstance(replica, DistributedDataParallel) and not last:
+        return replica.no_sync()
+    return contextlib.nullcontext()
+
+
+def _micro_batches(
+    split: Windows, options: LanguageModelOptions, rank: int, world_size: int
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the epoch and the tensors of each micro-batch of this rank, without end."""
+    for epoch in itertools.count():
+        order = torch.randperm(len(split), generator=torch.Generator().manual_seed(epoch))
+        for samples in order.split(options.global_batch):
+            for part in samples.split(options.micro_batch)[rank::world_size]:
+                yield (epoch, *split.batch(part))
+
+
+def _on_device(batch: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
+    if device.type == "cpu":
+        return batch
+    epoch, *tensors = batch
+    return epoch, *(tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors)
 
 
 class _Rows(Dataset[Any]):
@@ -194,36 +242,35 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _timed(loader: Any) -> Iterator[tuple[Any, float]]:
-    """Batches of one epoch after another, each with the seconds it was waited for."""
+def _timed(loader: Any) -> Iterator[tuple[int, Any, float]]:
+    """Yield epoch, batch and the seconds it was waited for, epoch after epoch."""
     for epoch in itertools.count():
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(epoch)
-        elif hasattr(getattr(loader, "sampler", None), "set_epoch"):
-            loader.sampler.set_epoch(epoch)
+        place = loader if hasattr(loader, "set_epoch") else getattr(loader, "sampler", None)
+        if place is not None and hasattr(place, "set_epoch"):
+            place.set_epoch(epoch)
         started = time.perf_counter()
         for batch in loader:
-            yield (epoch, *batch), time.perf_counter() - started
+            yield epoch, batch, time.perf_counter() - started
             started = time.perf_counter()
 
 
-def accelerate(job: Job) -> None:
-    """Hugging Face accelerate with its gradient accumulation."""
+def by_accelerate(job: Job) -> None:
+    """Train by Hugging Face accelerate with its gradient accumulation."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=job.per_rank)
     model = job.model()
-    model, optimizer, loader = accelerator.prepare(
-        model, job.task.build_optimizer(model), job.loader()
+    rows = DataLoader(
+        _Rows(job.task.train), job.options.micro_batch, shuffle=True, collate_fn=_as_it_is
     )
+    model, optimizer, loader = accelerator.prepare(model, job.task.build_optimizer(model), rows)
     lines = Lines(job)
     batches = _timed(loader)
     for step in itertools.count(1):
-        job.boundary()
         lr = job.set_lr(optimizer, step)
         total, waits = torch.zeros(()), 0.0
         for _ in range(job.per_rank):
-            (epoch, *batch), waited = next(batches)
+            epoch, batch, waited = next(batches)
             waits += waited
             with accelerator.accumulate(model):
                 loss = job.task.loss(model, tuple(batch)) / job.tokens
@@ -233,98 +280,49 @@ def accelerate(job: Job) -> None:
                     norm = accelerator.clip_grad_norm_(model.parameters(), job.options.clip)
                 optimizer.step()
                 optimizer.zero_grad()
-        mean = accelerator.reduce(total, "mean").item() / job.per_rank
-        lines.write(step, epoch, mean, lr, norm.item(), waits)
+        mean = accelerator.reduce(total, "mean") / job.per_rank
+        lines.step(step, epoch, mean, lr, norm, waits)
 
 
-def fabric(job: Job) -> None:
-    """Lightning Fabric; gradients are exchanged with the last micro-batch."""
-    from lightning.fabric import Fabric
+def script(job: Job, by_hand: bool) -> None:
+    """Train as a user's script does: a DataLoader, a wrapped model, one batch per step.
 
-    world_size = job.world.world_size
-    strategy = "ddp" if world_size > 1 else "auto"
-    fabric = Fabric(accelerator="cpu", devices=world_size, strategy=strategy)
-    fabric.launch()
-    model = job.model()
-    model, optimizer = fabric.setup(model, job.task.build_optimizer(model))
+    With rankup the script shards its loader and wraps its model; by hand it takes a
+    DistributedSampler and DistributedDataParallel as their documentation has it.
+    """
+    rows, size = _Rows(job.task.train), job.options.global_batch
+    model: nn.Module = job.model()
+    loader: Any
+    if by_hand:
+        sampler: DistributedSampler[Any] = DistributedSampler(rows)
+        part = size // job.world.world_size
+        loader = DataLoader(rows, part, sampler=sampler, collate_fn=_as_it_is)
+        model = DistributedDataParallel(model)
+    else:
+        whole = DataLoader(rows, size, shuffle=True, collate_fn=_as_it_is)
+        loader = rankup.shard(whole)
+        model = rankup.wrap(model)
+    optimizer = job.task.build_optimizer(model)
     lines = Lines(job)
-    batches = _timed(fabric.setup_dataloaders(job.loader()))
-    for step in itertools.count(1):
-        job.boundary()
+    for step, (epoch, batch, waited) in enumerate(_timed(loader), 1):
         lr = job.set_lr(optimizer, step)
-        total, waits = torch.zeros(()), 0.0
-        for index in range(job.per_rank):
-            (epoch, *batch), waited = next(batches)
-            waits += waited
-            with fabric.no_backward_sync(model, enabled=index < job.per_rank - 1):
-                loss = job.task.loss(model, tuple(batch)) / (job.tokens * job.per_rank)
-                total += loss.detach()
-                fabric.backward(loss)
-        norm = fabric.clip_gradients(model, optimizer, max_norm=job.options.clip)
+        with torch.profiler.record_function("script: backward"):
+            loss = job.task.loss(model, batch) / batch[1].numel()
+            loss.backward()
+        norm = clip_grad_norm_(model.parameters(), job.options.clip)
         optimizer.step()
         optimizer.zero_grad()
-        mean = fabric.all_reduce(total, reduce_op="mean").item()
-        lines.write(step, epoch, mean, lr, norm.item(), waits)
-
-
-def lightning(job: Job) -> None:
-    """Lightning Trainer with automatic optimization, its own bars, loggers and checkpoints off."""
-    from lightning.pytorch import LightningModule, Trainer
-
-    class Module(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = job.model()
-            self.lines = Lines(job)
-            self.total, self.norm, self.lr = torch.zeros(()), torch.zeros(()), 0.0
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return job.task.build_optimizer(self.model)
-
-        def on_train_batch_start(self, batch: Any, index: int) -> None:
-            if index % job.per_rank == 0:
-                job.boundary()
-                self.total = torch.zeros(())
-                self.lr = job.set_lr(self.optimizers().optimizer, self.global_step + 1)
-
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            loss = job.task.loss(self.model, tuple(batch)) / job.tokens
-            self.total += loss.detach()
-            return loss
-
-        def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
-            self.norm = clip_grad_norm_(self.model.parameters(), job.options.clip)
-
-        def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
-            if (index + 1) % job.per_rank == 0:
-                mean = self.trainer.strategy.reduce(self.total, reduce_op="mean").item()
-                mean /= job.per_rank
-                self.lines.write(
-                    self.global_step, self.current_epoch, mean, self.lr, self.norm.item(), 0.0
-                )
-
-    several = job.world.world_size > 1
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=job.world.world_size,
-        strategy="ddp" if several else "auto",
-        max_epochs=-1,
-        max_steps=LAST,
-        accumulate_grad_batches=job.per_rank,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=job.directory,
-    )
-    trainer.fit(Module(), job.loader())
+        lines.step(step, epoch, loss.detach(), lr, norm, waited)
 
 
 LOOPS: dict[str, Callable[[Job], None]] = {
-    "rankup": rankup,
+    "rankup": by_rankup,
     "by hand": by_hand,
-    "by hand, overlapped": by_hand_overlapped,
-    "accelerate": accelerate,
-    "Fabric": fabric,
-    "Lightning Trainer": lightning,
+    "accelerate": by_accelerate,
+    "rankup, ddp": partial(by_rankup, strategy="ddp"),
+    "rankup, fsdp": partial(by_rankup, strategy="fsdp"),
+    "DDP by hand": by_hand,
+    "FSDP2 by hand": partial(by_hand, sharded=True),
+    "shard and wrap": partial(script, by_hand=False),
+    "DistributedDataParallel": partial(script, by_hand=True),
 }

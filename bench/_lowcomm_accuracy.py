@@ -1,16 +1,23 @@
-"""What the strategies that talk seldom cost in accuracy: equal tokens, four workers."""
+"""Accuracy of the strategies that communicate seldom: equal tokens, four workers."""
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from _lowcomm_runs import WORKERS, Run, Setting, run
-from _lowcomm_text import share_of_gain, unigram_loss
 from common import table
+from rankup.data.text import TokenFile, open_tokens
+from rankup.recipes.options import TOKENS, LanguageModelOptions
+
+_RARE = 10  # a word seen fewer times is unknown, to all alike; saves most of the time
+_VALID_WORDS = 10_000  # of the validation text
 
 # Trained until more steps bring ddp nothing: twenty epochs, a batch of 32 samples for each worker,
 # the recipe's own dropout, and the learning rate at which ddp ends lowest.
@@ -26,18 +33,16 @@ Point = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way to train.
+    """A strategy with its options.
 
     Attributes:
         bar: share of ddp's gain that it has to keep; 0 where the figure is only shown.
-        late: see `Setting`.
-        drawn: whether its first run is on a slow network, for a curve.
+        drawn: its first run is on a slow network, for a curve.
     """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     bar: float = 0.0
-    late: int = 0
     drawn: bool = False
     quick: bool = False
 
@@ -54,12 +59,6 @@ def _asynchronous(most: int) -> dict[str, Any]:
     return {"strategy": "async-sgd", "max_staleness": most, **_LATE}
 
 
-def _late(versions: int) -> Contestant:
-    bar = 0.95 if versions == 1 else 0.0
-    name = f"async-sgd, all {versions} late"
-    return Contestant(name, _asynchronous(0), bar, versions, quick=bar > 0)
-
-
 # The outer step size and momentum that add up to whole steps: 0.7 / (1 - 0.3) = 1.
 _OUTER = {"outer_lr": 0.7, "outer_momentum": 0.3}
 DDP = Contestant("ddp", drawn=True, quick=True)
@@ -67,13 +66,10 @@ CONTESTANTS = (
     DDP,
     Contestant("local-sgd, H = 10", _copies("local-sgd", 10), 0.95, drawn=True, quick=True),
     Contestant("diloco, H = 10", _copies("diloco", 10, **_OUTER), 0.95, quick=True),
-    _late(1),
     Contestant("diloco, H = 50", _copies("diloco", 50, **_OUTER), drawn=True),
     Contestant("gossip", {"strategy": "gossip", **_APART}, drawn=True),
-    _late(4),
-    _late(16),
     Contestant("local-sgd, H = 50", _copies("local-sgd", 50)),
-    Contestant("async-sgd, staleness 1", _asynchronous(1), 0.95),
+    Contestant("async-sgd, staleness 1", _asynchronous(1), 0.95, quick=True),
     Contestant("async-sgd", _asynchronous(4), drawn=True),
     Contestant("ddp, int8", {"compress": "int8"}, drawn=True),
     Contestant("ddp, topk:0.01", {"compress": "topk:0.01"}),
@@ -84,7 +80,7 @@ CONTESTANTS = (
 def measure(
     text: Path, directory: Path, options: dict[str, Any], seeds: int, quick: bool
 ) -> dict[str, list[Point]]:
-    """Run the contestants and print what they reach.
+    """Train the contestants and print the losses they reach.
 
     Args:
         seeds: of ddp and those that have a bar; the others run once.
@@ -99,7 +95,7 @@ def measure(
         given = {**options, **MODEL, **one.options, "seed": seed}
         given |= {"steps": 100, "warmup": 20} if quick else {}
         drawn = one.drawn and seed == 0 and not quick
-        setting = Setting(late=one.late, bandwidth=BANDWIDTH if drawn else 0)
+        setting = Setting(bandwidth=BANDWIDTH if drawn else 0)
         found = run(text, directory / f"{one.name}-{seed}", given, setting)
         runs[one.name][seed] = found
         print(f"  seed {seed}: {one.name} {_best(found):.4f}", flush=True)
@@ -119,7 +115,7 @@ def measure(
 
 
 def _best(found: Run) -> float:
-    """The lowest validation loss, that of the checkpoint which the run keeps as its best."""
+    """Return the lowest validation loss, that of the run's best checkpoint."""
     final = found.final["valid_loss"]
     return float(min(final, found.final.get("best_valid_loss", final)))
 
@@ -136,8 +132,9 @@ def _show_losses(
 
 
 def points(found: Run) -> list[Point]:
-    """Seconds since the first micro-batch, bytes sent by a worker and validation loss, at each
-    validation."""
+    """Return seconds since the first micro-batch, bytes sent by a worker and validation loss, at
+    each validation.
+    """
     began = min(stamps[0][0] for stamps in found.stamps)
     # By the mean of all steps: what workers of gossip write has not a line for each.
     return [
@@ -163,9 +160,7 @@ def _row(one: Contestant, runs: dict[str, dict[int, Run]], unigram: float) -> li
     shares = [share_of_gain(_best(own[seed]), _best(ddp[seed]), unigram) for seed in own]
     late = own[0].final.get("exchange", {}).get("staleness", {})
     total = sum(late.values())
-    said = "all " + str(one.late) if one.late else ""
-    if late and not one.late:
-        said = ", ".join(f"{n}: {number / total:.0%}" for n, number in late.items())
+    said = ", ".join(f"{n}: {number / total:.0%}" for n, number in late.items())
     return [
         one.name,
         str(len(own)),
@@ -177,3 +172,38 @@ def _row(one: Contestant, runs: dict[str, dict[int, Run]], unigram: float) -> li
         f"{own[0].bytes_per_step / 1e3:,.0f}",
         said,
     ]
+
+
+def write_wikitext(source: Path, directory: Path) -> dict[str, str]:
+    """Tokenise WikiText-2 into `directory`; return its files by the options that name them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    texts = {n: (source / f"{n}.txt").read_text().lower().split() for n in ("train", "valid")}
+    counts = Counter(texts["train"])
+    known = frozenset(word for word, number in counts.items() if number >= _RARE)
+    texts["valid"] = texts["valid"][:_VALID_WORDS]
+    texts["test"] = texts["valid"][:200]  # nobody looks at it
+    files = {name: str(directory / f"{name}.txt") for name in texts}
+    for name, words in texts.items():
+        Path(files[name]).write_text(" ".join(w if w in known else "<unk>" for w in words))
+    LanguageModelOptions(train=files["train"], valid=files["valid"], test=files["test"]).prepare(
+        directory
+    )
+    return files
+
+
+def unigram_loss(directory: Path) -> float:
+    """Return the validation loss per word, in nats, of the frequencies in the training text.
+
+    Each word of the vocabulary is counted once more than it was seen.
+    """
+    file: TokenFile = open_tokens(directory / TOKENS)
+    counts = np.bincount(file.splits["train"], minlength=file.vocab_size) + 1
+    seen = np.bincount(file.splits["valid"][1:], minlength=file.vocab_size)
+    chosen = seen > 0
+    logs = np.log(counts[chosen] / counts.sum())
+    return -float((seen[chosen] * logs).sum() / seen.sum())
+
+
+def share_of_gain(loss: float, reference: float, unigram: float) -> float:
+    """Return the share of the reference's gain over the unigram model that a loss has."""
+    return (unigram - loss) / (unigram - reference)

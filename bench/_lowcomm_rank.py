@@ -1,34 +1,186 @@
-"""One rank of `lowcomm.py`: a run of the language model from its first step to its last.
+"""One rank of `lowcomm.py`: a run of the language model, with sleeps for what is slow.
 
 The spec on its command line names the options, the folder, and what is slow. It leaves what every
 run leaves, and `stamps-RANK.json`: when each micro-batch was done, and what had been sent by then.
+
+Computing: each micro-batch of a training step sleeps before its forward. Network: each rank has one
+line, on which its messages go one after the other in bytes / bandwidth seconds, beside whatever the
+rank computes meanwhile. A sum counts with what a ring sends of it. Where one rank serves the others
+(asynchronous SGD), its line is the narrow one, out and in. All of it is put over torch.distributed
+from outside: the strategies run as they are.
 """
 
-from __future__ import annotations
-
-import ctypes
+# No postponed annotations here: DDP checks those of its communication hook as objects.
 import json
 import os
-import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from _lowcomm_late import all_late
-from _lowcomm_slow import SlowTask, slow_network
-from _strategies_rank import sent
+from _rank import die_with_parent, sent
+from rankup.parallel.build import Built
+from rankup.parallel.lowcomm.gossip import link
+from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
+from rankup.runtime.collectives import ALL_GATHER
 from rankup.runtime.world import setup
+from rankup.train import loop
 from rankup.train.gossip.loop import train as train_by_gossip
-from rankup.train.loop import train
+from rankup.train.task import Batch
+
+
+class SlowTask(LanguageModel):
+    """The recipe's task on a slow computer.
+
+    Args:
+        seconds: that each micro-batch of a training step sleeps.
+        done: called with each loss that is trained on.
+    """
+
+    def __init__(
+        self,
+        options: LanguageModelOptions,
+        directory: Any,
+        seconds: float,
+        done: Callable[[], None],
+    ) -> None:
+        super().__init__(options, directory)
+        self._seconds, self._done = seconds, done
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        if torch.is_grad_enabled() and self._seconds:
+            time.sleep(self._seconds)
+        loss = super().loss(model, batch)
+        if torch.is_grad_enabled():
+            self._done()
+        return loss
+
+
+class Line:
+    """A line of `bandwidth` bytes/s, on which messages wait for those before them."""
+
+    def __init__(self, bandwidth: float) -> None:
+        self._bandwidth = bandwidth
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def until(self, size: float) -> float:
+        """Return when a message handed over now has passed, by `time.monotonic`."""
+        with self._lock:
+            self._free = max(self._free, time.monotonic()) + size / self._bandwidth
+            return self._free
+
+    def carry(self, size: float) -> None:
+        """Wait until a message has passed."""
+        sleep_until(self.until(size))
+
+
+def sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+class _Work:
+    """A collective under way that is done when the line has carried it as well."""
+
+    def __init__(self, work: dist.Work, until: float) -> None:
+        self._work, self._until = work, until
+
+    def wait(self) -> None:
+        self._work.wait()
+        sleep_until(self._until)
+
+
+class _Pair:
+    """The connection of two gossip workers, over this one's line."""
+
+    def __init__(self, group: Any, out: Line) -> None:
+        self._group, self._out = group, out
+        self.recv = group.recv
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Any:
+        self._out.carry(sum(tensor.nbytes for tensor in tensors))
+        return self._group.send(tensors, to, tag)
+
+
+def slow_network(bandwidth: float, rank: int, world_size: int) -> None:
+    """Delay what the strategies call in torch.distributed in this process."""
+    out, into = Line(bandwidth), Line(bandwidth)
+    ring = (world_size - 1) / world_size
+
+    def slowed(name: str, share: float, of: int) -> None:
+        """Argument number `of` is what each rank has; `share` of its bytes go to others."""
+        collective = getattr(dist, name)
+
+        def call(*args: Any, async_op: bool = False, **named: Any) -> _Work | None:
+            until = out.until(share * args[of].nbytes)
+            work = _Work(collective(*args, async_op=True, **named), until)
+            if async_op:
+                return work
+            work.wait()
+            return None
+
+        setattr(dist, name, call)
+
+    slowed("all_reduce", 2 * ring, 0)
+    slowed("all_to_all_single", ring, 1)
+    slowed(ALL_GATHER, world_size - 1, 1)
+    if rank == 0:  # the others' lines are as fast, and only a third as busy
+        send, recv = dist.send, dist.recv
+
+        def slow_send(tensor: torch.Tensor, *args: Any) -> None:
+            out.carry(tensor.nbytes)
+            send(tensor, *args)
+
+        def slow_recv(tensor: torch.Tensor, *args: Any) -> None:
+            recv(tensor, *args)
+            into.carry(tensor.nbytes)
+
+        dist.send, dist.recv = slow_send, slow_recv  # type: ignore[assignment]
+    _slow_buckets()
+    pair = link.pair
+    link.pair = lambda *args: _Pair(pair(*args), out)  # type: ignore[assignment]
+
+
+def _slow_buckets() -> None:
+    """Let DDP, which sums its buckets in C++, sum them by a hook beside the backward."""
+    start = loop.start
+
+    def started(*args: Any) -> Built:
+        built = start(*args)
+        replica = built.replica
+        if isinstance(replica, DistributedDataParallel) and not replica._comm_hooks:
+            replica.register_comm_hook([], _sum_bucket)
+        return built
+
+    loop.start = started  # type: ignore[assignment]
+
+
+def _sum_bucket(
+    under_way: list[Any], bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over ranks; `under_way` has the buckets of this backward."""
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    future = torch.futures.Future[torch.Tensor]()
+    under_way.append((dist.all_reduce(buffer, async_op=True), buffer, future))
+    if bucket.is_last():
+        for work, values, done in under_way:
+            work.wait()
+            done.set_result(values)
+        under_way.clear()
+    return future
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # no rank outlives the bench, however that ends
-    spec: dict[str, Any] = json.loads(sys.argv[1])
+    die_with_parent()
+    spec: dict[str, Any] = json.loads(sys.argv[-1])
     if os.getppid() != spec["parent"]:  # it has ended while torch was imported
         return
     torch.set_num_threads(1)
@@ -44,11 +196,9 @@ def main() -> None:
     task = SlowTask(options, Path(spec["text"]) / TOKENS, seconds, done)
     if spec["bandwidth"]:
         slow_network(spec["bandwidth"], world.rank, world.world_size)
-    if spec["late"]:
-        all_late(spec["late"])
     directory = Path(spec["directory"])
-    loop = train_by_gossip if options.strategy == "gossip" else train
-    loop(task, options, world, directory)
+    train = train_by_gossip if options.strategy == "gossip" else loop.train
+    train(task, options, world, directory)
     (directory / f"stamps-{number}.json").write_text(json.dumps(stamps))
     sys.stdout.flush()
     os._exit(0)  # threads of a process group may still hold connections

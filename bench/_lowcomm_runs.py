@@ -1,4 +1,4 @@
-"""Runs of `lowcomm.py`: starts four workers, waits for their end, reads what they left."""
+"""Runs of `lowcomm.py`: start the workers, wait for their end, read what they left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from common import rank_environments, start_ranks
+from _ranks import rank_environments, start_ranks
 
 WORKERS = 4
 _SECONDS = 3600.0
@@ -26,13 +26,11 @@ class Setting:
     Attributes:
         seconds: that each worker sleeps in each micro-batch it trains on; as many as workers.
         bandwidth: of each worker's line, bytes/s; 0 leaves the network as it is.
-        late: versions that every gradient of asynchronous SGD is late by, 0 as it comes.
         count_bytes: ask TCP how much was sent, at each micro-batch.
     """
 
     seconds: tuple[float, ...] = (0.0,) * WORKERS
     bandwidth: float = 0.0
-    late: int = 0
     count_bytes: bool = False
 
 
@@ -51,17 +49,17 @@ class Run:
     stamps: list[list[tuple[float, int]]]
 
     def micro_batches_per_second(self, warm: int) -> float:
-        """Over all workers, once `warm` of them are done."""
+        """Return the rate of all workers, once `warm` micro-batches are done."""
         moments = sorted(moment for stamps in self.stamps for moment, _ in stamps)
         return (len(moments) - warm) / (moments[-1] - moments[warm - 1])
 
     def tcp_bytes(self, first: int, last: int) -> float:
-        """Sent by a worker between its micro-batches `first` and `last`, the mean over workers."""
+        """Return bytes sent between micro-batches `first` and `last`, the mean over workers."""
         return sum(stamps[last][1] - stamps[first][1] for stamps in self.stamps) / len(self.stamps)
 
     @property
     def bytes_per_step(self) -> float:
-        """Of a worker, as the run counts them."""
+        """Bytes that a worker sends per step, as the run counts them."""
         return float(self.final["exchange"]["bytes_per_step"])
 
 
@@ -81,7 +79,7 @@ def run(text: Path, directory: Path, options: dict[str, Any], setting: Setting) 
         environments = rank_environments(workers)
         if options.get("strategy") == "gossip":
             environments = stack.enter_context(_gossip(workers))
-        ranks = start_ranks("_lowcomm_rank.py", spec, workers, log, environments)
+        ranks = start_ranks("_lowcomm_rank.py", spec, log, environments)
         stack.callback(_end, ranks)
         codes = [rank.wait(timeout=_SECONDS) for rank in ranks]
         if any(codes):
@@ -101,7 +99,7 @@ def _end(ranks: list[subprocess.Popen[str]]) -> None:
 
 @contextlib.contextmanager
 def _gossip(workers: int) -> Iterator[list[dict[str, str]]]:
-    """What the launcher of gossip gives its workers: a store, and numbers."""
+    """Yield what the launcher of gossip sets for its workers: a store, and numbers."""
     import torch.distributed as dist
 
     from rankup.parallel.lowcomm.gossip.board import Board

@@ -1,62 +1,66 @@
-"""One rank of a `common.Team`: runs a slice of the contestant that is named on its input.
+"""One rank of a `_ranks.Team`: runs a slice of the contestant that is named on its input.
 
-Each contestant lives in a thread of its own, stopped at the beginning of one of its steps. One
-thread at a time runs, so that contestants share a process and its luck without meeting.
+Each contestant lives in a thread of its own, which stands still between its turns: in a hook behind
+`optimizer.step()`, which every training loop calls once per step on every rank. One thread at a
+time runs, so that contestants share a process and its luck without meeting. The hook counts steps
+only to know when the turn is over; what is measured is read from `metrics.jsonl`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
+import socket
+import struct
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from _loops import LOOPS, Job
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.runtime.world import World, setup
 
-UNCOUNTED = 2  # steps of a slice before the clock starts: caches and the peer rank are warm then
+_BYTES_ACKED = 120  # its offset in struct tcp_info, linux/tcp.h; there since Linux 4.1
 
 
 class Turns:
-    """A training loop that stands still except in its turn.
+    """A training loop that stands still except in its turn."""
 
-    `boundary` is what the loop calls as each of its steps begins; a slice is timed from boundary
-    to boundary.
-    """
-
-    def __init__(self, run: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, run: Callable[[], None]) -> None:
         self._run = run
         self._go, self._done = threading.Event(), threading.Event()
-        self._seen = self._until = 0
-        self._started = self._seconds = 0.0
+        self._left = 0
         threading.Thread(target=self._live, daemon=True).start()
 
-    def slice(self, steps: int) -> float:
-        """Seconds per step over `steps` steps."""
-        self._seen, self._until = 0, UNCOUNTED + steps
+    def take(self, steps: int) -> None:
+        """Let the loop run until its optimizer has taken `steps` more steps."""
+        self._left = steps
         self._go.set()
         self._done.wait()
         self._done.clear()
-        return self._seconds / steps
 
-    def boundary(self) -> None:
-        self._seen += 1
-        if self._seen == UNCOUNTED:
-            self._started = time.perf_counter()
-        if self._seen == self._until:
-            self._seconds = time.perf_counter() - self._started
-            self._done.set()
-            self._wait()
+    def stepped(self, *_: Any) -> None:
+        """Note that the optimizer has taken a step; the end of a turn waits here for the next."""
+        self._left -= 1
+        if self._left:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # several contestants share a GPU
+        self._done.set()
+        self._wait()
 
     def _wait(self) -> None:
         self._go.wait()
@@ -65,7 +69,7 @@ class Turns:
     def _live(self) -> None:
         self._wait()
         try:
-            self._run(self.boundary)
+            self._run()
             raise RuntimeError("the loop came to its end before its last slice")
         except BaseException:
             traceback.print_exc()
@@ -74,51 +78,103 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Rank:
-    """What a rank is asked to compare.
+class Held:
+    """Bytes of one rank's parts of the model."""
 
-    Attributes:
-        contestants: their names.
-        answers: where the bench reads what came out.
-    """
+    weights: int
+    gradients: int
+    optimizer: int
 
-    contestants: list[str]
-    answers: TextIO
-    world: World
-    directory: Path
-    options: LanguageModelOptions
-    task: LanguageModel
 
-    @classmethod
-    def begin(cls) -> Rank:
-        """Read the command line, and meet the other ranks."""
-        spec = json.loads(sys.argv[1])
-        answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # what contestants print goes to the log
-        torch.set_num_threads(1)
-        world = setup()
-        directory = Path(spec["directory"])
-        options = LanguageModelOptions(**spec["options"])
-        task = LanguageModel(options, directory / TOKENS)
-        return cls(spec["contestants"], answers, world, directory, options, task)
+class PausedTask(LanguageModel):
+    """The recipe's task, whose optimizer pauses the loop between its turns."""
 
-    def job(self, name: str, boundary: Callable[[], None]) -> Job:
-        """What a contestant gets; with a folder of its own."""
-        own = self.directory / f"{name}-{os.getpid()}"
-        own.mkdir()
-        return Job(self.task, self.options, self.world, own, boundary)
+    def __init__(
+        self, options: LanguageModelOptions, directory: Path, stepped: Callable[..., None]
+    ) -> None:
+        super().__init__(options, directory)
+        self._stepped = stepped
+        self._built: tuple[nn.Module, torch.optim.Optimizer] | None = None
 
-    def turns(self, name: str, loop: Callable[[Job], None]) -> Turns:
-        """A contestant's loop, which waits for its first turn."""
-        return Turns(lambda boundary: loop(self.job(name, boundary)))
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = super().build_optimizer(model)
+        optimizer.register_step_post_hook(self._stepped)
+        self._built = model, optimizer
+        return optimizer
+
+    def held(self) -> Held:
+        """Return what lies on this rank once a step has been taken."""
+        assert self._built is not None
+        model, optimizer = self._built
+        parameters = list(model.parameters())
+        state = [value for values in optimizer.state.values() for value in values.values()]
+        return Held(
+            sum(_bytes(p) for p in parameters),
+            sum(_bytes(p) for p in parameters if p.requires_grad),
+            sum(_bytes(value) for value in state if isinstance(value, torch.Tensor)),
+        )
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.numel() * local.element_size()
+
+
+class Contestant:
+    """A loop, its task, and its turns on this rank."""
+
+    def __init__(
+        self, name: str, options: LanguageModelOptions, world: World, directory: Path, runs: Path
+    ) -> None:
+        self._name, self._options, self._world, self._runs = name, options, world, runs
+        self._turns = Turns(self._run)
+        self._task = PausedTask(options, directory / TOKENS, self._turns.stepped)
+
+    def slice(self, steps: int) -> dict[str, Any]:
+        """Run a slice; return bytes sent per step and bytes held."""
+        before = sent()
+        self._turns.take(steps)
+        return {"sent": (sent() - before) / steps, **asdict(self._task.held())}
+
+    def _run(self) -> None:
+        own = self._runs / self._name
+        own.mkdir(exist_ok=True)
+        LOOPS[self._name](Job(self._task, self._options, self._world, own))
+
+
+def sent() -> int:
+    """Return the bytes that this process's TCP connections have delivered so far, gloo's too."""
+    total = 0
+    for place in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the listing's own, closed meanwhile
+            if not place.is_socket():
+                continue
+            with socket.socket(fileno=os.dup(int(place.name))) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    total += struct.unpack_from("=Q", info, _BYTES_ACKED)[0]
+    return total
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when the bench ends, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def main() -> None:
-    rank = Rank.begin()
-    turns = {name: rank.turns(name, LOOPS[name]) for name in rank.contestants}
+    die_with_parent()
+    spec = json.loads(sys.argv[-1])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what contestants print goes to the log
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+    world = setup()
+    options = LanguageModelOptions(**spec["options"])
+    places = Path(spec["directory"]), Path(spec["runs"])
+    contestants = {name: Contestant(name, options, world, *places) for name in spec["contestants"]}
     for line in sys.stdin:
-        name, steps = line.rsplit(maxsplit=1)
-        print(turns[name].slice(int(steps)), file=rank.answers, flush=True)
+        name, steps = line.split("\t")
+        print(json.dumps(contestants[name].slice(int(steps))), file=answers, flush=True)
     os._exit(0)
 
 

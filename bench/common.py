@@ -1,9 +1,6 @@
-"""What the benchmarks share: an environment with the peers, rank processes that stay alive, tables.
+"""Environment with the peers, command line, claims, tables.
 
-`python bench/common.py` alone makes the environment, `bench/.venv-peers`, and says what is in it.
-
-Contestants take turns in slices of about half a second, inside processes that stay alive, in a new
-random order each round: what else happens on the machine hits all of them alike.
+`python bench/common.py` alone makes the environment, `bench/.venv-peers`, and prints its versions.
 """
 
 from __future__ import annotations
@@ -11,35 +8,35 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import platform
-import select
-import socket
+import random
+import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Literal
 
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
 VENV = BENCH / ".venv-peers"
-PEERS = ("accelerate==1.15.0", "lightning==2.6.6")  # lightning brings Fabric along
-_ANSWER_SECONDS = 300
+PEERS = ("accelerate==1.15.0",)
+MOST = 1.3  # ratio against the same loop by hand above which the bench is wrong, not rankup fast
 
 
 def enter_environment(
     venv: Path = VENV, peers: tuple[str, ...] = PEERS, *, torch: bool = True
 ) -> None:
-    """Go on inside the peers' environment, which is made first where it is not complete.
+    """Restart this program inside the peers' environment, which is made first where needed.
 
     Args:
-        torch: whether what is measured needs it.
+        torch: install torch by itself first, so that no peer chooses another version.
     """
     if Path(sys.prefix).resolve() == venv.resolve():
         return
@@ -51,10 +48,10 @@ def enter_environment(
         print(f"making {venv.relative_to(ROOT)} with {', '.join(peers)} …", flush=True)
         stamp.unlink(missing_ok=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
-        install = [python, "-m", "pip", "install", "--quiet", "-c", constraints]
-        if torch:  # alone, so that nothing picks another one
+        install = [str(python), "-m", "pip", "install", "--quiet", "-c", str(constraints)]
+        if torch:
             subprocess.run([*install, "torch"], check=True)
-        subprocess.run([*install, "-e", ROOT, *peers], check=True)
+        subprocess.run([*install, "-e", str(ROOT), *peers], check=True)
         stamp.write_text(wanted.hexdigest())
     sys.stdout.flush()
     os.execv(python, [str(python), *sys.argv])
@@ -62,165 +59,131 @@ def enter_environment(
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: `rounds` turns for each contestant, of `slice_seconds` each."""
+    """How long to measure: `rounds` turns of each contestant, each of `slice_seconds`."""
 
     quick: bool
     rounds: int
     slice_seconds: float
 
 
-def arguments(description: str) -> Effort:
-    """The command line that every benchmark has."""
-    parser = argparse.ArgumentParser(description=description)
+QUICK, FULL = Effort(True, 3, 0.4), Effort(False, 9, 0.6)
+
+
+def parse_effort(description: str) -> Effort:
+    """Parse the command line that every benchmark has."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="3 short rounds: about a minute")
-    quick = parser.parse_args().quick
-    return Effort(True, 3, 0.4) if quick else Effort(False, 9, 0.6)
+    return QUICK if parser.parse_args().quick else FULL
 
 
-def start_ranks(
-    program: str,
-    spec: dict[str, Any],
-    world_size: int,
-    log: IO[str],
-    environments: Sequence[dict[str, str]] | None = None,
-) -> list[subprocess.Popen[str]]:
-    """Start a program of this folder as ranks, with `spec` as JSON on its command line.
-
-    Args:
-        log: gets what they write to stderr.
-        environments: of each, if not what torchrun gives them.
-    """
-    return [
-        subprocess.Popen(
-            [sys.executable, "-u", BENCH / program, json.dumps(spec)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-            text=True,
-        )
-        for environment in environments or rank_environments(world_size)
-    ]
+def has_programs(skipped: str, *programs: str) -> bool:
+    """Return True if all programs are on PATH; otherwise print what is skipped for lack of them."""
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing:
+        print(f"bench: {' and '.join(missing)} not found on PATH; skipped: {skipped}", flush=True)
+    return not missing
 
 
-def answer_of(
-    process: subprocess.Popen[str], log: IO[str], name: str, seconds: float = _ANSWER_SECONDS
+def data_folder(name: str) -> Path:
+    """Return a folder of the real data (`RANKUP_DATA`); end the bench where it is missing."""
+    found = Path(os.environ.get("RANKUP_DATA") or ROOT.parent / "shared" / "data") / name
+    if not found.is_dir():
+        raise SystemExit(f"bench: {name} not found; set RANKUP_DATA to the folder that holds it")
+    return found
+
+
+def machine(*packages: str) -> str:
+    """Return date, cores, load and versions in one line."""
+    found = [f"{name} {version(name)}" for name in packages]
+    return ", ".join(
+        [
+            time.strftime("%Y-%m-%d %H:%M"),
+            platform.machine(),
+            f"{os.cpu_count()} cores",
+            f"load {os.getloadavg()[0]:.1f} at the start",
+            f"Python {platform.python_version()}",
+            *found,
+        ]
+    )
+
+
+def claim(
+    name: str,
+    ours: float,
+    peer: float,
+    unit: str,
+    note: str,
+    *,
+    better: Literal["higher", "lower"] = "higher",
+    same_loop: bool = False,
 ) -> str:
-    """The next line that a process prints; without one the bench ends with the end of its log."""
-    assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], seconds)
-    answer = process.stdout.readline() if ready else ""
-    if not answer:
-        log.seek(0)
-        what = "failed" if ready else f"gave no answer within {seconds:.0f} s"
-        raise SystemExit(f"{log.read()[-6000:]}\nbench: {name} {what}")
-    return answer
-
-
-class Team:
-    """Rank processes of one thread each that stay alive and run one contestant's slice at a time.
+    """Return the JSON line by which a claim is judged.
 
     Args:
-        world_size: number of ranks; one rank is a plain process without a launcher's variables.
-        directory: where the ranks work, with the text in it (`write_text`).
-        options: of the language-model recipe.
-        contestants: names in `_loops.LOOPS`.
+        same_loop: the peer is the same loop written by hand, which nobody can beat by `MOST`.
+
+    Raises:
+        SystemExit: a figure is no positive number, or the ratio cannot be.
     """
-
-    program = "_rank.py"
-
-    def __init__(
-        self, world_size: int, directory: Path, options: dict[str, Any], contestants: Sequence[str]
-    ) -> None:
-        self.world_size = world_size
-        spec = {"directory": str(directory), "options": options, "contestants": list(contestants)}
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the ranks live
-        self._ranks = start_ranks(self.program, spec, world_size, self._log)
-
-    def start(self, contestant: str, steps: int) -> None:
-        """Let all ranks run `steps` steps of a contestant, after two that do not count."""
-        for rank in self._ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(f"{contestant} {steps}\n")
-            rank.stdin.flush()
-
-    def finish(self) -> float:
-        """Seconds per step of the slice that `start` began, as rank 0 saw it."""
-        return float(self._answers()[0])
-
-    def slice(self, contestant: str, steps: int) -> float:
-        self.start(contestant, steps)
-        return self.finish()
-
-    def close(self) -> None:
-        for rank in self._ranks:
-            rank.kill()
-            rank.wait()
-        self._log.close()
-
-    def _answers(self) -> list[str]:
-        return [answer_of(rank, self._log, "a rank") for rank in self._ranks]
+    if not all(math.isfinite(value) and value > 0 for value in (ours, peer)):
+        raise SystemExit(f"bench: {name}: {ours} against {peer} {unit} cannot be; nothing claimed")
+    ratio = ours / peer if better == "higher" else peer / ours
+    if same_loop and ratio > MOST:
+        raise SystemExit(
+            f"bench: {name}: {ours:.5g} against {peer:.5g} {unit} is {ratio:.2f} times the same "
+            f"loop by hand; more than {MOST} cannot be: the bench is wrong, or the machine too "
+            "busy; nothing is claimed"
+        )
+    values = {"claim": name, "ours": _rounded(ours), "peer": _rounded(peer), "unit": unit}
+    return json.dumps({**values, "better": better, "note": note}, ensure_ascii=False)
 
 
-def rank_environments(world_size: int) -> list[dict[str, str]]:
-    """What torchrun gives each rank; for a single one, what a shell gives it."""
-    launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID")
-    base = {name: value for name, value in os.environ.items() if name not in launcher}
-    base |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    if world_size == 1:
-        return [base]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    size = str(world_size)
-    base |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "TORCHELASTIC_RUN_ID": "bench"}
-    base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
-    return [{**base, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+def _rounded(value: float) -> float:
+    """Return five significant digits, or all digits before the point."""
+    return round(value) if value >= 1e4 else float(f"{value:.5g}")
 
 
-def write_text(directory: Path, options: dict[str, Any], samples: int) -> dict[str, Any]:
-    """Tokenise exactly `samples` training samples into `directory`; the options with the files.
+def take_turns(
+    contestants: Mapping[str, Callable[[], float]], rounds: int, uncounted: int = 1
+) -> dict[str, list[float]]:
+    """Run every contestant once per round, in a new random order each; return what they return.
 
-    English that comes with Python, repeated where it is too short. A whole number of global batches
-    leaves no contestant a short last one.
+    Args:
+        uncounted: rounds before those that count.
     """
-    from pydoc_data.topics import topics
-
-    from rankup.recipes.options import LanguageModelOptions
-
-    directory.mkdir(parents=True, exist_ok=True)
-    text = "\n\n".join(topics[name] for name in sorted(topics))
-    options = dict(options)
-    as_bytes = options["vocab"] == "byte"
-    units: list[Any] = list(text.encode()) if as_bytes else text.split()
-    for split, number in (("train", samples), ("valid", 4), ("test", 4)):
-        size = number * options["seq_len"] + 1
-        taken = (units * (1 + size // len(units)))[:size]
-        path = directory / f"{split}.txt"
-        path.write_bytes(bytes(taken) if as_bytes else " ".join(taken).encode())
-        options[split] = str(path)
-    LanguageModelOptions(**options).prepare(directory)
-    return options
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(-uncounted, rounds):
+        order = random.Random(number).sample(list(contestants), len(contestants))
+        for name in order:
+            value = contestants[name]()
+            if number >= 0:
+                found[name].append(value)
+    return found
 
 
 def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def spread(values: Sequence[float]) -> str:
-    """Lower and upper quartile, to see how far the rounds lie apart."""
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Return the lower and upper quartile, which show how far the rounds lie apart."""
+    if len(values) < 2:
+        return ""
     low, _, high = statistics.quantiles(values, n=4)
-    return f"{low:.3f}…{high:.3f}"
+    return f"{low:.{digits}f}…{high:.{digits}f}"
 
 
-def machine(peers: Sequence[str] = ("accelerate", "lightning")) -> str:
-    """The machine in a line: cores, load, versions of torch and of the peers."""
-    packages = ("torch", *peers)
-    return (
-        f"{time.strftime('%Y-%m-%d %H:%M')}, {platform.machine()}, {os.cpu_count()} cores, "
-        f"load {os.getloadavg()[0]:.1f} at the start, Python {platform.python_version()}, "
-        + ", ".join(f"{name} {version(name)}" for name in packages)
-    )
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Return the ratio of each round."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def paired(above: Sequence[float], below: Sequence[float], digits: int = 3) -> str:
+    """Return the median of the rounds' ratios, with quartiles, in words."""
+    found = ratios(above, below)
+    return f"{median(found):.{digits}f} ({spread(found, digits)})"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -233,12 +196,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print(flush=True)
 
 
-def claim(name: str, ours: float, peer: float, unit: str, note: str) -> str:
-    """The line by which a claim is judged; more is better in all of them here."""
-    values = {"claim": name, "ours": round(ours, 4), "peer": round(peer, 4), "unit": unit}
-    return json.dumps({**values, "better": "higher", "note": note}, ensure_ascii=False)
-
-
 if __name__ == "__main__":
     enter_environment()
-    print(f"{VENV.relative_to(ROOT)} is complete: {machine()}")
+    print(f"{VENV.relative_to(ROOT)} is complete: {machine('torch', 'accelerate')}")

@@ -1,11 +1,10 @@
-"""Is a GPU used? The language model at 124 million and 1 billion parameters, on one GPU.
+"""Use of one GPU: the language model at 124 million and 1 billion parameters.
 
-Claims `gpu.124m`, `gpu.1b`: tokens/s of rankup's loop to those of a plain loop in the manner of
-nanoGPT (the quicker of two: with a model of its own, and with the recipe's), bfloat16 and compiled,
-the median of paired slices. All contestants stay alive on the GPU and take turns. Warm: compiled
-code, text, optimizer state, and two steps before each slice; start-up is not counted.
+Claims `gpu.124m`, `gpu.1b`: tokens/s of rankup's loop to those of the same loop by hand, bfloat16
+and compiled, the median of paired slices. Both stay alive on the GPU, each in a process of its own,
+and take turns. Compiled code, text and optimizer state are warm; start-up is not counted.
 
-First what the sampler's questions to NVML cost, for `bench/monitor.py`; no claim.
+First what the sampler's questions to NVML cost, for `CALL_SECONDS` of `bench/monitor.py`; no claim.
 
 Without a GPU it says so and makes no claim; `--cpu-smoke` runs all of it on the CPU in tiny sizes.
 """
@@ -13,30 +12,28 @@ Without a GPU it says so and makes no claim; `--cpu-smoke` runs all of it on the
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-from _gpu_nvml import nvml
-from common import BENCH, Effort, answer_of, median, spread, table
+from _ranks import Team, claimed, interleave
+from common import FULL, QUICK, Effort, machine, median, ratios, spread, table
+from rankup.monitor.collect.gpu import MOMENTARY, QUESTIONS, Failed, Lost, NotThere, Source
 from rankup.monitor.collect.open_gpus import STAND_IN, open_source
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
 from rankup.train.metrics import peak_flops
 
-CONTESTANTS = ("rankup", "plain loop", "plain loop, our model")
-_ANSWER_SECONDS = 1200.0  # the first slice compiles
+CONTESTANTS = ("rankup", "by hand")
+_BURST = 20  # questions to NVML in a row
 
 
 @dataclass(frozen=True)
@@ -76,55 +73,11 @@ CASES = (
     Case("gpu.124m", layers=12, dim=768, heads=12, micro_batch=16, micro_batches=4),
     Case("gpu.1b", layers=18, dim=2048, heads=16, micro_batch=8, micro_batches=2),
 )
-SMOKE = (
-    Case("smoke", 2, 32, 2, 2, 2, words=64, seq_len=16, compiled=False),
-    Case("smoke, deeper", 3, 32, 2, 2, 2, words=64, seq_len=16, compiled=False),
-)
-
-
-class Contestant:
-    """The process of a contestant."""
-
-    def __init__(self, name: str, directory: Path, options: dict[str, Any], log: IO[str]) -> None:
-        spec = {"directory": str(directory), "options": options, "contestant": name}
-        launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-        slurm = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-        env = {k: v for k, v in os.environ.items() if k not in (*launcher, *slurm)}
-        self._name, self._log = name, log
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", BENCH / "_gpu_rank.py", json.dumps(spec)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=env,
-            text=True,
-        )
-
-    def slice(self, steps: int) -> dict[str, float]:
-        """Seconds per step and most bytes of GPU memory so far."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
-        answer = answer_of(self.process, self._log, self._name, _ANSWER_SECONDS)
-        found: dict[str, float] = json.loads(answer)
-        return found
-
-
-@contextlib.contextmanager
-def contestants(directory: Path, options: dict[str, Any]) -> Iterator[dict[str, Contestant]]:
-    """All contestants, for the time of the block."""
-    with tempfile.TemporaryFile("w+") as log:
-        found = {name: Contestant(name, directory, options, log) for name in CONTESTANTS}
-        try:
-            yield found
-        finally:
-            for contestant in found.values():
-                contestant.process.kill()
-                contestant.process.wait()
+SMOKE = Case("smoke", 2, 32, 2, 2, 2, words=64, seq_len=16, compiled=False)
 
 
 def write_words(directory: Path, case: Case) -> dict[str, Any]:
-    """A text of exactly `case.words` - 1 different words, the unknown one beside them."""
+    """Write a text of exactly `case.words` - 1 different words, the unknown one beside them."""
     draw, options = random.Random(0), dict(case.options)
     samples = max(16 * options["global_batch"], 1 + 2 * case.words // case.seq_len)
     for split, number in (("train", samples), ("valid", 4), ("test", 4)):
@@ -138,15 +91,9 @@ def write_words(directory: Path, case: Case) -> dict[str, Any]:
     return options
 
 
-def bench(case: Case, effort: Effort, least: int) -> str:
-    """Measure and print a case; its claim line.
-
-    Args:
-        least: steps of a slice, at least.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
-    memory: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as name:
+def bench(case: Case, effort: Effort, device: str) -> str:
+    """Measure and print a case; return its claim line."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
         options = write_words(directory, case)
         task = LanguageModel(LanguageModelOptions(**options), directory / TOKENS)
@@ -154,92 +101,110 @@ def bench(case: Case, effort: Effort, least: int) -> str:
             model = task.build_model()
         flops = task.flops_per_unit(model)
         weights = sum(parameter.numel() for parameter in model.parameters())
-        with contestants(directory, options) as running:
-            for contestant in running.values():  # one after the other: each compiles
-                contestant.slice(least)
-            step = running["rankup"].slice(least)["seconds"]
-            steps = max(least, round(8 * effort.slice_seconds / step))
-            for number in range(effort.rounds):
-                for name in random.Random(number).sample(CONTESTANTS, len(CONTESTANTS)):
-                    found = running[name].slice(steps)
-                    seconds[name].append(found["seconds"])
-                    memory[name] = found["memory"]
+        teams = {
+            name: stack.enter_context(closing(Team(1, directory, options, [name], device)))
+            for name in CONTESTANTS
+        }
+        found = interleave(teams, effort, least=5, longer=8)
+        memory = {name: team.records(name)[-1]["peak_memory"] for name, team in teams.items()}
+    seconds = {name: [one.seconds for one in slices] for name, slices in found.items()}
     tokens = options["global_batch"] * case.seq_len
     what = (
         f"{weights / 1e6:.1f} M parameters, {case.layers} layers of width {case.dim}, "
         f"{case.micro_batches} micro-batches of {case.micro_batch} x {case.seq_len} tokens"
     )
-    peer = min(CONTESTANTS[1:], key=lambda name: median(seconds[name]))
-    peak = peak_flops(torch.device("cuda", 0)) if torch.cuda.is_available() else None
-
-    def ratios(name: str) -> list[float]:
-        return [theirs / own for own, theirs in zip(seconds[name], seconds[peer], strict=True)]
-
-    def mfu(name: str) -> str:
-        return f"{tokens / median(seconds[name]) * flops / peak:.3f}" if peak else "unknown"
-
-    print(what)
-    rows = [
-        [
-            name,
-            f"{tokens / median(values):,.0f}",
-            mfu(name),
-            f"{median(ratios(name)):.3f}",
-            spread(ratios(name)) if len(values) > 1 else "",
-            f"{memory[name] / 1e9:.1f}",
-        ]
+    peak = peak_flops(torch.device("cuda", 0)) if device == "cuda" else None
+    mfu = {
+        name: f"{tokens / median(values) * flops / peak:.3f}" if peak else "unknown"
         for name, values in seconds.items()
-    ]
-    table(["", "tokens/s", "MFU", f"to {peer}", "quartiles", "GB at most"], rows)
-    rate, ratio = tokens / median(seconds[peer]), median(ratios("rankup"))
-    note = (
-        f"{what}; bfloat16, compiled; peer {peer}; ours is the peer's median times the median of "
-        f"{effort.rounds} paired ratios; MFU of rankup {mfu('rankup')}, of the peer {mfu(peer)}"
-    )
-    values = {"claim": case.claim, "ours": round(ratio * rate, 1), "peer": round(rate, 1)}
-    return json.dumps({**values, "unit": "tokens/s", "better": "higher", "note": note})
+    }
+    print(what)
+    rows = []
+    for name, values in seconds.items():
+        pairs = ratios(seconds["by hand"], values)
+        shares = [f"{median(pairs):.3f}", spread(pairs), f"{memory[name] / 1e9:.1f}"]
+        rows.append([name, f"{tokens / median(values):,.0f}", mfu[name], *shares])
+    table(["", "tokens/s", "MFU", "to by hand", "quartiles", "GB at most"], rows)
+    note = f"{what}; bfloat16, compiled; MFU {mfu['rankup']}, by hand {mfu['by hand']}"
+    return claimed(case.claim, seconds, *CONTESTANTS, note, tokens, "tokens/s")
 
 
-def smoke_nvml() -> None:
-    """The measurement of NVML's costs, on a GPU that plays a script."""
+def nvml(source: Source, rounds: int = 5, apart: float = 2.0) -> None:
+    """Print the seconds per question of the clock and of the CPU, of the GPU that costs most.
+
+    Args:
+        apart: seconds between questions, as the sampler asks: the driver may keep an answer.
+    """
+    rows = []
+    gpus = [gpu.index for gpu in source.gpus()]
+    for what in (*QUESTIONS, *MOMENTARY, "counters"):
+        costs = [_cost(_question(source, index, what), rounds, apart) for index in gpus]
+        said = [cost for cost in costs if cost is not None]
+        cells = [f"{max(column) * 1e3:.3f}" for column in zip(*said, strict=True)]
+        rows.append([what, *(cells or ["not answered", "", ""])])
+    table(["NVML, ms per call", "after a pause", "in a row", "CPU, in a row"], rows)
+
+
+def _question(source: Source, index: int, what: str) -> Callable[[], object]:
+    if what == "counters":
+        return lambda: source.counters(index)
+    return lambda: source.ask(index, what)
+
+
+def _cost(
+    ask: Callable[[], object], rounds: int, apart: float
+) -> tuple[float, float, float] | None:
+    """Return seconds of the clock after a pause, and of the clock and the CPU in a row."""
+    cold, wall, cpu = [], [], []
+    try:
+        for _ in range(rounds):
+            time.sleep(apart)
+            began = time.perf_counter()
+            ask()
+            cold.append(time.perf_counter() - began)
+            began, used = time.perf_counter(), time.process_time()
+            for _ in range(_BURST):
+                ask()
+            wall.append((time.perf_counter() - began) / _BURST)
+            cpu.append((time.process_time() - used) / _BURST)
+    except (NotThere, Lost, Failed):
+        return None
+    return median(cold), median(wall), median(cpu)
+
+
+def smoke() -> None:
+    """Run everything on the CPU in tiny sizes, NVML on a GPU that plays a script."""
     with tempfile.TemporaryDirectory() as name:
         script = Path(name) / "gpus.json"
         script.write_text(json.dumps({"gpus": [{"values": {"util": 1}}], "call_seconds": 1e-4}))
         source, _ = open_source({STAND_IN: str(script)})
         assert source is not None
         nvml(source, rounds=2, apart=0.01)
+    bench(SMOKE, Effort(True, 3, 0.2), "cpu")
+    print("bench: it runs; tiny sizes on the CPU make no claim")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="3 short rounds")
-    parser.add_argument("--cpu-smoke", action="store_true", help="2 steps of tiny sizes, no claim")
+    parser.add_argument("--cpu-smoke", action="store_true", help="tiny sizes on the CPU, no claim")
     parser.add_argument("--micro-batch", type=int, help="samples at once, where memory is short")
-    asked = parser.parse_args()
-    if asked.cpu_smoke:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        os.environ["OMP_NUM_THREADS"] = "1"
-        smoke_nvml()
-        for case in SMOKE:
-            bench(case, Effort(True, 1, 0.0), 2)
-        print("bench: it runs; tiny sizes on the CPU make no claim")
+    given = parser.parse_args()
+    if given.cpu_smoke:
+        smoke()
         return
     if not torch.cuda.is_available():
-        print("bench: nothing measured, no claim: there is no GPU that torch sees")
+        print("bench: nothing measured, no claim: torch sees no GPU")
         return
-    effort = Effort(True, 3, 0.4) if asked.quick else Effort(False, 9, 0.6)
-    print(
-        f"{time.strftime('%Y-%m-%d')}, {torch.cuda.get_device_name()}, {os.cpu_count()} cores, "
-        f"load {os.getloadavg()[0]:.1f}, torch {torch.__version__}\n",
-        flush=True,
-    )
+    print(f"{machine('torch')}, {torch.cuda.get_device_name()}\n", flush=True)
     source, why = open_source({})
     if source is None:
         print(f"bench: what NVML costs is not measured: {why}\n")
     else:
         nvml(source)
-    cases = [replace(c, micro_batch=asked.micro_batch or c.micro_batch) for c in CASES]
-    print("\n".join([bench(case, effort, 5) for case in cases]))
+    effort = QUICK if given.quick else FULL
+    cases = [replace(c, micro_batch=given.micro_batch or c.micro_batch) for c in CASES]
+    print("\n".join([bench(case, effort, "cuda") for case in cases]))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How much of the second rank arrives: 1 -> 2 ranks of one thread each, the same global batch.
+"""How much of the second rank arrives: 1 → 2 ranks of one thread each, the same global batch.
 
-Claim `scaling.2`: tokens/s of 2 ranks over twice the tokens/s of one, of a model where compute
-dominates; the peer is the ideal, 1.0. Beside it a model where the exchange dominates, hand-written
-DDP in both, and the machine's own ceiling: two runs of one rank that know nothing of each other,
-at the same time, over twice one alone. All processes stay alive and take turns; those whose turn it
-is not sleep. Warm as in `overhead.py`; validation, checkpoints and start-up are not counted.
+Claim `scaling.2`: tokens/s of rankup on 2 ranks against DDP by hand on 2 ranks, in the same rounds,
+of a model where compute dominates. Beside it both against the machine's own ceiling, two runs of
+one rank at the same time that know nothing of each other, and against twice the speed of one rank;
+and the same for a model where the exchange dominates. All processes stay alive and take turns;
+those whose turn it is not sleep. Warm as in `overhead.py`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import (
-    Effort,
-    Team,
-    arguments,
-    claim,
-    enter_environment,
-    machine,
-    median,
-    spread,
-    table,
-    write_text,
-)
+from _ranks import Team, claimed, write_text
+from common import Effort, machine, median, paired, parse_effort, ratios, spread, table
 
-CONTESTANTS = ("rankup", "by hand, overlapped")
+OURS, HAND = "rankup", "by hand"
+CEILING = "two separate runs at once"
+ALONE = "one rank, times two"
 
 
 @dataclass(frozen=True)
@@ -41,43 +33,24 @@ class Case:
     claim: str | None = None
 
 
+COMPUTE = {"vocab": "byte", "seq_len": 128, "layers": 4, "dim": 128, "heads": 4}
+EXCHANGE = {"vocab": "word", "seq_len": 32, "layers": 1, "dim": 128, "heads": 4}
 CASES = (
     Case(
         "compute dominates",
-        {
-            "vocab": "byte",
-            "seq_len": 128,
-            "layers": 4,
-            "dim": 128,
-            "heads": 4,
-            "global_batch": 64,
-            "micro_batch": 8,
-            "warmup": 100,
-        },
+        {**COMPUTE, "global_batch": 16, "micro_batch": 8, "warmup": 100},
         "scaling.2",
     ),
-    Case(
-        "the exchange dominates",
-        {
-            "vocab": "word",
-            "seq_len": 32,
-            "layers": 1,
-            "dim": 128,
-            "heads": 4,
-            "global_batch": 4,
-            "micro_batch": 2,
-            "warmup": 100,
-        },
-    ),
+    Case("the exchange dominates", {**EXCHANGE, "global_batch": 4, "micro_batch": 2, "warmup": 9}),
 )
 
 
 def size(directory: Path, options: dict[str, Any]) -> str:
-    """The model in words: parameters, bytes exchanged and floating-point operations per step."""
+    """Return the model in words: parameters, bytes exchanged and operations per step."""
     from rankup.recipes.language_model import LanguageModel
-    from rankup.recipes.options import LanguageModelOptions
+    from rankup.recipes.options import TOKENS, LanguageModelOptions
 
-    task = LanguageModel(LanguageModelOptions(**options), directory / "tokens")
+    task = LanguageModel(LanguageModelOptions(**options), directory / TOKENS)
     model = task.build_model()
     numbers = sum(parameter.numel() for parameter in model.parameters())
     tokens = options["global_batch"] * options["seq_len"]
@@ -85,67 +58,70 @@ def size(directory: Path, options: dict[str, Any]) -> str:
     return (
         f"{options['layers']} layers of width {options['dim']}, {numbers / 1e6:.2f} M parameters, "
         f"{tokens} tokens per step: {4 * numbers / 1e6:.1f} MB exchanged for {flops / 1e9:.1f} "
-        f"GFLOP, {flops / 4 / numbers:,.0f} FLOP per byte"
+        "GFLOP"
     )
 
 
 def measure(case: Case, effort: Effort) -> tuple[str, dict[str, list[float]]]:
-    """Size of the model, and part of the ideal by contestant, one value per round."""
+    """Return the model in words, and tokens/s of each contestant, one value per round."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         options = write_text(directory, case.options, 100 * case.options["global_batch"])
-        what = size(directory, options)
         with (
-            closing(Team(1, directory, options, CONTESTANTS)) as one,
-            closing(Team(1, directory, options, CONTESTANTS[:1])) as other,
-            closing(Team(2, directory, options, CONTESTANTS)) as two,
+            closing(Team(1, directory, options, [OURS])) as one,
+            closing(Team(1, directory, options, [OURS])) as other,
+            closing(Team(2, directory, options, [OURS, HAND])) as two,
         ):
-            for ranks in (one, other, two):
-                for contestant in CONTESTANTS[: 1 if ranks is other else 2]:
-                    ranks.slice(contestant, 3)
-            step = one.slice("rankup", 3)
-            steps = max(2, round(2 * effort.slice_seconds / step))
-            parts: dict[str, list[float]] = {name: [] for name in (*CONTESTANTS, "ceiling")}
             tokens = options["global_batch"] * options["seq_len"]
-            parts["tokens/s of 1"] = []
+
+            def at_once(steps: int) -> float:
+                one.start(OURS, steps)
+                other.start(OURS, steps)
+                return tokens / one.finish().seconds + tokens / other.finish().seconds
+
+            turns = {
+                OURS: lambda steps: tokens / two.slice(OURS, steps).seconds,
+                HAND: lambda steps: tokens / two.slice(HAND, steps).seconds,
+                CEILING: at_once,
+                ALONE: lambda steps: 2 * tokens / one.slice(OURS, steps).seconds,
+            }
+            for turn in turns.values():  # builds everything
+                turn(3)
+            steps = max(4, round(2 * effort.slice_seconds * turns[OURS](3) / tokens))
+            rates: dict[str, list[float]] = {name: [] for name in turns}
             for number in range(effort.rounds):
-                alone = {}
-                for contestant in random.Random(number).sample(CONTESTANTS, 2):
-                    alone[contestant] = one.slice(contestant, steps)
-                    parts[contestant].append(alone[contestant] / two.slice(contestant, steps) / 2)
-                one.start("rankup", steps)
-                other.start("rankup", steps)
-                both = 1 / one.finish() + 1 / other.finish()
-                parts["ceiling"].append(both * alone["rankup"] / 2)
-                parts["tokens/s of 1"].append(tokens / alone["rankup"])
-    return what, parts
+                for contestant in random.Random(number).sample(list(turns), len(turns)):
+                    rates[contestant].append(turns[contestant](steps))
+            return size(directory, options), rates
 
 
-def show(case: Case, what: str, parts: dict[str, list[float]]) -> str:
-    """Print a case; its claim line, empty where it makes none."""
-    rate = median(parts.pop("tokens/s of 1"))
-    names = {"rankup": "rankup", CONTESTANTS[1]: "DDP by hand", "ceiling": "two separate runs"}
-    print(f"{case.name}: {what}; {rate:,.0f} tokens/s on 1 rank")
-    rows = [
-        [names[name], f"{median(values):.3f}", spread(values), f"{2 * median(values):.2f}"]
-        for name, values in parts.items()
-    ]
-    table(["1 -> 2 ranks", "of ideal", "quartiles", "speed-up"], rows)
+def claim_of(case: Case, what: str, rates: dict[str, list[float]]) -> str:
+    """Print a case; return its claim line, empty where it makes none."""
+    print(f"{case.name}: {what}")
+    rows = []
+    for name, values in rates.items():
+        shares = [f"{median(ratios(values, rates[peer])):.3f}" for peer in (HAND, CEILING, ALONE)]
+        quartiles = spread(ratios(values, rates[HAND]))
+        rows.append([name, f"{median(values):,.0f}", *shares, quartiles])
+    table(["", "tokens/s", "to DDP by hand", "to the ceiling", "of ideal", "quartiles"], rows)
     if case.claim is None:
         return ""
+    ours, hand, ceiling = rates[OURS], rates[HAND], rates[CEILING]
     note = (
-        f"{what}; {len(parts['rankup'])} interleaved rounds, paired; DDP by hand "
-        f"{median(parts[CONTESTANTS[1]]):.3f}; ceiling of the machine (two separate runs of one "
-        f"rank at once) {median(parts['ceiling']):.3f}"
+        f"{what}; 2 ranks each; against two separate runs of one rank at once: rankup "
+        f"{paired(ours, ceiling)}, DDP by hand {paired(hand, ceiling)}; of twice one rank: rankup {paired(ours, rates[ALONE])}, "
+        f"DDP by hand {paired(hand, rates[ALONE])}, two separate runs "
+        f"{paired(ceiling, rates[ALONE])}"
     )
-    return claim(case.claim, median(parts["rankup"]), 1.0, "of ideal", note)
+    seconds = {name: [1 / rate for rate in rates[name]] for name in (OURS, HAND)}
+    return claimed(case.claim, seconds, OURS, HAND, note, unit="tokens/s")
 
 
 def main() -> None:
-    effort = arguments(__doc__ or "")
-    enter_environment()
-    print(machine() + "\n", flush=True)
-    lines = [show(case, *measure(case, effort)) for case in CASES]
+    effort = parse_effort(__doc__ or "")
+    print(machine("torch") + "\n", flush=True)
+    cases = [case for case in CASES if case.claim or not effort.quick]
+    lines = [claim_of(case, *measure(case, effort)) for case in cases]
     print("\n".join(line for line in lines if line))
 
 

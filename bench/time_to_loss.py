@@ -1,7 +1,7 @@
 """Seconds of training until our `language-model` is as good as the course's after 300 steps.
 
 Claim `time_to_loss`: ours / peer, 0.7 at most. The peer is the course's formulation in plain
-PyTorch (`_time_to_loss_peer.py`), with the causal mask that it lacks; ours is the recipe as
+PyTorch (`_time_to_loss_run.py`), with the causal mask that it lacks; ours is the recipe as
 `rankup run` trains it, with metrics and checkpoints. Both have the same text (WikiText-2 of
 `RANKUP_DATA`), the same vocabulary, windows of 32 words, one thread, the best learning rate of one
 grid, and are validated on the whole validation text in windows of 32; ours has fewer parameters.
@@ -14,20 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from _time_to_loss_clock import Point
-from common import BENCH, ROOT, median, rank_environments, table
+from _ranks import rank_environments
+from _time_to_loss_run import Point
+from common import BENCH, claim, data_folder, machine, median, ratios, table
 from rankup.recipes.options import LanguageModelOptions
 
 GRID = (1e-3, 2e-3, 4e-3)
@@ -37,7 +33,7 @@ _FEW_WORDS = 8_000  # of a quick validation
 
 @dataclass(frozen=True)
 class Effort:
-    """How long: steps of the peer, of ours and of the trials of the grid; seeds."""
+    """How long to measure: steps of the peer, of ours and of the trials of the grid; seeds."""
 
     peer: int
     ours: int
@@ -60,11 +56,7 @@ class Run:
 
 def main() -> None:
     effort, keep = _arguments()
-    print(
-        f"{time.strftime('%Y-%m-%d %H:%M')}, {platform.machine()}, {os.cpu_count()} cores, load "
-        f"{os.getloadavg()[0]:.1f} at the start, torch {torch.__version__}, one thread each\n",
-        flush=True,
-    )
+    print(f"{machine('torch')}, one thread each\n", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = keep or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,8 +75,8 @@ def _report(
     pairs: list[tuple[list[Point], list[Point]]], rates: dict[str, float], effort: Effort
 ) -> None:
     rows, cpu, wall = [], [], []
-    for seed, (theirs, ours) in enumerate(pairs):
-        target = theirs[-1]
+    for seed, (course, ours) in enumerate(pairs):
+        target = course[-1]
         met = next((point for point in ours if point.loss <= target.loss), None)
         if met is None:
             rows.append([str(seed), f"{target.loss:.3f}", f"{target.cpu:.0f}", "never", "", ""])
@@ -100,18 +92,17 @@ def _report(
     table(head, [row + [""] * (len(head) - len(row)) for row in rows])
     if len(cpu) < len(pairs):
         raise SystemExit("bench: ours did not come to the peer's loss with every seed: no claim")
-    mine, theirs_ = (median([pair[side] for pair in cpu]) for side in (0, 1))
+    mine, theirs = (median([pair[side] for pair in cpu]) for side in (0, 1))
     note = (
-        f"CPU seconds to the loss of the peer after {effort.peer} steps, median of "
-        f"{len(cpu)} seeds; lr {rates['ours']:g} and {rates['peer']:g}; at most {BAR}; ratio of "
-        f"walls {median([a / b for a, b in wall]):.3f}"
+        f"CPU seconds to the loss of the peer after {effort.peer} steps, median of {len(cpu)} "
+        f"seeds; lr {rates['ours']:g} and {rates['peer']:g}; at most {BAR}; ratio of walls "
+        f"{median(ratios(*zip(*wall, strict=True))):.3f}"
     )
-    values = {"claim": "time_to_loss", "ours": round(mine, 2), "peer": round(theirs_, 2)}
-    print(json.dumps({**values, "unit": "s", "better": "lower", "note": note}))
+    print(claim("time_to_loss", mine, theirs, "s", note, better="lower"))
 
 
 def _best_rates(folder: Path, text: Path, effort: Effort) -> dict[str, float]:
-    """For each the learning rate of the grid with the lowest loss after some steps of seed 0."""
+    """Return for each the learning rate of the grid with the lowest loss, by runs of seed 0."""
     if not effort.grid:
         return {"peer": 2e-3, "ours": 2e-3}
     best, rows = {}, []
@@ -128,7 +119,7 @@ def _best_rates(folder: Path, text: Path, effort: Effort) -> dict[str, float]:
 
 
 def _together(folder: Path, text: Path, runs: list[Run]) -> list[list[Point]]:
-    """The points of some runs at the same time; of those that are kept from before, those."""
+    """Train at the same time what is not kept from before; return the points of each run."""
     files = [folder / f"{r.who}-{r.lr:g}-{r.seed}-{r.steps}-{text.name}.jsonl" for r in runs]
     started = [
         None if file.exists() else _start(run, file, text)
@@ -163,10 +154,8 @@ def _start(run: Run, file: Path, text: Path) -> subprocess.Popen[bytes]:
 
 
 def _text(folder: Path, quick: bool) -> Path:
-    """WikiText-2 as tokens; the test text is never looked at but for the last line of a run."""
-    data = Path(os.environ.get("RANKUP_DATA", ROOT.parent / "shared" / "data")) / "wikitext-2"
-    if not data.is_dir():
-        raise SystemExit(f"bench: no {data}; set RANKUP_DATA to a folder with wikitext-2/")
+    """Tokenise WikiText-2; the test text is only evaluated for the last line of a run."""
+    data = data_folder("wikitext-2")
     folder.mkdir(parents=True, exist_ok=True)
     words = (data / "valid.txt").read_text().split()
     files = {name: folder / f"{name}.txt" for name in ("valid", "test")}

@@ -1,15 +1,13 @@
-"""One rank of the measurement of checkpoints: how long a save holds the loop up.
+"""One rank of the measurement of checkpoints: the seconds for which a save blocks the loop.
 
-A transformer of 44 million parameters and its Adam state, sharded over the ranks, saved by the
-loop's own `Saver`, asynchronously and synchronously in turns. Prints a JSON line per save.
+A transformer of 44 million parameters and its Adam state, sharded over the ranks, is saved by the
+loop's own `Saver`, asynchronously and synchronously in turns. Rank 0 prints a JSON line per save.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import random
-import signal
 import sys
 import time
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from _rank import die_with_parent
 from rankup.parallel.build import Built, Choices, build
 from rankup.parallel.layout import Layout
 from rankup.parallel.mesh import Mesh
@@ -33,7 +32,7 @@ MODES = {"asynchronous": True, "synchronous": False}
 
 
 def trained(built: Built) -> torch.optim.Optimizer:
-    """An optimizer that has taken a step, so that its state is there."""
+    """Return an optimizer that has taken a step, so that its state is there."""
     optimizer = torch.optim.AdamW(built.model.parameters(), lr=1e-3)
     for parameter in built.model.parameters():
         assert isinstance(parameter, DTensor)
@@ -44,7 +43,7 @@ def trained(built: Built) -> torch.optim.Optimizer:
 
 
 def compute(matrix: torch.Tensor, seconds: float) -> int:
-    """Multiply matrices for some seconds, as a training would; how many products."""
+    """Multiply matrices for some seconds, as a training would; return the number of products."""
     until, number = time.perf_counter() + seconds, 0
     while time.perf_counter() < until:
         torch.mm(matrix, matrix)
@@ -57,8 +56,8 @@ def on_disk(folder: Path) -> int:
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # no rank outlives the bench, however that ends
-    spec: dict[str, Any] = json.loads(sys.argv[1])
+    die_with_parent()
+    spec: dict[str, Any] = json.loads(sys.argv[-1])
     torch.set_num_threads(1)
     world = setup()
     mesh = Mesh(Layout(dp_shard=world.world_size), world)
@@ -91,7 +90,7 @@ def main() -> None:
             # The whole loss: what the save and the computing took together, less the computing.
             lost = all_reduce(whole - alone if done else waited, "max")
             bytes_saved = on_disk(root / mode)
-            if number and world.is_root:  # the first round makes buffers and deals parts out
+            if number and world.is_root:  # the first round makes buffers and assigns shards
                 found = {"mode": mode, "waited": longest, "lost": lost, "bytes": bytes_saved}
                 print(json.dumps(found), flush=True)
     for saver in savers.values():
