@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.port.check import check
 from rankup.port.rewrite.ported import Ported, port
+from tests.conftest import RunRankup
 
 HEAD = """import time
 from itertools import cycle
@@ -51,44 +50,46 @@ def _ported(folder: Path, text: str, **changes: str) -> Ported:
     return port(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"in_each_epoch": "net[0].requires_grad_(True)"}, "unfrozen behind rankup.wrap"),
+# What is put in at a comment, and what is said of that; each column is one script.
+SAID = {
+    "in_each_epoch": [
+        ("net[0].requires_grad_(True)", "unfrozen behind rankup.wrap"),
+        ("for p in net.parameters():\n        p.requires_grad = True", "unfrozen behind"),
+        ("n = sum(len(x) for x, _ in test)", "what is collected here"),
+        ("x, y = next(iter(test))", "each rank has its part of this batch"),
+        ("again = cycle(loader)", "the same batches come again"),
         (
-            {"in_each_epoch": "for p in net.parameters():\n        p.requires_grad = True"},
-            "unfrozen behind rankup.wrap",
-        ),
-        (
-            {"after_each_step": "if time.time() - began > 60:\n            break"},
-            "each rank looks at its own clock",
-        ),
-        ({"in_an_evaluation": "worst = max(worst, out.max().item())"}, "worst is of this rank"),
-        ({"in_an_evaluation": "outs = torch.cat((outs, out))"}, "outs is of this rank"),
-        ({"in_an_evaluation": "by_name[len(by_name)] = out.sum()"}, "by_name is of this rank"),
-        ({"in_each_epoch": "n = sum(len(x) for x, _ in test)"}, "what is collected here"),
-        ({"in_each_epoch": "x, y = next(iter(test))"}, "each rank has its part of this batch"),
-        (
-            {"in_each_epoch": "shown = iter(test)\n    x, y = next(shown)"},
-            "each rank has its part of this batch",
-        ),
-        ({"in_each_epoch": "again = cycle(loader)"}, "the same batches come again"),
-        ({"after_each_step": "order = torch.randperm(x.size(0))"}, "but other pairs"),
-        (
-            {"in_each_epoch": "torch.optim.swa_utils.update_bn(loader, averaged)"},
+            "torch.optim.swa_utils.update_bn(loader, averaged)",
             "the statistics of batch norm are of this rank's part",
         ),
     ],
-)
-def test_it_is_said_at_its_line(change: dict[str, str], said: str, tmp_path: Path) -> None:
-    plain = _ported(tmp_path, HEAD + EPOCHS)
-    assert not [note for note in plain.left if said in note.text]
-    ported = _ported(tmp_path, HEAD + EPOCHS, **change)
-    [place] = [note.line for note in ported.left if said in note.text]
-    [marked] = change
+    "after_each_step": [
+        ("if time.time() - began > 60:\n            break", "each rank looks at its own clock"),
+        ("order = torch.randperm(x.size(0))", "but other pairs"),
+    ],
+    "in_an_evaluation": [
+        ("worst = max(worst, out.max().item())", "worst is of this rank"),
+        ("outs = torch.cat((outs, out))", "outs is of this rank"),
+        ("by_name[len(by_name)] = out.sum()", "by_name is of this rank"),
+    ],
+}
+
+
+@pytest.mark.parametrize("column", range(6))
+def test_it_is_said_at_its_line(column: int, tmp_path: Path) -> None:
+    put = {mark: rows[column] for mark, rows in SAID.items() if column < len(rows)}
+    ported = _ported(tmp_path, HEAD + EPOCHS, **{mark: text for mark, (text, _) in put.items()})
     lines = (HEAD + EPOCHS).splitlines()
-    first = next(n for n, line in enumerate(lines, 1) if marked.replace("_", " ") in line)
-    assert place in (first, first + 1)
+    shift = 0  # by the second lines of what was put in before
+    for marked, (text, said) in put.items():
+        [place] = [note.line for note in ported.left if said in note.text]
+        first = next(n for n, line in enumerate(lines, 1) if marked.replace("_", " ") in line)
+        assert place - shift in (first, first + 1)
+        shift += text.count("\n")
+
+
+def test_nothing_is_said_of_a_plain_script(tmp_path: Path) -> None:
+    assert not _ported(tmp_path, HEAD + EPOCHS).left
 
 
 def test_a_class_of_the_scripts_own_that_takes_in_what_is_evaluated(tmp_path: Path) -> None:
@@ -151,30 +152,20 @@ def test_losses_between_the_samples_of_a_batch(tmp_path: Path) -> None:
     assert [n for n in _ported(tmp_path, ratio).left if "a ratio of sums over the batch" in n.text]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["."], "is a folder"),
-        (["deep.py"], "nested too deeply"),
-        (["--vendor", "train.py"], "train_dist.py is a folder"),
-    ],
-)
-def test_what_cannot_be_ported_leaves_nothing(words: list[str], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_ported_leaves_nothing(tmp_path: Path, rankup_here: RunRankup) -> None:
     (tmp_path / "train.py").write_text(HEAD + EPOCHS)
     (tmp_path / "deep.py").write_text(HEAD + "net" + ".to(0)" * 1500 + "\n" + EPOCHS)
     (tmp_path / "train_dist.py").mkdir()
     before = sorted(path.name for path in tmp_path.iterdir())
-    done = subprocess.run(
-        [sys.executable, "-m", "rankup", "port", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    for words, said in (
+        (["."], "is a folder"),
+        (["deep.py"], "nested too deeply"),
+        (["--vendor", "train.py"], "train_dist.py is a folder"),
+    ):
+        done = rankup_here(["port", *words])
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert said in done.stderr
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(("size", "said"), [(8, False), (16, True)])

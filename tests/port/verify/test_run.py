@@ -1,4 +1,4 @@
-"""Real runs: a correct port, seven broken ones, and scripts that do not behave."""
+"""Real runs: a correct port, broken ones, and scripts that do not behave."""
 
 from __future__ import annotations
 
@@ -9,41 +9,14 @@ import psutil
 import pytest
 
 from rankup.port.verify import Request, start
-from rankup.port.verify.command import Verdict, judge
+from rankup.port.verify.command import judge
 from tests.conftest import RunRankup
 
+from .several import differing, results
+
 SCRIPTS = Path(__file__).parent / "scripts"
+ONE = (SCRIPTS / "one.py").read_text(encoding="utf-8")
 PORT = (SCRIPTS / "one_dist.py").read_text(encoding="utf-8")
-
-
-@pytest.mark.timeout(600)
-def test_a_correct_port(run_rankup: RunRankup, tmp_path: Path) -> None:
-    """The whole way, once; files, folders and processes are as before."""
-    for name in ("one.py", "one_dist.py"):
-        (tmp_path / name).write_bytes((SCRIPTS / name).read_bytes())
-    (tmp_path / "best.pt").write_text("mine")
-    own = tmp_path / "own"
-    own.mkdir()
-    done = run_rankup(
-        ["verify", "one.py", "one_dist.py", "--", "--batch-size", "32"],
-        timeout=400,
-        env={"TMPDIR": str(own)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "proved: the same run on 1, 2 and 3 ranks" in done.stdout
-    rows = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
-    assert [line.count("proved") for line in rows] == [3, 2, 3, 3, 3, 3, 1]
-    assert "batches of 32 are batches of 12" in done.stdout
-    assert "dropout: off" in done.stdout
-    assert "the first 31 of 2000" in done.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "best.pt",
-        "one.py",
-        "one_dist.py",
-        "own",
-    ]
-    assert (tmp_path / "best.pt").read_text() == "mine"
-    assert not list(own.iterdir())
 
 
 def _broken(*pairs: tuple[str, str]) -> str:
@@ -86,31 +59,41 @@ BROKEN = {
 }
 # Where ranks train apart, what they compute and save is another as well.
 ALSO = {"losses": {"evaluation"}, "parameters": {"losses", "evaluation", "saved"}}
+_AT = "    best = 0.0\n"
+# Scripts that do not behave -> what is said of them.
+RUDE = {
+    "hangs": ("import time\n    while _rank: time.sleep(1)", "had not ended after"),
+    "prints megabytes": (
+        "import os, sys\n    for _ in range(99):\n"
+        "        os.write(1, b'x' * 99999); os.write(2, b'y' * 99999)\n"
+        "        sys.stdout.write('z' * 99999)",
+        "zzz",
+    ),
+    "writes outside": ("open('../../../../../outside.txt', 'w')", "only below its own folder"),
+    "starts a program": ("import subprocess; subprocess.run(['touch', 'x'])", "starts no other"),
+    "leaves orphans": (
+        "import os, time\n    if os.fork() == 0:\n        os.setsid(); time.sleep(3000)\n"
+        "    if _rank: os._exit(3)",
+        "ended with code 3",
+    ),
+}
 
 
 @pytest.fixture
-def on_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """Verifies a port's text on 2 ranks."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(start, "WORLDS", (2,))
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in; what is put into TMPDIR is seen."""
+    (tmp_path / "project").mkdir()
     (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "one.py").write_bytes((SCRIPTS / "one.py").read_bytes())
+    return tmp_path / "project"
 
-    def verified(text: str, seconds: float = 120.0) -> Verdict:
-        (tmp_path / "port.py").write_text(text, encoding="utf-8")
-        verdict = judge(Request("one.py", "port.py", seconds=seconds), lambda run: None)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["one.py", "port.py", "tmp"]
-        assert not list((tmp_path / "tmp").iterdir())
-        left = [
-            p
-            for p in psutil.Process().children(recursive=True)
-            if "verify.inside.zygote" in " ".join(_words(p))
-        ]
-        assert not left
-        return verdict
 
-    return verified
+def _nothing_is_left(project: Path) -> None:
+    assert sorted(path.name for path in project.iterdir()) == ["port.py", "train.py"]
+    assert not list((project.parent / "tmp").iterdir())
+    for process in psutil.Process().children(recursive=True):
+        assert "verify.inside.zygote" not in " ".join(_words(process))
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -120,54 +103,73 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("check", BROKEN)
-def test_each_broken_port_is_noticed(check: str, on_two) -> None:  # type: ignore[no-untyped-def]
-    verdict = on_two(BROKEN[check])
-    found = {one.check for one in verdict.results if one.state == "differs"}
-    assert verdict.exit_code == 1
-    assert check in found
-    assert found <= {check, *ALSO.get(check, ())}
-
-
-_AT = "    best = 0.0\n"
-# What waits for a limit does so in the plain run on 2 ranks alone: where one is killed as well, it
-# would wait a second time.
-_ONCE = "'/kill' not in os.getcwd()"
-RUDE = {
-    "hangs": (
-        f"import os, time\n    while _rank and {_ONCE}: time.sleep(1)",
-        "had not ended after",
-    ),
-    "prints megabytes": (
-        "import os, sys\n    for _ in range(99):\n"
-        "        os.write(1, b'x' * 99999); os.write(2, b'y' * 99999)\n"
-        "        sys.stdout.write('z' * 99999)",
-        "zzz",
-    ),
-    "writes outside": ("open('../../../../../outside.txt', 'w')", "only below its own folder"),
-    "starts a program": ("import subprocess; subprocess.run(['touch', 'x'])", "starts no other"),
-    "kills the zygote": (
-        "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
-        "the ranks has ended",
-    ),
-    "leaves orphans": (
-        "import os, time\n    if os.fork() == 0:\n        os.setsid(); time.sleep(3000)\n"
-        f"    if _rank or not {_ONCE}: os._exit(3)",
-        "ended with code 3",
-    ),
-}
+def test_a_correct_port_is_proved_and_a_wrong_one_is_not(project: Path) -> None:
+    script, *ports = (
+        text.replace('"--epochs", type=int, default=20', '"--epochs", type=int, default=2').replace(
+            "num_workers=2", "num_workers=0"
+        )
+        for text in (ONE, PORT, BROKEN["losses"])
+    )
+    found = results(project, script, dict(zip(("right", "wrong"), ports, strict=True)))
+    assert {one.state for one in found["right"] if one.check != "killed"} == {"proved"}
+    assert "losses" in differing(found["wrong"])
+    _nothing_is_left(project)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUDE)
-def test_a_rude_port(name: str, on_two) -> None:  # type: ignore[no-untyped-def]
-    """It differs, is explained, and nothing of it is left (see the fixture)."""
-    code, word = RUDE[name]
-    limit = 40.0 if name in ("hangs", "leaves orphans") else 120.0
-    verdict = on_two(_broken((_AT, f"{_AT}    {code}\n")), limit)
+@pytest.mark.timeout(600)
+def test_the_whole_way_of_a_correct_port(run_rankup: RunRankup, tmp_path: Path) -> None:
+    """Files, folders and processes are as before."""
+    for name in ("one.py", "one_dist.py"):
+        (tmp_path / name).write_bytes((SCRIPTS / name).read_bytes())
+    (tmp_path / "best.pt").write_text("mine")
+    own = tmp_path / "own"
+    own.mkdir()
+    done = run_rankup(
+        ["verify", "one.py", "one_dist.py", "--", "--batch-size", "32"],
+        timeout=400,
+        env={"TMPDIR": str(own)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "proved: the same run on 1, 2 and 3 ranks" in done.stdout
+    rows = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
+    assert [line.count("proved") for line in rows] == [3, 2, 3, 3, 3, 3, 1]
+    assert "batches of 32 are batches of 12" in done.stdout
+    assert "dropout: off" in done.stdout
+    assert "the first 31 of 2000" in done.stdout
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["best.pt", "one.py", "one_dist.py", "own"]
+    assert (tmp_path / "best.pt").read_text() == "mine"
+    assert not list(own.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_broken_and_rude_ports_are_noticed(project: Path) -> None:
+    """Each by its check, with its reason; and nothing of them is left."""
+    rude = {name: _broken((_AT, f"{_AT}    {code}\n")) for name, (code, _) in RUDE.items()}
+    found = results(project, ONE, {**BROKEN, **rude}, killed=["killed"], seconds=90.0)
+    _nothing_is_left(project)
+    for check in BROKEN:
+        differ = differing(found[check])
+        assert check in differ, check
+        assert differ <= {check, *ALSO.get(check, ())}, check
+    for name, (_, said) in RUDE.items():
+        assert any(said in one.difference for one in found[name]), (name, found[name])
+
+
+@pytest.mark.slow
+def test_a_port_that_kills_the_process_that_starts_the_ranks(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "WORLDS", (2,))
+    (project / "train.py").write_text(ONE)
+    kill = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+    (project / "port.py").write_text(_broken((_AT, f"{_AT}    {kill}\n")))
+    verdict = judge(Request("train.py", "port.py"), lambda run: None)
     assert verdict.exit_code == 1
-    assert any(word in one.difference for one in verdict.results), verdict.results
+    assert any("the ranks has ended" in one.difference for one in verdict.results)
+    _nothing_is_left(project)
 
 
 @pytest.mark.slow
@@ -182,11 +184,9 @@ def test_noise_and_summed_losses_are_comparable(run_rankup: RunRankup, tmp_path:
 
 
 NO_TRAINING = {
-    "print('hello')\n": "no optimizer step",
     "import nowhere_at_all\n": "needs the package nowhere_at_all",
     "import torch\nw = torch.zeros(3, requires_grad=True)\no = torch.optim.SGD([w], lr=.1)\n"
     "for i in range(99):\n    ((w - 1) ** 2).sum().backward(); o.step()\n": "without a torch Data",
-    "import sys\nsys.exit('give me data')\n": "give me data",
 }
 
 
