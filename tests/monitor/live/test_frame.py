@@ -19,7 +19,7 @@ from rankup.monitor.live.troubles import troubles
 from rankup.monitor.live.watch import Watch
 from rankup.monitor.live.words import NICE, PLAIN, Signs
 
-from ..traces import Trace, computing, cpu_only, healthy, one_of_four, only_gpu, running
+from ..traces import Trace, computing, cpu_only, one_of_four, only_gpu, running
 
 LOG = [f"rankup: step {step}/4000" for step in range(100)]
 
@@ -55,16 +55,24 @@ def _now(trace: Trace) -> float:
     return trace.begin + trace.lives[-1].end + 3
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 60), (40, 10), (20, 4)])
-@pytest.mark.parametrize("nodes", [1, 4, 30])
-def test_it_fits_every_terminal(tmp_path: Path, nodes: int, width: int, height: int) -> None:
+@pytest.mark.parametrize("nodes", [1, 30])
+def test_it_fits_every_terminal(tmp_path: Path, nodes: int) -> None:
     trace = running().but(nodes=nodes)
-    lines = _lines(_watch(trace, tmp_path), _now(trace), width, height, keys=True)
-    if width >= 80:
-        assert any("step 1,761 · loss 2.906 · 129," in line for line in lines)
-        assert any(f"{4 * nodes} GPUs on {nodes} node" in line for line in lines)
-        assert lines[-1].endswith("the run goes on" if nodes == 1 else "↑↓ move the table")
-        assert LOG[-1] in lines[-2]
+    watch = _watch(trace, tmp_path)
+    for width, height in [(80, 24), (120, 40), (200, 60), (40, 10), (20, 4)]:
+        lines = _lines(watch, _now(trace), width, height, keys=True)
+        if width >= 80:
+            assert any("step 1,761 · loss 2.906 · 129," in line for line in lines)
+            assert any(f"{4 * nodes} GPUs on {nodes} node" in line for line in lines)
+            assert lines[-1].endswith("the run goes on" if nodes == 1 else "↑↓ move the table")
+            assert LOG[-1] in lines[-2]
+        if (nodes, width) == (1, 120):
+            assert re.search(r"1[34]\d\d MHz  PCIe 1\.\d+ GB/s", "\n".join(lines))
+            assert any("network" in line for line in lines)
+    plain = "\n".join(_lines(watch, _now(trace), signs=PLAIN))
+    assert plain.isascii()
+    if nodes == 1:
+        assert re.search(r"GPU 0  #+\.* +9\d %", plain)
 
 
 def test_a_node_shows_each_of_its_gpus(tmp_path: Path) -> None:
@@ -73,13 +81,6 @@ def test_a_node_shows_each_of_its_gpus(tmp_path: Path) -> None:
     assert re.search(r"GPU 2  █+░? +9\d %  3\d\d/400 W  28/40 GiB +\d\d °C *\n", text)
     assert re.search(r"GPU 3  ░+ +0 %  5\d/400 W +0/40 GiB +3\d °C +nobody uses it", text)
     assert "! GPUs 0-1,3 of jrc0001 unused for 60 s and more" in text
-
-
-def test_wider_terminals_say_more(tmp_path: Path) -> None:
-    trace = running()
-    text = "\n".join(_lines(_watch(trace, tmp_path), _now(trace), 120, 40))
-    assert re.search(r"1[34]\d\d MHz  PCIe 1\.\d+ GB/s", text)
-    assert "network" in text
 
 
 def test_of_many_nodes_the_worst_come_first(tmp_path: Path) -> None:
@@ -133,11 +134,6 @@ def test_what_was_a_head_and_a_note_is_shown(tmp_path: Path) -> None:
             out.write(json.dumps(note) + "\n")
     watch.look()
     assert troubles(watch, _now(trace)) == [r"all 2 nodes: GPU 3 \x1b[2Jis unused [RK701]"]
-
-
-def test_a_healthy_run_has_no_troubles(tmp_path: Path) -> None:
-    trace = healthy(nodes=2, seconds=600)
-    assert troubles(_watch(trace, tmp_path), _now(trace)) == []
 
 
 def test_a_loss_that_is_none(tmp_path: Path) -> None:
@@ -235,21 +231,6 @@ def test_lines_of_a_wrong_form_hurt_nobody(tmp_path: Path) -> None:
     watch.look_at_state()
     watch.look()
     assert any("step 3" in line for line in _lines(watch, 4.0))
-
-
-def test_without_unicode(tmp_path: Path) -> None:
-    trace = running()
-    text = "\n".join(_lines(_watch(trace, tmp_path), _now(trace), signs=PLAIN))
-    assert text.isascii()
-    assert re.search(r"GPU 0  #+\.* +9\d %", text)
-
-
-def test_a_run_in_one_line(tmp_path: Path) -> None:
-    watch = _watch(running(), tmp_path, steps=4000)
-    expected = (
-        r"step 1,761/4,000 · loss 2\.906 · 129,\d+ tokens/s · GPUs 9\d % 3\d\d W · data wait 1 %"
-    )
-    assert re.fullmatch(expected, frame.small(watch))
 
 
 def test_it_keeps_up_with_what_grows(tmp_path: Path) -> None:

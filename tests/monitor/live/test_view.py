@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rankup.monitor.live.view import small
@@ -23,7 +24,7 @@ from ...conftest import RunRankup
 from ...launch.handmade import make_run
 from ..traces import one_of_four, only_gpu, running
 
-_PATIENCE = 40.0  # seconds, on a busy machine
+_PATIENCE = 120.0  # seconds, on a busy machine
 
 
 class Screen:
@@ -95,27 +96,49 @@ def _run(folder: Path, **life: object) -> Path:
     return path
 
 
-def test_it_shows_what_a_sampler_writes_until_q(
+def test_it_shows_what_a_sampler_writes_in_a_terminal_of_any_size_until_q(
     tmp_path: Path, screen: Screen, play: Callable[[Path, Path, float], None]
 ) -> None:
     run = _run(tmp_path)
     trace = running().but(nodes=1, gpu=only_gpu(2))
     full = trace.write(tmp_path / "full")
-    screen.start(sys.executable, "-m", "rankup", "status", "--live", str(run))
+    # A parent (one that uses readline, say) may have exported the size of long ago.
+    size = ["env", "COLUMNS=80", "LINES=24"]
+    screen.start(*size, sys.executable, "-m", "rankup", "status", "--live", str(run))
     screen.wait("no sample of a node yet")
-    play(full / "monitor" / "jrc0001.jsonl", run, 60)
+    play(full / "monitor" / "jrc0001.jsonl", run, 600)
     text = screen.wait(r"GPU 2  █+░* +9\d %  3\d\d/400 W")
     assert re.search(r"GPU 3  ░+ +0 %.*nobody uses it", text)
     assert "4 GPUs on 1 node" in text
     assert "rankup: a line of the log" in text
     (run / "metrics.jsonl").write_bytes((full / "metrics.jsonl").read_bytes())
     screen.wait(r"step 1,761 · loss 2\.906")
+    running().but(nodes=12, seconds=60, metrics=None).write(run)
+    text = screen.wait("12 nodes")
+    assert "more nodes" not in text
+    screen.tmux("resize-window", "-x", "60", "-y", "14")
+    screen.wait(r"… \d+ more nodes")
+    screen.tmux("send-keys", "Down")
+    screen.tmux("resize-window", "-x", "80", "-y", "24")
+    screen.wait("jrc0012")
     screen.tmux("send-keys", "q")
     text = screen.wait("it returned 0")
     assert "step 1,761" in text  # the last picture stays
     screen.wait(r"(?m)^icanon")  # and the terminal is as it was
 
 
+@pytest.mark.slow
+def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path: Path, screen: Screen) -> None:
+    run = _run(tmp_path)
+    running().but(seconds=60).write(run)
+    screen.start(sys.executable, "-m", "rankup", "status", "--live", str(run))
+    screen.wait("2 nodes")
+    screen.tmux("send-keys", "C-c")
+    screen.wait("it returned 0")
+    screen.wait(r"(?m)^icanon")
+
+
+@pytest.mark.slow
 def test_it_ends_with_the_run(tmp_path: Path, screen: Screen) -> None:
     run = _run(tmp_path, code=0, ended=rundir.now())
     one_of_four().but(seconds=300).write(run)
@@ -126,36 +149,13 @@ def test_it_ends_with_the_run(tmp_path: Path, screen: Screen) -> None:
     assert "ended; next: rankup report" in text
 
 
-def test_ctrl_c_and_a_terminal_of_another_size(tmp_path: Path, screen: Screen) -> None:
-    run = _run(tmp_path)
-    running().but(nodes=12, seconds=60).write(run)
-    # A parent (one that uses readline, say) may have exported the size of long ago.
-    size = ["env", "COLUMNS=80", "LINES=24"]
-    screen.start(*size, sys.executable, "-m", "rankup", "status", "--live", str(run))
-    first = screen.wait("12 nodes")
-    assert "more nodes" not in first
-    screen.tmux("resize-window", "-x", "60", "-y", "14")
-    screen.wait(r"… \d+ more nodes")
-    screen.tmux("send-keys", "Down")
-    screen.tmux("resize-window", "-x", "80", "-y", "24")
-    screen.wait("jrc0012")
-    screen.tmux("send-keys", "C-c")
-    screen.wait("it returned 0")
-    screen.wait(r"(?m)^icanon")
-
-
-def test_without_a_terminal_it_prints_one_picture(tmp_path: Path, run_rankup: RunRankup) -> None:
+def test_without_a_terminal_it_prints_one_picture(tmp_path: Path, rankup_here: RunRankup) -> None:
     run = _run(tmp_path)
     running().but(nodes=1, seconds=60).write(run)
-    plain = {"NO_COLOR": "1", "TERM": "dumb", "PYTHONIOENCODING": "utf-8"}
-    done = run_rankup(["status", "--live", run], env=plain)
+    done = rankup_here(["status", "--live", run], env={"NO_COLOR": "1", "TERM": "dumb"})
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert "GPU 3" in done.stdout
-    done = run_rankup(["status", "--live", run], env={**plain, "PYTHONIOENCODING": "ascii"})
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"GPU 3  #+", done.stdout)
-    assert done.stdout.isascii()
 
 
 def test_a_run_in_one_line(tmp_path: Path) -> None:
@@ -168,7 +168,8 @@ def test_a_run_in_one_line(tmp_path: Path) -> None:
     # Of a run of days, too, only the ends are read.
     record = json.loads((trace / "metrics.jsonl").read_text().splitlines()[-1])
     with (trace / "metrics.jsonl").open("a") as out:
-        out.writelines(json.dumps({**record, "step": n}) + "\n" for n in range(2000, 50_000))
-    began = time.process_time()
-    assert small(trace).startswith("step 49,999 · ")
-    assert time.process_time() - began < 1
+        out.writelines(json.dumps({**record, "step": n}) + "\n" for n in range(2000, 20_000))
+        size = out.tell()
+    before = psutil.Process().io_counters().read_chars
+    assert small(trace).startswith("step 19,999 · ")
+    assert psutil.Process().io_counters().read_chars - before < size / 4
