@@ -1,10 +1,11 @@
-"""One run over several lives of a job: deadlines, signals, time limits, resumes."""
+"""One run over several lives of a job: signals, time limits, failed nodes, resumes."""
 
 from __future__ import annotations
 
 import json
-import math
-import time
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,18 @@ from tests.pool import RankPool
 from tests.slurm.cluster import Cluster
 
 from .live import TINY, losses, records, script
-from .on_slurm import ONE, ONE_EACH, Site, lives, log, starts, until
+from .on_slurm import (
+    ONE,
+    ONE_EACH,
+    SECONDS,
+    Site,
+    asked,
+    last_line,
+    lives,
+    log,
+    starts,
+    until,
+)
 from .undisturbed import train
 
 
@@ -24,30 +36,27 @@ def site(slurm: Cluster, rankup_here: RunRankup, tmp_path: Path) -> Site:
     return Site(slurm, rankup_here, tmp_path)
 
 
-# Each life but the last is slow, so that it is not through before its end; a margin is given for
-# each, so that the number of lives does not hang on the machine's speed.
+# Its first life makes its steps slowly until it is to stop, the others are through at once.
 COUNTS = """
 import json, os, sys, time
 from pathlib import Path
 import rankup
 world = rankup.setup()
-steps, margins = int(sys.argv[1]), [float(word) for word in sys.argv[2:]]
-run = Path(os.environ["RANKUP_RUN_DIR"])
+run, steps = Path(os.environ["RANKUP_RUN_DIR"]), int(sys.argv[1])
 place = run / "place"
-life, first, loss = json.loads(place.read_text()) if place.exists() else (0, 0, 1.0)
-slow = life < len(margins) - 1
-deadline = rankup.Deadline(margins[life] if slow else margins[-1])
+first, loss = json.loads(place.read_text()) if place.exists() else (0, 1.0)
+deadline = rankup.Deadline(float(sys.argv[2]))
 rankup.barrier()
 for step in range(first, steps):
     loss = 0.9 * loss + float(rankup.all_reduce(float(step * (world.rank + 1)), "sum"))
     if world.is_root:
         with (run / "steps").open("a") as file:
             print(step, repr(loss), file=file)
-    time.sleep(0.1 if slow else 0)
+    time.sleep(0 if first else 0.1)
     if deadline.reached():
         with deadline.saving():
             if world.is_root:
-                place.write_text(json.dumps([life + 1, step + 1, loss]))
+                place.write_text(json.dumps([step + 1, loss]))
         deadline.leave()
 """
 
@@ -63,21 +72,123 @@ def _check_counts(run: Path, steps: int, ranks: int) -> None:
     assert [float(loss) for _, loss in lines] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_script_goes_on_over_three_lives_and_loses_nothing(site: Site) -> None:
-    """The first ends by a signal, the second by the deadline. Two ranks of a script do so below."""
+def test_before_its_time_limit_a_script_saves_and_goes_on_in_a_next_life(site: Site) -> None:
+    """Slurm's signal comes from the test instead of a minute before the limit."""
     path = script(site.folder, COUNTS)
-    job, run = site.submit(*ONE, "--deadline", "40s", path, "500", "1", "28", "1")
+    job, run = site.submit(*ONE, path, "6000", "1")
     until(lambda: (run / "steps").exists(), run)
     site.cluster.command("scancel", "--signal=USR1", str(job))
     site.ended(job, "COMPLETED", run)
-    _check_counts(run, 500, 1)
-    assert starts(run) >= 3
-    assert [record.get("stopped") for record in lives(run) if "end" in record] == [
-        *[True] * (starts(run) - 1),
-        None,
-    ]
+    _check_counts(run, 6000, 1)
+    assert starts(run) == 2
+    assert [record.get("stopped") for record in lives(run) if "end" in record] == [True, None]
     assert {record["job"] for record in lives(run)} == {str(job)}
     assert "stopped with a checkpoint before the time limit" in log(run)
+
+
+@pytest.mark.slow
+def test_slurms_own_time_limit_is_kept(site: Site) -> None:
+    path = script(site.folder, COUNTS)
+    job, run = site.submit("--time", "1m", path, "1500", "25")
+    site.ended(job, "COMPLETED", run, timeout=300)
+    _check_counts(run, 1500, 2)
+    assert starts(run) >= 2
+    assert lives(run)[1]["stopped"] is True
+    assert "DUE TO TIME LIMIT" not in log(run)
+
+
+# Without torch in the ranks, which do nothing until they are told to.
+WAITS = """
+import os, time
+from pathlib import Path
+run = Path(os.environ["RANKUP_RUN_DIR"])
+life = os.environ.get("SLURM_RESTART_COUNT", "0")
+(run / "checkpoints").mkdir(exist_ok=True)
+up = run / f"part{life}-{os.environ['RANK']}"  # who sees its name at last can read it
+up.write_text(os.environ["RANKUP_RESUME"])
+up.rename(run / f"up{life}-{os.environ['RANK']}")
+end = time.monotonic() + 300
+while not (run / "go").exists() and time.monotonic() < end:
+    time.sleep(0.1)
+"""
+
+
+def _up(run: Path, life: int, ranks: int) -> bool:
+    return len(list(run.glob(f"up{life}-*"))) == ranks
+
+
+def test_a_node_fails_and_the_job_is_requeued_as_often_as_allowed(site: Site) -> None:
+    job, run = site.submit(*ONE_EACH, "--retries", "1", script(site.folder, WAITS))
+    until(lambda: _up(run, 0, 2), run)
+    site.cluster.set_down("n2")
+    until(lambda: _up(run, 1, 2), run)
+    (run / "go").touch()
+    site.ended(job, "COMPLETED", run)
+    assert (run / "up0-0").read_text() == "0"
+    assert (run / "up1-0").read_text() == "1", "the second life resumes"
+
+
+@pytest.mark.slow
+def test_without_retries_a_killed_node_ends_the_run_which_goes_on_by_the_id_of_its_job(
+    site: Site,
+) -> None:
+    job, run = site.submit(*ONE_EACH, script(site.folder, WAITS))
+    until(lambda: _up(run, 0, 2), run)
+    site.cluster.kill_node("n2")
+    site.ended(job, "FAILED", run)
+    assert "--retries allows 0 of that" in log(run)
+    assert "--retries allows 0 of that" in site.rankup("logs", run).stdout
+    (run / "go").touch()
+    again, there = site.submit("--resume", str(job))
+    assert there == run
+    site.ended(again, "COMPLETED", run)
+    assert asked(run) == [str(job), str(again)]
+
+
+@pytest.mark.slow
+def test_of_two_resumes_at_once_one_is_refused(site: Site) -> None:
+    job, run = site.submit("--sbatch=--hold", script(site.folder, WAITS))
+    site.cluster.command("scancel", str(job))
+    until(lambda: not site.queue(), run)
+    command = [sys.executable, "-m", "rankup", "run", "--resume", str(run), "--sbatch=--hold"]
+    both = [
+        subprocess.Popen(
+            command,
+            cwd=site.folder,
+            env={**os.environ, **site.env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=SECONDS)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], said
+    refused = said[0] if both[0].returncode else said[1]
+    assert "is going on already" in refused
+    assert asked(run) == [str(job), *site.queue()]
+
+
+HANGS = """
+import time
+from datetime import timedelta
+import rankup
+world = rankup.setup(timeout=timedelta(seconds=20))
+rankup.barrier()
+if world.rank == 1:
+    time.sleep(300)
+rankup.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named(site: Site) -> None:
+    job, run = site.submit(*ONE_EACH, script(site.folder, HANGS))
+    site.ended(job, "FAILED", run)
+    said = last_line(site.rankup("logs", run).stdout)
+    assert "rank 1 on n2 did not arrive: it is at script.py:8" in said
+    assert "rank 0 waits in it at script.py:9" in said
 
 
 def _language_model(text: TextFiles, trace: Path, steps: int) -> list[str | Path]:
@@ -101,10 +212,7 @@ def _trace(path: Path) -> list[dict[str, Any]]:
 def _same_as_local(site: Site, ranks: RankPool, text: TextFiles, run: Path, steps: int) -> None:
     """Losses and samples are those of two ranks of one machine that nothing interrupts."""
     words = _language_model(text, site.folder / "local.trace", steps)
-    _same_run(site, run, train(ranks, 2, site.folder / "local", words), steps)
-
-
-def _same_run(site: Site, run: Path, here: Path, steps: int) -> None:
+    here = train(ranks, 2, site.folder / "local", words)
     assert sorted(losses(run)) == list(range(1, steps + 1))
     assert losses(run) == pytest.approx(losses(here), rel=1e-5)
     assert records(run)[-1]["final"] is True
@@ -117,45 +225,19 @@ def _beyond(run: Path, step: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_recipe_on_two_nodes_over_three_lives_is_the_same_run(
+def test_a_recipe_on_two_nodes_over_a_signal_and_a_failed_node_is_the_same_run(
     site: Site, ranks: RankPool, small_text: TextFiles
 ) -> None:
-    words = _language_model(small_text, site.folder / "slurm.trace", 160)
-    job, run = site.submit(*ONE_EACH, *words)
-    for life, step in enumerate([10, 60], start=1):
-        until(lambda: _beyond(run, step) and starts(run) == life, run)  # noqa: B023
-        site.cluster.command("scancel", "--signal=USR1", str(job))
+    words = _language_model(small_text, site.folder / "slurm.trace", 1000)
+    job, run = site.submit(*ONE_EACH, "--retries", "1", *words, "--checkpoint-every", "100")
+    until(lambda: _beyond(run, 10), run)
+    site.cluster.command("scancel", "--signal=USR1", str(job))
+    until(lambda: starts(run) == 2 and _beyond(run, 250), run)
+    assert lives(run)[1]["stopped"] is True
+    site.cluster.set_down("n2")
     site.ended(job, "COMPLETED", run)
     assert starts(run) == 3
-    assert lives(run)[1]["stopped"] is True
-    _same_as_local(site, ranks, small_text, run, 160)
-
-
-# A step takes about a second.
-LONG_STEPS = ("--global-batch", "1024")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(700)
-def test_a_recipe_stops_at_its_deadline(
-    site: Site, run_rankup: RunRankup, small_text: TextFiles
-) -> None:
-    """A life has half the time that the whole run takes here, on this machine at this hour: enough
-    for a start and an evaluation where the job is twice as slow, too little for all of it where it
-    is nearly twice as fast."""
-    before = time.monotonic()
-    here = site.folder / "local"
-    words = _language_model(small_text, site.folder / "local.trace", 24)
-    local: list[str | Path] = ["run", "--local", "--nproc", "1", "--out", here]
-    done = run_rankup([*local, *words, *LONG_STEPS], timeout=200, env={"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    half = (time.monotonic() - before) / 2
-    deadline = math.ceil((half + 5) / 0.9)  # of which five seconds and a tenth are kept
-    words = _language_model(small_text, site.folder / "slurm.trace", 24)
-    job, run = site.submit(*ONE, "--deadline", f"{deadline}s", *words, *LONG_STEPS)
-    site.ended(job, "COMPLETED", run, timeout=400)
-    assert starts(run) >= 2
-    _same_run(site, run, here, 24)
+    _same_as_local(site, ranks, small_text, run, 1000)
 
 
 # Without torch in the ranks; its life is over when the marker is there, as Deadline leaves it.
@@ -197,29 +279,3 @@ def test_a_task_that_goes_on_leaves_the_other_tasks_alone(site: Site) -> None:
     assert [starts(run / "array" / task) for task in "01"] == [1, 2]
     assert not (run / "array" / "0" / "second").exists()
     assert (run / "array" / "1" / "second").exists()
-
-
-@pytest.mark.slow
-def test_slurms_own_time_limit_is_kept(site: Site) -> None:
-    path = script(site.folder, COUNTS)
-    job, run = site.submit("--time", "1m", path, "800", "25", "5")
-    site.ended(job, "COMPLETED", run, timeout=240)
-    _check_counts(run, 800, 2)
-    assert starts(run) >= 2
-    begun, stopped = lives(run)[:2]
-    assert stopped["stopped"] is True
-    assert 30 < stopped["end"] - begun["start"] < 60
-    assert "DUE TO TIME LIMIT" not in log(run)
-
-
-@pytest.mark.slow
-def test_a_node_fails_under_a_recipe_and_nothing_comes_twice(
-    site: Site, ranks: RankPool, small_text: TextFiles
-) -> None:
-    words = _language_model(small_text, site.folder / "slurm.trace", 150)
-    job, run = site.submit(*ONE_EACH, "--retries", "1", *words, "--checkpoint-every", "20")
-    until(lambda: _beyond(run, 50), run)
-    site.cluster.set_down("n2")
-    site.ended(job, "COMPLETED", run)
-    assert starts(run) == 2
-    _same_as_local(site, ranks, small_text, run, 150)

@@ -1,4 +1,8 @@
-"""`rankup run` where there is Slurm: submitted, inside an allocation, refused."""
+"""`rankup run` on the tests' Slurm: the few cases that show each of its ways once.
+
+What job scripts do on fake nodes is in `tests/slurm/test_script_*.py`; what is refused before
+anything is submitted in `test_refused.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,21 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import RunRankup, TextFiles
-from tests.pool import RankPool
+from rankup.launch import cancel, lives, status
+from rankup.monitor.lines import FOLDER
+from rankup.site.config import Config
+from tests.conftest import RunRankup
+from tests.gallery import WORDS, Gallery
 from tests.slurm.cluster import Cluster
 
-from .live import TINY, live, losses, records, script
-from .on_slurm import ONE_THREAD, SECONDS, Site, asked, last_line, log, until
-from .undisturbed import train
+from .handmade import client, make_run, record, submit
+from .live import live, losses, script
+from .on_slurm import ONE, ONE_EACH, ONE_THREAD, SECONDS, Site, asked, last_line, log, until
 
 # A rank that starts in a second: no torch is imported in it.
 PROBE = """
@@ -38,8 +44,8 @@ Path(os.environ["RANKUP_RUN_DIR"], "rank" + os.environ["RANK"]).write_text(json.
 
 
 @pytest.fixture
-def site(slurm: Cluster, run_rankup: RunRankup, tmp_path: Path) -> Site:
-    return Site(slurm, run_rankup, tmp_path)
+def site(slurm: Cluster, rankup_here: RunRankup, tmp_path: Path) -> Site:
+    return Site(slurm, rankup_here, tmp_path)
 
 
 @pytest.fixture
@@ -54,55 +60,43 @@ def _answers(run: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in files]
 
 
-def _language_model(text: TextFiles) -> list[str | Path]:
-    files: list[str | Path] = ["--train", text.train, "--valid", text.valid, "--test", text.test]
-    batch = ["--global-batch", "16", "--micro-batch", "2", "--steps", "6"]
-    return ["language-model", *files, *TINY, "--dim", "32", *batch]
-
-
-def test_two_nodes_train_as_four_local_ranks_do(
-    site: Site, ranks: RankPool, small_text: TextFiles
+def test_two_nodes_train_as_two_ranks_here_and_end_with_their_report(
+    site: Site, gallery: Gallery
 ) -> None:
-    words = _language_model(small_text)
-    away, here = site.folder / "slurm", site.folder / "local"
-    job = ["--nodes", "2", "--nproc", "2", "--time", "10m", *ONE_THREAD, "--follow"]
-    done = site.rankup("run", "--out", away, *job, *words)
-    train(ranks, 4, here, words)
-    assert "step 6/6" in done.stdout, "--follow shows the log"
-    assert sorted(losses(away)) == [1, 2, 3, 4, 5, 6]
+    site.env["RANKUP_MONITOR"] = "1"
+    away = site.folder / "slurm"
+    here = gallery.run("2")
+    files = [f"--{name}={gallery.texts / name}.txt" for name in ("train", "valid", "test")]
+    job = [*ONE_EACH, "--time", "10m", *ONE_THREAD, "--follow"]
+    done = site.rankup("run", "--out", away, *job, "language-model", *WORDS, *files)
+    assert "step 50/50" in done.stdout, "--follow shows the log"
+    assert sorted(losses(away)) == list(range(1, 51))
     assert losses(away) == pytest.approx(losses(here), rel=1e-5)
-    for name in ("valid_loss", "test_loss"):
-        assert records(away)[-1][name] == pytest.approx(records(here)[-1][name], rel=1e-5)
+    samples = sorted((away / FOLDER).glob("*.jsonl"))
+    assert [file.stem for file in samples] == ["n1", "n2"]
+    for file in samples:
+        head = json.loads(file.read_text().splitlines()[0])
+        assert head["node"] == file.stem
+        assert head["life"].startswith(f"{asked(away)[0]}.")
+    assert (away / "report.html").stat().st_size > 100_000
+    assert (away / "report.txt").read_text().splitlines()[0] in log(away)
 
 
 FAILS = """
-import os
+import os, time
 from pathlib import Path
-import rankup
-world = rankup.setup()
-if world.rank == 1:
-    Path(os.environ["RANKUP_RUN_DIR"], "raised").touch()
+run = Path(os.environ["RANKUP_RUN_DIR"])
+if os.environ["RANK"] == "1":
     raise ValueError("the cause: größer")
-rankup.barrier()
+time.sleep(600)
 """
 
 
 def test_one_rank_fails_and_the_job_ends_with_its_words(site: Site) -> None:
     run = site.folder / "run"
-    words: list[str | Path] = [
-        "--nodes",
-        "2",
-        "--nproc",
-        "1",
-        "--allow-idle-gpus",
-        "--time",
-        "10m",
-        "--out",
-        run,
-    ]
     path = script(site.folder, FAILS)
-    done = site.rankup("run", *words, "--follow", path, code=1)
-    assert time.time() - (run / "raised").stat().st_mtime < 60
+    words: list[str | Path] = [*ONE_EACH, "--time", "10m", "--out", run, "--follow", path]
+    done = site.rankup("run", *words, code=1)
     [job] = asked(run)
     assert site.cluster.job(int(job))["JobState"] == "FAILED"
     cause = "rank 1 on n2 failed: ValueError: the cause: größer"
@@ -110,16 +104,6 @@ def test_one_rank_fails_and_the_job_ends_with_its_words(site: Site) -> None:
     assert last_line(log(run)) == cause
     assert last_line(site.rankup("logs", run).stdout) == cause
     assert "FAILED" in site.rankup("status", run).stdout
-
-
-def test_a_dry_run_prints_the_script_and_does_nothing(site: Site, probe: Path) -> None:
-    before = sorted(site.folder.rglob("*"))
-    text = site.rankup("run", "--dry-run", "--nodes", "2", probe).stdout
-    checked = subprocess.run(["bash", "-n"], input=text, text=True, check=False)
-    assert checked.returncode == 0
-    assert "#SBATCH --nodes=2" in text
-    assert sorted(site.folder.rglob("*")) == before
-    assert site.queue() == []
 
 
 def test_whatever_was_typed_arrives_unharmed(site: Site) -> None:
@@ -131,7 +115,7 @@ def test_whatever_was_typed_arrives_unharmed(site: Site) -> None:
     args = ["--", odd, "", "two\nlines", "a\\b", "*", "--nodes", "#x", "--out=$HOME"]
     secret = 's3cr3t \'of "mine" $HOME'
     run = folder / f"run {odd}"
-    words = ["--nproc", "1", "--allow-idle-gpus", "--name", odd, "--env", f"SECRET={secret}"]
+    words = [*ONE, "--name", odd, "--env", f"SECRET={secret}"]
     job, there = site.submit(*words, "--out", run, path, *args, cwd=folder)
     assert there == run
     assert odd in site.cluster.command("scontrol", "show", "job", str(job))
@@ -150,11 +134,10 @@ def test_whatever_was_typed_arrives_unharmed(site: Site) -> None:
 
 
 def test_every_task_of_an_array_is_a_run_of_its_own(site: Site, probe: Path) -> None:
-    job, run = site.submit("--array", "0-1", probe)
+    job, run = site.submit(*ONE, "--array", "0-1", probe)
     until(lambda: not site.queue(), run)
     for task in "01":
-        answers = _answers(run / "array" / task)
-        assert [answer["task"] for answer in answers] == [task] * 2
+        assert [answer["task"] for answer in _answers(run / "array" / task)] == [task]
         assert (run / "log" / f"{job}_{task}.out").is_file()
     assert _answers(run) == []
 
@@ -165,141 +148,132 @@ def _inside(allocation: int) -> dict[str, str]:
 
 def test_an_allocation_runs_it_at_once(site: Site, probe: Path) -> None:
     inside = _inside(site.allocate(2))
+    done = site.rankup("run", "--nodes", "3", "--out", "three", probe, env=inside, code=2)
+    assert re.search(r"--nodes 3: allocation \d+ has 2", done.stderr)
+    assert not (site.folder / "three").exists()
     site.rankup("run", "--nproc", "2", "--out", "all", probe, "two words", env=inside)
     found = _answers(site.folder / "all")
     assert [answer["node"] for answer in found] == ["n1", "n1", "n2", "n2"]
     assert {answer["world"] for answer in found} == {4}
     assert {answer["args"][0] for answer in found} == {"two words"}
-    site.rankup("run", "--nodes", "1", "--nproc", "1", "--out", "one", probe, env=inside)
-    # Slurm takes the node whose last step has ended first.
-    assert {answer["node"] for answer in _answers(site.folder / "one")} <= {"n1", "n2"}
-    done = site.rankup("run", "--nodes", "3", "--out", "three", probe, env=inside, code=2)
-    assert re.search(r"--nodes 3: allocation \d+ has 2", done.stderr)
-    assert not (site.folder / "three").exists()
-
-
-def _srun(site: Site, allocation: int, tasks: int, *words: str | Path) -> tuple[int, str]:
-    """`rankup run` as a step of that many tasks inside an allocation, as a user's shell is one."""
-    command = ["srun", f"--jobid={allocation}", "--overlap", f"-n{tasks}", f"-N{tasks}"]
-    command += [sys.executable, "-m", "rankup", "run", *map(str, words)]
-    done = subprocess.run(
-        command,
-        cwd=site.folder,
-        env={**os.environ, **site.env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    return done.returncode, done.stderr
 
 
 @pytest.mark.slow
 def test_a_shell_that_srun_started_uses_the_whole_allocation(site: Site, probe: Path) -> None:
+    """`rankup run` as a step of one task; as one of two tasks it is refused."""
     allocation = site.allocate(2)
-    code, said = _srun(site, allocation, 1, "--nproc", "1", "--out", "step", probe)
-    assert code == 0, said
-    assert [answer["node"] for answer in _answers(site.folder / "step")] == ["n1", "n2"]
-    code, said = _srun(site, allocation, 2, "--nproc", "1", "--out", "twice", probe)
-    assert code == 2, said
-    assert "srun starts `rankup run` once per task here" in said
-    assert not (site.folder / "twice").exists()
+    for tasks, code in ((1, 0), (2, 2)):
+        out = f"step{tasks}"
+        command = ["srun", f"--jobid={allocation}", "--overlap", f"-n{tasks}", f"-N{tasks}"]
+        command += [sys.executable, "-m", "rankup", "run", "--nproc", "1", "--out", out]
+        done = subprocess.run(
+            [*command, str(probe)],
+            cwd=site.folder,
+            env={**os.environ, **site.env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert ("srun starts `rankup run` once per task here" in done.stderr) == (tasks == 2)
+    assert [answer["node"] for answer in _answers(site.folder / "step1")] == ["n1", "n2"]
+    assert not (site.folder / "step2").exists()
 
 
 SAVES = """
-import os, time
+import os, sys, time
 from pathlib import Path
 import rankup
 world = rankup.setup()
 deadline = rankup.Deadline()
 run = Path(os.environ["RANKUP_RUN_DIR"])
 (run / f"up{world.rank}").touch()
-while not deadline.reached():
+while "deaf" in sys.argv or not deadline.reached():
     time.sleep(0.02)
 (run / f"saved{world.rank}").touch()
 deadline.leave()
 """
-DEAF = SAVES.replace("while not deadline.reached():", "while True:")
-
-
-def _ups(run: Path) -> bool:
-    return len(list(run.glob("up*"))) == 2
-
-
-def test_ctrl_c_in_an_allocation_saves_and_stops(site: Site) -> None:
-    env = {**site.env, **_inside(site.allocate(1))}
-    run, path = site.folder / "run", script(site.folder, SAVES)
-    with live(
-        ["run", *ONE_THREAD, "--nproc", "2", "--out", run, path], site.folder, env
-    ) as running:
-        running.until(lambda: _ups(run), SECONDS)
-        running.process.send_signal(signal.SIGINT)
-        assert running.wait(60) == 128 + signal.SIGINT, running.err
-        running.nobody_left()
-        assert (run / "saved0").exists()
-        assert (run / "saved1").exists()
-        assert last_line(running.err) == f"go on with: rankup run --resume {run}"
-        assert "Traceback" not in running.err
 
 
 @pytest.mark.slow
-def test_ctrl_c_twice_in_an_allocation_ends_ranks_that_do_not_listen(site: Site) -> None:
-    env = {**site.env, **_inside(site.allocate(1))}
-    run, path = site.folder / "run", script(site.folder, DEAF)
-    with live(
-        ["run", *ONE_THREAD, "--nproc", "2", "--out", run, path], site.folder, env
-    ) as running:
-        running.until(lambda: _ups(run), SECONDS)
-        running.process.send_signal(signal.SIGINT)
-        running.until(lambda: "once more ends them now" in running.err)
-        running.process.send_signal(signal.SIGINT)
-        assert running.wait(60) != 0, running.err
-        running.nobody_left()
-
-
-REFUSED: dict[str, tuple[list[str], str]] = {
-    "idle GPUs": (["--nproc", "1", "SCRIPT"], "you pay for 2"),
-    "more ranks than GPUs": (["--nproc", "3", "SCRIPT"], "give --nproc 2 or less"),
-    "time": (["--time", "3h", "SCRIPT"], "--time 03:00:00 is over the limit of booster"),
-    "time in no form": (["--time", "soon", "SCRIPT"], "--time 'soon' is not a time limit"),
-    "nodes": (["--nodes", "4", "SCRIPT"], "--nodes 4 is more than booster gives a job, which is 3"),
-    "partition": (["--partition", "boster", "SCRIPT"], "did you mean booster"),
-    "nodes of devel": (["--partition", "devel", "--nodes", "2", "SCRIPT"], "which is 1"),
-    "line break": (["--name", "a\nb", "SCRIPT"], "cannot hold a line break"),
-    "backslash": (["--out", "a\\b", "SCRIPT"], "has a backslash"),
-    "token": (["SCRIPT", f"--token=hf_{'x' * 30}"], "one of the arguments holds a token"),
-    "array of a recipe": (["--array", "0-1", "language-model"], "--array is for scripts"),
-    "array to follow": (["--array", "0-1", "--follow", "SCRIPT"], "--follow follows one job"),
-    "sbatch says no": (["--sbatch=--gres=gpu:9", "language-model"], "No node of the partition"),
-    "dependency": (["--dependency", "afterok:job", "SCRIPT"], "afterok:ID"),
-    "resume of nothing": (["--resume", "999999"], "no run '999999'"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_run_is_refused_and_leaves_nothing(
-    slurm: Cluster, rankup_here: RunRankup, tmp_path: Path, probe: Path, name: str
+@pytest.mark.parametrize("deaf", [False, True])
+def test_ctrl_c_in_an_allocation_saves_and_stops_and_once_more_ends_it(
+    site: Site, deaf: bool
 ) -> None:
-    site = Site(slurm, rankup_here, tmp_path)
-    words, message = REFUSED[name]
-    before = sorted(site.folder.rglob("*"))
-    typed = [str(probe) if word == "SCRIPT" else word for word in words]
-    done = site.rankup("run", *typed, code=2)
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "hf_x" not in done.stderr
-    assert sorted(site.folder.rglob("*")) == before
-    assert site.queue() == []
+    env = {**site.env, **_inside(site.allocate(1))}
+    run, path = site.folder / "run", script(site.folder, SAVES)
+    words = ["run", *ONE_THREAD, "--nproc", "2", "--out", run, path, *(["deaf"] if deaf else [])]
+    with live(words, site.folder, env) as running:
+        running.until(lambda: len(list(run.glob("up*"))) == 2, SECONDS)
+        running.process.send_signal(signal.SIGINT)
+        if deaf:
+            running.until(lambda: "once more ends them now" in running.err)
+            running.process.send_signal(signal.SIGINT)
+        code = running.wait(SECONDS)
+        running.nobody_left(SECONDS)
+    assert "Traceback" not in running.err
+    assert len(list(run.glob("saved*"))) == (0 if deaf else 2)
+    assert code != 0 if deaf else code == 128 + signal.SIGINT, running.err
+    assert deaf or last_line(running.err) == f"go on with: rankup run --resume {run}"
 
 
-def test_without_a_controller_nothing_is_trained_here_unasked(site: Site, tmp_path: Path) -> None:
-    path = script(tmp_path, 'print("ran here")')
-    with site.cluster.without_controller():
-        began = time.monotonic()
-        refused = site.rankup("run", "--nodes", "2", path, code=2)
-        assert time.monotonic() - began < 30
-        assert "its controller does not answer" in refused.stderr
-        assert not (tmp_path / "runs").exists()
-        done = site.rankup("run", "--local", "--nproc", "1", path)
-    assert done.stdout == "ran here\n"
+def test_a_running_job_and_the_one_that_follows_it_are_cancelled(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    path = make_run(tmp_path / "runs")
+    first = submit(slurm, path, "sleep 300", "--nodes=2")
+    slurm.wait(int(first), ("RUNNING",))
+    second = submit(slurm, path, "echo started", f"--dependency=afterany:{first}")
+    record(path, job=second, follows=first)
+    (path / "requeue").touch()
+    until(lambda: (path / "log" / "lives.jsonl").exists(), path)
+    found = status.report(path, Config(), client(slurm)).lives
+    assert [(life.state, len(life.nodes)) for life in found] == [("RUNNING", 2), ("PENDING", 0)]
+    said = cancel.cancel(path, client(slurm))
+    assert said == [f"job {first}: cancelled", f"job {second}: cancelled"]
+    assert not (path / "requeue").exists()
+    for job_id in (first, second):
+        assert slurm.job(int(job_id))["JobState"] == "CANCELLED"
+    assert not (path / "log" / f"{second}.out").exists()
+    assert cancel.cancel(path, client(slurm)) == ["nothing of this run is going on"]
+
+
+@pytest.mark.slow
+def test_a_job_that_is_just_stopping_to_be_requeued_does_not_come_back(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    path = make_run(tmp_path / "runs")
+    body = (
+        'trap \'touch "$run/requeue"; sleep 1; [ -e "$run/requeue" ] '
+        '&& scontrol requeue $SLURM_JOB_ID; touch "$run/stopped"; exit 0\' TERM; '
+        'touch "$run/ready"; while true; do sleep 0.2; done'
+    )
+    job_id = int(submit(slurm, path, body))
+    until((path / "ready").exists, path)
+    assert cancel.cancel(path, client(slurm)) == [f"job {job_id}: cancelled"]
+    until((path / "stopped").exists, path)
+    assert slurm.command("squeue", "-h", "-t", "pending,running") == ""
+
+
+@pytest.mark.slow
+def test_states_over_a_requeue_and_without_a_controller(slurm: Cluster, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "runs")
+    body = (
+        'if [ "$life" = 0 ]; then record "\\"end\\": $(date +%s), \\"code\\": 0, '
+        '\\"stopped\\": true"; scontrol requeue $SLURM_JOB_ID; sleep 60; fi'
+    )
+    job_id = int(submit(slurm, path, body))
+
+    def states() -> list[tuple[int, str]]:
+        found = lives.of_run(path, lives.read_job(path), client(slurm))
+        return [(life.restart, life.state) for life in found]
+
+    until(lambda: states() == [(0, "COMPLETED"), (1, "PENDING")], path)
+    slurm.wait(job_id)
+    assert states() == [(0, "COMPLETED"), (1, "COMPLETED")]
+    with slurm.without_controller():
+        (short,), note = status.newest(tmp_path / "runs", client(slurm))
+    assert "own records" in note
+    assert (short.state, short.source) == ("COMPLETED", "own record")
