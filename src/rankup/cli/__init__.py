@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, UserError
+from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailed, UserError
 from . import (  # noqa: F401 - the verbs register themselves
     data,
     export,
@@ -24,13 +24,14 @@ from .app import app
 
 
 def main() -> None:
-    """Entry point; bad input ends with its message and exit code 2."""
+    """Entry point; bad input ends with its message and exit code 2, a failure with 1."""
     try:
         app()
     except UserError as error:
         _say_error(error)
         sys.exit(EXIT_BAD_INPUT)
-    except OSError as error:  # a full disk, a file without permission: the machine's no, not ours
+    # A full disk, a file without permission: the machine's no, not ours.
+    except (RunFailed, OSError) as error:
         _say_error(error)
         sys.exit(EXIT_FAILED)
 
