@@ -89,3 +89,15 @@ def samplers(tmp_path: Path) -> Iterator[Samplers]:
     found = Samplers(run)
     yield found
     found.close()
+
+
+@pytest.fixture
+def same_signals() -> Iterator[None]:
+    """For a sampler in this process, which ignores and blocks signals: as before afterwards."""
+    numbers = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    for number, handler in before.items():
+        signal.signal(number, handler)

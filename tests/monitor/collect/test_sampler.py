@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rankup.monitor.collect import ending
 from rankup.monitor.lines import GPU, HOST, RANKS
+from tests.conftest import RunRankup
 
 from .conftest import Samplers
 
@@ -56,40 +56,65 @@ def _gpus(tmp_path: Path, *values: dict[str, object]) -> dict[str, str]:
     return {"RANKUP_NVML": str(path)}
 
 
+# GPUs are told of after half a second; a few samples fail.
+_FIRST = """
+from rankup.monitor.collect import unused
+from rankup.monitor.collect.devices import Devices
+unused.SECONDS = 0.5
+calls = []
+def fail(self):
+    calls.append(1)
+    if 6 <= len(calls) <= 8:
+        raise ValueError("never seen before")
+Devices.disk = fail
+"""
+
+
 def test_what_is_written_beside_two_ranks(
     samplers: Samplers, two_ranks: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
+    stop = samplers.run / "monitor" / "stop"
+    stop.parent.mkdir()
+    stop.touch()  # of an earlier life: stale
     busy = {"util": 97, "memory": 3e10, "power": 300, "processes": 1}
-    sampler = samplers.start("--ranks", "2", env=_gpus(tmp_path, busy, {}))
+    env = {"SLURM_JOB_ID": "7", **_gpus(tmp_path, busy, {"util": 0, "memory": 0})}
+    sampler = samplers.start("--ranks", "2", env=env, first=_FIRST)
     samples = samplers.samples(3)
     (head,) = samplers.lines("head")
     assert (head["node"], head["ranks"], head["every"]) == ("n1", 2, 0.25)
     assert [one["index"] for one in head["gpus"]] == [0, 1]
     assert (head["columns"]["gpu"], head["columns"]["host"]) == ([*GPU], [*HOST])
-    first, last = samples[0], samples[-1]
+    first, before, last = samples[:3]
     assert (first["dt"], first["host"][0], first["cores"]) == (None, None, "")
-    assert last["dt"] == pytest.approx(last["t"] - samples[-2]["t"], abs=1.0)
-    assert last["gpu"] == [[97, 30000000000, 300, *[None] * 6, 1], [None] * len(GPU)]
+    assert last["dt"] == pytest.approx(last["t"] - before["t"], abs=1.0)
+    assert last["gpu"][0] == [97, 30000000000, 300, *[None] * 6, 1]
     assert len(last["host"]) == len(HOST)
     assert len(last["cores"]) == len(head["usable"])
     ranks = [dict(zip(RANKS, row, strict=True)) for row in last["ranks"]]
     assert [(one["rank"], one["workers"]) for one in ranks] == [(4, 1), (5, 1)]
     assert all(one["cpu"] is not None and one["memory"] > 1e6 for one in ranks)
-    (samplers.run / "monitor" / "stop").touch()
-    assert sampler.wait(60) == 0
-    (end,) = samplers.lines("end")
-    assert end["why"] == "stop file"
 
+    second = samplers.start()
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 0
+    assert "another sampler watches this run on n1" in errors
 
-def test_warnings_of_the_time_limit_are_not_for_it_but_sigterm_is(samplers: Samplers) -> None:
-    sampler = samplers.start()
-    samplers.samples(1)
+    # Warnings of the time limit are not for it.
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
         sampler.send_signal(number)
     samplers.samples(len(samplers.lines("sample")) + 2)
-    sampler.terminate()
-    assert sampler.wait(60) == 0
-    assert samplers.lines()[-1]["why"] == "SIGTERM"
+    samplers.wait_for(lambda: len(samplers.lines("note")) == 2)
+    notes = {one["code"]: one["text"] for one in samplers.lines("note")}
+    unused = notes.pop("RK701")
+    assert list(notes.values()) == ["a sample failed: ValueError: never seen before"]
+    assert unused.startswith("GPU 1 of node n1 has done nothing for ")
+    stop.unlink()
+    stop.touch()
+    _, errors = sampler.communicate(timeout=60)
+    assert sampler.returncode == 0
+    assert f"rankup: {unused}\n" in errors
+    (end,) = samplers.lines("end")
+    assert end["why"] == "stop file"
 
 
 def test_a_killed_one_leaves_a_torn_line_that_the_next_one_survives(samplers: Samplers) -> None:
@@ -100,21 +125,14 @@ def test_a_killed_one_leaves_a_torn_line_that_the_next_one_survives(samplers: Sa
     with samplers.file.open("a") as file:
         file.write('{"t": 17')  # what a kill in the middle of a line leaves
     before = len(samplers.lines("sample"))
-    samplers.start(env={"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
-    samplers.samples(before + 2)
+    sampler = samplers.start(env={"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
+    samplers.samples(before + 1)
     assert [one["life"] for one in samplers.lines("head")][1:] == ["7.1"]
     torn = [line for line in samplers.file.read_text().splitlines() if line == '{"t": 17']
     assert len(torn) == 1
-
-
-def test_a_second_one_ends_at_once(samplers: Samplers) -> None:
-    samplers.start()
-    samplers.samples(1)
-    second = samplers.start()
-    _, errors = second.communicate(timeout=60)
-    assert second.returncode == 0
-    assert "another sampler watches this run on n1" in errors
-    assert len(samplers.lines("head")) == 1
+    sampler.terminate()
+    assert sampler.wait(60) == 0
+    assert samplers.lines()[-1]["why"] == "SIGTERM"
 
 
 def test_it_ends_with_the_process_that_started_it(samplers: Samplers) -> None:
@@ -150,16 +168,6 @@ def test_it_ends_with_a_process_that_did_not_start_it(samplers: Samplers) -> Non
     assert samplers.start("--parent", str(job.pid)).wait(60) == 0, "it has ended already"
 
 
-def test_a_number_that_is_used_again_is_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ending.signal, "pthread_sigmask", lambda *_: None)
-    looks = ending.Ending(tmp_path, os.getpid())
-    assert looks.reason() is None
-    monkeypatch.setattr(ending, "_start", lambda pid: 1)
-    assert looks.reason() == "the process that started it has ended"
-
-
 def test_it_ends_when_the_run_directory_is_gone(samplers: Samplers) -> None:
     sampler = samplers.start()
     samplers.samples(1)
@@ -168,17 +176,7 @@ def test_it_ends_when_the_run_directory_is_gone(samplers: Samplers) -> None:
     assert not samplers.run.exists()
 
 
-def test_a_stop_file_of_an_earlier_life_is_stale(samplers: Samplers) -> None:
-    stop = samplers.run / "monitor" / "stop"
-    stop.parent.mkdir()
-    stop.touch()
-    sampler = samplers.start()
-    samplers.samples(3)
-    stop.unlink()
-    stop.touch()
-    assert sampler.wait(60) == 0
-
-
+@pytest.mark.slow
 def test_a_full_disk_is_said_once_and_told_when_there_is_space(samplers: Samplers) -> None:
     first = """
 import resource, threading, time
@@ -211,15 +209,10 @@ threading.Thread(target=free, daemon=True).start()
     assert len(texts) == len(samplers.lines())  # no half line is left
 
 
-@pytest.mark.parametrize("words", [(), ("--replay",)])
-def test_a_link_in_the_place_of_its_file_ends_it(
-    samplers: Samplers, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_a_link_in_the_place_of_its_file_ends_it(samplers: Samplers, tmp_path: Path) -> None:
     samplers.file.parent.mkdir()
     samplers.file.symlink_to(tmp_path / "victim")
-    recording = tmp_path / "recording.jsonl"
-    recording.write_text('{"kind": "head", "t": 1, "node": "n1"}\n')
-    sampler = samplers.start(*words, *[str(recording)] * len(words))
+    sampler = samplers.start()
     _, errors = sampler.communicate(timeout=60)
     assert (sampler.returncode, errors.count("\n")) == (1, 1)
     assert "what this node does is not recorded" in errors
@@ -227,52 +220,7 @@ def test_a_link_in_the_place_of_its_file_ends_it(
     assert not (tmp_path / "victim").exists()
 
 
-def test_an_unused_gpu_is_said_in_the_log(samplers: Samplers, tmp_path: Path) -> None:
-    first = """
-from rankup.monitor.collect import unused
-unused.SECONDS = 0.5
-"""
-    busy, empty = {"util": 97, "memory": 3e10, "processes": 1}, {"util": 0, "memory": 0}
-    job = {"SLURM_JOB_ID": "7", **_gpus(tmp_path, busy, empty)}
-    sampler = samplers.start(env=job, first=first)
-    (note,) = samplers.wait_for(lambda: samplers.lines("note"))
-    assert note["code"] == "RK701"
-    sampler.terminate()
-    _, errors = sampler.communicate(timeout=60)
-    assert errors == f"rankup: {note['text']}\n"
-    assert errors.startswith("rankup: GPU 1 of node n1 has done nothing for ")
-    assert len(samplers.lines("note")) == 1
-
-
-def test_where_ranks_are_expected_their_start_is_waited_for(
-    samplers: Samplers, tmp_path: Path
-) -> None:
-    first = """
-from rankup.monitor.collect import unused
-unused.SECONDS = 0.1
-"""
-    gpus = _gpus(tmp_path, {"util": 0, "memory": 0})
-    samplers.start("--ranks", "2", env=gpus, first=first)
-    samplers.samples(4)
-    assert samplers.lines("note") == []
-
-
-def test_a_sample_that_fails_is_noted_and_the_next_one_comes(samplers: Samplers) -> None:
-    first = """
-from rankup.monitor.collect.devices import Devices
-calls = []
-def fail(self):
-    calls.append(1)
-    if len(calls) < 4:
-        raise ValueError("never seen before")
-Devices.disk = fail
-"""
-    samplers.start(first=first)
-    samplers.samples(2)
-    (note,) = samplers.lines("note")
-    assert note["text"] == "a sample failed: ValueError: never seen before"
-
-
+@pytest.mark.usefixtures("same_signals")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -282,8 +230,9 @@ Devices.disk = fail
         (["--replay", "/no/such"], "No such file"),
     ],
 )
-def test_bad_input_is_named(samplers: Samplers, words: list[str], said: str) -> None:
-    sampler = samplers.start(*words)
-    _, errors = sampler.communicate(timeout=60)
-    assert (sampler.returncode, errors.count("\n")) == (2, 1)
-    assert said in errors
+def test_bad_input_is_named(
+    words: list[str], said: str, tmp_path: Path, rankup_here: RunRankup
+) -> None:
+    done = rankup_here(["monitor", tmp_path, *words])
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
