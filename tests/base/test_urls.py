@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from rankup.base import urls
@@ -77,7 +75,6 @@ def test_what_cannot_be_asked_for_is_no_url_of_the_web(url: str) -> None:
 
 
 def test_long_texts_take_no_time() -> None:
+    """A pattern that goes back over all of it would take until the test's time-out."""
     for text in ("a." * 50_000, "?" * 100_000, "a://" * 25_000, "?x" * 50_000, "a://'" * 20_000):
-        start = time.monotonic()
         urls.cleaned(text)
-        assert time.monotonic() - start < 5

@@ -33,16 +33,19 @@ _RESOLVE = re.compile(
 
 @dataclass(frozen=True)
 class Repository:
-    """One commit of a repository; `token` guards a gated one."""
+    """One commit of a repository; `token` guards a gated one, `pinned` is its commit's name."""
 
     kind: Kind
     name: str
     files: Mapping[str, bytes]
     token: str | None = None
+    pinned: str | None = None
 
     @property
     def commit(self) -> str:
-        """40 hexadecimal digits that follow from the content."""
+        """40 hexadecimal digits that follow from the content, where none are pinned."""
+        if self.pinned is not None:
+            return self.pinned
         digest = hashlib.sha1(f"{self.kind} {self.name}".encode())
         for path in sorted(self.files):
             digest.update(path.encode() + b"\0" + _oid(self.files[path]).encode())
@@ -63,10 +66,15 @@ class Hub:
         return {"HF_ENDPOINT": self.web.url(), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
     def add(
-        self, kind: Kind, name: str, files: Mapping[str, bytes], token: str | None = None
+        self,
+        kind: Kind,
+        name: str,
+        files: Mapping[str, bytes],
+        token: str | None = None,
+        pinned: str | None = None,
     ) -> Repository:
         """Make a repository, or a new commit of it; with `token` it is gated."""
-        repository = Repository(kind, name, dict(files), token)
+        repository = Repository(kind, name, dict(files), token, pinned)
         self._repositories[kind, name] = repository
         for path, data in files.items():
             if _large(path):

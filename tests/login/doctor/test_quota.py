@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.login.doctor import quota, quotas
-from rankup.login.doctor.asking import Clock
 from rankup.login.doctor.quota import Quota
-from rankup.login.doctor.space import Folder
 from rankup.site.mounts import Mount
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -88,10 +86,10 @@ def test_no_limit_is_no_line() -> None:
     assert quota.check_quota([Quota("/h", "user", 5, 0, 0, 5, 0, 0, "quota")], []) == []
 
 
-@given(st.text() | st.from_regex(r"([\w/:*\[\]. -]*\n){0,6}"))
-@pytest.mark.parametrize("command", ["lfs", "mmlsquota", "quota", "jutil"])
-def test_no_text_is_too_strange(command: str, text: str) -> None:
-    quota.check_quota(quota.parse([command], text), [])
+@given(st.text() | st.text("ab09/:*[]. -\n"))
+def test_no_text_is_too_strange(text: str) -> None:
+    for command in ("lfs", "mmlsquota", "quota", "jutil"):
+        quota.check_quota(quota.parse([command], text), [])
 
 
 def test_each_kind_of_file_system_has_its_command() -> None:
@@ -114,24 +112,6 @@ def test_the_project_that_a_folder_counts_to(tmp_path: Path) -> None:
     assert quotas.project_number(str(tmp_path / "none")) == 0
 
 
-def test_commands_of_the_site_are_asked_and_one_that_hangs_is_named(tmp_path: Path) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, body in (
-        ("quota", f"cat {RECORDED}/quota-wide.txt"),
-        ("jutil", "sleep 300"),
-        ("lfs", "sleep 300"),
-    ):
-        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
-        (programs / name).chmod(0o755)
-    environment = {"PATH": f"{programs}:/usr/bin:/bin"}
-    found, late = quotas.known([Folder("x", tmp_path)], "proj", environment, Clock(1.0))
-    assert late == ["jutil project dataquota -p proj -o json -U KB"]
-    # Whether `quota` is asked depends on what file system the tests run on.
-    assert {one.name for one in found} <= {"server:/home"}
-    assert quota.check_quota(found, late)[-1].level == "warning"
-
-
 def test_the_quotas_of_one_folder_in_lines(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -141,13 +121,13 @@ def test_the_quotas_of_one_folder_in_lines(tmp_path: Path) -> None:
     environment = {"PATH": f"{programs}:/usr/bin:/bin"}
     said = [
         line
-        for line in quotas.lines(tmp_path, "proj", environment, 5.0)
+        for line in quotas.lines(tmp_path, "proj", environment, 120.0)
         if line.endswith("says jutil)")
     ]
     assert len(said) == 2
     assert said[0].startswith("/p/scratch/x: ")
     assert ", 3.93M of 4M files (project, says jutil)" in said[0]
-    jutil.write_text("#!/bin/sh\nsleep 300\n")
+    jutil.write_text("#!/bin/sh\nsleep 600\n")
     late = "`jutil project dataquota -p proj -o json -U KB` did not answer in time"
     assert late in quotas.lines(tmp_path, "proj", environment, 0.5)
     assert quotas.lines(tmp_path, None, {"PATH": str(tmp_path)}) == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +13,6 @@ from rankup.login.doctor.space import Folder, Space
 from rankup.site import profile
 from rankup.site.caches import caches
 from rankup.site.config import Config
-from tests.login.doctor.again import asked
-from tests.slurm.fixtures import require
 
 JURECA = profile.load("jureca-dc")
 JUPITER = profile.load("jupiter")
@@ -61,26 +57,6 @@ def test_folders_on_one_file_system_are_one_line(tmp_path: Path) -> None:
     ]
     [one] = space.grouped(spaces)
     assert one.names == ("$HOME", "runs")
-
-
-def test_a_full_home_is_an_error_of_the_command(tmp_path: Path) -> None:
-    """A real file system without a byte left, in a mount namespace of its own."""
-    require(_no_namespace(), os.environ)
-    home = tmp_path / "home"
-    home.mkdir()
-    inside = (
-        'mount -t tmpfs -o size=64k none "$0" && cd "$0"/.. && '
-        'head -c 1M /dev/zero > "$0/fill" 2>/dev/null; '
-        'HOME="$0" exec "$1" -m rankup doctor'
-    )
-    words = [*_namespace(), "sh", "-c", inside, str(home), sys.executable]
-    done = asked(
-        lambda: subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    )
-    [line] = [line for line in done.stdout.splitlines() if "$HOME" in line and "RK512" in line]
-    assert line.startswith("ERROR")
-    assert "full" in line
-    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_what_compute_nodes_do_not_mount_is_an_error() -> None:
@@ -137,16 +113,3 @@ def test_little_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_system_without_shared_memory_folder_says_nothing(tmp_path: Path) -> None:
     assert memory.check_memory(memory.left(tmp_path / "none")) == []
-
-
-def _namespace() -> list[str]:
-    return ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
-
-
-def _no_namespace() -> str:
-    try:
-        words = [*_namespace(), "mount", "-t", "tmpfs", "none", "/mnt"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
-    except FileNotFoundError:
-        return "needs unshare (util-linux)"
-    return f"needs a mount namespace: {done.stderr.strip()}" if done.returncode else ""

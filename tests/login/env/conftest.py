@@ -9,9 +9,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
+from ...conftest import RunRankup
 from . import index
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -44,10 +46,12 @@ class World:
 
     Attributes:
         variables: of every process in it.
+        source: the source tree that `rankup` runs from, which nobody edits meanwhile.
     """
 
     root: Path
     variables: dict[str, str]
+    source: Path
 
     @property
     def project(self) -> Path:
@@ -59,7 +63,7 @@ class World:
         return self.root / "index"
 
     def bash(
-        self, script: str, *words: str | Path, timeout: float = 120, **variables: str
+        self, script: str, *words: str | Path, timeout: float = 300, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a bash script given as text, with these words as $1, $2, ..."""
         return self.run("bash", "-c", script, "bash", *words, timeout=timeout, **variables)
@@ -67,17 +71,18 @@ class World:
     def rankup(
         self,
         *words: str | Path,
-        timeout: float = 120,
+        timeout: float = 300,
         cwd: Path | None = None,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `rankup WORDS`, from a source tree of its own that nobody edits meanwhile."""
-        source = self.root / "checkout" / "src"
-        start = (
-            f"import sys; sys.path.insert(0, {str(source)!r}); import rankup.cli as cli; cli.main()"
-        )
-        words = (sys.executable, "-c", start, *words)
-        return self.run(*words, timeout=timeout, cwd=cwd, **variables)
+        """Run `rankup WORDS` in a process of its own."""
+        return self.run(*self.command, *words, timeout=timeout, cwd=cwd, **variables)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What starts rankup from `source`."""
+        start = f"import sys; sys.path.insert(0, {str(self.source / 'src')!r})"
+        return (sys.executable, "-c", f"{start}; import rankup.cli as cli; cli.main()")
 
     def write_files(self, *options: str) -> None:
         """Write the files of `env` and rankup's wheel, without making its venv."""
@@ -107,16 +112,18 @@ class World:
         (path / "requirements.txt").write_text("".join(f"{line}\n" for line in lines))
 
 
-def make_world(root: Path) -> World:
+def copied_source(folder: Path) -> Path:
+    """A copy of this source tree in a new folder."""
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(CHECKOUT / "src", folder / "src", ignore=ignore)
+    shutil.copy(CHECKOUT / "pyproject.toml", folder)
+    return folder
+
+
+def make_world(root: Path, source: Path) -> World:
     """A world in an empty folder, with `uv` on PATH."""
     for name in ("my project", "index", "home", "bin"):
         (root / name).mkdir()
-    shutil.copytree(
-        CHECKOUT / "src",
-        root / "checkout" / "src",
-        ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
-    )
-    shutil.copy(CHECKOUT / "pyproject.toml", root / "checkout")
     index.dependencies(root / "index")
     for version in ("1.0", "2.0"):
         index.wheel(root / "index", "shared", version)
@@ -157,19 +164,49 @@ def make_world(root: Path) -> World:
             "UV_CACHE_DIR": str(root / "uv-cache"),
             "PROJECT": str(root / "p" / "project1"),
         },
+        source,
     )
 
 
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the source tree; tests leave it as it is."""
+    return copied_source(tmp_path_factory.mktemp("checkout"))
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path, source: Path) -> World:
     """A world of one test."""
-    return make_world(tmp_path)
+    return make_world(tmp_path, source)
+
+
+class Env(Protocol):
+    """The type of the fixture `env`."""
+
+    def __call__(
+        self, world: World, *words: str | Path, cwd: Path | None = ..., **variables: str
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def env(rankup_here: RunRankup) -> Env:
+    """Run `rankup env WORDS` in this process; what it has printed stands in `stdout`."""
+
+    def run(
+        world: World, *words: str | Path, cwd: Path | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        variables = {**world.variables, **variables}
+        done = rankup_here(["env", *words], cwd=cwd or world.project, env=variables)
+        done.stdout += done.stderr
+        return done
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def wheels_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def wheels_world(tmp_path_factory: pytest.TempPathFactory, source: Path) -> World:
     """A world whose `env` is of the kind `wheels`, made with uv; tests leave it as it is."""
-    found = make_world(tmp_path_factory.mktemp("wheels"))
+    found = make_world(tmp_path_factory.mktemp("wheels"), source)
     found.require("env", ["shared==2.0"])
     done = found.rankup("env", "create", "--kind", "wheels")
     assert done.returncode == 0, done.stdout
@@ -177,9 +214,9 @@ def wheels_world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.fixture(scope="module")
-def modules_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def modules_world(tmp_path_factory: pytest.TempPathFactory, source: Path) -> World:
     """A world on JUWELS Booster whose `env` is of the kind `modules`; tests leave it as it is."""
-    found = make_world(tmp_path_factory.mktemp("modules"))
+    found = make_world(tmp_path_factory.mktemp("modules"), source)
     found.variables["BASH_ENV"] = str(found.root / "module.sh")
     (found.project / "rankup.toml").write_text('profile = "juwels-booster"\n')
     found.require("env", ["shared==2.0", "lightning"])

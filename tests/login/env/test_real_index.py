@@ -11,7 +11,7 @@ import pytest
 
 from rankup import __version__
 
-from .conftest import World, make_world
+from .conftest import World
 
 # What pip and uv say of an index that is out of reach for a moment, or too busy.
 _OUT_OF_REACH = re.compile(
@@ -23,12 +23,11 @@ _OUT_OF_REACH = re.compile(
 
 @pytest.mark.slow
 @pytest.mark.timeout(2000)
-def test_from_the_real_index_rankup_runs_in_it(tmp_path: Path) -> None:
+def test_from_the_real_index_rankup_runs_in_it(world: World, tmp_path: Path) -> None:
     """Without torch, which is gigabytes: rankup's own dependencies, locked, and a kernel.
 
     They are installed once, from the lock: bytecode of all of them takes a minute to make.
     """
-    world = make_world(tmp_path)
     for name in [name for name in world.variables if name.startswith(("PIP_", "UV_"))]:
         del world.variables[name]
     settings = {name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "UV_"))}

@@ -12,45 +12,42 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.login.env import kernel, where
 
-from .conftest import World
+from .conftest import Env, World
 
 
-def _refused(world: World, *words: str, **variables: str) -> str:
-    done = world.rankup("env", *words, **variables)
-    assert done.returncode == 2, done.stdout
-    assert "Traceback" not in done.stdout
-    return done.stdout
+def _write_files(env: Env, world: World, *options: str) -> None:
+    """Write the files of `env` and rankup's wheel, without making its venv."""
+    done = env(world, "create", *options, PATH=str(world.root / "home"))
+    assert (done.returncode, "Traceback" in done.stdout) == (1, False), done.stdout
+    assert "rankup: bash cannot be started" in done.stdout, done.stdout
 
 
-def test_without_an_environment(world: World) -> None:
-    for words in ([], ["check"], ["lock"]):
-        assert "make one with: rankup env create" in _refused(world, *words)
-    assert "is no environment: it has no activate.sh" in _refused(world, "check", "nowhere")
-
-
-def test_a_kind_that_is_none(world: World) -> None:
-    assert "it is modules or wheels" in _refused(world, "create", "--kind", "conda")
+def test_without_an_environment_and_with_a_wrong_kind(env: Env, world: World) -> None:
+    for words, said in (
+        ((), "make one with: rankup env create"),
+        (("check",), "make one with: rankup env create"),
+        (("lock",), "make one with: rankup env create"),
+        (("check", "nowhere"), "is no environment: it has no activate.sh"),
+        (("create", "--kind", "conda"), "it is modules or wheels"),
+        (("create", "--kind", "modules"), "no modules are known"),
+    ):
+        done = env(world, *words)
+        assert done.returncode == 2, done.stdout
+        assert said in done.stdout
+        assert "Traceback" not in done.stdout
     assert not (world.project / "env").exists()
+    _write_files(env, world)
+    done = env(world, "create", "--kind", "modules")
+    assert done.returncode == 2
+    assert "says ENV_KIND=wheels, and --kind modules; change it there" in done.stdout
 
 
-def test_another_kind_than_config_sh_says(world: World) -> None:
-    world.write_files()
-    said = _refused(world, "create", "--kind", "modules")
-    assert "says ENV_KIND=wheels, and --kind modules; change it there" in said
-
-
-def test_modules_on_a_machine_whose_modules_are_not_known(world: World) -> None:
-    said = _refused(world, "create", "--kind", "modules")
-    assert "no modules are known" in said
-    assert "--kind wheels" in said
-
-
-def test_a_site_with_modules_and_no_module_command_is_said(world: World) -> None:
+def test_a_site_with_modules_and_no_module_command_is_said(env: Env, world: World) -> None:
     """`sudo`, an IDE or cron start shells that have none: it would be wheels without a word."""
     (world.project / "rankup.toml").write_text('profile = "juwels-booster"\n')
     nowhere = str(world.root / "home")  # without bash, so that nothing is made
-    for words, said in (([], 1), ([], 0), (["other", "--kind", "wheels"], 0)):
-        done = world.rankup("env", "create", *words, PATH=nowhere)
+    for words, said in (([], 1), (["other", "--kind", "wheels"], 0)):
+        done = env(world, "create", *words, PATH=nowhere)
         assert done.stdout.count("note: JUWELS Booster") == said, done.stdout
         assert ("there is no `module` command here" in done.stdout) == bool(said)
     assert "ENV_KIND=wheels" in (world.project / "env" / "config.sh").read_text()
@@ -64,54 +61,49 @@ def test_a_site_with_modules_and_no_module_command_is_said(world: World) -> None
         ("mkdir env; touch env/model.py", "is not empty and no environment"),
     ],
 )
-def test_a_folder_that_is_something_else(world: World, make: str, expected: str) -> None:
+def test_a_folder_that_is_something_else(env: Env, world: World, make: str, expected: str) -> None:
     world.bash(make)
     before = sorted(world.project.rglob("*"))
-    assert expected in _refused(world, "create")
+    done = env(world, "create")
+    assert (done.returncode, expected in done.stdout) == (2, True), done.stdout
     assert sorted(world.project.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["a:b", "v$(touch PWN)", "v`touch PWN`", 'v"x', "v\\x", "a\nb", "a\tb"]
-)
-def test_a_path_that_activate_would_run_or_path_cannot_hold(world: World, name: str) -> None:
+def test_a_path_that_activate_would_run_or_path_cannot_hold(env: Env, world: World) -> None:
     """Also where setup.sh was copied to without rankup."""
-    assert "name another folder" in _refused(world, "create", name)
-    assert not (world.project / name).exists()
-    world.write_files()
-    shutil.copytree(world.project / "env", world.project / name)
-    done = world.bash('bash "$1/setup.sh"', name)
-    assert done.returncode == 1
-    assert "choose another folder" in done.stdout
-    assert not [*world.root.rglob("PWN")]
-    assert not (world.project / name / "venv").exists()
+    _write_files(env, world)
+    for name in ("a:b", "v$(touch PWN)", "v`touch PWN`", 'v"x', "v\\x", "a\nb"):
+        done = env(world, "create", name)
+        assert (done.returncode, "name another folder" in done.stdout) == (2, True), name
+        assert not (world.project / name).exists()
+        shutil.copytree(world.project / "env", world.project / name)
+        done = world.bash('bash "$1/setup.sh"', name)
+        assert done.returncode == 1
+        assert "choose another folder" in done.stdout
+        assert not [*world.root.rglob("PWN")]
+        assert not (world.project / name / "venv").exists()
 
 
-def test_files_of_the_user_stay_and_changed_ones_are_named(world: World) -> None:
+def test_files_of_the_user_stay_and_changed_ones_are_named(env: Env, world: World) -> None:
     folder = world.project / "env"
-    world.write_files()
+    _write_files(env, world)
     mine = {"requirements.txt": "shared\n", "modules.sh": "# mine\n", "config.sh": "ENV_KIND=no\n"}
     for name, text in mine.items():
         (folder / name).write_text(text)
-    setup = (folder / "setup.sh").read_text()
     (folder / "setup.sh").write_text("#!/bin/bash\necho my own; exit 1\n")
     (folder / "activate.sh").unlink()
-    done = world.rankup("env", "create")
+    done = env(world, "create")
     assert done.returncode == 1
     assert f"note: {folder / 'setup.sh'} has been changed and stays" in done.stdout
-    assert done.stdout.endswith("my own\n")
+    assert "my own\n" in done.stdout
     assert {name: (folder / name).read_text() for name in mine} == mine
     assert (folder / "activate.sh").exists()
-    (folder / "setup.sh").write_text(setup)
-    done = world.rankup("env", "create")
-    assert done.returncode == 1
-    assert "ENV_KIND is 'no'; it has to be modules or wheels" in done.stdout
 
 
-def test_in_a_job_without_network_it_names_the_login_node(world: World) -> None:
+def test_in_a_job_without_network_it_names_the_login_node(env: Env, world: World) -> None:
     world.require("env", ["absent"])
-    world.write_files()
-    done = world.rankup("env", "lock", SLURM_JOB_ID="4711")
+    _write_files(env, world)
+    done = env(world, "lock", SLURM_JOB_ID="4711")
     assert done.returncode == 1
     assert "absent" in done.stdout
     assert "This is job 4711, and compute nodes often have no network" in done.stdout

@@ -21,7 +21,7 @@ from ...conftest import RunRankup
 # Overwrites, appends, clears a folder, and then hangs, with a process of its own in the background.
 SCRIPT = """
 import os, shutil, sys, time
-for name in "report.txt", "results.txt":
+for name in "results.txt", "report.txt":
     file = open(name, "w")
     file.write("half")
     file.flush()

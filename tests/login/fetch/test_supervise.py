@@ -70,7 +70,7 @@ def test_a_child_that_ignores_sigterm_ends_when_its_time_is_over(tmp_path: Path)
     ended = _watch(program, tmp_path, seconds=4, stuck=asked.append)
     assert (ended.why, ended.code) == ("time", None)
     assert ended.seconds >= 4
-    assert ended.writing == {str(tmp_path / "out")}
+    assert str(tmp_path / "out") in ended.writing
     assert len(asked) == 1
     assert not Path("/dev/shm", name).exists()
 
