@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
-import signal
 import threading
 import time
 import zipfile
@@ -152,7 +152,7 @@ def nobody_is_left() -> Any:
     gc.collect()
     gc.unfreeze()
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    for _ in within(5):
+    for _ in within(60):
         left, threads = children(), set(threading.enumerate()) - before
         if not (left or threads):
             return
@@ -164,19 +164,16 @@ def nobody_is_left() -> Any:
 # What goes wrong in workers.
 
 
-def killed(data: bytes | memoryview, rng: np.random.Generator) -> torch.Tensor:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
+@dataclass(frozen=True)
+class Killed:
+    """Ends its worker by a signal."""
 
+    number: int
 
-def hangs(data: bytes | memoryview, rng: np.random.Generator) -> torch.Tensor:
-    while True:
-        time.sleep(0.05)
-
-
-def slow(data: bytes | memoryview, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    time.sleep(0.01)
-    return digest(data, rng)
+    def __call__(self, data: bytes | memoryview, rng: np.random.Generator) -> torch.Tensor:
+        faulthandler.disable()  # that of pytest would print a page
+        os.kill(os.getpid(), self.number)
+        raise AssertionError
 
 
 def mistaken(data: bytes | memoryview, rng: np.random.Generator) -> torch.Tensor:

@@ -14,8 +14,7 @@ from torch import nn
 import rankup
 from rankup.base.errors import UserError
 from rankup.data import Loader, PackedDataset
-from rankup.data.making import Bad, BadSample
-from rankup.data.tally import Summary, Tally, report
+from rankup.data.making import BadSample
 from rankup.runtime.deal import LEDGER
 from rankup.runtime.world import World
 
@@ -90,17 +89,6 @@ def test_they_are_counted_and_named(tmp_path: Path, capfd: pytest.CaptureFixture
     assert capfd.readouterr().err == ""
 
 
-def test_nothing_is_said_of_a_loop_that_is_left(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    one = loader(_data(tmp_path, "drop"))
-    for number, _ in enumerate(one):
-        if number == 4:
-            break
-    assert one.bad
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize("engine", [{}, {"workers": 2, "kind": "processes", "context": "fork"}])
 def test_more_than_a_few_are_an_error(tmp_path: Path, engine: dict[str, Any]) -> None:
     for on_bad in ("replace", "drop"):
@@ -115,25 +103,6 @@ def test_nothing_that_can_be_made(tmp_path: Path) -> None:
     for on_bad in ("replace", "drop"):
         with pytest.raises(BadSample, match="tried in the place of a bad one"):
             epochs(loader(_data(tmp_path, on_bad, 6, range(6)), 3))
-
-
-def test_the_limit_of_all_ranks_together() -> None:
-    ranks = [
-        Summary({n: f"kind {n}" for n in range(6)}, {0: "a", 1: "b", 2: "c"}),
-        Summary(dict.fromkeys(range(5, 20), "kind 0"), {5: "d", 1: "b", 6: "e", 7: "f"}),
-    ]
-    line = report(ranks, 100, 2, "drop")
-    assert line.startswith("20 of 100 samples of epoch 2 could not be made and were dropped: 16 x ")
-    assert line.endswith("1 other kinds; the first: a, b, c, d, e")
-    more = [*ranks, Summary({20: "x"}, {20: "g"})]
-    with pytest.raises(BadSample, match=r"^21 of 100"):
-        report(more, 100, 2, "drop")
-    assert report(more, 2100, 2, "drop")
-    tally = Tally(10_000, 4)
-    for number in range(25):
-        tally.add([Bad(number, "n", "w"), Bad(number, "n", "w")])
-    with pytest.raises(BadSample):
-        tally.add([Bad(25, "n", "w")])
 
 
 @pytest.mark.parametrize("error", [TypeError, NameError, AttributeError, ImportError])

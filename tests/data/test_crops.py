@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.data import crops
@@ -13,7 +13,6 @@ from rankup.data import crops
 _SIDES = st.one_of(st.integers(1, 12), st.integers(1, 70_000))
 
 
-@settings(deadline=None, max_examples=100)
 @given(_SIDES, _SIDES, st.integers(0, 2**32))
 def test_a_part_lies_inside_the_photo(height: int, width: int, seed: int) -> None:
     top, left, down, across = crops.random_crop(height, width, np.random.default_rng(seed))
@@ -35,21 +34,6 @@ def test_parts_are_of_the_area_and_shape_that_was_asked_for() -> None:
     assert abs(np.log(shape[small]).mean()) < 0.02
     assert abs((top[small] / (300 - down[small])).mean() - 0.5) < 0.03
     assert abs((left[small] / (400 - across[small])).mean() - 0.5) < 0.03
-
-
-def test_area_is_even_where_every_part_fits() -> None:
-    rng = np.random.default_rng(2)
-    drawn = [crops.random_crop(1000, 1000, rng, (0.1, 0.5), (0.9, 1.1)) for _ in range(3000)]
-    area = np.array([down * across / 1e6 for _, _, down, across in drawn])
-    counts, _ = np.histogram(area, 4, (0.1, 0.5))
-    assert counts.min() > 650
-
-
-def test_of_a_narrow_photo_the_middle_is_taken() -> None:
-    rng = np.random.default_rng(3)
-    assert crops.random_crop(1000, 10, rng) == (493, 0, 13, 10)
-    assert crops.random_crop(10, 1000, rng) == (0, 493, 10, 13)
-    assert crops.random_crop(1, 1, rng, scale=(0.01, 0.02)) == (0, 0, 1, 1)
 
 
 def test_the_whole_photo_where_its_shape_is_allowed() -> None:

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import torch
 
 from rankup.base.errors import UserError
 from rankup.data import BadSample, PackedDataset
-from rankup.data.processes import Processes
 
 from . import feeding
 from .feeding import Digest, digest, epochs, flat, loader, options, small, within, workers
@@ -89,25 +88,30 @@ def test_batches_before_an_error_come_first(tmp_path: Path) -> None:
         assert len(found) == 7
 
 
-@pytest.mark.parametrize("engine", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_worker_that_is_killed(tmp_path: Path, engine: str) -> None:
-    one = loader(PackedDataset(small(tmp_path, 20), None, feeding.killed), **options(engine))
-    begun = time.monotonic()
-    with pytest.raises(UserError, match=r"data worker \d \(process \d+\) was killed.*memory"):
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGKILL, r"data worker \d \(process \d+\) was killed.*memory"),
+        (signal.SIGSEGV, "SIGSEGV.*C library"),
+    ],
+)
+def test_a_worker_that_is_killed(tmp_path: Path, number: int, said: str) -> None:
+    one = loader(
+        PackedDataset(small(tmp_path, 20), None, feeding.Killed(number)), **options("fork")
+    )
+    with pytest.raises(UserError, match=said):
         list(one)
-    assert time.monotonic() - begun < 30
     assert not workers()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_worker_killed_from_outside(tmp_path: Path, number: int) -> None:
+def test_a_worker_killed_from_outside(tmp_path: Path) -> None:
     """Also one that waits for work; and the next loop has new workers."""
-    data = PackedDataset(small(tmp_path, 400), None, feeding.slow)
+    data = PackedDataset(small(tmp_path, 400), None, digest)
     one = loader(data, **options("fork"))
     run = iter(one)
     next(run)
-    os.kill(workers()[0].pid, number)
-    with pytest.raises(UserError, match=r"killed.*memory|SIGSEGV.*C library"):
+    os.kill(workers()[0].pid, signal.SIGKILL)
+    with pytest.raises(UserError, match=r"killed.*memory"):
         list(run)
     assert not workers()
     one.set_epoch(0)
@@ -121,29 +125,27 @@ import torch
 import rankup
 from rankup.data import Loader, PackedDataset
 
-if sys.argv[3] == "setup":
-    rankup.setup()
+rankup.setup()
 
 
 def nothing(data, rng):
     return torch.zeros(1)
 
 
-if sys.argv[3] == "loop" or __name__ == "__main__":
+if __name__ == "__main__":
     data = PackedDataset(sys.argv[1], None, nothing)
-    list(Loader(data, 10, workers=1, kind="processes", context=sys.argv[2], timeout=60))
+    list(Loader(data, 10, workers=1, kind="processes", context="spawn", timeout=100))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("context", "what"), [("spawn", "setup"), ("forkserver", "loop")])
-def test_a_script_without_a_guard(tmp_path: Path, context: str, what: str) -> None:
+def test_a_script_without_a_guard(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_UNGUARDED)
     done = subprocess.run(
-        [sys.executable, tmp_path / "script.py", small(tmp_path, 20), context, what],
+        [sys.executable, tmp_path / "script.py", small(tmp_path, 20)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 1
@@ -153,18 +155,13 @@ def test_a_script_without_a_guard(tmp_path: Path, context: str, what: str) -> No
     assert "below `if __name__ == '__main__':`" in last
 
 
-@pytest.mark.parametrize("anew", [True, False])
-def test_a_worker_that_ends_at_its_first_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool
-) -> None:
+def test_a_worker_that_ends_at_its_first_batch(tmp_path: Path) -> None:
     def ends(data: bytes, rng: Any) -> torch.Tensor:
         os._exit(1)
 
-    monkeypatch.setattr(Processes, "_imports", lambda self: anew)
     one = loader(PackedDataset(small(tmp_path, 20), None, ends), **options("fork"))
-    with pytest.raises(UserError, match="exit code 1; what it said stands above") as failed:
+    with pytest.raises(UserError, match="exit code 1; what it said stands above"):
         list(one)
-    assert ("__main__" in str(failed.value)) == anew
 
 
 @pytest.mark.parametrize("engine", ["threads", "fork"])
@@ -176,76 +173,65 @@ def test_a_worker_that_hangs(tmp_path: Path, engine: str) -> None:
             pass
         return torch.zeros(1)
 
-    one = loader(PackedDataset(small(tmp_path, 20), None, waits), timeout=0.5, **options(engine))
-    begun = time.monotonic()
-    with pytest.raises(UserError, match=r"within 0.5 s.*workers=0 shows where.*timeout="):
+    one = loader(PackedDataset(small(tmp_path, 20), None, waits), timeout=0.2, **options(engine))
+    with pytest.raises(UserError, match=r"within 0.2 s.*workers=0 shows where.*timeout="):
         list(one)
-    assert time.monotonic() - begun < 10
     released.set()
     one.close()
 
 
-def test_slow_is_not_hanging(tmp_path: Path) -> None:
-    """The time-out is for a batch, not for an epoch."""
-    data = PackedDataset(small(tmp_path, 400), None, feeding.slow)
-    for engine in ("threads", "fork"):
-        one = loader(data, 4, timeout=1.5, **options(engine))
-        begun = time.monotonic()
-        assert len(list(one)) == 100
-        assert time.monotonic() - begun > 1.5
-        one.close()
-
-
+# Ends in the middle of an epoch, or is interrupted, goes on and waits for its end.
 _SCRIPT = """
-import os, sys, time
-from pathlib import Path
+import signal, sys
 from rankup.data import PackedDataset
-from tests.data.feeding import loader, slow, hangs, Digest
-from tests.data.feeding import options, workers
+from tests.data.feeding import digest, loader, options, workers
 
 if __name__ == "__main__":
-    path, engine, what = sys.argv[1:]
-    transform = hangs if what == "hangs" else slow
-    one = loader(PackedDataset(path, None, transform), **options(engine))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    path, what = sys.argv[1:]
+    one = loader(PackedDataset(path, None, digest), **options("fork"))
     run = iter(one)
-    if what != "hangs":
-        next(run)
-    else:
-        one._engine._start()
-    print(*[worker.pid for worker in workers()], flush=True)
-    if what == "leaves":
-        sys.exit(3)
-    if what == "wait":
-        time.sleep(60)
+    next(run)
     try:
-        for _ in run:
-            pass
-        for _ in range(1000):
+        print(*[worker.pid for worker in workers()], flush=True)
+        if what == "leaves":
+            sys.exit(3)
+        while True:
             list(one)
     except KeyboardInterrupt:
-        assert not workers()
-        print("interrupted", flush=True)
-        one.set_epoch(0)
-        next(iter(one))
-        sys.exit(7)
+        one.close()
+    one.set_epoch(0)
+    next(iter(one))
+    print(*[worker.pid for worker in workers()], flush=True)
+    sys.stdin.read()
 """
 
 
-def _script(tmp_path: Path, engine: str, what: str) -> tuple[subprocess.Popen[str], list[int]]:
+@contextmanager
+def _script(tmp_path: Path, what: str) -> Iterator[subprocess.Popen[str]]:
     (tmp_path / "script.py").write_text(_SCRIPT)
-    process = subprocess.Popen(
-        [sys.executable, tmp_path / "script.py", small(tmp_path, 400), engine, what],
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "script.py", small(tmp_path, 400), what],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _pids(process: subprocess.Popen[str]) -> list[int]:
     assert process.stdout is not None
-    return process, [int(pid) for pid in process.stdout.readline().split()]
+    return [int(pid) for pid in process.stdout.readline().split()]
 
 
-def _all_gone(pids: list[int], seconds: float) -> None:
-    for _ in within(seconds):
+def _all_gone(pids: list[int]) -> None:
+    assert len(pids) == 2
+    for _ in within(60):
         left = []
         for pid in pids:
             with suppress(psutil.NoSuchProcess):
@@ -256,42 +242,24 @@ def _all_gone(pids: list[int], seconds: float) -> None:
     raise AssertionError(f"processes {left} are left")
 
 
-@pytest.mark.parametrize(
-    ("engine", "what", "number"),
-    [
-        ("fork", "wait", signal.SIGKILL),
-        pytest.param("fork", "hangs", signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("forkserver", "wait", signal.SIGKILL, marks=pytest.mark.slow),
-    ],
-)
-def test_workers_go_with_the_training_process(
-    tmp_path: Path, engine: str, what: str, number: int
-) -> None:
-    process, pids = _script(tmp_path, engine, what)
-    assert len(pids) == 2
-    process.send_signal(number)
-    process.communicate(timeout=10)
-    _all_gone(pids, 10)
+def test_ctrl_c_and_kill_9(tmp_path: Path) -> None:
+    """Workers leave Ctrl-C to the training process, which can go on; and they go when it does."""
+    with _script(tmp_path, "goes on") as process:
+        first = _pids(process)
+        for pid in [*first, process.pid]:
+            os.kill(pid, signal.SIGINT)
+        second = _pids(process)
+        _all_gone(first)
+        process.kill()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        _all_gone(second)
 
 
-@pytest.mark.parametrize("engine", [pytest.param("threads", marks=pytest.mark.slow), "fork"])
-def test_ctrl_c(tmp_path: Path, engine: str) -> None:
-    """Workers leave it to the training process, which can go on afterwards."""
-    process, pids = _script(tmp_path, engine, "go")
-    time.sleep(0.3)
-    for pid in [*pids, process.pid]:
-        os.kill(pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=20)
-    assert process.returncode == 7, errors
-    assert (output, errors) == ("interrupted\n", "")
-    _all_gone(pids, 5)
-
-
-@pytest.mark.parametrize("engine", [pytest.param("threads", marks=pytest.mark.slow), "fork"])
-def test_a_program_that_ends_in_the_middle(tmp_path: Path, engine: str) -> None:
-    process, pids = _script(tmp_path, engine, "leaves")
-    begun = time.monotonic()  # behind the start of Python, which takes as long as it takes
-    _, errors = process.communicate(timeout=20)
-    assert (process.returncode, errors) == (3, "")
-    assert time.monotonic() - begun < 15
-    _all_gone(pids, 5)
+@pytest.mark.slow
+def test_a_program_that_ends_in_the_middle(tmp_path: Path) -> None:
+    with _script(tmp_path, "leaves") as process:
+        pids = _pids(process)
+        _, errors = process.communicate(timeout=120)
+        assert (process.returncode, errors) == (3, "")
+        _all_gone(pids)

@@ -205,13 +205,6 @@ def test_arrays_come_back_as_numpy_saves_them(tmp_path: Path) -> None:
     assert found == expected
 
 
-def test_arrays_of_one_split_need_no_folder(tmp_path: Path) -> None:
-    arrays = _arrays(tmp_path / "p", (Split("train", 0, 50),), labels=False)
-    assert show(str(tmp_path / "p"), extract=str(tmp_path / "out")) == 0
-    assert sorted(_tree(tmp_path / "out")) == ["weight.npy", "x.npy"]
-    np.testing.assert_array_equal(np.load(tmp_path / "out" / "x.npy"), arrays["x"])
-
-
 def test_an_array_of_another_length_is_damage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,12 +251,3 @@ def test_what_cannot_fit_or_be_written_is_refused_at_once(
     with pytest.raises(UserError, match=r"cannot be written to .Permission denied.: name a folder"):
         show(str(root), extract=str(out))
     assert sorted(path.name for path in root.parent.iterdir()) == ["p"]
-
-
-def test_a_lone_field_of_another_name_is_the_end_of_the_file_s(tmp_path: Path) -> None:
-    root = tmp_path / "p"
-    index = pack(root, {"train": [("0001", b"1", 0), ("0002", b"2", 0)]})
-    index = replace(index, fields=(replace(index.fields[0], name="jpg"),))
-    indexes.save(index, indexes.place(root))
-    assert show(str(root), extract=str(tmp_path / "out")) == 0
-    assert _tree(tmp_path / "out") == {"train/0001.jpg": b"1", "train/0002.jpg": b"2"}

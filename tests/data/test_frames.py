@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.data import frames
-from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split
 from rankup.data.strings import Strings
 
@@ -46,7 +43,6 @@ def _index(spans: list[tuple[int, int, int]], sizes: list[int], fields: int = 1)
     files=st.integers(1, 3),
     fields=st.integers(1, 2),
 )
-@settings(deadline=None, max_examples=40)
 def test_each_byte_of_no_sample_is_in_one_group(
     seed: int, count: int, files: int, fields: int
 ) -> None:
@@ -85,45 +81,3 @@ def test_samples_may_share_bytes(tmp_path: Path) -> None:
     assert found.gaps.tolist() == [[0, 4], [10, 12], [12, 20]]
     [one] = frames.hashes(found, tmp_path, index.files, 0, 1)
     assert one == xxhash.xxh3_64_intdigest(bytes([*range(4), *range(10, 20)]))
-
-
-def test_a_fallback_counts_as_no_sample() -> None:
-    index = _index([(0, 4, 6)], [20])
-    index = replace(index, fields=(replace(index.fields[0], offset=np.array([-3])),))
-    assert frames.frames(index).gaps.tolist() == [[0, 20]]
-
-
-@pytest.mark.parametrize("gap", [1, 5000, 20_000])
-def test_hashes_are_of_the_bytes_in_their_order(tmp_path: Path, gap: int) -> None:
-    draw = random.Random(gap)
-    data = draw.randbytes(2_000_000)
-    spans = [(0, at, 100) for at in range(50, len(data) - 200, gap + 100)]
-    index = _index(spans, [len(data)])
-    (tmp_path / "0").write_bytes(data)
-    found = frames.frames(index)
-    got = frames.hashes(found, tmp_path, index.files, 0, len(found))
-    around = bytearray(data)
-    for group in range(len(found)):
-        part = b"".join(
-            data[low:high] for low, high in found.gaps[found.ends[group] : found.ends[group + 1]]
-        )
-        assert got[group] == xxhash.xxh3_64_intdigest(part)
-    for _, at, length in reversed(spans):
-        del around[at : at + length]
-    parts = [data[low:high] for low, high in found.gaps]
-    assert b"".join(parts) == around
-    # A part of them, and a file that was cut short.
-    assert frames.hashes(found, tmp_path, index.files, len(found) - 1, len(found)) == got[-1:]
-    (tmp_path / "0").write_bytes(data[:-1])
-    with pytest.raises(BadContainer, match="cut short"):
-        frames.hashes(found, tmp_path, index.files, 0, len(found))
-
-
-def test_a_large_gap_is_read_in_pieces(tmp_path: Path) -> None:
-    with (tmp_path / "0").open("wb") as file:
-        file.truncate(20 << 20)
-    index = _index([], [20 << 20])
-    found = frames.frames(index)
-    [one] = frames.hashes(found, tmp_path, index.files, 0, 1)
-    assert one == xxhash.xxh3_64_intdigest(bytes(20 << 20))
-    assert (found.first[0], found.last[0]) == (-1, -1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -58,12 +58,6 @@ def test_sound_images(kind: str, mode: str, channels: int, name: str) -> None:
         assert look(part, name).problems == ("truncated",)
 
 
-@pytest.mark.parametrize(("lossless", "mode"), [(True, "RGB"), (True, "RGBA"), (False, "RGB")])
-def test_all_kinds_of_webp(lossless: bool, mode: str) -> None:
-    seen = look(made("WEBP", mode, lossless=lossless), "x.webp")
-    assert (seen.width, seen.height, seen.channels) == (70, 50, len(mode))
-
-
 def test_cmyk() -> None:
     assert look(made("JPEG", "CMYK"), "x.jpg").problems == ("cmyk",)
     assert look(made("TIFF", "CMYK"), "x.tif").problems == ("cmyk",)
@@ -86,11 +80,6 @@ def test_names_that_say_something_else() -> None:
     assert look(b"<html>404 Not Found</html>", "x.jpg").problems == ("no image",)
 
 
-@pytest.mark.parametrize("padding", [b"\0" * 20, b"\r\n", b"\xff" * 3, b"trailer of a camera"])
-def test_what_stands_behind_the_end_of_a_jpeg(padding: bytes) -> None:
-    assert look(made("JPEG") + padding, "x.jpg").problems == ()
-
-
 def test_a_size_behind_a_large_profile_is_asked_for() -> None:
     data = made("JPEG", progressive=True, icc_profile=bytes(90_000))
     seen = images.look(data[:4096], data[-64:], len(data), "x.jpg")
@@ -100,14 +89,6 @@ def test_a_size_behind_a_large_profile_is_asked_for() -> None:
         seen = images.look(head, data[-64:], len(data), "x.jpg")
         assert seen.need != len(head)  # it goes on
     assert (seen.width, seen.height, seen.problems) == (70, 50, ("progressive",))
-
-
-def test_views_are_as_good_as_bytes() -> None:
-    for kind in ("JPEG", "PNG", "TIFF", "WEBP", "GIF", "BMP"):
-        data = made(kind)
-        view = memoryview(bytearray(data))
-        seen = images.look(view[: images.HEAD], view[-images.TAIL :], len(data), "x.jpg")
-        assert seen == look(data, "x.jpg")
 
 
 def test_real_photos_as_pillow_sees_them(data_root: Path | None, tmp_path: Path) -> None:
@@ -126,7 +107,6 @@ def test_real_photos_as_pillow_sees_them(data_root: Path | None, tmp_path: Path)
         assert "truncated" in look(data[: len(data) * 2 // 3], path.name).problems, path
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_any_bytes_give_an_answer(data: st.DataObject) -> None:
     start = data.draw(st.sampled_from(_STARTS))

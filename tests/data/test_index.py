@@ -194,8 +194,6 @@ def test_what_it_says_of_itself_is_looked_at(
     ("column", "row", "value"),
     [
         ("length", 3, 2**63 - 1),
-        ("length", 3, -(2**63)),
-        ("offset", 3, 2**63 - 1),
         ("offset", 3, -(2**63)),
         ("file", 0, 4_000_000_000),
         ("labels", 2, 2**62),
@@ -231,7 +229,7 @@ def test_absurd_values_end_in_the_documented_error(
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("rounds", [100, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [60, pytest.param(800, marks=pytest.mark.slow)])
 def test_a_damaged_index_gives_bytes_or_the_documented_error(tmp_path: Path, rounds: int) -> None:
     from rankup.data.opened import open as open_samples
 

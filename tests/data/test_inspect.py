@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
 from rankup.data import indexes
 from rankup.data.index import Field
 from rankup.data.inspect import show
-from rankup.data.inspect.facts import histogram
 
 from .made import Sample, pack, samples
 
@@ -176,16 +172,3 @@ def test_names_cannot_draw_on_the_terminal(
     capsys.readouterr()
     assert show(str(tmp_path / "p"), verify=True) == 1
     assert "\x1b" not in capsys.readouterr().out
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.lists(st.integers(0, 1 << 45), min_size=1, max_size=50))
-def test_a_histogram_counts_everything_in_a_few_ranges(lengths: list[int]) -> None:
-    bars = histogram(np.array(lengths))
-    assert 1 <= len(bars) <= 8
-    assert sum(bar["count"] for bar in bars) == len(lengths)
-    for bar in bars:
-        inside = [one for one in lengths if bar["from"] <= one < bar["to"]]
-        assert len(inside) == bar["count"]
-    for one, other in pairwise(bars):
-        assert one["to"] == other["from"]

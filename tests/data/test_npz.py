@@ -37,21 +37,6 @@ def test_numpy_reads_what_was_saved_and_so_do_we(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["a.npz"]
 
 
-def test_the_same_arrays_give_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        npz.save(tmp_path / name, ARRAYS)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_a_flipped_byte_of_an_array_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    npz.save(path, ARRAYS)
-    whole = path.read_bytes()
-    at = whole.index(ARRAYS["numbers"].tobytes()) + 4321
-    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    assert npz.damaged(path) == ["its array 'numbers' has changed"]
-
-
 def test_so_is_one_of_any_byte(tmp_path: Path) -> None:
     """Headers, padding, dates, checksums too: some of it zipfile passes over, or cannot read."""
     path = tmp_path / "a.npz"
@@ -93,7 +78,7 @@ def test_foreign_archives_are_refused(tmp_path: Path) -> None:
         npz.load(path)
 
 
-@pytest.mark.parametrize("rounds", [150, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [150, pytest.param(1500, marks=pytest.mark.slow)])
 def test_whatever_happens_to_a_file_it_is_read_or_refused(tmp_path: Path, rounds: int) -> None:
     path = tmp_path / "a.npz"
     npz.save(path, ARRAYS)

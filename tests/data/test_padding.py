@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
@@ -17,7 +17,6 @@ from rankup.data.orders import ByLength
 from rankup.data.padding import Masked, Padded
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=12),
     multiple=st.integers(1, 16),

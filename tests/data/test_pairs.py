@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.data import articles, subwords
@@ -26,7 +26,6 @@ def _pairs(lengths: list[tuple[int, int]], by_length: bool = False) -> Pairs:
     return Pairs(Split(sources, targets, table.cumsum(axis=0), table), 0, by_length)
 
 
-@settings(deadline=None, max_examples=60)
 @given(LENGTHS, st.booleans(), st.data())
 def test_a_batch_is_its_articles_filled_up(
     lengths: list[tuple[int, int]], by_length: bool, data: st.DataObject
@@ -47,26 +46,6 @@ def test_a_batch_is_its_articles_filled_up(
     assert np.isclose(pairs.padding([samples]), empty / (source.numel() + target.numel()))
     if by_length:
         assert np.all(np.diff([lengths[row][0] for row in pairs.rows]) >= 0)
-
-
-@settings(deadline=None, max_examples=60)
-@given(LENGTHS, st.integers(1, 20), st.integers(1, 20), st.integers(0, 3))
-def test_an_epoch_has_each_article_once_also_from_its_middle(
-    lengths: list[tuple[int, int]], global_batch: int, done: int, seed: int
-) -> None:
-    order = ByLength(_pairs(lengths).keys, seed, global_batch)
-    plan = Plan(len(lengths), global_batch, 4, seed, order)
-    steps = list(plan.steps(Place(), 2 * plan.steps_per_epoch))
-    for epoch in range(2):
-        drawn = torch.cat([step.samples for step in steps if step.after.epoch == epoch])
-        assert sorted(drawn.tolist()) == list(range(len(lengths)))
-    done = min(done, len(steps) - 1)
-    fresh = Plan(len(lengths), global_batch, 4, seed, ByLength(order.lengths, seed, global_batch))
-    rest = list(fresh.steps(steps[done].after, len(steps)))
-    assert [step.samples.tolist() for step in rest] == [
-        step.samples.tolist() for step in steps[done + 1 :]
-    ]
-    assert plan.at(done + 1, plan.window()).samples.tolist() == steps[done].samples.tolist()
 
 
 def test_at_most_a_tenth_of_what_is_computed_fills_up(data_root: Path | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,14 +54,6 @@ def test_the_shorter_side_is_as_asked_and_the_format_stays(kind: str) -> None:
     assert opened(resized(photo(kind, size=(401, 999)), 100)).size == (100, 249)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_jpegs_of_all_colours(mode: str) -> None:
-    data = photo("JPEG", mode)
-    small = opened(resized(data, 100))
-    assert small.mode == ("L" if mode == "L" else "RGB")
-    assert far(small, opened(data).convert("RGB").resize((150, 100))) < 3
-
-
 @pytest.mark.parametrize(
     ("mode", "after"), [("1", "L"), ("L", "L"), ("LA", "LA"), ("P", "RGB"), ("RGBA", "RGBA")]
 )
@@ -105,17 +96,6 @@ def _held(orientation: int) -> Image.Exif:
     return exif
 
 
-def test_a_profile_stays() -> None:
-    profile = b"a profile" * 20
-    small = opened(resized(photo(icc_profile=profile), 100))
-    assert small.info["icc_profile"] == profile
-
-
-def test_quality() -> None:
-    data = photo(size=(900, 900))
-    assert len(resized(data, 300, quality=30)) < len(resized(data, 300))
-
-
 def test_what_cannot_be_decoded_is_named() -> None:
     data = photo()
     for damaged in (data[: len(data) // 2], data[:300], photo("PNG")[:-200]):
@@ -150,13 +130,3 @@ def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _PHOTO = photo()
-
-
-def test_real_photos(data_root: Path | None, tmp_path: Path) -> None:
-    if data_root is None:
-        (tmp_path / "x.jpg").write_bytes(_PHOTO)
-    paths = sorted((data_root or tmp_path).rglob("*.[jJ][pP]*[gG]"))[::60]
-    for path in paths:
-        small = opened(resized(path.read_bytes(), 96))
-        assert min(small.size) == 96
-        assert small.format == "JPEG"

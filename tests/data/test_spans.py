@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data import spans as spans_module
 from rankup.data.errors import BadContainer
 from rankup.data.spans import VARIABLE, How, Spans, way
 from rankup.data.strings import Strings
@@ -37,17 +36,6 @@ def test_bytes_are_those_of_the_file(tmp_path: Path, how: How) -> None:
     assert bytes(again.read(0, 5, 7)) == data[5:12]
     alone = Spans(tmp_path / "b", Strings.of([b""]), np.array([70_000]), how)
     assert bytes(alone.read(0, 5, 7)) == data[5:12]
-
-
-def test_mapped_bytes_are_views_that_outlive_the_reader(tmp_path: Path) -> None:
-    (tmp_path / "b").write_bytes(b"0123456789")
-    spans = _spans(tmp_path, "mmap", b"b")
-    view = spans.read(0, 2, 3)
-    assert isinstance(view, memoryview)
-    assert view.readonly
-    spans.close()
-    del spans
-    assert bytes(view) == b"234"
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -88,30 +76,6 @@ def test_a_file_cut_short_while_it_is_open_is_an_error_by_position(tmp_path: Pat
     os.truncate(tmp_path / "b", 40)
     with pytest.raises(BadContainer, match="while it was read"):
         spans.read(0, 0, 100)
-
-
-def test_many_files_are_opened_one_after_the_other(tmp_path: Path) -> None:
-    names = [f"{row}".encode() for row in range(5000)]
-    for row in range(0, 5000, 50):
-        (tmp_path / str(row)).write_bytes(b"%d" % row)
-    before = len(os.listdir("/proc/self/fd"))
-    for how in WAYS:
-        spans = _spans(tmp_path, how, *names)
-        for row in range(0, 5000, 50):
-            assert bytes(spans.read(row, 0, len(str(row)))) == b"%d" % row
-        assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_the_end_of_the_interpreter_is_quiet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "b").write_bytes(b"0123456789")
-    spans = _spans(tmp_path, "pread", b"b")
-    spans.read(0, 2, 3)
-    with monkeypatch.context() as ending:
-        ending.setattr(spans_module, "os", None)  # what Python leaves of a module then
-        spans.__del__()
-    spans.close()
 
 
 def test_descriptors_are_closed(tmp_path: Path) -> None:

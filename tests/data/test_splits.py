@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
 
@@ -22,7 +22,6 @@ def members(part: object) -> list[int]:
     return [int(one) for one in part]  # type: ignore[attr-defined]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     n=st.integers(0, 300),
     weights=st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),

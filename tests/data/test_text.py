@@ -10,8 +10,6 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
 from rankup.data.text import TokenFile, open_tokens, tokenize
@@ -129,20 +127,6 @@ def test_without_files_there_is_pythons_own_english(tmp_path: Path) -> None:
     assert len(file.splits["valid"]) == len(file.splits["test"]) > 1000
 
 
-@settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(text=st.text(st.characters(codec="utf-8"), min_size=1, max_size=80))
-def test_any_text_comes_back_as_its_lowercased_words(tmp_path: Path, text: str) -> None:
-    anchor = "anchor " * 3 + text
-    sources = _sources(tmp_path, train=anchor, valid="anchor", test="anchor")
-    file = tokenize(sources, "word", tmp_path / "t")
-    vocabulary = (tmp_path / "t" / "vocab.txt").read_bytes().decode().split("\n")
-    words = [vocabulary[number] for number in file.splits["train"]]
-    # A text file's line ends are all one to Python.
-    assert words == anchor.replace("\r\n", "\n").replace("\r", "\n").lower().split()
-
-
 # --- what will not do
 
 
@@ -199,15 +183,6 @@ def test_what_is_not_utf_8_is_named_and_fits_as_bytes(tmp_path: Path, part: str)
     assert "UTF-8" in refusal
     assert "--vocab byte" in refusal
     assert len(tokenize(sources, "byte", tmp_path / "t").splits[part]) == 6
-
-
-def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
-    sources = _sources(tmp_path, train="a b")
-    os.chmod(tmp_path / "train.txt", 0)
-    if os.access(tmp_path / "train.txt", os.R_OK):  # root may read everything
-        assert tokenize(sources, "byte", tmp_path / "t").vocab_size == 256
-        return
-    assert "no permission" in _refusal(sources, tmp_path / "t")
 
 
 def test_valid_or_test_alone_are_refused(tmp_path: Path) -> None:

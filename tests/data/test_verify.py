@@ -16,14 +16,10 @@ import psutil
 import pytest
 import xxhash
 
-import rankup
 from rankup.data import frames, indexes
 from rankup.data.errors import BadContainer
-from rankup.data.index import Field, Index, Split
-from rankup.data.inspect import show, verify
-from rankup.data.inspect.parts import parts
+from rankup.data.inspect import show
 from rankup.data.inspect.workers import spread
-from rankup.data.strings import Strings
 
 from .made import finished, pack, samples
 
@@ -60,13 +56,12 @@ def test_a_sound_pack_is_sound(root: Path, capsys: pytest.CaptureFixture[str]) -
     assert "is sound: 9 samples" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_flipped_byte_of_a_sample_names_it(
-    root: Path, capsys: pytest.CaptureFixture[str], count: int
+    root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     index = indexes.load(indexes.place(root))
-    draw = random.Random(count)
-    for row in [1, 59, *(draw.randrange(1, 60) for _ in range(count))]:
+    draw = random.Random(6)
+    for row in (1, 30, 59):
         at = int(index.fields[0].offset[row]) + draw.randrange(len(TRAIN[row][1]))
         _flip(root / "train.bin", at)
         found = _damage(root, capsys)
@@ -75,7 +70,7 @@ def test_a_flipped_byte_of_a_sample_names_it(
         _flip(root / "train.bin", at)
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_flipped_byte_anywhere_is_found(
     root: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
@@ -144,17 +139,6 @@ def test_a_shard_of_somebody_else_is_named(root: Path, capsys: pytest.CaptureFix
     assert _damage(root, capsys, split="val") == []
 
 
-def test_a_file_that_may_not_be_read_is_named(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def denied(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("rankup.data.stamp.ends", denied)
-    (one,) = _damage(root, capsys)
-    assert "train.bin cannot be read: Permission denied" in one["why"]
-
-
 def test_files_beside_the_data_are_looked_at(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,43 +188,6 @@ def test_several_fields_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "train/c2/00002.bin.text" in {found["what"] for found in _damage(root, capsys)}
 
 
-def test_large_samples_are_hashed_piece_by_piece(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = rankup.data.open(root, how="pread")
-    whole = [verify.hashed(found, row, 0) for row in range(len(found))]
-    monkeypatch.setattr(verify, "_WHOLE", -1)
-    monkeypatch.setattr("rankup.data.opened._CHUNK", 100)
-    assert [verify.hashed(found, row, 0) for row in range(len(found))] == whole
-    assert [digest for digest, _ in whole] == found.index.fields[0].hash.tolist()  # type: ignore[union-attr]
-
-
-def test_parts_follow_the_files_and_cover_everything_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("rankup.data.inspect.parts._BYTES", 1000)
-    monkeypatch.setattr("rankup.data.inspect.parts._ROWS", 100)
-    draw = np.random.default_rng(0)
-    place = draw.permutation(50)
-    fields = tuple(
-        Field(name, place * 100 + at, np.full(50, 50), (place % 2).astype(np.uint32))
-        for name, at in (("a", 0), ("b", 50))
-    )
-    fields[1].offset[7] = ~3
-    fields[1].length[7] = -1
-    keys = Strings.of(b"k" for _ in range(50))
-    index = Index("tar", Strings.of([b"x", b"y"]), (Split("train", 0, 50),), keys, fields)
-    found = parts(index, 10, 50)
-    spans = [span for part in range(len(found)) for span in found.of(part)]
-    expected = [(field, row) for field in (0, 1) for row in range(10, 50) if (field, row) != (1, 7)]
-    assert sorted(spans) == expected
-    places = [(fields[f].file[row], fields[f].offset[row]) for f, row in spans]  # type: ignore[index]
-    assert places == sorted(places)
-    assert len(found) > 3
-    assert parts(index, 0, 50).of(len(parts(index, 0, 50)) - 1)[-1] == (1, 7)
-    assert len(parts(index, 5, 5)) == 0
-
-
 def test_a_killed_process_and_an_error_are_told(tmp_path: Path) -> None:
     def work(part: int) -> int:
         if part == 3:
@@ -271,7 +218,7 @@ def test_a_parent_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
         workers = {int(process.stdout.readline()) for _ in range(8)}
         process.kill()
     assert len(workers) == 2
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while any(_runs(worker) for worker in workers):
         assert time.monotonic() < end
         time.sleep(0.05)

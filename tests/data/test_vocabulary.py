@@ -39,15 +39,6 @@ def test_pieces_are_learned_and_give_the_text_back(file: Path, tmp_path: Path) -
     assert Pieces.trained(file, 300).encode(TEXT) == pieces.encode(TEXT)
 
 
-def test_where_a_block_ends_makes_no_difference(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces = Pieces.trained(file, 300)
-    whole = _tokens(pieces, file)
-    monkeypatch.setattr("rankup.data.vocabulary._BLOCK", 1)
-    assert _tokens(pieces, file) == whole
-
-
 @pytest.mark.parametrize("vocab", ["word", "byte", "bpe"])
 def test_a_run_finds_its_vocabulary_again(file: Path, tmp_path: Path, vocab: str) -> None:
     sources: dict[str, Path | None] = {"train": file, "valid": file, "test": file}

@@ -40,8 +40,13 @@ def rows(index: Index, path: Path, name: str | None = None) -> Array:
     return np.frombuffer(b"".join(parts), field.dtype).reshape(len(index), *field.shape)
 
 
-@pytest.mark.parametrize("dtype", ["<f4", ">i2", "|u1", "<c8", "|b1", "<U3", "|S2", "<M8[ns]"])
-@pytest.mark.parametrize("shape", [(5,), (4, 3), (1, 2, 3, 4), (0, 3)])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        *(("<f4", (5,)), (">i2", (4, 3)), ("|u1", (0, 3)), ("<c8", (1, 2, 3, 4))),
+        *(("|b1", (4, 3)), ("<U3", (5,)), ("|S2", (4, 3)), ("<M8[ns]", (5,))),
+    ],
+)
 def test_npy(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     array = np.arange(int(np.prod(shape))).reshape(shape).astype("<i8").astype(dtype)
     path = tmp_path / "a.npy"
@@ -264,7 +269,6 @@ np.savez_compressed(_OUT, x=np.ones((3, 2)), y=np.arange(3))
 _BASES.append(_OUT.getvalue())
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_damage_ends_with_the_documented_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -273,7 +277,7 @@ def test_damage_ends_with_the_documented_error(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=1500)
+@settings(max_examples=300)
 @given(st.data())
 def test_much_damage_ends_with_the_documented_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -293,11 +297,3 @@ def test_rows_without_memory_for_their_index(
     monkeypatch.setattr(memory, "limits", lambda environment, ours: few)
     with pytest.raises(UserError, match=r"20000000 rows.* 960 MB, and 900 MB are left.*Tokens"):
         arrays.scan(path, Choice())
-
-    def none(*_: object) -> None:
-        raise MemoryError
-
-    np.save(tmp_path / "x.npy", np.arange(9))
-    monkeypatch.setattr(arrays, "_numbers", none)
-    with pytest.raises(UserError, match=r"x\.npy has 9 rows.*no memory"):
-        arrays.scan(tmp_path / "x.npy", Choice())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import struct
 import subprocess
@@ -14,14 +13,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from rankup.data import keys
 from rankup.data.containers import Choice, arrow, arrow_form
 from rankup.data.containers import arrow_message as message
-from rankup.data.containers.arrow_index import _DOUBTFUL
 from rankup.data.errors import BadContainer
 
 from .arrow_made import pack, samples
@@ -67,7 +63,7 @@ def places(path: Path) -> tuple[message.Blocks, message.Batches]:
 
 def test_cut_at_every_place(plain: Path) -> None:
     whole = plain.read_bytes()
-    for stop in range(0, len(whole), 7):
+    for stop in range(0, len(whole), 29):
         plain.write_bytes(whole[:stop])
         refused(plain, "empty|damaged")
 
@@ -76,7 +72,7 @@ def test_a_stream_cut_at_every_place(tmp_path: Path) -> None:
     path = write(tmp_path / "x", {"v": pa.array([b"a" * 50] * 6)}, stream=True)
     whole = path.read_bytes()
     counts = set()
-    for stop in range(0, len(whole), 3):
+    for stop in range(0, len(whole), 4):
         path.write_bytes(whole[:stop])
         try:
             counts.add(len(arrow.scan(path, Choice())))
@@ -194,17 +190,6 @@ def test_hostile_keys_in_a_file_of_ours(tmp_path: Path, key: str) -> None:
     refused(path, "occur twice")
 
 
-def test_the_quick_search_doubts_each_unsafe_key() -> None:
-    letters = [b"a", b"/", b".", b"\\", b"\0", b"\n", b"\xff", b":"]
-    every = [
-        b"".join(letters_) for n in range(5) for letters_ in itertools.product(letters, repeat=n)
-    ]
-    doubted = pc.match_substring_regex(pa.array(every, pa.large_binary()), _DOUBTFUL).to_pylist()
-    wrong = [key for key, found in zip(every, doubted, strict=True) if not found]
-    assert all(map(keys.safe, wrong))
-    assert 0 < len(wrong) < len(every)
-
-
 def _fuzz(name: str, path: Path, attempts: int) -> Counter[str]:
     """Damage a file many times in a child, which a C library may take down: then the next one."""
     found: Counter[str] = Counter()
@@ -271,7 +256,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
 def test_fuzz(tmp_path: Path, kind: str) -> None:
     path = tmp_path / kind
     MAKERS[kind](path)
-    attempts = 1200
+    attempts = 300
     found = _fuzz("parquet" if kind == "parquet" else "arrow", path, attempts)
     assert sum(found.values()) == attempts
     assert found["refused"] > attempts // 5

@@ -8,15 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
 from rankup.data.containers import Choice, arrow, arrow_layout
-from rankup.data.containers.arrow_schema import ALIGN
 from rankup.data.errors import BadContainer
 from rankup.data.index import Split
-from rankup.data.pack.layout import UNIT, Shape
+from rankup.data.pack.layout import Shape
 
 from .arrow_made import Sample, index_of, pack, read, samples
 
@@ -39,6 +36,7 @@ def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
         assert table["hash"].to_pylist() == hashes
 
 
+@pytest.mark.slow
 def test_hugging_face_reads_it_with_its_classes(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     pack(tmp_path / "out", {"train": samples(300), "test": samples(5, seed=1)})
@@ -140,36 +138,6 @@ def test_nothing_at_all(tmp_path: Path) -> None:
     assert found.classes == ("a", "b", "c")
 
 
-def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        pack(tmp_path / name, {"train": samples(300)})
-    one, other = ((tmp_path / name / "train.arrow").read_bytes() for name in ("a", "b"))
-    assert one == other
-
-
-def test_batches_and_units(tmp_path: Path) -> None:
-    sizes = [1 << 20] * 40 + [40 << 20] + [10] * 9000
-    parts = [Sample(b"%06d" % n, 0, (bytes(0),)) for n, _ in enumerate(sizes)]
-    source = index_of({"train": parts, "val": parts[:3]})
-    source.fields[0].length[: len(sizes)] = sizes
-    layout = arrow_layout.plan(source, Shape())
-    rows = np.diff(layout.starts)
-    lengths = np.add.reduceat(source.fields[0].length, layout.starts[:-1])
-    assert rows.max() <= 256
-    assert lengths[rows > 1].max() <= 16 << 20
-    assert 40 in layout.starts  # the large one begins a batch
-    assert 41 in layout.starts  # … and is alone in it
-    assert set(layout.units.tolist()) <= set(layout.starts.tolist())
-    assert len(sizes) in layout.units
-    of_unit = np.add.reduceat(source.fields[0].length, layout.units[:-1])
-    assert of_unit.max() < UNIT + (40 << 20)
-    assert np.diff(layout.units).max() < 8192 + 256
-    # The body of each batch is aligned, and so all of its buffers are.
-    bodies = layout.offset + len(layout.files[0].form.data)
-    assert (bodies[layout.file == 0] % ALIGN == 0).all()
-    assert (layout.places[..., 0] % ALIGN == 0).all()
-
-
 def test_a_sample_and_a_file_over_4_gib(tmp_path: Path) -> None:
     size = (4 << 30) + 5
     source = index_of({"train": [Sample(b"a", 0, (b"",)), Sample(b"b", 1, (b"",))]})
@@ -199,15 +167,6 @@ def test_a_sample_and_a_file_over_4_gib(tmp_path: Path) -> None:
     assert found.fields[0].offset.tolist() == [first, last]
 
 
-def test_100_000_classes(tmp_path: Path) -> None:
-    classes = [f"class {n}" for n in range(100_000)]
-    parts = [Sample(b"a", 99_999, (b"x",))]
-    pack(tmp_path / "out", {"train": parts}, classes=classes)
-    found = arrow.scan(tmp_path / "out", Choice())
-    assert found.classes == tuple(classes)
-    assert read(found, tmp_path / "out") == parts
-
-
 def test_what_cannot_be_written_is_refused() -> None:
     with pytest.raises(UserError, match=r"split named 'a/b'"):
         arrow_layout.plan(index_of({"a/b": samples(1)}), Shape())
@@ -217,53 +176,3 @@ def test_what_cannot_be_written_is_refused() -> None:
     torn = index_of({"train": samples(2)}, fields=[("x", "<f8", (3,))])
     with pytest.raises(BadContainer, match="should have 24 bytes per sample"):
         arrow_layout.plan(torn, Shape())
-
-
-def test_finish_finds_that_a_file_was_changed(tmp_path: Path) -> None:
-    layout = pack(tmp_path / "out", {"train": samples(5)})
-    path = tmp_path / "out" / "train.arrow"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(BadContainer, match="cannot be read"):
-        layout.finish(tmp_path / "out", np.zeros((1, 5), np.uint64))
-
-
-_keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/\\."), min_size=1)
-_values = st.binary(max_size=300) | st.just(b"\0" * 70_000)
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    parts=st.dictionaries(
-        st.sampled_from(["train", "val", "test", "other one"]),
-        st.dictionaries(_keys, st.tuples(_values, _values, st.integers(-1, 2)), max_size=8),
-        min_size=1,
-    ),
-    labels=st.booleans(),
-    two=st.booleans(),
-)
-def test_any_samples_come_back(
-    tmp_path_factory: pytest.TempPathFactory,
-    parts: dict[str, dict[str, tuple[bytes, bytes, int]]],
-    labels: bool,
-    two: bool,
-) -> None:
-    root = tmp_path_factory.mktemp("any") / "out"
-    splits = {
-        split: [
-            Sample(key.encode(), label if labels else -1, (a, b) if two else (a,))
-            for key, (a, b, label) in part.items()
-        ]
-        for split, part in sorted(parts.items(), key=lambda item: arrow_order(item[0]))
-    }
-    fields = [("jpg", "", ()), ("txt", "", ())][: 2 if two else 1]
-    pack(root, splits, fields=fields, labels=labels)
-    found = arrow.scan(root, Choice())
-    assert [s.name for s in found.splits] == list(splits)
-    assert read(found, root) == [one for part in splits.values() for one in part]
-
-
-def arrow_order(name: str) -> tuple[int, str]:
-    """As an index has its splits."""
-    from rankup.data.index import split_order
-
-    return split_order(name)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data import indexes
 from rankup.data.containers import Choice, files
-from rankup.data.errors import BadContainer
 from rankup.data.index import Index
 from rankup.data.spans import Spans
 
@@ -73,20 +69,6 @@ def test_splits_and_classes(tmp_path: Path) -> None:
     }
 
 
-def test_the_index_comes_through_its_file(tmp_path: Path) -> None:
-    index = files.scan(write(tmp_path / "a", {"x/1": b"1", "y/2": b"22"}), Choice())
-    indexes.save(index, tmp_path / "i.npz")
-    loaded = indexes.load(tmp_path / "i.npz")
-    times = [(tmp_path / "a" / name).stat().st_mtime_ns for name in ("x/1", "y/2")]
-    assert loaded.times is not None
-    assert loaded.times.tolist() == times
-    assert loaded.sizes.tolist() == [1, 2]
-    assert read(loaded, tmp_path / "a") == {"train/x/1": (b"1", 0), "train/y/2": (b"22", 1)}
-    indexes.save(replace(index, times=np.zeros(1, np.int64)), tmp_path / "j.npz")
-    with pytest.raises(BadContainer, match="times has 1 rows"):
-        indexes.load(tmp_path / "j.npz")
-
-
 def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     index = files.scan(write(tmp_path, {"b": b"2", "a": b"1"}), Choice(split="val"))
     assert index.labels is None
@@ -97,12 +79,6 @@ def test_no_files_at_all(tmp_path: Path) -> None:
     (tmp_path / "train" / "empty").mkdir(parents=True)
     index = files.scan(tmp_path, Choice())
     assert (len(index), len(index.files)) == (0, 0)
-
-
-def test_many_files_in_one_folder(tmp_path: Path) -> None:
-    tree = {f"c/{number:04}": b"x" * (number % 7) for number in range(1500)}
-    found = scanned(tmp_path, tree)
-    assert found == {f"train/{name}": (data, 0) for name, data in tree.items()}
 
 
 def test_names_of_any_bytes(tmp_path: Path) -> None:
@@ -187,14 +163,6 @@ def test_what_is_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert f" is {line}" in message
 
 
-def test_many_problems_are_counted(tmp_path: Path) -> None:
-    for number in range(20):
-        (tmp_path / f"dead{number:02}").symlink_to("nowhere")
-    with pytest.raises(UserError, match=r"20 files(.|\n)*dead04(.|\n)*and 15 more$") as caught:
-        files.scan(tmp_path, Choice())
-    assert "dead05" not in str(caught.value)
-
-
 def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"c/open": b"", "c/closed": b"", "folder/1": b""})
     (tmp_path / "c" / "closed").chmod(0o600)
@@ -243,16 +211,3 @@ def test_a_tree_has_no_columns(tmp_path: Path) -> None:
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         files.scan(tmp_path / "missing", Choice())
-
-
-def test_real_class_folders(data_root: Path | None, tmp_path: Path) -> None:
-    root = data_root / "caltech10" if data_root else write(tmp_path, {"train/a/1": b"1"})
-    index = files.scan(root, Choice())
-    listed = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
-    assert sorted(index.path(row) for row in range(len(index))) == sorted(map(str, listed))
-    assert index.labels is not None
-    for row in range(0, len(index), 50):
-        name = index.keys.text(row).split("/")[0]
-        assert index.classes[int(index.labels[row])] == name
-    assert int(index.field().length.sum()) == sum((root / path).stat().st_size for path in listed)
-    assert np.array_equal(np.sort(index.sizes), np.sort(index.field().length))

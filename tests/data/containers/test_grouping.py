@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
@@ -38,43 +38,11 @@ def labels(groups: Groups) -> list[int] | None:
     return None if groups.labels is None else groups.labels.tolist()
 
 
-def test_top_folders_are_splits_and_the_next_are_classes() -> None:
-    found = grouped("val/b/1", "train/b/2", "train/a/deep/3", "Test/4")
-    assert splits(found) == [("train", "train"), ("val", "val"), ("Test", "Test")]
-    assert keys(found) == ["b/1", "b/2", "a/deep/3", "4"]
-    assert found.split_of.tolist() == [1, 0, 0, 2]
-    assert found.classes == ("a", "b")
-    assert labels(found) == [1, 1, 0, -1]
-    rows, filled = found.rows()
-    assert rows.tolist() == [1, 2, 0, 3]
-    assert [(one.start, one.stop) for one in filled] == [(0, 2), (2, 3), (3, 4)]
-
-
-def test_without_splits_the_first_folder_is_the_class() -> None:
-    found = grouped("b/1", "a/2", "b/c/3")
-    assert splits(found) == [("train", "")]
-    assert (keys(found), labels(found), found.classes) == (
-        ["b/1", "a/2", "b/c/3"],
-        [1, 0, 1],
-        ("a", "b"),
-    )
-    assert splits(grouped("b/1", split="all")) == [("all", "")]
-
-
 def test_without_folders_there_are_no_labels() -> None:
     assert labels(grouped("1", "2")) is None
     assert labels(grouped("train/1", "val/2")) is None
     assert labels(grouped("a/1", "2")) is None
     assert labels(grouped()) is None
-
-
-def test_what_stands_beside_splits_is_named() -> None:
-    with pytest.raises(UserError, match=r"train/, val/.*'notes\.txt'"):
-        grouped("train/a", "val/b", "notes.txt")
-    with pytest.raises(UserError, match="'extra/'"):
-        grouped("train/a", "val/b", "extra/c", stems=True)
-    # A class may be called `test`; only with one to train on are they surely splits.
-    assert labels(grouped("test/1", "other/2")) == [1, 0]
 
 
 def test_an_archive_has_a_folder_around_it_and_a_readme() -> None:
@@ -88,16 +56,6 @@ def test_an_archive_has_a_folder_around_it_and_a_readme() -> None:
     assert found.classes == ("a", "b")
     found = grouped("a/1", "a/2", stems=True)
     assert (splits(found), found.classes) == ([("train", "")], ("a",))
-
-
-def test_members_of_one_stem_are_a_sample() -> None:
-    found = grouped("0.jpg", "0.cls", "0.txt", "1.JPG", "1.txt", "README", stems=True)
-    assert (keys(found), found.fields) == (["0", "1"], ("jpg", "txt"))
-    assert found.sample.tolist() == [0, 0, 0, 1, 1, -1]
-    assert found.field.tolist() == [0, -1, 1, 0, 1, -1]
-    assert found.label_member is not None
-    assert found.label_member.tolist() == [1, -1]
-    assert found.skipped == [b"README"]
 
 
 def test_one_member_beside_the_label_is_the_lone_field() -> None:
@@ -166,7 +124,6 @@ _word = st.sampled_from(["train", "val", "test", "a", "b", "0.jpg", "0.txt", "0.
     names=st.sets(st.lists(_word, min_size=1, max_size=4).map("/".join), max_size=12),
     stems=st.booleans(),
 )
-@settings(deadline=None, max_examples=150)
 def test_every_member_has_its_place(names: set[str], stems: bool) -> None:
     listed = sorted(names)
     try:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import random
-import time
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
@@ -22,7 +20,7 @@ from rankup.data.containers.hdf5_ours import link, name_of
 from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index
 from rankup.data.keys import safe
-from rankup.data.pack.layout import UNIT, Shape
+from rankup.data.pack.layout import Shape
 from rankup.data.strings import Strings
 
 from .hdf5_made import Values, fill, index_of, pack, raw, samples, with_hashes
@@ -146,7 +144,6 @@ def test_a_hundred_thousand_classes(tmp_path: Path) -> None:
     check_round_trip(tmp_path / "x.h5", source, {"data": made})
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     st.lists(
         st.tuples(st.binary(min_size=1, max_size=20), st.binary(max_size=50), st.integers(-1, 5)),
@@ -181,22 +178,15 @@ def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
     first, second = tmp_path / "a.h5", tmp_path / "b.h5"
     layout = pack(first, source, {"data": made})
     assert layout.units.tolist() == [0, 8192, 16_384, 17_000, 20_000]
-    time.sleep(1.1)  # times in HDF5 are seconds
+    with h5py.File(first) as file:  # else the second in which it was made would stand in it
+        for one in file["train"].values():
+            assert not one.id.get_create_plist().get_obj_track_times()
     plan(source, Shape()).begin(second)
     other = pickle.loads(pickle.dumps(plan(source, Shape()))).attach(second)
     fill(other, second, {"data": made}, [3, 0, 2, 1])
     other.finish(second, np.zeros((1, len(made)), np.uint64))
     other.finish(second, np.zeros((1, len(made)), np.uint64))  # a second time, after a kill
     assert first.read_bytes() == second.read_bytes()
-
-
-def test_begin_replaces_what_an_interrupted_one_left(tmp_path: Path) -> None:
-    made = [b"abc"]
-    source = index_of({"data": made}, {"train": 1})
-    pack(tmp_path / "a.h5", source, {"data": made})
-    (tmp_path / "b.h5").write_bytes(b"half a file" * 1000)
-    pack(tmp_path / "b.h5", source, {"data": made})
-    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
 
 
 def test_an_unfinished_file_is_refused(tmp_path: Path) -> None:
@@ -230,40 +220,6 @@ def test_a_sample_over_4_gib(tmp_path: Path) -> None:
         a, b = file["train/offsets"][1:3]
         assert b - a == huge
         assert file["train/data"][b - 3 : b + 7].tobytes() == b"endseventh"
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=30)
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 20_000),
-            st.sampled_from([0, 1, 5000, 1 << 20, UNIT - 1, UNIT, UNIT + 1, 5 << 30]),
-        ),
-        max_size=8,
-    ),
-    st.integers(0, 3),
-)
-def test_units_are_large_bounded_and_of_one_split(runs: list[tuple[int, int]], splits: int) -> None:
-    length = np.repeat([size for _, size in runs], [count for count, _ in runs]).astype(np.int64)
-    n = len(length)
-    counts = {f"s{number}": n // 4 for number in range(splits)}
-    counts["rest"] = n - sum(counts.values())
-    source = index_of({"data": [b""] * n}, counts)
-    source.fields[0].length[:] = length
-    layout = plan(source, Shape())
-    units = layout.units.tolist()
-    assert units[0] == 0
-    assert units[-1] == n
-    ends = {split.stop for split in source.splits}
-    for start, stop in itertools.pairwise(units):
-        size, count = int(length[start:stop].sum()), stop - start
-        assert 0 < count <= 8192
-        assert len({source.split_of(row).name for row in (start, stop - 1)}) == 1
-        assert count == 1 or size < 2 * UNIT
-        assert count == 1 or length[start:stop].max() <= UNIT
-        whole = size >= UNIT or count == 8192 or stop in ends or length[stop] > UNIT
-        assert whole
 
 
 @pytest.mark.parametrize("name", ["train", "a/b", "%", "%41", ".", "..", "labels", "ü\udce9", "\0"])

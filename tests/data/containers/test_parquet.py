@@ -26,8 +26,7 @@ def write(path: Path, columns: dict[str, Any], group: int = 10, **options: Any) 
     return path
 
 
-@pytest.mark.parametrize("codec", ["snappy", "zstd", "none"])
-@pytest.mark.parametrize("dictionary", [False, True])
+@pytest.mark.parametrize(("codec", "dictionary"), [("snappy", True), ("zstd", False)])
 def test_a_file(tmp_path: Path, codec: str, dictionary: bool) -> None:
     values = [b"\x89PNG" + b"x" * (n % 9) for n in range(35)]
     columns = {
@@ -78,39 +77,6 @@ def test_a_folder_as_on_the_hub(tmp_path: Path) -> None:
         assert b"".join(map(bytes, fallback.chunks("data", number))) == b"%d" % row
 
 
-def test_large_row_groups_are_read_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parquet, "_WHOLE", 1000)
-    monkeypatch.setattr(parquet, "_PIECE", 300)
-    values = [b"%03d" % n * 10 for n in range(200)]
-    path = write(tmp_path / "x.parquet", {"v": pa.array(values)}, group=150)
-    found = parquet.scan(path, Choice())
-    assert [one.values[0] for one in read(found, path)] == values
-    fallback = parquet.fallback(found, path)
-    for row in (199, 5, 140, 139, 150):
-        number = ~int(found.fields[0].offset[row])
-        assert b"".join(map(bytes, fallback.chunks("data", number))) == values[row]
-
-
-def test_reading_in_order_decodes_nothing_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    columns = {"v": pa.array([b"%d" % n for n in range(100)]), "w": pa.array(range(100))}
-    path = write(tmp_path / "x.parquet", columns, group=20)
-    found = parquet.scan(path, Choice())
-    decoded = []
-    chunks = parquet._RowGroups.chunks
-
-    def counted(self: Any, group: int, column: str) -> Any:
-        decoded.append((group, column))
-        return chunks(self, group, column)
-
-    monkeypatch.setattr(parquet._RowGroups, "chunks", counted)
-    read(found, path)
-    assert sorted(decoded) == [(group, column) for group in range(5) for column in "vw"]
-
-
 def test_what_is_no_parquet(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"v": pa.array([b"1" * 1000] * 50)}, use_dictionary=False)
     data = path.read_bytes()
@@ -133,39 +99,6 @@ def test_a_value_is_known_by_file_group_and_row() -> None:
             arrow_tables.pack(place[0], place[1], np.array([place[2]]))
 
 
-def test_read_at_random_few_groups_are_decoded_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pack reads in the order of keys, which need not be that of the rows."""
-    for number in range(3):
-        values = pa.array([b"%d %d" % (number, n) for n in range(40)])
-        write(tmp_path / f"train-{number:05}-of-00003.parquet", {"v": values})
-    found = parquet.scan(tmp_path, Choice())
-    decoded = []
-    chunks = parquet._RowGroups.chunks
-
-    def counted(self: Any, group: int, column: str) -> Any:
-        decoded.append(group)
-        return chunks(self, group, column)
-
-    monkeypatch.setattr(parquet._RowGroups, "chunks", counted)
-
-    def all_at_random() -> None:
-        fallback = parquet.fallback(found, tmp_path)
-        for row in np.random.default_rng(0).permutation(120).tolist():
-            number = ~int(found.fields[0].offset[row])
-            value = b"".join(map(bytes, fallback.chunks("data", number)))
-            assert value == b"%d %d" % divmod(row, 40)
-
-    all_at_random()
-    assert len(decoded) == 12
-    # With room for little, and for one open file, it is slower and no less right.
-    monkeypatch.setattr(arrow_tables, "_HELD", 100)
-    monkeypatch.setattr(arrow_tables, "_READERS", 1)
-    all_at_random()
-    assert len(decoded) > 24
-
-
 def test_a_forked_process_goes_on_reading(tmp_path: Path) -> None:
     values = [b"%d" % n for n in range(50)]
     path = write(tmp_path / "x.parquet", {"v": pa.array(values)})
@@ -182,7 +115,7 @@ def test_a_forked_process_goes_on_reading(tmp_path: Path) -> None:
         target=lambda: os._exit(0 if all_are_right() else 1)
     )
     child.start()
-    child.join(30)
+    child.join(200)
     code = child.exitcode
     child.kill()
     child.join()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import csv
 import errno
-import hashlib
 import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
 from rankup.data.containers import Choice, squashfs
 from rankup.data.containers.squashfs_members import LABELS, folders, indexed, members
-from rankup.data.containers.squashfs_write import Member, header, write
+from rankup.data.containers.squashfs_write import Member, write
 from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split
 from rankup.data.strings import Strings
@@ -101,12 +98,11 @@ def test_every_file_lies_in_one_piece(tmp_path: Path) -> None:
 def test_two_images_are_the_same_with_any_number_of_processors(tmp_path: Path) -> None:
     files = odd_files(BLOCK // 4) | {f"train/c/{n}": b"%d" % n * n for n in range(500)}
     found = set()
-    for number, processors in enumerate((1, 1, 2, 5)):
+    for number, processors in enumerate((1, 2, 5)):
         packed(tmp_path / str(number), files, processors)
-        found.add(hashlib.sha256((tmp_path / str(number)).read_bytes()).hexdigest())
-        if number == 1:
-            time.sleep(1)  # a second that passes must not show
-    assert len(found) == 1
+        found.add((tmp_path / str(number)).read_bytes())
+    (image,) = found
+    assert image[8:12] == bytes(4)  # the second in which it was made
 
 
 def test_several_fields_and_arrays(tmp_path: Path) -> None:
@@ -195,14 +191,6 @@ def test_nothing_to_write_is_an_image_too(tmp_path: Path) -> None:
     assert len(squashfs.scan(tmp_path / "i.sqsh", Choice())) == 0
 
 
-def test_the_bytes_handed_on_are_counted(tmp_path: Path) -> None:
-    needs_tools()
-    seen: list[int] = []
-    files = [Member(b"a", 5, (b"12", b"345")), Member(b"b", 0, ())]
-    write(files, tmp_path / "i.sqsh", watch=seen.append)
-    assert seen == [2, 3]
-
-
 def broken() -> Iterator[bytes]:
     yield b"x" * 1000
     raise OSError(errno.EIO, "the source is gone")
@@ -251,28 +239,6 @@ def test_an_image_that_is_not_what_was_written_is_named(tmp_path: Path) -> None:
         indexed(more, image)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB, where mounting is allowed."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a small file system takes the rights of root")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def test_a_full_disk_is_said_and_leaves_nothing(small_disk: Path) -> None:
-    needs_tools()
-    chunks = (os.urandom(1 << 16) for _ in range(1024))
-    image = small_disk / "i.sqsh"
-    with pytest.raises(OSError, match="No space left") as raised:
-        write([Member(b"a", 64 << 20, chunks)], image)
-    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(image))
-    assert list(small_disk.iterdir()) == []
-
-
 def test_without_mksquashfs_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +263,7 @@ def test_mksquashfs_ends_with_a_pack_that_is_killed(tmp_path: Path) -> None:
         "def slow():\n"
         "    yield bytes(1 << 20)\n"
         "    print('begun', flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(1000)\n"
         "write([Member(b'a', 5 << 20, slow())], Path(sys.argv[1]))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(image)], stdout=subprocess.PIPE)
@@ -306,8 +272,8 @@ def test_mksquashfs_ends_with_a_pack_that_is_killed(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"begun\n"
         (child,) = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
-        _, alive = psutil.wait_procs([child], timeout=10)
+        process.wait(60)
+        _, alive = psutil.wait_procs([child], timeout=60)
         assert alive == []
     finally:
         process.kill()
@@ -318,7 +284,6 @@ def test_mksquashfs_ends_with_a_pack_that_is_killed(tmp_path: Path) -> None:
 _SIZES = st.one_of(st.integers(0, 3), st.integers(-2, 2).map(lambda n: 3 * 4096 + n))
 
 
-@settings(deadline=None, max_examples=12)
 @given(st.dictionaries(st.integers(0, 20), st.tuples(_SIZES, st.sampled_from(b"\0x")), max_size=12))
 def test_sizes_around_a_block(
     tmp_path_factory: pytest.TempPathFactory, drawn: dict[int, tuple[int, int]]
@@ -329,25 +294,6 @@ def test_sizes_around_a_block(
     assert (index.fields[0].offset >= 0).all()
     same(contents(image, index), files)
     same(contents(image, squashfs.scan(image, Choice())), files)
-
-
-_PATHS = st.lists(
-    st.binary(min_size=1, max_size=120).map(
-        lambda part: part.replace(b"/", b"_").replace(b"\0", b"0").replace(b"..", b"__")
-    ),
-    min_size=1,
-    max_size=5,
-).map(b"/".join)
-
-
-@settings(deadline=None, max_examples=60)
-@given(_PATHS, st.integers(0, 1 << 45))
-@example(b"a/" * 50 + b"b", 0)
-@example(b"a/" * 49 + b"bc", 1)
-def test_headers_are_those_of_tarfile(path: bytes, size: int) -> None:
-    info = tarfile.TarInfo(os.fsdecode(path))
-    info.size = size
-    assert header(path, size) == info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import stat
 import struct
 import subprocess
 import tarfile
@@ -57,7 +56,7 @@ def test_tarfile_writes_what_we_read(tmp_path: Path, form: int) -> None:
     assert index.sizes.tolist() == [(tmp_path / "x.tar").stat().st_size]
 
 
-@pytest.mark.parametrize("form", ["gnu", "oldgnu", "pax", "posix", "ustar", "v7"])
+@pytest.mark.parametrize("form", ["gnu", "oldgnu", "pax", "ustar", "v7"])
 def test_gnu_tar_writes_what_we_read(tmp_path: Path, form: str) -> None:
     # The oldest have no room for the long name.
     files = [one for one in FILES if form not in ("v7", "ustar") or len(one[0]) < 90]
@@ -314,14 +313,6 @@ def test_sums_of_signed_bytes_count_too(tmp_path: Path) -> None:
     assert len(tar.scan(path, Choice())) == 1
 
 
-def test_a_tar_is_read_as_long_as_it_stays_the_same_file(tmp_path: Path) -> None:
-    with pytest.raises(BadContainer, match="in pieces"):
-        tar.fallback(tar.scan(foreign(tmp_path / "x.tar", FILES), Choice()), tmp_path).chunks(
-            "data", 0
-        )
-    assert stat.S_ISREG((tmp_path / "x.tar").stat().st_mode)
-
-
 def _whole(path: Path) -> None:
     """Scan; all that is found lies in the file."""
     try:
@@ -358,7 +349,7 @@ def _damaged(whole: bytes, draw: random.Random) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("rounds", [150, pytest.param(8_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [150, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_damage_of_any_kind_is_refused_or_harmless(tmp_path: Path, rounds: int) -> None:
     draw = random.Random(rounds)
     labelled = [(f"{row}.{end}", b"1") for row in range(3) for end in ("jpg", "cls")]

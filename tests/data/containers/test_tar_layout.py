@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data.containers import Choice, tar, tar_headers, tar_info
+from rankup.data.containers import Choice, tar, tar_info
 from rankup.data.errors import BadContainer
 from rankup.data.index import Index, Split
 from rankup.data.keys import safe
@@ -84,8 +84,7 @@ def _read(root: Path) -> list[dict[str, bytes]]:
     ]
 
 
-@pytest.mark.parametrize("labelled", [True, False])
-@pytest.mark.parametrize("shard", [1, 6000, 1 << 30])
+@pytest.mark.parametrize(("labelled", "shard"), [(True, 1), (False, 6000), (True, 1 << 30)])
 def test_odd_names_round_trip(tmp_path: Path, labelled: bool, shard: int) -> None:
     keys = sorted(ODD)
     data = {"data": _bytes(len(keys))}
@@ -215,27 +214,6 @@ def test_class_names_of_any_number_and_kind(tmp_path: Path) -> None:
     assert classes == ("new line", *names[1:])
 
 
-def test_shards_have_their_size_and_units_lie_in_one(tmp_path: Path) -> None:
-    data = {"data": [bytes(3000)] * 40}
-    keys = [b"%03d.bin" % row for row in range(40)]
-    layout = write(source(keys, data), data, tmp_path, 20480)
-    assert layout.sizes.tolist() == [20480] * 8  # five of 3584 bytes, and the end
-    assert layout.units.tolist() == list(range(0, 41, 5))
-    many = source([b"%06d.bin" % row for row in range(20_000)], {"data": [b"x"] * 20_000})
-    assert plan("tar", many, Shape()).units.tolist() == [0, 8192, 16384, 20000]
-
-
-def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
-    data = {"data": _bytes(len(ODD))}
-    index = source(sorted(ODD), data, [1] * len(ODD), classes=("a", "b"))
-    for name in ("one", "two"):
-        write(index, data, tmp_path / name, 20_000)
-    files = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert files == sorted(path.name for path in (tmp_path / "two").iterdir())
-    for name in files:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
 def test_the_index_for_dali_is_what_tarfile_sees(tmp_path: Path) -> None:
     keys = [b"a b.jpg", b"c.JPEG", b"d.e.png", b"x" * 120 + b".jpg"]
     data = {"data": _bytes(4)}
@@ -327,27 +305,6 @@ def test_sizes_from_8_gib_stand_in_a_pax_header(tmp_path: Path) -> None:
     assert found.labels.tolist() == [0, 1, 2, 3]
 
 
-def test_a_tar_of_real_photos_is_what_gnu_tar_packs(data_root: Path | None, tmp_path: Path) -> None:
-    photos = sorted((data_root / "imagenet-sample").rglob("*.JPEG")) if data_root else []
-    if not photos:
-        for row in range(20):
-            (tmp_path / f"photo{row}.JPEG").write_bytes(random.Random(row).randbytes(5000))
-        photos = sorted(tmp_path.glob("*.JPEG"))
-    data = {"data": [path.read_bytes() for path in photos]}
-    keys = [b"n%02d/%s" % (row % 7, path.name.encode()) for row, path in enumerate(photos)]
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    data = {"data": [data["data"][row] for row in order]}
-    keys = [keys[row] for row in order]
-    numbers = [int(key[1:3]) for key in keys]
-    index = source(keys, data, numbers, classes=tuple("abcdefg"))
-    _round_trip(index, data, tmp_path / "out", 8 << 20)
-    out = tmp_path / "extracted"
-    out.mkdir()
-    for shard in sorted((tmp_path / "out").glob("*.tar")):
-        subprocess.run(["tar", "-xf", shard, "-C", out], timeout=60, check=True)
-    assert [(out / os.fsdecode(key)).read_bytes() for key in keys] == data["data"]
-
-
 _character = st.sampled_from([*b"a.%/_\n \\\xff\xc3\xa9Z-~", *b"cls"])
 _key = st.lists(_character, min_size=1, max_size=12).map(bytes) | st.binary(
     min_size=95, max_size=105
@@ -371,23 +328,14 @@ def _round_trip_of(keys: set[bytes], labelled: bool, seed: int, shard: int) -> N
 
 
 @given(st.sets(_key, max_size=8), st.booleans(), st.integers(0, 99), st.sampled_from([1, 9000]))
-@settings(deadline=None, max_examples=25)
 def test_any_names_round_trip(keys: set[bytes], labelled: bool, seed: int, shard: int) -> None:
     _round_trip_of(keys, labelled, seed, shard)
 
 
 @pytest.mark.slow
 @given(st.sets(_key, max_size=12), st.booleans(), st.integers(0, 99), st.sampled_from([1, 9000]))
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=300)
 def test_any_names_round_trip_often(
     keys: set[bytes], labelled: bool, seed: int, shard: int
 ) -> None:
     _round_trip_of(keys, labelled, seed, shard)
-
-
-def test_headers_say_how_long_they_are() -> None:
-    names = [b"a" * size for size in (1, 99, 100, 101, 480, 500, 1000)]
-    for key in (None, b"k", b"k" * 900):
-        for name in [*names, "é".encode(), b"\xff"]:
-            (one,) = tar_headers.headers([name], np.array([3]), {} if key is None else {0: key})
-            assert len(one) == tar_headers.length(name, 3, key)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
@@ -16,7 +16,6 @@ from rankup.data.orders import Balanced
 from .test_blocks import epoch_of
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     labels=st.lists(st.integers(0, 9), min_size=1, max_size=120),
     seed=st.integers(0, 99),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from rankup.base.errors import UserError
 from rankup.data.draw import draws
 from rankup.data.index import Int64s
-from rankup.data.orders import Blocks, Ordering, Sequential, Shuffled
+from rankup.data.orders import Blocks, Ordering, Shuffled
 from rankup.runtime.keys import derive
 from rankup.runtime.shard import part
 
@@ -56,7 +55,6 @@ def check(order: Blocks, epoch: int, batch: int, worlds: tuple[int, ...]) -> Non
         assert np.array_equal(np.concatenate([whole[:start], *joined]), whole)
 
 
-@settings(deadline=None, max_examples=40)
 @given(order=blocks, epoch=st.integers(0, 5), batch=st.integers(0, 40))
 def test_an_epoch_has_each_sample_once_and_goes_on_anywhere(
     order: Blocks, epoch: int, batch: int
@@ -65,7 +63,7 @@ def test_an_epoch_has_each_sample_once_and_goes_on_anywhere(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=700)
+@settings(max_examples=300)
 @given(order=blocks, epoch=st.integers(0, 1 << 40), batch=st.integers(0, 700))
 def test_an_epoch_has_each_sample_once_and_goes_on_anywhere_often(
     order: Blocks, epoch: int, batch: int
@@ -74,7 +72,7 @@ def test_an_epoch_has_each_sample_once_and_goes_on_anywhere_often(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(order=blocks, epoch=st.integers(0, 5), world=st.integers(1, 9))
 def test_windows_are_what_a_rank_reads(order: Blocks, epoch: int, world: int) -> None:
     """Read-ahead is told by `windows` and `members` what the rank's batches will take."""
@@ -89,7 +87,6 @@ def test_windows_are_what_a_rank_reads(order: Blocks, epoch: int, world: int) ->
             assert set(own) <= set(np.concatenate([np.empty(0, np.int64), *read]))
 
 
-@settings(deadline=None, max_examples=30)
 @given(order=blocks, epoch=st.integers(0, 5), seed=st.integers(0, 9))
 def test_any_position_can_be_asked_for(order: Blocks, epoch: int, seed: int) -> None:
     places = np.random.default_rng(seed).permutation(order.n)
@@ -137,21 +134,12 @@ def test_over_an_epoch_a_rank_reads_its_part_alone() -> None:
     n, batch, block, lanes = 100_000, 256, 50, 64
     order, shuffled = Blocks(n, 3, batch, block, 400, lanes), Shuffled(n, 3, batch)
     steps = range(-(-n // batch))
-    for world in (1, 2, 3, 4, 8):
+    for world in (1, 3, 8):
         touched = [blocks_touched(order, rank, world, steps, block) for rank in range(world)]
         # Over all ranks each block once, but for those on which the border of two lies.
         assert sum(touched) <= n / block + lanes * world
         assert max(touched) <= n / block / world * 1.12 + 2
     assert blocks_touched(shuffled, 0, 4, steps, block) == n / block
-
-
-def test_windows_change_one_lane_after_another() -> None:
-    """So that there is always a little to read, and never all at once."""
-    order = Blocks(400_000, 0, 256, 64, 1024, 64)
-    steps = [set(order.windows(0, start, 0, 1)) for start in range(51_200, 153_600, 256)]
-    fresh = [len(now - before) for before, now in pairwise(steps)]
-    assert max(fresh) <= 2
-    assert sum(fresh) > 80
 
 
 def test_classes_that_lie_together_are_mixed() -> None:
@@ -171,14 +159,6 @@ def test_classes_that_lie_together_are_mixed() -> None:
     assert np.mean(found) > 580
 
 
-def test_batches_have_the_samples_of_the_whole_data() -> None:
-    """The mean of a batch strays no more than that of a random sample of a quarter of its size."""
-    n = 200_000
-    order = Blocks(n, 5, 512, 32, 512, 64)
-    means = [order.slice(0, start, start + 512).mean() for start in range(51_200, 150_000, 512)]
-    assert np.std(means) < n / np.sqrt(12 * 512 / 4)
-
-
 def test_sizes_by_bytes() -> None:
     lengths = np.full(100_000, 110_000)
     order = Blocks.of(lengths, 1, 1024)
@@ -196,7 +176,3 @@ def test_sizes_by_bytes() -> None:
 def test_numbers_without_sense(name: str) -> None:
     with pytest.raises(UserError, match=f"{name}=0 has to be 1 or more"):
         Blocks(**{"n": 10, "seed": 0, "global_batch": 4, name: 0})  # type: ignore[arg-type]
-
-
-def test_sequential_is_as_stored() -> None:
-    assert epoch_of(Sequential(20)).tolist() == list(range(20))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
@@ -22,7 +22,6 @@ def orders(draw: st.DrawFn) -> ByLength:
     return ByLength(lengths, draw(st.integers(0, 99)), draw(st.integers(1, 50)), window)
 
 
-@settings(deadline=None, max_examples=60)
 @given(order=orders(), epoch=st.integers(0, 5), batch=st.integers(0, 400))
 def test_each_sample_once_and_any_batch_by_itself(order: ByLength, epoch: int, batch: int) -> None:
     whole = epoch_of(order, epoch)

@@ -156,13 +156,13 @@ class Running:
 
     def gone(self) -> None:
         """Wait until no process of the session is left."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + _TIME_LIMIT
         while time.monotonic() < deadline:
             try:
                 os.killpg(self.pid, 0)
             except ProcessLookupError:
                 return
-            if all(_zombie(pid) for pid in _group(self.pid)):
+            if all(_zombie(pid) for pid in group(self.pid)):
                 return
             time.sleep(0.005)
         os.killpg(self.pid, signal.SIGKILL)
@@ -185,12 +185,13 @@ class Running:
         return os.waitstatus_to_exitcode(status), self._log.read_text()
 
 
-def _group(group: int) -> list[int]:
+def group(leader: int) -> list[int]:
+    """The processes of a group, zombies too."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                if os.getpgid(int(name)) == group:
+                if os.getpgid(int(name)) == leader:
                     found.append(int(name))
     return found
 
@@ -208,24 +209,79 @@ def run(asked: Request) -> int:
     return pack(asked)
 
 
-def slow(seconds: float = 0.002) -> Callable[[], None]:
+def slow(seconds: float) -> Callable[[], None]:
     """For `Running`: small units, and a rest before each write; in a stream for each sample."""
 
     def before() -> None:
         make_units_small()
-        write = copy.Copier._write
+        _before_each_write(lambda: time.sleep(seconds))
 
-        def rest(self: copy.Copier, file: int, offset: int, data: memoryview) -> None:
-            time.sleep(seconds)
-            write(self, file, offset, data)
+    return before
 
-        copy.Copier._write = rest  # type: ignore[method-assign]
-        chunks = Reader.chunks
 
-        def rest_before(self: Reader, span: Span) -> Iterator[memoryview | bytes]:
-            time.sleep(seconds / 10)
-            yield from chunks(self, span)
+def held(gate: Path, after: int = 0) -> Callable[[], None]:
+    """For `Running`: small units; each process does some writes, and the next once `gate` is there.
 
-        Reader.chunks = rest_before  # type: ignore[method-assign]
+    Args:
+        gate: a file.
+        after: so many writes are done at once.
+    """
+
+    def before() -> None:
+        make_units_small()
+        done = 0
+
+        def wait() -> None:
+            nonlocal done
+            done += 1
+            while done > after and not gate.exists():
+                time.sleep(0.005)
+
+        _before_each_write(wait)
+
+    return before
+
+
+def _before_each_write(first: Callable[[], None]) -> None:
+    write, chunks = copy.Copier._write, Reader.chunks
+
+    def later(self: copy.Copier, file: int, offset: int, data: memoryview) -> None:
+        first()
+        write(self, file, offset, data)
+
+    def later_in_a_stream(self: Reader, span: Span) -> Iterator[memoryview | bytes]:
+        first()
+        yield from chunks(self, span)
+
+    copy.Copier._write = later  # type: ignore[method-assign]
+    Reader.chunks = later_in_a_stream  # type: ignore[method-assign]
+
+
+_EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
+
+
+def killed_at(moment: int, out: str, counts: Path) -> Callable[[], None]:
+    """For `Running`: small units, and kill -9 of all right before the pack does something.
+
+    Args:
+        moment: the how manieth file of the pack that any of its processes opens, makes, removes or
+            renames; 0: it is not killed.
+        out: OUT; what belongs to it begins so.
+        counts: a file that gets a byte each time.
+    """
+
+    def before() -> None:
+        make_units_small()
+        log = os.open(counts, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+
+        def hook(event: str, args: tuple[Any, ...]) -> None:
+            if event not in _EVENTS or not isinstance(args[0], str | bytes | Path):
+                return
+            if os.fsdecode(args[0]).startswith(out):
+                os.write(log, b".")
+                if moment and os.fstat(log).st_size >= moment:
+                    os.killpg(0, signal.SIGKILL)
+
+        sys.addaudithook(hook)
 
     return before

@@ -7,21 +7,20 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rankup.data.pack import engine, work
-from rankup.data.pack.reader import Reader, SourceProblem
-from rankup.data.pack.source import scanned
 
 from .made import request, run, small_units, tree
 
 
 @pytest.mark.parametrize(
-    "container",
-    ["tar", pytest.param("squashfs", marks=pytest.mark.slow)],
+    ("container", "what"),
+    [
+        *(("tar", what) for what in ("changed", "touched", "gone", "pipe")),
+        *(("squashfs", what) for what in ("grown", "folder")),
+    ],
 )
-@pytest.mark.parametrize("what", ["changed", "grown", "touched", "gone", "folder", "pipe"])
 def test_a_source_that_changes_is_named(
     tmp_path: Path,
     container: str,
@@ -118,26 +117,3 @@ def test_a_container_that_changes_is_named(
     assert f"{first.out} has changed since it was scanned" in said
     assert "Traceback" not in said
     assert not Path(asked.out).exists()
-
-
-def test_a_photo_that_changes_while_it_is_read(tmp_path: Path) -> None:
-    """It is looked at behind the read, so that a change between open and read is seen as well."""
-    source = tree(tmp_path / "source", 150)
-    asked = request(source, tmp_path, "tar")
-    reader = Reader(scanned(asked), source)
-    rows = np.flatnonzero(reader.index.fields[0].length)
-    spans = reader.spans(0, 150)[0]
-    buffer = memoryview(bytearray(5000))
-    reader.into(spans[rows[0]], buffer)
-    victim = source / os.fsdecode(reader.index.files[rows[1]])
-    real = os.open
-
-    def changes(path: Any, *args: Any) -> int:
-        descriptor = real(path, *args)
-        victim.write_bytes(bytes(victim.stat().st_size))
-        return descriptor
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "open", changes)
-        with pytest.raises(SourceProblem, match="has changed"):
-            reader.into(spans[rows[1]], buffer)

@@ -17,7 +17,7 @@ from rankup.data import opened
 from rankup.data.pack import spool, work
 from rankup.data.pack.command import pack
 
-from .made import ALL, Running, made, request, run
+from .made import Running, made, request, run
 
 
 def _jpeg(width: int, height: int, seed: int = 0, **options: Any) -> bytes:
@@ -67,7 +67,7 @@ def _report(out: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("container", ALL)
+@pytest.mark.parametrize("container", ["hdf5", "arrow"])
 def test_problems_are_listed(
     tmp_path: Path, photos: Path, container: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,9 +174,8 @@ def test_a_killed_resize_goes_on(
 
         spool._part = deadly
 
-    for _ in range(2):
-        code, said = Running(asked, tmp_path / "log", before).wait()
-        assert code == -signal.SIGKILL, said
+    code, said = Running(asked, tmp_path / "log", before).wait()
+    assert code == -signal.SIGKILL, said
     assert any((work.Work(tmp_path / "out.part")).spool.glob("*.json"))
     # Nothing was synced, and another machine goes on: nothing of it is believed.
     lost = next(work.Work(tmp_path / "out.part").spool.glob("*.json"))

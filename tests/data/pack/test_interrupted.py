@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankup.data.pack import engine, finish, notes, work
-from rankup.data.pack.request import Request, target
+from rankup.data.pack import engine, work
+from rankup.data.pack.request import target
 
 from .made import (
     ALL,
     Running,
+    group,
+    held,
+    killed_at,
     made,
     make_units_small,
     request,
@@ -45,147 +48,62 @@ def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
     return found
 
 
-def _killed_until_done(asked: Request, log: Path, draw: random.Random, longest: float) -> int:
-    """Start a pack again and again, and kill it, until it comes to its end; how many kills."""
-    for kills in range(60):
-        pack = Running(asked, log, slow(0.01))
-        limit = time.monotonic() + draw.uniform(0, longest) * (1 + kills / 4)
-        while time.monotonic() < limit and not pack.ended():
-            time.sleep(0.001)
-        if pack.ended():
-            code, said = pack.wait()
-            assert code == 0, said
-            return kills
-        pack.kill()
-        _forget_lock(Path(asked.out))
-        assert not _looks_complete(Path(asked.out)) or _is_complete(asked, log)
-    raise AssertionError(f"never done\n{log.read_text()}")
-
-
-def _forget_lock(out: Path) -> None:
-    """Remove a lock that was killed while it was made or taken over.
-
-    Nobody can tell then whether its holder lives, until it has not been renewed for a minute.
-    """
-    path = out.with_name(f".{out.name}.lock")
-    path.with_name(f"{path.name}.removal").unlink(missing_ok=True)
-    if path.exists() and not path.read_text():
-        path.unlink()
-
-
 def _looks_complete(out: Path) -> bool:
     """Whether the marker is there: the index."""
     return (out / "index.npz").exists() or out.with_name(f"{out.name}.index.npz").exists()
 
 
-def _is_complete(asked: Request, log: Path) -> bool:
-    # Killed after the end: what is there is whole, and --resume says so.
-    code, said = Running(asked, log).wait()
-    assert code == 0, said
-    return "complete already" in said
-
-
-@pytest.mark.parametrize(
-    ("container", "fsync"),
-    [
-        ("hdf5", True),
-        *(pytest.param(one, one == "arrow", marks=pytest.mark.slow) for one in ("arrow", "tar")),
-    ],
-)
-def test_kill_and_resume(
-    tmp_path: Path,
-    source: Path,
-    whole: dict[str, dict[str, bytes]],
-    container: str,
-    fsync: bool,
+@pytest.mark.parametrize(("container", "fsync"), [("hdf5", True), ("tar", False)])
+def test_killed_at_some_moments(
+    tmp_path: Path, source: Path, whole: dict[str, dict[str, bytes]], container: str, fsync: bool
 ) -> None:
-    """Invariant 4: a kill -9 at any moment leaves nothing that is half of a container."""
-    _kills(tmp_path, source, whole, container, fsync, rounds=1, seed=1)
+    """Invariant "old or new": a kill -9 at any moment leaves nothing that is half of a pack."""
+    _kills(tmp_path, source, whole[container], container, fsync, 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("container", ALL)
-def test_many_kills(
+def test_killed_at_ten_moments(
     tmp_path: Path, source: Path, whole: dict[str, dict[str, bytes]], container: str
 ) -> None:
-    _kills(tmp_path, source, whole, container, fsync=True, rounds=2, seed=2)
+    _kills(tmp_path, source, whole[container], container, container != "hdf5", 10)
 
 
 def _kills(
-    folder: Path,
-    source: Path,
-    whole: dict[str, dict[str, bytes]],
-    container: str,
-    fsync: bool,
-    rounds: int,
-    seed: int,
+    folder: Path, source: Path, whole: dict[str, bytes], container: str, fsync: bool, count: int
 ) -> None:
-    draw = random.Random(f"{seed} {container} {fsync}")
-    kills = 0
-    for number in range(rounds):
-        asked = request(source, folder / str(number), container, fsync=fsync, resume=True)
-        kills += _killed_until_done(asked, folder / "log", draw, 0.12)
-        out = Path(asked.out)
-        assert made(out) == whole[container]
-        same_samples(out, source)
-        assert not Path(f"{out}.part").exists()
-    assert kills
+    """Kill a pack at moments that are evenly apart, each time from the start, and go on with it."""
+    counts = folder / "counts"
+    first = request(source, folder / "0", container, fsync=fsync, workers=2)
+    Path(first.out).parent.mkdir()
+    code, said = Running(first, folder / "log", killed_at(0, first.out, counts)).wait()
+    assert code == 0, said
+    events = counts.stat().st_size
+    assert events > count
+    for number in range(1, count + 1):
+        counts.unlink()
+        asked = replace(first, out=first.out.replace("/0/", f"/{number}/"), resume=True)
+        Path(asked.out).parent.mkdir()
+        moment = number * events // (count + 1)
+        pack = Running(asked, folder / "log", killed_at(moment, asked.out, counts))
+        code, said = pack.wait()
+        assert code == -signal.SIGKILL, said
+        if _looks_complete(Path(asked.out)):
+            same_samples(Path(asked.out), source)
+        with small_units():
+            assert run(asked) == 0
+        assert made(Path(asked.out)) == whole
+        assert not Path(f"{asked.out}.part").exists()
+        # The report is there as well, whenever the kill came, and nothing but what belongs to it.
+        report = target(asked.out, asked.to).report
+        assert json.loads(report.read_text())["samples"] == 150
+        assert not [name for name in os.listdir(report.parent) if name.endswith(".tmp")]
 
 
 @pytest.mark.parametrize(
-    ("place", "name"),
-    [
-        *((work, name) for name in ("make", "begin", "clear", "hashes", "remove")),
-        (notes, "write"),
-        (Path, "unlink"),
-        (os, "rmdir"),
-        (engine.Looker, "write"),
-        *((finish, name) for name in ("finished", "complete", "save", "publish")),
-        *((os, name) for name in ("rename",)),
-    ],
+    ("number", "code", "container"),
+    [(signal.SIGINT, 130, "squashfs"), (signal.SIGTERM, 143, "tar")],
 )
-@pytest.mark.parametrize(
-    ("container", "after"),
-    [("tar", False), ("tar", True), pytest.param("hdf5", True, marks=pytest.mark.slow)],
-)
-def test_killed_at(
-    tmp_path: Path,
-    source: Path,
-    whole: dict[str, dict[str, bytes]],
-    place: Any,
-    name: str,
-    container: str,
-    after: bool,
-) -> None:
-    """Killed right before or after each step: the next one goes on, or begins anew."""
-
-    def before() -> None:
-        make_units_small()
-        real = getattr(place, name)
-
-        def deadly(*args: Any, **kwargs: Any) -> Any:
-            result = real(*args, **kwargs) if after else None
-            os.killpg(0, signal.SIGKILL)
-            return result
-
-        setattr(place, name, deadly)
-
-    asked = request(source, tmp_path, container, workers=2, resume=True)
-    pack = Running(asked, tmp_path / "log", before)
-    code, said = pack.wait()
-    assert code == -signal.SIGKILL, said
-    with small_units():
-        assert run(asked) == 0
-    assert made(Path(asked.out)) == whole[container]
-    assert not Path(f"{asked.out}.part").exists()
-    # The report is there as well, whenever the kill came, and nothing but what belongs to it.
-    report = target(asked.out, asked.to).report
-    assert json.loads(report.read_text())["samples"] == 150
-    assert not [name for name in os.listdir(report.parent) if name.endswith(".tmp")]
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("container", ["tar", "squashfs"])
 def test_a_signal_leaves_what_can_be_resumed(
     tmp_path: Path,
     source: Path,
@@ -195,12 +113,11 @@ def test_a_signal_leaves_what_can_be_resumed(
     container: str,
 ) -> None:
     asked = request(source, tmp_path, container)
-    pack = Running(asked, tmp_path / "log", slow(0.1))
+    pack = Running(asked, tmp_path / "log", slow(0.2))
     part = Path(f"{asked.out}.part")
     while not (part / "source.npz").exists():
         assert not pack.ended(), pack.wait()
         time.sleep(0.001)
-    time.sleep(0.02)
     # As a terminal does it: to the whole group.
     os.killpg(pack.pid, number)
     got, said = pack.wait()
@@ -218,7 +135,7 @@ def test_a_killed_worker_is_named(tmp_path: Path, source: Path) -> None:
     asked = request(source, tmp_path, "tar", workers=2)
 
     def before() -> None:
-        slow(0.01)()
+        make_units_small()
         unit = engine.Copier.unit
 
         def deadly(self: Any, number: int, sync: bool) -> Any:
@@ -237,12 +154,12 @@ def test_a_killed_worker_is_named(tmp_path: Path, source: Path) -> None:
 
 def test_workers_end_with_their_parent(tmp_path: Path, source: Path) -> None:
     asked = request(source, tmp_path, "tar", workers=2)
-    pack = Running(asked, tmp_path / "log", slow(0.02))
-    while not (tmp_path / "out.part" / "begun.json").exists():
+    pack = Running(asked, tmp_path / "log", held(tmp_path / "gate"))
+    while len(group(pack.pid)) < 3:
         assert not pack.ended()
-    time.sleep(0.1)
     os.kill(pack.pid, signal.SIGKILL)
     os.waitpid(pack.pid, 0)
+    (tmp_path / "gate").touch()
     pack.gone()
 
 
@@ -250,7 +167,7 @@ def test_other_words_are_named(
     tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = request(source, tmp_path, "tar")
-    pack = Running(asked, tmp_path / "log", slow(0.1))
+    pack = Running(asked, tmp_path / "log", held(tmp_path / "gate"))
     while not (tmp_path / "out.part" / "begun.json").exists():
         assert not pack.ended()
     pack.kill()
@@ -269,7 +186,11 @@ def test_without_fsync_a_crash_of_the_machine_begins_anew(
     for fsync, kept in ((False, False), (True, True)):
         folder = tmp_path / str(fsync)
         folder.mkdir()
-        pack = Running(request(source, folder, "hdf5", fsync=fsync), folder / "log", slow(0.05))
+        pack = Running(
+            request(source, folder, "hdf5", fsync=fsync),
+            folder / "log",
+            held(folder / "gate", after=8),
+        )
         part = folder / "out.h5.part"
         while not (part / "done").exists() or not any((part / "done").read_bytes()):
             assert not pack.ended()
@@ -315,7 +236,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     subprocess.run(["umount", "-l", folder], check=False, capture_output=True)
 
 
-@pytest.mark.parametrize("container", ALL)
+@pytest.mark.parametrize("container", ["hdf5", "squashfs"])
 def test_a_full_disk(
     tmp_path: Path,
     small_disk: Callable[[int], Path],

@@ -6,21 +6,17 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rankup.base import lock
-from rankup.data.pack import notes, work
-from rankup.data.pack.layout import Shape, plan
 from rankup.data.pack.request import Request, target
-from rankup.data.pack.source import scanned
 
-from .made import Running, made, request, run, slow, tree
+from .made import Running, held, made, request, run, tree
 
 
 def _half_done(asked: Request, log: Path) -> None:
     """Leave a pack that was killed when some units were done."""
-    pack = Running(asked, log, slow(0.1))
+    pack = Running(asked, log, held(log.with_name("gate"), after=8))
     done = Path(f"{asked.out}.part") / "done"
     while not (done.exists() and any(done.read_bytes())):
         assert not pack.ended(), pack.wait()
@@ -62,30 +58,6 @@ def test_a_half_done_pack_is_not_removed(
     assert run(asked) == 2
     assert f"{part} is what another pack has left" in capsys.readouterr().err
     assert (part / "done").read_bytes() == before
-
-
-def test_a_late_note_is_of_no_consequence(tmp_path: Path, source: Path) -> None:
-    """A process of an attempt that is over has written into files that are no longer there."""
-    asked = request(source, tmp_path, "hdf5")
-    index = scanned(asked)
-    layout = plan("hdf5", index, Shape())
-    at = work.Work(tmp_path / "part")
-    at.part.mkdir()
-    layout = work.begin(at, layout, one_file=True, fsync=False, boot="x")
-    late = work.Journal(at, layout, False)
-    work.begin(at, plan("hdf5", index, Shape()), one_file=True, fsync=False, boot="y")
-    late.note(0, np.zeros((1, int(layout.units[1])), np.uint64))
-    late.close()
-    assert not work.done(at).any()
-
-
-def test_a_torn_note_takes_no_other_with_it(tmp_path: Path) -> None:
-    at = work.Work(tmp_path)
-    path = tmp_path / "noted-0-0.jsonl"
-    path.write_bytes(b'{"row": 1, "fi')
-    for row in (2, 3):
-        notes.add(path, [{"row": row}])
-    assert list(notes.read(at)) == [{"row": 2}, {"row": 3}]
 
 
 def test_the_lock_is_released(tmp_path: Path, source: Path) -> None:

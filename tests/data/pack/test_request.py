@@ -104,7 +104,7 @@ def test_a_name_too_long_for_what_belongs_to_it(tmp_path: Path) -> None:
             target(str(tmp_path / f"{'n' * count}.h5"), None)
 
 
-def test_the_command(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_the_command(run_rankup: RunRankup, rankup_here: RunRankup, tmp_path: Path) -> None:
     source = tree(tmp_path / "source", 12)
     done = run_rankup(["pack", source, "out.h5"])
     assert done.returncode == 0, done.stderr
@@ -115,10 +115,10 @@ def test_the_command(run_rankup: RunRankup, tmp_path: Path) -> None:
         "out.h5.report.json",
         "source",
     ]
-    again = run_rankup(["pack", source, "out.h5"])
+    again = rankup_here(["pack", source, "out.h5"])
     assert again.returncode == 2
     assert again.stderr.startswith("rankup: ")
     assert "Traceback" not in again.stderr
-    usage = run_rankup(["pack", source, "out.zip"])
+    usage = rankup_here(["pack", source, "out.zip"])
     assert usage.returncode == 2
     assert "does not say which container" in usage.stderr

@@ -7,16 +7,18 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rankup.data.pack import engine, slurm, steps
+from rankup.data.pack import engine, lead, slurm, steps
 from rankup.data.pack.request import Request, target
 from rankup.data.pack.workers import Lost
 from tests.slurm.cluster import Cluster
 
-from .made import CONTAINERS, Running, made, request, run, same_samples, slow, small_units, tree
+from .made import Running, held, made, request, run, same_samples, slow, small_units, tree
 
 
 def _task(task: int, tasks: int, step: str = "7.0", seconds: float = 0.001) -> None:
@@ -42,17 +44,16 @@ def _step(
     ][::-1]
 
 
-@pytest.mark.parametrize("container", CONTAINERS)
-def test_tasks_share_the_work(tmp_path: Path, container: str) -> None:
+def test_tasks_share_the_work(tmp_path: Path) -> None:
     source = tree(tmp_path / "source", 150)
-    asked = request(source, tmp_path, container, workers=2)
+    asked = request(source, tmp_path, "arrow", workers=2)
     ended = [one.wait() for one in _step(asked, tmp_path, 3)]
     assert [code for code, _ in ended] == [0, 0, 0], ended
     # Only the first one speaks.
     assert "done: " in ended[0][1]
     assert [said for _, said in ended[1:]] == ["", ""]
     same_samples(Path(asked.out), source)
-    alone = request(source, tmp_path / "alone", container, workers=1)
+    alone = request(source, tmp_path / "alone", "arrow", workers=1)
     with small_units():
         assert run(alone) == 0
     assert made(Path(asked.out)) == made(Path(alone.out))
@@ -78,43 +79,45 @@ def test_a_refusal_ends_all_tasks(tmp_path: Path) -> None:
     assert others == [(2, ""), (2, "")]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_task_that_fails_ends_all(tmp_path: Path, victim: int) -> None:
+def test_a_task_that_fails_ends_all(tmp_path: Path) -> None:
     source = tree(tmp_path / "source", 150)
     asked = request(source, tmp_path, "tar", workers=1)
 
     def before(task: int) -> None:
-        _task(task, 3, seconds=0.1)  # the others are at it when one fails
-        if task == victim:
-            unit = engine.Copier.unit
+        _task(task, 2)
+        unit = engine.Copier.unit
 
-            def fails(self: engine.Copier, number: int, sync: bool) -> object:
-                if number > 3:
-                    raise OSError(5, "Input/output error", "/the/disk")
-                return unit(self, number, sync)
+        def fails(self: engine.Copier, number: int, sync: bool) -> object:
+            if number > 3:
+                raise OSError(5, "Input/output error", "/the/disk")
+            return unit(self, number, sync)
 
+        if task == 1:
             engine.Copier.unit = fails  # type: ignore[assignment,method-assign]
 
-    step = [
-        Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))
-        for task in range(3)
-    ]
-    ended = [one.wait() for one in step]
-    assert [code for code, _ in ended] == [1, 1, 1], ended
-    assert all("/the/disk" in said for _, said in ended[:1]), ended
-    if victim:
-        assert "task 1 on " in ended[0][1]
+    ended = _two(asked, tmp_path, before)
+    assert [code for code, _ in ended] == [1, 1], ended
+    assert "/the/disk" in ended[0][1]
+    assert "task 1 on " in ended[0][1]
     # What is there can be gone on with, by another number of tasks.
     again = request(source, tmp_path, "tar", resume=True)
-    ended = [one.wait() for one in _step(again, tmp_path, 2, step="7.1")]
-    assert [code for code, _ in ended] == [0, 0], ended
+    ended = [one.wait() for one in _step(again, tmp_path, 3, step="7.1")]
+    assert [code for code, _ in ended] == [0, 0, 0], ended
     assert "going on: " in ended[0][1]
     same_samples(Path(asked.out), source)
 
 
+def _two(asked: Request, folder: Path, before: Callable[[int], None]) -> list[tuple[int, str]]:
+    """What two tasks say at their end, each after `before(task)`."""
+    step = [
+        Running(asked, folder / f"log-{task}", lambda task=task: before(task)) for task in range(2)
+    ]
+    return [one.wait() for one in step]
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_an_exception_that_nobody_expects_ends_all(tmp_path: Path, victim: int) -> None:
-    source = tree(tmp_path / "source", 150)
+    source = tree(tmp_path / "source", 60)
     asked = request(source, tmp_path, "tar", workers=1)
 
     def before(task: int) -> None:
@@ -126,11 +129,7 @@ def test_an_exception_that_nobody_expects_ends_all(tmp_path: Path, victim: int) 
 
             steps.copied = fails
 
-    step = [
-        Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))
-        for task in range(2)
-    ]
-    ended = [one.wait() for one in step]
+    ended = _two(asked, tmp_path, before)
     assert ended[victim][0] == 99, ended
     assert "MemoryError" in ended[victim][1]
     assert ended[1 - victim][0] == 1, ended
@@ -141,11 +140,9 @@ def test_an_exception_that_nobody_expects_ends_all(tmp_path: Path, victim: int) 
     assert not [name for name in os.listdir(tmp_path) if ".step-" in name]
 
 
-def test_others_that_have_left_are_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_that_have_left_are_not_waited_for(tmp_path: Path) -> None:
     """Not even where one had no space to say why."""
-    source = tree(tmp_path / "source", 150)
+    source = tree(tmp_path / "source", 60)
     asked = request(source, tmp_path, "tar", workers=1)
 
     def before(task: int) -> None:
@@ -153,48 +150,39 @@ def test_others_that_have_left_are_not_waited_for(
         if task == 1:
             steps.copied = lambda *_, **__: None
 
-    step = [
-        Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))
-        for task in range(2)
-    ]
-    ended = [one.wait() for one in step]
-    assert ended[1][0] == 0
-    assert ended[0][0] == 1
-    assert "the other tasks have ended, and " in ended[0][1]
+    (code, said), (other, _) = _two(asked, tmp_path, before)
+    assert (code, other) == (1, 0)
+    assert "the other tasks have ended, and " in said
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_silent_task_is_noticed(tmp_path: Path, victim: int) -> None:
-    source = tree(tmp_path / "source", 150)
+def test_a_silent_task_is_noticed(tmp_path: Path) -> None:
+    source = tree(tmp_path / "source", 60)
     asked = request(source, tmp_path, "tar", workers=1)
 
     def before(task: int) -> None:
-        _task(task, 3, seconds=0.3)  # ten seconds of work for each
-        slurm.Others.__init__.__defaults__ = (2.0, *slurm.Others.__init__.__defaults__[1:])  # type: ignore[index]
+        _task(task, 2)
+        if task:
+            held(tmp_path / "gate")()
+        else:
+            lead.Others = partial(slurm.Others, silent=0.5)
 
-    step = [
+    first, second = (
         Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))
-        for task in range(3)
-    ]
-    while not (tmp_path / "out.part" / "begun.json").exists():
-        assert not step[0].ended(), step[0].wait()
-    time.sleep(0.2)
-    step[victim].kill()
-    ended = [one.wait() for task, one in enumerate(step) if task != victim]
-    if victim == 0:
-        # Those whose units were done before they noticed have no reason to complain.
-        assert all(code == 1 and "no sign of life" in said for code, said in ended if code), ended
-        assert any(code for code, _ in ended)
-    else:
-        assert ended[0][0] == 1
-        assert f"task {victim} of 3 has given no sign of life" in ended[0][1]
+        for task in range(2)
+    )
+    while not (tmp_path / "out.part" / "begun.json").exists() and not first.ended():
+        time.sleep(0.005)
+    second.kill()
+    code, said = first.wait()
+    assert code == 1
+    assert "task 1 of 2 has given no sign of life" in said
     assert not Path(asked.out).exists()
 
 
 def test_a_signal_ends_all_tasks(tmp_path: Path) -> None:
     source = tree(tmp_path / "source", 150)
     asked = request(source, tmp_path, "tar", workers=1)
-    step = _step(asked, tmp_path, 2, seconds=0.05)
+    step = _step(asked, tmp_path, 2, seconds=0.2)
     while not (tmp_path / "out.part" / "begun.json").exists():
         assert not step[0].ended(), step[0].wait()
     os.kill(step[0].pid, signal.SIGTERM)
@@ -219,12 +207,12 @@ def test_a_step_is_known_by_what_srun_sets(tmp_path: Path) -> None:
     assert slurm.team({**step, "SLURM_PROCID": "x"}, goal) is None
 
 
-def test_a_task_that_never_comes(tmp_path: Path) -> None:
-    of = slurm.Team(0, 2, tmp_path)
-    others = slurm.Others(of, silent=0.05)
-    others.check()
-    others._looked = 0
-    time.sleep(0.06)
+def test_a_task_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = slurm.Others(slurm.Team(0, 2, tmp_path), silent=50.0)
+    for now in (100.0, 140.0):
+        monkeypatch.setattr("time.monotonic", lambda now=now: now)
+        others.check()
+    monkeypatch.setattr("time.monotonic", lambda: 151.0)
     with pytest.raises(Lost, match="task 1 of 2"):
         others.check()
 

@@ -6,7 +6,6 @@ import csv
 import os
 import shutil
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
@@ -25,7 +24,7 @@ from rankup.data.pack import source as sources
 from rankup.data.pack.layout import Shape
 from rankup.data.strings import Strings
 
-from .made import ALL, CONTAINERS, files, made, request, run, same_samples, small_units, tree
+from .made import ALL, files, made, request, run, same_samples, tree
 
 
 def _tar(tree: Path, out: Path) -> Path:
@@ -51,9 +50,11 @@ def _list(tree: Path, out: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("container", ALL)
-@pytest.mark.parametrize("kind", ["tar", "zip", "csv"])
-def test_the_same_whatever_it_came_in(tmp_path: Path, container: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "container"),
+    [("tar", "hdf5"), ("zip", "tar"), ("zip", "squashfs"), ("csv", "arrow")],
+)
+def test_the_same_whatever_it_came_in(tmp_path: Path, kind: str, container: str) -> None:
     folder = tree(tmp_path / "tree", 40)
     make = {"tar": _tar, "zip": _zip, "csv": _list}[kind]
     packed = make(folder, tmp_path / f"source.{kind}")
@@ -82,44 +83,6 @@ def test_arrays(tmp_path: Path, container: str) -> None:
     found = np.stack([samples.array(row, field.name) for row in range(50)])
     assert (found == x).all()
     assert [samples.label(row) for row in range(50)] == y.tolist()
-
-
-NAMES = st.text(
-    st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1, max_size=9
-).filter(lambda name: not name.startswith(".") and name not in ("Thumbs.db", "desktop.ini"))
-TREES = st.dictionaries(
-    NAMES, st.integers(0, 9000).flatmap(lambda n: st.just(bytes(n))), min_size=1, max_size=12
-)
-
-
-def _round_trip(container: str, contents: dict[str, bytes]) -> None:
-    folder = Path(tempfile.mkdtemp())
-    try:
-        for number, (name, data) in enumerate(contents.items()):
-            path = folder / "source" / "train" / f"class{number % 2}" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data + name.encode())
-        asked = request(folder / "source", folder, container, workers=1)
-        with small_units():
-            assert run(asked) == 0
-        same_samples(Path(asked.out), folder / "source")
-    finally:
-        shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("container", CONTAINERS)
-@given(contents=TREES)
-@settings(deadline=None, max_examples=8)
-def test_any_names_and_sizes(container: str, contents: dict[str, bytes]) -> None:
-    _round_trip(container, contents)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("container", ALL)
-@given(contents=TREES)
-@settings(deadline=None, max_examples=60)
-def test_many_names_and_sizes(container: str, contents: dict[str, bytes]) -> None:
-    _round_trip(container, contents)
 
 
 @pytest.mark.parametrize("container", ["hdf5", "arrow", "tar"])
@@ -189,7 +152,6 @@ def test_real_photos(tmp_path: Path, data_root: Path | None) -> None:
         unique=True,
     )
 )
-@settings(deadline=None, max_examples=300)
 def test_unsafe_names_are_refused(names: list[bytes]) -> None:
     """The quick look at all names at once lets nothing through that the slow one refuses."""
     index = Index(

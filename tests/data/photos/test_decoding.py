@@ -114,11 +114,6 @@ def test_a_large_jpeg_is_decoded_at_a_half_a_quarter_or_an_eighth(data_root: Pat
             assert np.array_equal(decode(data, at_least=(height // 2 + 1, 1)), whole)
 
 
-def test_at_least_is_more_than_there_is() -> None:
-    assert decode(stripes("PNG", size=(60, 40)), at_least=(10, 10)).shape == (40, 60, 3)
-    assert decode(stripes(size=(60, 40)), at_least=(1000, 1000)).shape == (40, 60, 3)
-
-
 def test_damage_that_others_pass_over_is_an_error(data_root: Path | None) -> None:
     (data,) = real(data_root, 1)
     inside = bytearray(data)
@@ -130,10 +125,6 @@ def test_damage_that_others_pass_over_is_an_error(data_root: Path | None) -> Non
     inks = stripes("JPEG", "CMYK")
     with pytest.raises(BadContainer, match="Premature end"):
         decode(inks[: len(inks) // 2])
-
-
-def test_what_stands_behind_the_end_is_no_damage() -> None:
-    assert np.array_equal(decode(stripes() + b"trailer of a camera"), decode(stripes()))
 
 
 def test_unusual_sampling_is_refused_for_pillow_passes_over_damage() -> None:
@@ -227,7 +218,6 @@ def _only_bad_containers(data: st.DataObject) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's, of metadata
-@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_damaged_photos_are_decoded_or_bad_containers(data: st.DataObject) -> None:
     _only_bad_containers(data)
@@ -235,7 +225,7 @@ def test_damaged_photos_are_decoded_or_bad_containers(data: st.DataObject) -> No
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@settings(deadline=None, max_examples=4000)
+@settings(max_examples=300)
 @given(st.data())
 def test_many_damaged_photos(data: st.DataObject) -> None:
     _only_bad_containers(data)

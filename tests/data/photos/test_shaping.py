@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 import os
@@ -53,7 +52,7 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 
 
 # Smaller than the parts, and larger.
-@pytest.mark.parametrize("size", [8, 96, pytest.param(301, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [8, 96])
 def test_random_resized_crop_is_what_it_says(
     data_root: Path | None, size: int, either: bool
 ) -> None:
@@ -139,15 +138,9 @@ def test_decoding_at_a_half_changes_little(
     assert np.mean(far) < 5  # moved by a pixel it is 11
 
 
-def test_only_training_decodes_less_than_the_whole_unless_asked() -> None:
-    assert RandomResizedCrop(64).scaled
-    assert not CenterCrop(64).scaled
-    assert not Resize(64).scaled
-
-
 def test_the_part_of_a_photo_decoded_at_a_half_is_the_same_part() -> None:
     data = stripes("JPEG", size=(1600, 1200), quality=97)
-    for number in range(20):
+    for number in range(6):
         exact = RandomResizedCrop(60, scaled=False)(data, transforms.rng(3, number))
         found = RandomResizedCrop(60)(data, transforms.rng(3, number))
         # The gradients are of 255 / 1600 a pixel: a part that is 8 pixels off shows.
@@ -156,27 +149,14 @@ def test_the_part_of_a_photo_decoded_at_a_half_is_the_same_part() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 1), (1, 3), (7, 7), (3000, 2), (2, 3000), (17, 9)])
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_photos_of_odd_sizes(kind: str, size: tuple[int, int], either: bool) -> None:
-    data = stripes(kind, size=size)
+def test_photos_of_odd_sizes(size: tuple[int, int], either: bool) -> None:
+    data = stripes("JPEG" if either else "PNG", size=size)
     for number in range(3):
         for side in (1, 7):
             found = Resize(side, scaled=False)(data, transforms.rng(1, number))
             close(found, resized(by_pillow(data), side, side))
             assert RandomResizedCrop(side)(data, transforms.rng(1, number)).shape == (side, side, 3)
         assert CenterCrop(8)(data, transforms.rng(1, number)).shape == (8, 8, 3)
-
-
-def test_torch_and_pillow_resize_alike(
-    data_root: Path | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = real(data_root, 6)
-    for transform in _ALL:
-        made = []
-        for fast in (True, False):
-            monkeypatch.setattr(shaping, "_TORCH_IS_FAST", fast)
-            made.append([transform(one, transforms.rng(1, n)) for n, one in enumerate(data)])
-        assert all(apart(one, other).max() <= 1 for one, other in zip(*made, strict=True))
 
 
 def test_other_kinds_of_photo_than_jpeg() -> None:
@@ -211,14 +191,6 @@ def test_a_sample_is_written_where_it_belongs(transform: Shaped, data_root: Path
         assert (wide[:, 1::2] == 7).all()
 
 
-def test_what_is_read_and_drawn_before_does_not_matter(data_root: Path | None) -> None:
-    data = real(data_root, 10)
-    for transform in _ALL:
-        forward = [transform(one, transforms.rng(4, n)) for n, one in enumerate(data)]
-        back = [transform(data[n], transforms.rng(4, n)) for n in reversed(range(10))][::-1]
-        assert all(np.array_equal(one, other) for one, other in zip(forward, back, strict=True))
-
-
 def test_threads_make_the_same_samples_as_one(data_root: Path | None) -> None:
     data = real(data_root, 12)
     for transform in _ALL:
@@ -229,7 +201,7 @@ def test_threads_make_the_same_samples_as_one(data_root: Path | None) -> None:
         def work(
             me: int, transform: Any = transform, found: Any = found, start: Any = start
         ) -> None:
-            start.wait(30)
+            start.wait(200)
             for n in range(len(data)):
                 at = (n + 3 * me) % len(data)
                 found[me, at] = transform(data[at], transforms.rng(4, at))
@@ -254,6 +226,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_another_process_with_another_number_of_threads_makes_the_same_samples(
     data_root: Path | None,
 ) -> None:
@@ -267,7 +240,7 @@ def test_another_process_with_another_number_of_threads_makes_the_same_samples(
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         check=True,
-        timeout=120,
+        timeout=250,
     )
     assert run.stdout.decode().split() == [digest.hexdigest()]
 
@@ -331,20 +304,6 @@ def test_batches_of_a_loader_are_channels_last(data_root: Path | None, tmp_path:
         assert image.stride() == (1, 96, 3)
     ready = photos.normalize(batches[0][0])
     assert ready.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_transforms_are_values() -> None:
-    for transform in _ALL:
-        for twin in (pickle.loads(pickle.dumps(transform)), copy.deepcopy(transform)):
-            assert twin == transform
-            assert hash(twin) == hash(transform)
-            assert np.array_equal(
-                twin(stripes(), transforms.rng(1, 1)), transform(stripes(), transforms.rng(1, 1))
-            )
-    assert repr(CenterCrop(224)) == "CenterCrop(size=224, resize=None, scaled=False)"
-    assert RandomResizedCrop(224) != RandomResizedCrop(192)
-    assert RandomResizedCrop(224) == RandomResizedCrop(224, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-    assert Resize(3, 4).shape == (3, 4, 3)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,6 @@ def _fuzzed(path: Path, data: st.DataObject) -> None:
         assert type(pickled.load(path)) is dict
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_damage_ends_with_the_documented_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -150,7 +149,7 @@ def test_damage_ends_with_the_documented_error(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=2000)
+@settings(max_examples=300)
 @given(st.data())
 def test_much_damage_ends_with_the_documented_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -138,17 +138,6 @@ def test_a_file_of_wnids(tmp_path: Path) -> None:
     assert index.classes[2] == "n02119789 great fish"
 
 
-def test_torchvision_has_folders_in_val(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        for wnid in WNIDS:
-            write(tmp_path / split / wnid / f"{split}_{wnid}.JPEG", "")
-    index = imagenet(tmp_path)
-    assert labels(index)["val/n02119789/val_n02119789.JPEG"] == 2
-    write(tmp_path / "labels.txt", "")
-    with pytest.raises(UserError, match="not needed"):
-        imagenet(tmp_path, labels_file=tmp_path / "labels.txt")
-
-
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="neither train/ nor val/"):
         imagenet(tmp_path)

@@ -78,7 +78,7 @@ def kill(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(true: Callable[[], bool], seconds: float = 120.0) -> None:
     """Wait for something."""
     end = time.monotonic() + seconds
     while not true():

