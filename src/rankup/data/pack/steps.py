@@ -276,6 +276,7 @@ def _wait(pack: Pack, layout: Layout, began: npt.NDArray[np.bool_], progress: Pr
         if done.all():
             return
         if gone:
+            others.check()  # one that has failed has said why
             raise Lost(
                 f"the other tasks have ended, and {np.count_nonzero(~done)} of {len(done)} parts "
                 "are missing; see the job's log, and run the same command with --resume"
