@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -52,22 +54,20 @@ def test_work_is_use_and_power(util: float, power: float, expected: float) -> No
     assert efficiency(made(util=util, power=power * POWER)) == pytest.approx(expected, abs=0.01)
 
 
-def test_without_power_use_has_to_do() -> None:
-    recording = made(power=np.nan, util=80.0)
-    assert efficiency(recording) == pytest.approx(0.8)
-    assert "power is not known" in cost(recording, ()).formula
-
-
-def test_without_use_power_has_to_do() -> None:
-    recording = made(util=np.nan, power=0.35 * POWER)
-    assert efficiency(recording) == pytest.approx(0.5)
-    assert "use is not known" in cost(recording, ()).formula
-
-
-def test_nodes_without_gpus_count_cores() -> None:
-    recording = made(gpus=0, cpu=25.0)
-    assert efficiency(recording) == pytest.approx(0.5)
-    assert "CPU use" in cost(recording, ()).formula
+@pytest.mark.parametrize(
+    ("changes", "expected", "said"),
+    [
+        ({"power": np.nan, "util": 80.0}, 0.8, "power is not known"),
+        ({"util": np.nan, "power": 0.35 * POWER}, 0.5, "use is not known"),
+        ({"gpus": 0, "cpu": 25.0}, 0.5, "CPU use"),
+    ],
+)
+def test_what_is_not_known_is_done_without(
+    changes: dict[str, Any], expected: float, said: str
+) -> None:
+    recording = made(**changes)
+    assert efficiency(recording) == pytest.approx(expected)
+    assert said in cost(recording, ()).formula
 
 
 def test_nothing_known_gives_no_number() -> None:
@@ -128,6 +128,13 @@ def test_findings_that_overlap_share_the_waste() -> None:
 def test_a_life_that_runs_is_billed_up_to_its_last_sample() -> None:
     lives = (Life(BEGIN, None, "RUNNING", nodes=("jrc0001",)),)
     assert cost(made(facts={"lives": lives}), ()).billed == pytest.approx(48.0)
+
+
+def test_an_unused_gpu_of_a_neighbour_is_not_ours() -> None:
+    names = ("util", "memory", "power", "processes")
+    unused = {name: per_gpu(name, 1) for name in names}
+    assert [one.code for one in diagnose(made(**unused, ranks=1))] == ["RK701"]
+    assert diagnose(made(**unused, ranks=1, facts={"gpus": 1})) == ()
 
 
 def test_the_formula_names_its_thresholds() -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rankup.monitor import samples
 from rankup.monitor.diagnose import diagnose
 from rankup.monitor.live.progress import Progress
 from rankup.monitor.load import load
@@ -82,16 +81,10 @@ def test_when_a_validation_was(line: dict[str, Any], begin: float, end: float) -
     assert (event.time - event.seconds - BEGIN, event.time - BEGIN) == (300 + begin, 300 + end)
 
 
-@pytest.mark.parametrize("name", ["healthy", "cpu_only", "short", "crashed", "running", "torn"])
-def test_every_scenario_is_usable(name: str) -> None:
-    recording = getattr(traces, name)().recording()
-    usable(recording)
-    assert recording.running == (name == "running")
-    assert (recording.gaps == ()) == (name != "torn")
-
-
 def test_gaps_say_why() -> None:
-    gaps = traces.torn().recording().gaps
+    recording = traces.torn().recording()
+    usable(recording)
+    gaps = recording.gaps
     found = [(gap.node, round(gap.begin - BEGIN, -1), gap.end - BEGIN, gap.why) for gap in gaps]
     assert found == [
         ("jrc0001", 3000, 3600, "killed"),
@@ -386,7 +379,6 @@ def test_a_sampler_that_slows_down_leaves_no_gap(tmp_path: Path) -> None:
     assert recording.covered[:-1].min() == 1
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -424,14 +416,3 @@ def test_no_peak_is_lost_and_means_are_weighted(
             weight[-1] += seconds.sum() - weight.sum()  # a little after the last bin counts there
             mean = np.nansum(util.mean[:, gpu] * weight) / weight.sum()
             assert mean == pytest.approx((values * seconds).sum() / seconds.sum(), abs=0.01)
-
-
-def test_all_of_a_file_comes_in_its_order(tmp_path: Path) -> None:
-    records: list[Any] = [head(), sample(10)]
-    records += [{"kind": "note", "t": BEGIN, "code": "RK701", "text": "x"}]
-    records += [b"{torn\n", sample(20), {"kind": "end", "t": BEGIN + 21, "why": "done"}]
-    write(tmp_path, records)
-    parts = list(samples.read(tmp_path / "monitor" / "n1.jsonl"))
-    assert [type(part).__name__ for part in parts] == [
-        *("Layout", "Batch", "Note", "Torn", "Batch", "End"),
-    ]

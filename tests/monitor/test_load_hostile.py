@@ -11,34 +11,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankup.monitor import samples
 from rankup.monitor.load import load
 
 from .rundirs import NOBODY, head, sample, usable, write
 from .traces import BEGIN
 
 
-def test_an_unreadable_file_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(path: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    write(tmp_path, [head(), sample(10)])
-    monkeypatch.setattr(samples.jsonl, "blocks", denied)
-    recording = load(tmp_path, NOBODY)
-    usable(recording)
-    texts = [event.text for event in recording.events]
-    assert "n1: its samples could not be read: Permission denied" in texts
-    assert "metrics.jsonl could not be read: Permission denied" in texts
-
-
 def test_what_is_no_file_is_said(tmp_path: Path) -> None:
     write(tmp_path, [head(), *(sample(10 * k) for k in range(1, 5))])
     os.mkfifo(tmp_path / "monitor" / "pipe.jsonl")
     (tmp_path / "monitor" / "folder.jsonl").mkdir()
+    (tmp_path / "metrics.jsonl").symlink_to("metrics.jsonl")
     recording = load(tmp_path, NOBODY)
     usable(recording)
     assert recording.samples == 4
-    assert sum("could not be read" in event.text for event in recording.events) == 2
+    assert sum("could not be read" in event.text for event in recording.events) == 3
 
 
 def test_lines_that_are_far_too_long_or_no_text(tmp_path: Path) -> None:
@@ -102,12 +89,12 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("at", range(len(HOSTILE)))
-def test_no_line_can_crash_it(at: int, tmp_path: Path) -> None:
-    records = [head(), HOSTILE[at], *(sample(10 * k) for k in range(1, 5)), HOSTILE[at]]
-    recording = load(write(tmp_path, records), NOBODY)
-    usable(recording)
-    assert recording.samples >= 4
+def test_no_line_can_crash_it(tmp_path: Path) -> None:
+    for line in HOSTILE:
+        records = [head(), line, *(sample(10 * k) for k in range(1, 5)), line]
+        recording = load(write(tmp_path, records), NOBODY)
+        usable(recording)
+        assert recording.samples >= 4, line
 
 
 anything = st.recursive(
@@ -128,7 +115,7 @@ record = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(record | anything, max_size=12), st.binary(max_size=40))
 def test_no_lines_can_crash_it(
     tmp_path_factory: pytest.TempPathFactory, records: list[Any], tail: bytes

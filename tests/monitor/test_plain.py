@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.monitor import plain
@@ -16,18 +18,16 @@ from . import traces
 from .rundirs import NOBODY, same, usable, write
 from .traces import Stay, healthy
 
-_LARGE: list[bytes] = []
 
-
+@cache
 def _large() -> bytes:
-    if not _LARGE:
-        trace = healthy(seconds=1600, every=2.0, fs={"/p/scratch1": {"read": 5, "write": 7}})
-        _LARGE.append(b"".join(trace._node_lines(0)))
-        assert len(_LARGE[0]) > 1.5 * plain.WORTH
-    return _LARGE[0]
+    trace = healthy(seconds=1600, every=2.0, fs={"/p/scratch1": {"read": 5, "write": 7}})
+    with tempfile.TemporaryDirectory() as folder:
+        data = (trace.write(Path(folder)) / "monitor" / "jrc0001.jsonl").read_bytes()
+    assert len(data) > 1.5 * plain.WORTH
+    return data
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.binary(max_size=3), st.lists(st.integers(0, 10**7), min_size=1, max_size=4))
 def test_flipped_bytes_cannot_crash_it(
     tmp_path_factory: pytest.TempPathFactory, put: bytes, places: list[int]

@@ -73,9 +73,7 @@ def recordings(draw: st.DrawFn) -> Recording:
     )  # fmt: skip
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+@settings(suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(recordings())
 def test_no_recording_is_too_strange(recording: Recording) -> None:
     with np.errstate(all="ignore"):

@@ -150,7 +150,7 @@ def test_healthy_habits(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "gpus", "seconds"),
-    [(1, 1, 1800), (1, 2, 900), (1, 4, 1800), (1, 8, 600), (2, 4, 900), (8, 4, 600), (1, 1, 400)],
+    [(1, 8, 600), (8, 4, 600), (1, 1, 400)],
 )
 def test_healthy_shapes(nodes: int, gpus: int, seconds: float) -> None:
     check(run(seconds, nodes=nodes, gpus=gpus, limit=1.3 * seconds, seed=nodes))
@@ -161,10 +161,9 @@ def test_a_site_without_accounting() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 10))
+@pytest.mark.parametrize("seed", [2, 3])
 def test_healthy_for_many_seeds(seed: int) -> None:
     for trace in habits(seed).values():
         check(trace)
-    for nodes in (1, 2, 4, 8):
-        for gpus in (1, 2, 4, 8):
-            check(run(600, nodes=nodes, gpus=gpus, limit=800.0, seed=seed))
+    for nodes, gpus in ((1, 2), (2, 1), (4, 4), (8, 8)):
+        check(run(600, nodes=nodes, gpus=gpus, limit=800.0, seed=seed))

@@ -57,18 +57,17 @@ def empty() -> Recording:
 def test_the_page_is_one_file_that_asks_for_nothing() -> None:
     page = text(made())
     assert len(page.encode()) < LIMIT
-    assert all(address.startswith("#") for address in Body(page).addresses)
+    body = Body(page)
+    assert all(address.startswith("#") for address in body.addresses)
+    order = ["verdict", "job", "gpu", "cpu", "memory", "io", "network", "progress"]
+    assert [one for one in body.ids if one in order] == order
+    assert "Efficiency" in body.text
+    assert "mean over all billed GPU time" in body.text
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy is not None
     assert "default-src &#39;none&#39;" in policy[1]
     assert "unsafe-eval" not in policy[1]
     assert "unsafe-inline" not in policy[1].split("style-src")[0]
-
-
-def test_sections_come_in_the_usual_order() -> None:
-    ids = [one for one in Body(text(made())).ids if one is not None]
-    order = ["verdict", "job", "gpu", "cpu", "memory", "io", "network", "progress"]
-    assert [one for one in ids if one in order] == order
 
 
 def test_an_empty_recording_has_an_honest_page() -> None:
@@ -89,12 +88,6 @@ def test_a_running_job_says_so() -> None:
     life = life or Life(base.begin, None, "RUNNING")
     page = text(replace(base, running=True, facts=replace(base.facts, lives=(life,))))
     assert "still running; as of" in Body(page).text
-
-
-def test_the_formula_stands_beside_the_efficiency() -> None:
-    body = Body(text(made()))
-    assert "Efficiency" in body.text
-    assert "mean over all billed GPU time" in body.text
 
 
 def test_what_comes_from_outside_is_text() -> None:
