@@ -1,4 +1,4 @@
-"""Who makes batches of photos with two workers: rankup, and those that it is shown beside.
+"""Contestants of `loader.py`: batches of photos with two workers, by rankup and by others.
 
 As a program, `_loader_feeds.py NAME FOLDER`: makes batches by one of `FEEDS` for as many seconds as
 each line on its input says, and answers with samples/s.
@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 import _loader_peers as peers
-from _loader_batches import (
+from _loader_peers import (
     BATCH,
     HDF5,
     SIZE,
@@ -44,7 +44,7 @@ from _loader_batches import (
 
 
 def ours(where: str | Path, kind: str, transform: Callable[[], Any], folder: Path) -> Slice:
-    """`Loader` over a pack, or over the folder of photos itself."""
+    """Iterate over a `Loader` with a pack."""
     from rankup.data import Loader, PackedDataset
 
     data = PackedDataset(folder / where, "train", transform())
@@ -61,7 +61,7 @@ def ours(where: str | Path, kind: str, transform: Callable[[], Any], folder: Pat
 
 
 def recipe(folder: Path) -> Slice:
-    """The split of the recipe `image-classification`, fed as its training loop is."""
+    """Feed the split of the recipe `image-classification` as its training loop is fed."""
     from rankup.data import PackedDataset
     from rankup.recipes.photos import Making, Photos
     from rankup.train.feed import Feed
@@ -79,7 +79,7 @@ def recipe(folder: Path) -> Slice:
 
 
 def bare(transform: Callable[[], Any], folder: Path) -> Slice:
-    """The transform in a loop, in two processes that say nothing but how far they are."""
+    """Run the transform in a loop, in two processes that only count."""
     context = multiprocessing.get_context("fork")
     counts = context.RawArray(ctypes.c_longlong, WORKERS)
     for number in range(WORKERS):
@@ -125,13 +125,12 @@ def _our(where: str | Path, kind: str, transform: Callable[[], Any]) -> Callable
 CROP, FULL, WHOLE = "rankup", "rankup, decoded in full", "rankup, whole photo in full"
 SCALED = "rankup, whole photo"
 RECIPE = "rankup, image recipe"
-BARE, COURSE, MOSAIC = "limit: bare loop", "the course's, whole photo", "mosaicml-streaming"
+BARE, COURSE = "limit: bare loop", "the course's, whole photo"
 DALI = ("DALI, its reader", "DALI, bytes by rankup")
 FEEDS: dict[str, Callable[[Path], Slice]] = {
     CROP: _our(HDF5, "auto", random_crop),
     RECIPE: recipe,
     "rankup, processes": _our(HDF5, "processes", random_crop),
-    "rankup, plain files": _our("photos", "auto", random_crop),
     BARE: lambda folder: bare(random_crop, folder),
     FULL: _our(HDF5, "auto", partial(random_crop, False)),
     DALI[0]: peers.dali_reader,
@@ -139,11 +138,9 @@ FEEDS: dict[str, Callable[[Path], Slice]] = {
     WHOLE: _our(HDF5, "auto", whole),
     SCALED: _our(HDF5, "auto", partial(whole, True)),
     COURSE: peers.course,
-    "DataLoader, our transform": peers.files_our_transform,
     "DataLoader, files": peers.files_pillow,
     "HF datasets": peers.hugging_face,
     "WebDataset": peers.web_dataset,
-    MOSAIC: peers.mosaic,
 }
 
 

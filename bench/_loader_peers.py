@@ -1,30 +1,108 @@
-"""How others make batches of photos with two workers; each function here prepares a `Slice`."""
+"""Batches of `loader.py`, their order and clock, and how others make them with two workers.
+
+Each function that takes the folder prepares a `Slice`.
+"""
 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import random
 import sys
-import types
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import _photos
-from _loader_batches import BATCH, HDF5, SIZE, WORKERS, Endless, Slice, paced, random_crop, whole
+import pack
 
+BATCH = 64
+SIZE = 160
+WORKERS = 2
+HDF5 = Path("hdf5", pack.file_name("hdf5"))
+_LAST = 1 << 40  # positions in an epoch so long that no slice meets its end
+_UNCOUNTED = 5  # batches of a slice before the clock starts: what was made ahead is gone then
 _APART = 1.0  # levels of 255 that two resized photos may differ by on average
+
+Slice = Callable[[float], tuple[float, float]]  # seconds -> samples/s, CPU seconds per sample
+
+
+class Endless:
+    """Orders of `count` samples one after another, as one epoch: an `Ordering`, and a sampler."""
+
+    def __init__(self, count: int) -> None:
+        from rankup.data.orders import Shuffled
+
+        self.n, self.global_batch = _LAST, None
+        self._count, self._order = count, Shuffled(count)
+        self.samples, self.seed, self.identity = count, None, "Endless"
+
+    def slice(self, epoch: int, start: int, stop: int) -> Any:
+        first, last = start // self._count, (stop - 1) // self._count
+        if first == last:
+            at = first * self._count
+            return self._order.slice(first, start - at, stop - at)
+        middle = last * self._count
+        return np.concatenate([self.slice(0, start, middle), self.slice(0, middle, stop)])
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        for start in itertools.count(0, BATCH):
+            yield from self.slice(0, start, start + BATCH).tolist()
+
+
+def paced(batches: Iterator[tuple[Any, Any]]) -> Slice:
+    """Return the slice of a loader, from one batch's arrival to another's; check the first one."""
+    images, labels = next(batches)
+    shapes = [(BATCH, 3, SIZE, SIZE), (BATCH, SIZE, SIZE, 3)]
+    if tuple(images.shape) not in shapes or images.dtype != torch.uint8 or len(labels) != BATCH:
+        sys.exit(f"a batch is {images.dtype} of shape {tuple(images.shape)}, {len(labels)} labels")
+    del images, labels
+
+    def slice(seconds: float) -> tuple[float, float]:
+        for _ in range(_UNCOUNTED):
+            next(batches)
+        before, done, start = spent(), 0, time.perf_counter()
+        while (passed := time.perf_counter() - start) < seconds:
+            next(batches)
+            done += BATCH
+        return done / passed, (spent() - before) / done
+
+    return slice
+
+
+def spent() -> float:
+    """Return CPU seconds of this process and its workers, which others do not lengthen."""
+    here = psutil.Process()
+    times = [one.cpu_times() for one in (here, *here.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def random_crop(scaled: bool = True) -> Any:
+    from rankup.data import photos
+
+    return photos.RandomResizedCrop(SIZE, scaled=scaled)
+
+
+def whole(scaled: bool = False) -> Any:
+    from rankup.data import photos
+
+    return photos.Resize(SIZE, scaled=scaled)
 
 
 def pillow_crop(image: Image.Image) -> torch.Tensor:
-    """Random resized crop and flip by Pillow, as torchvision has them, without torchvision."""
+    """Crop at random, resize and flip by Pillow, as torchvision does, without torchvision."""
     image = image.convert("RGB")
     width, height = image.size
     box = (0, 0, width, height)
@@ -43,7 +121,7 @@ def pillow_crop(image: Image.Image) -> torch.Tensor:
 
 
 def course_whole(image: Image.Image) -> torch.Tensor:
-    """The course's transform, without torchvision: float at full size, then resized, antialiased.
+    """Transform as the course does, without torchvision: float at full size, antialiased resize.
 
     Its batches are float; here the pixels become bytes again at the end, as those of all others:
     less to send to the training process.
@@ -55,7 +133,7 @@ def course_whole(image: Image.Image) -> torch.Tensor:
 
 
 def compare_whole(folder: Path) -> None:
-    """See that our whole photo, resized, is the course's, up to how each of them rounds."""
+    """Check that our whole photo, resized, is the course's, up to how each of them rounds."""
     transform, rng = whole(), np.random.default_rng()
     for path, _ in _photos.listed(folder / "photos")[:20]:
         with Image.open(path) as image:
@@ -69,7 +147,7 @@ def compare_whole(folder: Path) -> None:
 
 
 def torch_loader(dataset: Any, count: int) -> Slice:
-    """torch's DataLoader as the peers use it, over a map-style data set."""
+    """Iterate over torch's DataLoader, as the peers use it, with a map-style data set."""
     loader = DataLoader(dataset, BATCH, sampler=Endless(count), num_workers=WORKERS)
     return paced(iter(loader))
 
@@ -102,33 +180,17 @@ def course(folder: Path) -> Slice:
 class Files(Dataset[Any]):
     """Paths and labels in a Python list."""
 
-    def __init__(self, folder: Path, make: Callable[[Path], torch.Tensor]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.listed = [(str(path), label) for path, label in _photos.listed(folder / "photos")]
-        self._make = make
 
     def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
         path, label = self.listed[row]
-        return self._make(Path(path)), label
+        with Image.open(path) as image:
+            return pillow_crop(image), label
 
 
 def files_pillow(folder: Path) -> Slice:
-    files = Files(folder, opened)
-    return torch_loader(files, len(files.listed))
-
-
-def opened(path: Path) -> torch.Tensor:
-    with Image.open(path) as image:
-        return pillow_crop(image)
-
-
-def files_our_transform(folder: Path) -> Slice:
-    """Which part of the difference is the transform's."""
-    transform, rng = random_crop(), np.random.default_rng()
-
-    def make(path: Path) -> torch.Tensor:
-        return torch.from_numpy(transform(path.read_bytes(), rng)).permute(2, 0, 1)
-
-    files = Files(folder, make)
+    files = Files(folder)
     return torch_loader(files, len(files.listed))
 
 
@@ -153,7 +215,7 @@ def hugging_face(folder: Path) -> Slice:
 
 
 def web_dataset(folder: Path) -> Slice:
-    """Shards in the order of their bytes, resampled without end; a buffer of 1000 shuffles them."""
+    """Read shards in order, resampled without end; a buffer of 1000 shuffles them."""
     import webdataset
 
     shards = sorted(str(path) for path in (folder / "web_dataset").rglob("*.tar"))
@@ -168,27 +230,8 @@ def web_dataset(folder: Path) -> Slice:
     return paced((torch.as_tensor(images), labels) for images, labels in loader)
 
 
-def mosaic(folder: Path) -> Slice:
-    """mosaicml-streaming from a local folder; its index is long enough to have no end here."""
-    sys.path.append(str(_photos.MDS))
-    for name in ("streaming", "streaming.base"):  # whose __init__ imports torchvision and clouds
-        package = types.ModuleType(name)
-        package.__path__ = [str(_photos.MDS.joinpath(*name.split(".")))]
-        sys.modules[name] = package
-    from streaming.base.dataset import StreamingDataset
-
-    class Photos(StreamingDataset):  # type: ignore[misc]
-        def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
-            sample = super().__getitem__(row)
-            return _decoded(sample["image"]), sample["class"]
-
-    where = str(folder / "mosaic" / "photos")
-    data = Photos(local=where, batch_size=BATCH, shuffle=True, epoch_size=1_000_000)
-    return paced(iter(DataLoader(data, BATCH, num_workers=WORKERS)))
-
-
 def dali_reader(folder: Path) -> Slice:
-    """DALI's own reader of files."""
+    """Read files by DALI's own reader."""
     listed = _photos.listed(folder / "photos")
     return _dali(
         lambda fn: fn.readers.file(
@@ -202,7 +245,7 @@ def dali_reader(folder: Path) -> Slice:
 
 
 def dali_ours(folder: Path) -> Slice:
-    """DALI decodes, and takes the bytes and the order from rankup."""
+    """Decode by DALI, which takes the bytes and the order from rankup."""
     import rankup
 
     samples = rankup.data.open(folder / HDF5)

@@ -1,4 +1,4 @@
-"""Photos to pack and to read, the course's two formats, and the writers that ours is shown beside.
+"""Photos to pack and to read, the course's two formats, and the writers shown beside rankup's.
 
 As a program, `_photos.py WRITER SOURCE OUT`: writes all photos of a folder of class folders with
 one of `WRITERS`, in this one process, and prints the seconds that took, without imports.
@@ -6,47 +6,43 @@ one of `WRITERS`, in this one process, and prints the seconds that took, without
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import time
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import common
 
-# mosaicml-streaming asks for an older numpy than rankup and for the clients of four clouds, none of
-# which its writer needs. So it gets a folder of its own, with what it does import.
-MDS = common.BENCH / ".venv-mds"
-_MDS = ("mosaicml-streaming==0.13.0", "brotli", "zstd", "python-snappy", "cramjam")
 _ROOM = 10 << 30  # `read.py` has seven containers and one cache beside the photos
 _MEAN = 110_000  # bytes of a photo of ImageNet
 
 
 def data_root() -> Path | None:
-    """The folder of real data, as the tests find it."""
+    """Return the folder of real data, as the tests find it."""
     root = Path(os.environ.get("RANKUP_DATA") or common.ROOT.parent / "shared" / "data")
     return root if root.is_dir() else None
 
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """A folder in memory where that is possible: else the disk is what is measured."""
+    """Yield a folder, in memory where that is possible: else the disk is what is measured."""
     memory = Path("/dev/shm")
     fits = memory.is_dir() and shutil.disk_usage(memory).free > _ROOM
     with tempfile.TemporaryDirectory(prefix="rankup-bench-", dir=memory if fits else None) as name:
-        print(f"in {'memory' if fits else 'a folder on disk'}: {name}\n")
+        print(f"in {'memory' if fits else 'a folder on disk'}\n")
         yield Path(name)
 
 
 def make(folder: Path, number: int) -> str:
-    """Fill `folder` with class folders of photos, no two alike; says what they are.
+    """Fill `folder` with class folders of photos, no two alike; return what they are in words.
 
     Copies of real photos get a comment, so that no writer finds the same one twice.
     """
@@ -67,7 +63,7 @@ def make(folder: Path, number: int) -> str:
 
 
 def _random_photo(draw: random.Random) -> bytes:
-    """Start, frame and scan headers, noise, end."""
+    """Return start, frame and scan headers, noise, end."""
     frame = b"\xff\xc0" + struct.pack(">HBHHB", 17, 8, 375, 500, 3) + b"\1\x22\0\2\x11\1\3\x11\1"
     scan = b"\xff\xda" + struct.pack(">HB", 12, 3) + b"\1\0\2\x11\3\x11\0\x3f\0"
     noise = draw.randbytes(int(draw.gauss(_MEAN, _MEAN / 4)) % (4 * _MEAN))
@@ -75,21 +71,21 @@ def _random_photo(draw: random.Random) -> bytes:
 
 
 def listed(folder: Path) -> list[tuple[Path, int]]:
-    """Path and label of each photo, in the order of rankup's containers."""
+    """Return path and label of each photo, in the order of rankup's containers."""
     paths = sorted((folder / "train").rglob("*.JPEG"), key=lambda path: os.fsencode(path))
     classes = {name: k for k, name in enumerate(sorted({path.parent.name for path in paths}))}
     return [(path, classes[path.parent.name]) for path in paths]
 
 
 def course_hdf5(photos: list[tuple[Path, int]], out: Path) -> None:
-    """As the course's `save_imagenet_files.py`: variable length, each photo a list first."""
+    """Write as the course's `save_imagenet_files.py`: variable length, each photo a list first."""
     import numpy as np
 
     _vlen_hdf5(photos, out, lambda data: np.array(list(data), np.uint8))
 
 
 def course_hdf5_quick(photos: list[tuple[Path, int]], out: Path) -> None:
-    """The same file, without the detour over a list."""
+    """Write the same file without the detour over a list."""
     import numpy as np
 
     _vlen_hdf5(photos, out, lambda data: np.frombuffer(data, np.uint8))
@@ -109,7 +105,7 @@ def _vlen_hdf5(photos: list[tuple[Path, int]], out: Path, array: Callable[[bytes
 
 
 def course_arrow(photos: list[tuple[Path, int]], out: Path) -> None:
-    """As the course writes Arrow: a record batch for each photo."""
+    """Write Arrow as the course does: a record batch for each photo."""
     import pyarrow as pa
 
     schema = pa.schema([("image_data", pa.binary()), ("label", pa.uint16())])
@@ -120,7 +116,7 @@ def course_arrow(photos: list[tuple[Path, int]], out: Path) -> None:
 
 
 def hugging_face(photos: list[tuple[Path, int]], out: Path) -> None:
-    """`datasets`: from a generator, then `save_to_disk`, which is what its users call."""
+    """Write by `datasets`: from a generator, then `save_to_disk`, which is what users call."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -142,7 +138,7 @@ def _rows(photos: list[tuple[Path, int]]) -> Iterator[dict[str, object]]:
 
 
 def web_dataset(photos: list[tuple[Path, int]], out: Path) -> None:
-    """WebDataset's `ShardWriter`."""
+    """Write by WebDataset's `ShardWriter`."""
     import webdataset
 
     out.mkdir()
@@ -152,39 +148,12 @@ def web_dataset(photos: list[tuple[Path, int]], out: Path) -> None:
             writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": label})
 
 
-def mosaic(photos: list[tuple[Path, int]], out: Path) -> None:
-    """mosaicml-streaming's `MDSWriter`, with hashes as it offers them."""
-    with _writer_of_mosaic()(
-        out=str(out), columns={"image": "bytes", "class": "int"}, hashes=["xxh3_64"]
-    ) as writer:
-        for path, label in photos:
-            writer.write({"image": path.read_bytes(), "class": label})
-
-
-def _writer_of_mosaic() -> type:
-    """`MDSWriter` without the package's `__init__`, which imports torchvision and more."""
-    sys.path.append(str(MDS))
-    for name in ("streaming", "streaming.base"):
-        package = types.ModuleType(name)
-        package.__path__ = [str(MDS.joinpath(*name.split(".")))]
-        sys.modules[name] = package
-    from streaming.base.format.mds.writer import MDSWriter
-
-    found: type = MDSWriter
-    return found
-
-
-def get_mosaic() -> bool:
-    """Bring mosaicml-streaming where it is not here yet; False where it cannot be had."""
-    stamp = MDS / ".complete"
-    if not stamp.exists() or stamp.read_text() != repr(_MDS):
-        print(f"making {MDS.relative_to(common.ROOT)} …", flush=True)
-        shutil.rmtree(MDS, ignore_errors=True)
-        words = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", MDS, *_MDS]
-        if subprocess.run(words, check=False).returncode:
-            return False
-        stamp.write_text(repr(_MDS))
-    return True
+def has_writer(name: str) -> bool:
+    """Return True if the modules of a writer are installed; otherwise print that it is skipped."""
+    missing = [module for module in IMPORTS[name] if find_spec(module) is None]
+    if missing:
+        print(f"bench: {', '.join(missing)} not installed; skipped: {name}", flush=True)
+    return not missing
 
 
 WRITERS: dict[str, Callable[[list[tuple[Path, int]], Path], None]] = {
@@ -193,22 +162,21 @@ WRITERS: dict[str, Callable[[list[tuple[Path, int]], Path], None]] = {
     "course_arrow": course_arrow,
     "hugging_face": hugging_face,
     "web_dataset": web_dataset,
-    "mosaic": mosaic,
 }
-_IMPORTS = {
+IMPORTS: dict[str, tuple[str, ...]] = {
+    "course_hdf5": ("h5py", "numpy"),
+    "course_hdf5_quick": ("h5py", "numpy"),
+    "course_arrow": ("pyarrow",),
     "hugging_face": ("datasets",),
     "web_dataset": ("webdataset",),
-    "course_arrow": ("pyarrow",),
 }
 
 
 def main() -> None:
     name, source, out = sys.argv[1:]
     photos = listed(Path(source))
-    for module in _IMPORTS.get(name, ("h5py", "numpy")):
-        __import__(module)
-    if name == "mosaic":
-        _writer_of_mosaic()
+    for module in IMPORTS[name]:
+        importlib.import_module(module)
     start = time.perf_counter()
     WRITERS[name](photos, Path(out))
     print(time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""`rankup check`: lines per second, against bare LibCST parsing with its metadata.
+"""Lines per second of `rankup check`, against bare LibCST parsing with its metadata.
 
 Claim `check.speed`. The peer parses the same text and resolves LibCST's positions, parents, scopes
 and qualified names, without looking at anything; ours parses, understands and runs every rule.
@@ -7,11 +7,9 @@ Both in one process, in turns; the text is a training script of about 500 lines.
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import libcst as cst
@@ -23,7 +21,7 @@ from libcst.metadata import (
     ScopeProvider,
 )
 
-import common
+from common import claim, machine, median, paired, parse_effort, spread, table, take_turns
 from rankup.port.check import check_python
 from rankup.port.source import from_bytes
 
@@ -58,6 +56,7 @@ def main():
         train_0(model, loader, optimizer, "cuda", epoch)
 """
 TEXT = _HEAD + "".join(_STEP.format(k=k) for k in range(24)) + _TAIL
+LINES = TEXT.count("\n")
 
 
 def ours() -> None:
@@ -71,34 +70,26 @@ def peer() -> None:
         wrapper.resolve(provider)
 
 
+def rate(contestant: Callable[[], None]) -> float:
+    """Return the lines per second of one pass."""
+    start = time.perf_counter()
+    contestant()
+    return LINES / (time.perf_counter() - start)
+
+
 def main() -> None:
-    effort = common.arguments(__doc__ or "")
-    lines = TEXT.count("\n")
-    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    contestants: dict[str, Callable[[], None]] = {"rankup check": ours, "LibCST": peer}
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(effort.rounds + 1):
-        for name in random.sample(list(contestants), 2):
-            start = time.perf_counter()
-            contestants[name]()
-            if turn:  # the first does not count
-                rates[name].append(lines / (time.perf_counter() - start))
-    common.table(
-        ["", "lines/s", "quartiles"],
-        [[name, f"{common.median(all_):.0f}", common.spread(all_)] for name, all_ in rates.items()],
+    effort = parse_effort(__doc__ or "")
+    print(machine("libcst") + "\n")
+    contestants = {"rankup check": partial(rate, ours), "LibCST": partial(rate, peer)}
+    rates = take_turns(contestants, effort.rounds)
+    rows = [[name, f"{median(all_):.0f}", spread(all_, 0)] for name, all_ in rates.items()]
+    table(["", "lines/s", "quartiles"], rows)
+    mine, theirs = rates.values()
+    note = (
+        f"a script of {LINES} lines, one process; median of {effort.rounds} turns; paired "
+        f"{paired(mine, theirs, 2)}"
     )
-    print(
-        json.dumps(
-            {
-                "claim": "check.speed",
-                "ours": round(common.median(rates["rankup check"])),
-                "peer": round(common.median(rates["LibCST"])),
-                "unit": "lines/s",
-                "better": "higher",
-                "note": f"a script of {lines} lines, one process, median of {effort.rounds}",
-            }
-        )
-    )
+    print(claim("check.speed", median(mine), median(theirs), "lines/s", note))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def enter_environment(
         print(f"making {venv.relative_to(ROOT)} with {', '.join(peers)} …", flush=True)
         stamp.unlink(missing_ok=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "-c", str(constraints)]
+        install = [str(python), "-m", "pip", "install", "-qq", "-c", str(constraints)]
         if torch:
             subprocess.run([*install, "torch"], check=True)
         subprocess.run([*install, "-e", str(ROOT), *peers], check=True)

@@ -1,9 +1,9 @@
-"""The login node: how long `doctor` and an unchanged `env create` take, and what `fetch` costs.
+"""Seconds of the login node's commands: `fetch` against curl, and `doctor`.
 
 Claim `fetch.url`: seconds for a file of 1 GB from a server on this machine, with its sha256: ours
 against curl and sha256sum, one after the other as people do it. Beside it, without a bar: a script
 from its start to its first forward, by `rankup fetch` without the proof's start and by plain Python
-that ends itself there; what the hooks cost is the difference.
+that ends itself there; the difference is the cost of the hooks. Without curl the claim is skipped.
 
 Warm: the file is in memory, and torch and rankup have been imported once before. The two take turns
 in a random order.
@@ -13,20 +13,30 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-import common
+from common import (
+    Effort,
+    claim,
+    has_programs,
+    machine,
+    median,
+    paired,
+    parse_effort,
+    spread,
+    table,
+    take_turns,
+)
 
 RANKUP = Path(sys.executable).parent / "rankup"
 MEGABYTE = 1 << 20
@@ -48,81 +58,74 @@ for x, y in DataLoader(data, batch_size=64, shuffle=True):
 
 
 def main() -> None:
-    effort = common.arguments(__doc__ or "")
-    rounds, size = (3, 200) if effort.quick else (9, 1000)
-    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    effort = parse_effort(__doc__ or "")
+    print(machine() + "\n")
     # In memory where that is: else the disk is what is measured.
     with tempfile.TemporaryDirectory(prefix="rankup-bench-", dir=_fastest()) as folder:
-        for line in bench(Path(folder), rounds, size):
-            print(json.dumps(line))
+        for line in bench(Path(folder), effort):
+            print(line)
 
 
-def bench(folder: Path, rounds: int, size: int) -> list[dict[str, object]]:
-    """Measure all, with a file of `size` MiB; the claims."""
+def bench(folder: Path, effort: Effort) -> list[str]:
+    """Measure and print everything; return the claim lines."""
+    rounds, size = effort.rounds, 200 if effort.quick else 1000
+    rows, lines = [], []
+    if has_programs("the claim fetch.url", "curl", "sha256sum"):
+        ours, peer = download(folder, rounds, size)
+        rows.append(_row(f"a file of {size} MiB", ours, peer))
+        note = (
+            f"{size} MiB over loopback with sha256, against curl && sha256sum -c; at most 0.6; "
+            f"median of {rounds} turns; paired {paired(ours, peer)}"
+        )
+        lines.append(claim("fetch.url", median(ours), median(peer), "s", note, better="lower"))
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    if not effort.quick:
+        hooked = partial(_seconds, [RANKUP, "fetch", "--only-proof", script], folder)
+        plain = partial(_seconds, [sys.executable, script, "--stop"], folder)
+        found = take_turns({"ours": hooked, "peer": plain}, rounds)
+        rows.append(_row("a script's first forward", found["ours"], found["peer"]))
+    table(["seconds of", "rankup fetch", "by hand", "ratio"], rows)
+    quick = [["doctor"], ["doctor", "train.py"], ["fetch", "--no-run", "train.py"]]
+    times = [
+        (" ".join(one), [_seconds([RANKUP, *one], folder) for _ in range(rounds)]) for one in quick
+    ]
+    cells = [[name, f"{median(all_):.3f}", spread(all_)] for name, all_ in times]
+    table(["seconds of", "median", "quartiles"], cells)
+    return lines
+
+
+def download(folder: Path, rounds: int, size: int) -> tuple[list[float], list[float]]:
+    """Return the seconds of rankup, and of curl and sha256sum, for a file of `size` MiB."""
     block = os.urandom(MEGABYTE)
-    served = folder / "served"
+    served, target = folder / "served", folder / "here.bin"
     served.mkdir()
     digest = hashlib.sha256()
     with (served / "data.bin").open("wb") as file:
         for _ in range(size):
             file.write(block)
             digest.update(block)
+
+    def fetched(words: list[object]) -> float:
+        target.unlink(missing_ok=True)
+        return _seconds(words, folder)
+
     with _server(served) as address:
-        url, target = f"{address}/data.bin", folder / "here.bin"
-        words = [RANKUP, "fetch", "--url", url, "--to", target, "--sha256", digest.hexdigest()]
-        by_hand = (
-            f"curl -sSf -o {target} {url} && echo {digest.hexdigest()} {target} | sha256sum -c"
-        )
-
-        def ours() -> float:
-            target.unlink(missing_ok=True)
-            return _seconds(words, folder)
-
-        def peer() -> float:
-            target.unlink(missing_ok=True)
-            return _seconds(["bash", "-c", by_hand], folder)
-
-        fetched, curled = _turns(rounds, ours, peer)
-    rows = [_row(f"a file of {size} MiB", fetched, curled)]
-    script = folder / "train.py"
-    script.write_text(SCRIPT)
-    plain = [sys.executable, script, "--stop"]
-    hooked = [RANKUP, "fetch", "--only-proof", script]
-    rows.append(
-        _row(
-            "a script's first forward",
-            *_turns(rounds, lambda: _seconds(hooked, folder), lambda: _seconds(plain, folder)),
-        )
-    )
-    common.table(["seconds of", "rankup fetch", "by hand", "ratio"], rows)
-    quick = [["doctor"], ["doctor", "train.py"], ["fetch", "--no-run", "train.py"]]
-    times = [
-        (" ".join(one), [_seconds([RANKUP, *one], folder) for _ in range(rounds)]) for one in quick
-    ]
-    common.table(
-        ["seconds of", "median", "quartiles"],
-        [[name, f"{common.median(all_):.3f}", common.spread(all_)] for name, all_ in times],
-    )
-    return [
-        {
-            "claim": "fetch.url",
-            "ours": round(common.median(fetched), 3),
-            "peer": round(common.median(curled), 3),
-            "unit": "s",
-            "better": "lower",
-            "note": f"{size} MiB over loopback with sha256, against curl && sha256sum -c; "
-            f"median of {rounds} turns",
+        url, sha256 = f"{address}/data.bin", digest.hexdigest()
+        ours = [RANKUP, "fetch", "--url", url, "--to", target, "--sha256", sha256]
+        by_hand = f"curl -sSf -o {target} {url} && echo {sha256} {target} | sha256sum -c"
+        contestants = {
+            "ours": partial(fetched, ours),
+            "peer": partial(fetched, ["bash", "-c", by_hand]),
         }
-    ]
+        found = take_turns(contestants, rounds)
+    return found["ours"], found["peer"]
 
 
 def _fastest() -> str | None:
-    room = 4 * 1000 * MEGABYTE
-    return (
-        "/dev/shm"
-        if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > room
-        else None
-    )
+    memory = "/dev/shm"
+    fits = os.path.isdir(memory) and shutil.disk_usage(memory).free > 4000 * MEGABYTE
+    return memory if fits else None
 
 
 @contextmanager
@@ -140,20 +143,8 @@ def _server(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def _turns(
-    rounds: int, ours: Callable[[], float], peer: Callable[[], float]
-) -> tuple[list[float], list[float]]:
-    """Times of both, after one of each that does not count."""
-    ours(), peer()
-    found: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for which in random.sample((0, 1), 2):
-            found[which].append((ours, peer)[which]())
-    return found
-
-
 def _row(what: str, ours: list[float], peer: list[float]) -> list[str]:
-    first, second = common.median(ours), common.median(peer)
+    first, second = median(ours), median(peer)
     return [what, f"{first:.2f}", f"{second:.2f}", f"{first / second:.2f}"]
 
 
@@ -163,7 +154,7 @@ def _seconds(words: list[object], folder: Path) -> float:
         [str(word) for word in words], cwd=folder, capture_output=True, text=True, timeout=300
     )
     if done.returncode:
-        sys.exit(f"{words}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        sys.exit(f"bench: {words}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return time.perf_counter() - start
 
 

@@ -1,7 +1,7 @@
-"""Is a GPU fed? Photos to a ResNet-50 on one GPU: our `Loader`, and DALI on the CPU and on the GPU.
+"""Photos to a ResNet-50 on one GPU: our `Loader`, and DALI on the CPU and on the GPU.
 
-Three figures in samples/s: what the model takes when nothing is waited for (a batch that is on the
-GPU already), what each feed gives when nothing takes it up, and what the model trains at with it.
+Three figures in samples/s: of the model when nothing is waited for (a batch that is on the GPU
+already), of each feed when nothing takes it up, and of the training with it.
 Bfloat16, channels last, batches of 256 photos of 224 x 224, random resized crops, SGD; every core
 but one makes batches. Warm: all files are in memory.
 
@@ -11,7 +11,6 @@ them it says so, and makes no claim.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -35,7 +34,7 @@ Batches = Iterator["tuple[torch.Tensor, torch.Tensor]"]
 
 
 def main() -> None:
-    effort = common.arguments(__doc__ or "")
+    effort = common.parse_effort(__doc__ or "")
     missing = lacking()
     if missing:
         print(f"bench: nothing measured, no claim: {missing}")
@@ -43,10 +42,7 @@ def main() -> None:
     import torch
 
     number = 2048 if effort.quick else 8192
-    print(
-        f"{time.strftime('%Y-%m-%d')}, {torch.cuda.get_device_name()}, {os.cpu_count()} cores, "
-        f"load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
-    )
+    print(f"{common.machine('torch')}, {torch.cuda.get_device_name()}")
     with _photos.workplace() as folder:
         kind = _photos.make(folder / "photos", number)
         print(f"{number} photos, {kind}\n", flush=True)
@@ -55,11 +51,11 @@ def main() -> None:
         (folder / "hdf5").mkdir()
         pack.pack(folder / "photos", "hdf5", os.cpu_count() or 1, folder / "hdf5")
         (path,) = (folder / "hdf5").glob("*.h5")
-        print(json.dumps(bench(path, effort)))
+        print(bench(path, effort))
 
 
 def lacking() -> str:
-    """What this needs and has not; empty where it can begin."""
+    """Return what is missing for this bench; empty where it can begin."""
     try:
         import torch
 
@@ -71,8 +67,8 @@ def lacking() -> str:
     return ""
 
 
-def bench(path: Path, effort: common.Effort) -> dict[str, object]:
-    """Measure all feeds in turns; the line with the best of them against the GPU's appetite."""
+def bench(path: Path, effort: common.Effort) -> str:
+    """Measure all feeds in turns; return the claim line of the best of them."""
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -110,14 +106,12 @@ def bench(path: Path, effort: common.Effort) -> dict[str, object]:
     )
     best = max(loaders, key=lambda name: medians[name, "training"])
     note = f"ResNet-50 fed by {best}, against batches that are on the GPU; rounds {effort.rounds}"
-    line: dict[str, object] = json.loads(
-        common.claim("gpu_data", medians[best, "training"], appetite, "samples/s", note)
-    )
-    return line
+    rate = medians[best, "training"]
+    return common.claim("gpu_data", rate, appetite, "samples/s", note)
 
 
 def feeds(path: Path) -> dict[str, Loader]:
-    """All over the same samples, in the same order, to the GPU."""
+    """Make all feeds, over the same samples in the same order, to the GPU."""
     from rankup.data import Loader, PackedDataset, photos
     from rankup.data.dali import DaliLoader
 
@@ -131,7 +125,7 @@ def feeds(path: Path) -> dict[str, Loader]:
 
 
 def endless(loader: Loader) -> Batches:
-    """Epoch after epoch, on the GPU."""
+    """Yield epoch after epoch, on the GPU."""
     while True:
         for images, labels in loader:
             yield images.cuda(non_blocking=True), labels.cuda(non_blocking=True)
@@ -145,7 +139,7 @@ def repeated(batch: tuple[torch.Tensor, torch.Tensor]) -> Batches:
 def measure(
     feed: Batches, use: Callable[[torch.Tensor, torch.Tensor], object], seconds: float
 ) -> float:
-    """Samples/s over some seconds, after a batch that does not count."""
+    """Return samples/s over some seconds, after a batch that does not count."""
     import torch
 
     use(*next(feed))
@@ -160,7 +154,7 @@ def measure(
 
 
 def trainer() -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """A training step of a ResNet-50 of its own."""
+    """Return a training step of a new ResNet-50."""
     import torch
     import torch.nn.functional as F
 
@@ -181,7 +175,7 @@ def trainer() -> Callable[[torch.Tensor, torch.Tensor], None]:
 
 
 def resnet50() -> nn.Module:
-    """He et al., "Deep residual learning for image recognition", CVPR 2016; stride in the 3 x 3."""
+    """Build the model of He et al., CVPR 2016, with the stride in the 3 x 3."""
     import torch
     from torch import nn
 

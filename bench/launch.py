@@ -1,9 +1,9 @@
 """Seconds from the command to a script's first step: `rankup run` against bare torchrun.
 
-Claim `launch.extra`: ours - peer on this machine, 2 ranks. The script is one file that both start:
-it joins a gloo group and takes one step of DDP. Where a Slurm can be started (root, slurm-wlm,
-munge), the same under Slurm, from the batch script's first line: our job script against six lines
-by hand that srun torchrun on two nodes; and how long the quick commands take.
+Claim `launch.extra`: ours / peer on this machine, 2 ranks, 1.12 at most. The script is one file
+that both start: it joins a gloo group and takes one step of DDP. Where a Slurm can be started
+(root, slurm-wlm, munge), the same under Slurm, from the batch script's first line: our job script
+against six lines by hand that srun torchrun on two nodes; and the seconds of the quick commands.
 
 Warm: torch and rankup have been imported once before. The two take turns in a random order.
 """
@@ -12,17 +12,28 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-import common
+from common import (
+    ROOT,
+    Effort,
+    claim,
+    machine,
+    median,
+    paired,
+    parse_effort,
+    spread,
+    table,
+    take_turns,
+)
 
-sys.path.insert(0, str(common.ROOT))
+sys.path.insert(0, str(ROOT))
 BIN = Path(sys.executable).parent
 
 SCRIPT = """
@@ -53,58 +64,40 @@ srun --cpu-bind=none bash -c 'exec torchrun --nnodes=2 --nproc-per-node=2 --rdzv
 
 
 def main() -> None:
-    effort = common.arguments(__doc__ or "")
-    rounds = 3 if effort.quick else 9
-    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    effort = parse_effort(__doc__ or "")
+    print(machine("torch") + "\n")
     with tempfile.TemporaryDirectory(prefix="rankup-bench-") as folder:
-        claims = bench(Path(folder), rounds)
-    for line in claims:
-        print(json.dumps(line))
+        print(bench(Path(folder), effort))
 
 
-def bench(folder: Path, rounds: int) -> list[dict[str, object]]:
-    """Measure all; the claims."""
+def bench(folder: Path, effort: Effort) -> str:
+    """Measure and print everything; return the claim line."""
+    rounds = effort.rounds
     script = folder / "first_step.py"
     script.write_text(SCRIPT)
     torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", script]
     rankup = [BIN / "rankup", "run", "--local", "--nproc", "2", script]
-    ours, peer = turns(
-        rounds, lambda: _first_step(rankup, folder), lambda: _first_step(torchrun, folder)
+    found = take_turns(
+        {
+            "rankup": partial(_first_step, rankup, folder),
+            "torchrun": partial(_first_step, torchrun, folder),
+        },
+        rounds,
     )
+    ours, peer = found["rankup"], found["torchrun"]
     rows = [_row("here, 2 ranks", ours, peer)]
     quick = [["--version"], ["--help"], ["run", "--help"], ["status"]]
     times = [(" ".join(words), [_seconds(words, folder) for _ in range(rounds)]) for words in quick]
-    under_slurm(folder, script, max(3, rounds // 2), rows, times)
-    common.table(["seconds to the first step", "rankup", "bare torchrun", "difference"], rows)
-    common.table(
-        ["seconds of", "median", "quartiles"],
-        [[name, f"{common.median(all_):.3f}", common.spread(all_)] for name, all_ in times],
+    if not effort.quick:
+        under_slurm(folder, script, max(3, rounds // 2), rows, times)
+    table(["seconds to the first step", "rankup", "bare torchrun", "difference"], rows)
+    cells = [[name, f"{median(all_):.3f}", spread(all_)] for name, all_ in times]
+    table(["seconds of", "median", "quartiles"], cells)
+    note = (
+        f"ours / peer at most 1.12; 2 gloo ranks on one machine; median of {rounds} turns; paired "
+        f"{paired(ours, peer)}"
     )
-    return [
-        {
-            "claim": "launch.extra",
-            "ours": round(common.median(ours), 3),
-            "peer": round(common.median(peer), 3),
-            "unit": "s",
-            "better": "lower",
-            "note": f"ours - peer <= 0.3 s; median of {rounds} turns, 2 gloo ranks on one machine",
-        }
-    ]
-
-
-def turns(
-    rounds: int, ours: Callable[[], float], peer: Callable[[], float]
-) -> tuple[list[float], list[float]]:
-    """Both, once each per round in a random order, after a round that does not count."""
-    found: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds + 1):
-        order = [(found[0], ours), (found[1], peer)]
-        random.shuffle(order)
-        for times, measure in order:
-            seconds = measure()
-            if number:
-                times.append(seconds)
-    return found
+    return claim("launch.extra", median(ours), median(peer), "s", note, better="lower")
 
 
 def under_slurm(
@@ -114,22 +107,25 @@ def under_slurm(
     rows: list[list[str]],
     times: list[tuple[str, list[float]]],
 ) -> None:
-    """The same on a real Slurm of this host, started for it."""
+    """Add the same on a real Slurm of this host, started for it."""
     from tests.slurm import cluster as real
 
     if why := real.why_not():
-        print(f"without Slurm: {why}\n")
+        print(f"bench: no Slurm here ({why}); skipped: a Slurm job, 2 nodes x 2 ranks\n")
         return
     cluster = real.Cluster()
     try:
         environment = {**os.environ, **cluster.environment, "OMP_NUM_THREADS": "1"}
         words = ["run", "--nodes", "2", "--time", "10m", "--env", "OMP_NUM_THREADS=1"]
-        ours, peer = turns(
+        submit = [*words, "--env", "FIRST_STEP", str(script)]
+        found = take_turns(
+            {
+                "rankup": partial(_submitted, submit, folder, environment),
+                "by hand": partial(_by_hand, folder, script, environment),
+            },
             rounds,
-            lambda: _submitted([*words, "--env", "FIRST_STEP", str(script)], folder, environment),
-            lambda: _by_hand(folder, script, environment),
         )
-        rows.append(_row("as a Slurm job, 2 nodes x 2 ranks", ours, peer))
+        rows.append(_row("as a Slurm job, 2 nodes x 2 ranks", *found.values()))
         for name in (["run", "--dry-run", "--nodes", "2", str(script)], ["status"]):
             seconds = [_seconds(name, folder, environment) for _ in range(rounds)]
             times.append((f"{name[0]} {name[1] if len(name) > 1 else ''} (Slurm)", seconds))
@@ -138,8 +134,8 @@ def under_slurm(
 
 
 def _row(name: str, ours: list[float], peer: list[float]) -> list[str]:
-    difference = common.median(ours) - common.median(peer)
-    return [name, f"{common.median(ours):.2f}", f"{common.median(peer):.2f}", f"{difference:+.2f}"]
+    difference = median(ours) - median(peer)
+    return [name, f"{median(ours):.2f}", f"{median(peer):.2f}", f"{difference:+.2f}"]
 
 
 def _first_step(command: list[str | Path], folder: Path) -> float:
@@ -157,7 +153,8 @@ def _submitted(words: list[str], folder: Path, environment: Mapping[str, str]) -
     out = [words[0], "--out", str(run), *words[1:]]
     _rankup(out, folder, {**environment, "FIRST_STEP": str(step)})
     _wait_for(step)
-    first = json.loads((run / "log" / "lives.jsonl").read_text().splitlines()[0])
+    [starts] = (path for name in ("attempts", "lives") for path in run.rglob(f"{name}.jsonl"))
+    first = json.loads(starts.read_text().splitlines()[0])
     return float(step.read_text()) - float(first["start"])
 
 

@@ -15,59 +15,165 @@ enough pixels are left, which no peer does: against DALI and the course ours dec
 what the course makes of a photo is compared with ours first.
 
 Warm: all files are in memory (the page cache where there is no /dev/shm). The contestants take
-turns, in a new random order each round, and are stopped in between (`_loader_turns.py`).
-
-Besides, each in a new process: the time to the first batch, and the memory a worker has of its
-own, with data sets of millions (`_loader_start.py`). `--no-start` leaves these out.
+turns, in a new random order each round. A loader makes batches ahead, also while another one is
+measured: so all processes of those whose turn it is not are stopped (SIGSTOP), workers included.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import random
+import signal
+import subprocess
 import sys
-import time
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import _loader_start
-import _loader_turns
 import _photos
-import common
 import pack
+from _ranks import answer_of
+from common import (
+    BENCH,
+    claim,
+    enter_environment,
+    machine,
+    median,
+    paired,
+    parse_effort,
+    spread,
+    table,
+)
 
-VENV = common.BENCH / ".venv-loader"
+VENV = BENCH / ".venv-loader"
 PEERS = (
-    *("h5py", "simplejpeg", "pillow", "datasets", "webdataset"),
+    *("h5py", "simplejpeg", "pillow", "psutil", "datasets", "webdataset"),
     "nvidia-dali-cuda120==2.4.0",
-    "catalogue",  # of mosaicml-streaming, which `_photos.get_mosaic` brings without all it asks for
 )
 _SLICE = 4  # times as long as in other benchmarks: a turn has to be long against a batch
+_ANSWER_SECONDS = 180
+_LEAVE_SECONDS = 20
+_FEEDS = Path(__file__).with_name("_loader_feeds.py")
+# Keeps each worker to one thread, and from looking for a GPU.
+ONE_THREAD = {
+    **{"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    **{"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+}
+
+
+class Turn(NamedTuple):
+    """Result of a contestant's turn.
+
+    Attributes:
+        rate: samples/s.
+        cpu: CPU seconds per sample, of all its processes.
+    """
+
+    rate: float
+    cpu: float
+
+
+class Feed:
+    """One contestant of `_loader_feeds.FEEDS`, in a process group of its own."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process lives
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", _FEEDS, name, folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, **ONE_THREAD, "TMPDIR": str(folder)},
+            text=True,
+            start_new_session=True,
+        )
+
+    def ready(self) -> None:
+        """Wait until it has made its first batches, and stop it."""
+        self._answer()
+        self._signal(signal.SIGSTOP)
+
+    def slice(self, seconds: float) -> Turn:
+        """Work for about that time."""
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
+        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.flush()
+        turn = Turn(*map(float, self._answer().split()))
+        self._signal(signal.SIGSTOP)
+        return turn
+
+    def leave(self) -> None:
+        """Let it end by itself: mosaicml-streaming would leave files in /dev/shm for ever."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LEAVE_SECONDS)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _answer(self) -> str:
+        return answer_of(self._process, self._log, self.name, _ANSWER_SECONDS)
+
+
+@contextlib.contextmanager
+def feeds(names: Sequence[str], folder: Path) -> Iterator[list[Feed]]:
+    """Yield contestants that are ready; they end with the block."""
+    made: list[Feed] = []
+    try:
+        made.extend(Feed(name, folder) for name in names)
+        for one in made:
+            one.ready()
+        yield made
+    finally:
+        for one in made:
+            one.leave()
+        for one in made:
+            one.close()
+
+
+def measure(
+    names: Sequence[str], folder: Path, rounds: int, seconds: float
+) -> dict[str, list[Turn]]:
+    """Return the turns of each contestant, one a round, in a new random order each time."""
+    turns: dict[str, list[Turn]] = {name: [] for name in names}
+    with feeds(names, folder) as all_:
+        for _ in range(rounds):
+            for one in random.sample(all_, len(all_)):
+                turns[one.name].append(one.slice(seconds))
+    return turns
 
 
 def main() -> None:
-    common.enter_environment(VENV, PEERS)
-    start = "--no-start" not in sys.argv
-    sys.argv = [word for word in sys.argv if word != "--no-start"]
-    effort = common.arguments(__doc__ or "")
+    effort = parse_effort(__doc__ or "")
+    enter_environment(VENV, PEERS)
     number = 1000 if effort.quick else 3000
-    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    mosaic = _photos.get_mosaic()
+    print(machine("torch", "nvidia-dali-cuda120"))
     with _photos.workplace() as folder:
         if _photos.data_root() is None:
             stand_in(folder / "stand-in")
         kind = _photos.make(folder / "photos", number)
         print(f"{number} photos, {kind}\n", flush=True)
-        write(folder, mosaic)
-        lines = bench(folder, effort, mosaic)
-        if start:
-            _loader_start.show(effort.quick)
-    for line in lines:
-        print(json.dumps(line, ensure_ascii=False))
+        write(folder)
+        seconds = (1 if effort.quick else _SLICE) * effort.slice_seconds
+        for line in bench(folder, effort.rounds, seconds):
+            print(line)
 
 
 def stand_in(folder: Path) -> None:
-    """Where there are no real photos: clouds with grain, of a photo's size, taken for them."""
+    """Generate photos where there are no real ones: clouds with grain, of a photo's size."""
     import numpy as np
     from PIL import Image
 
@@ -80,88 +186,59 @@ def stand_in(folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(grainy).save(path, quality=80)
     os.environ["RANKUP_DATA"] = str(folder)
-    print("no real photos (RANKUP_DATA): generated ones stand for imagenet-sample's")
+    print("bench: no real photos (RANKUP_DATA); generated ones take the place of imagenet-sample's")
 
 
-def write(folder: Path, mosaic: bool) -> None:
-    """All containers, by rankup and by the peers' own writers."""
+def write(folder: Path) -> None:
+    """Write all containers, by rankup and by the peers' own writers."""
     (folder / "hdf5").mkdir()
     pack.pack(folder / "photos", "hdf5", 2, folder / "hdf5")
-    peers = ("course_hdf5_quick", "hugging_face", "web_dataset", *(("mosaic",) if mosaic else ()))
-    for name in peers:
+    for name in ("course_hdf5_quick", "hugging_face", "web_dataset"):
         (folder / name).mkdir()
         pack.writer(name, folder / "photos", folder / name)
 
 
-def bench(folder: Path, effort: common.Effort, mosaic: bool) -> list[dict[str, object]]:
-    """Measure all; the claims."""
+def bench(folder: Path, rounds: int, seconds: float) -> list[str]:
+    """Measure and print everything; return the claim lines."""
     import _loader_feeds as feeds
     from _loader_peers import compare_whole
 
     compare_whole(folder)
-    names = [name for name in feeds.FEEDS if mosaic or name != feeds.MOSAIC]
-    seconds = _SLICE * effort.slice_seconds
-    turns = _loader_turns.measure(names, folder, effort.rounds, seconds)
+    turns = measure(list(feeds.FEEDS), folder, rounds, seconds)
     rates = {name: [one.rate for one in all_] for name, all_ in turns.items()}
-    cpu = {name: 1000 * common.median([one.cpu for one in all_]) for name, all_ in turns.items()}
-    middle = {name: common.median(all_) for name, all_ in rates.items()}
-    common.table(
-        ["", "samples/s", "quartiles", "CPU ms each", "ours / this"],
-        [
-            [
-                name,
-                f"{middle[name]:.0f}",
-                _quartiles(all_),
-                f"{cpu[name]:.2f}",
-                _against(rates, feeds.CROP, name),
-            ]
-            for name, all_ in rates.items()
-        ],
-    )
-    dali = max(feeds.DALI, key=lambda name: middle[name])
+    rows = []
+    for name, all_ in rates.items():
+        cpu = 1000 * median([one.cpu for one in turns[name]])
+        cells = [f"{median(all_):.0f}", spread(all_, 0), f"{cpu:.2f}"]
+        rows.append([name, *cells, paired(rates[feeds.CROP], all_, 2)])
+    table(["", "samples/s", "quartiles", "CPU ms each", "ours / this"], rows)
+    dali = max(feeds.DALI, key=lambda name: median(rates[name]))
+    about = f"median of {rounds} turns of {seconds:.1f} s"
     return [
-        _claim("loader.decode", rates, feeds.CROP, feeds.BARE, effort.rounds, seconds),
-        _claim("loader.dali", rates, feeds.FULL, dali, effort.rounds, seconds, feeds.CROP),
-        _claim(
-            "loader.course", rates, feeds.WHOLE, feeds.COURSE, effort.rounds, seconds, feeds.SCALED
-        ),
-        _claim("loader.recipe", rates, feeds.RECIPE, feeds.CROP, effort.rounds, seconds),
+        _claim("loader.decode", rates, feeds.CROP, feeds.BARE, about),
+        _claim("loader.dali", rates, feeds.FULL, dali, about, feeds.CROP),
+        _claim("loader.course", rates, feeds.WHOLE, feeds.COURSE, about, feeds.SCALED),
+        _claim("loader.recipe", rates, feeds.RECIPE, feeds.CROP, about),
     ]
 
 
-def _quartiles(rates: list[float]) -> str:
-    low, high = common.spread(rates).split("…")
-    return f"{float(low):.0f}…{float(high):.0f}"
-
-
-def _against(rates: Mapping[str, list[float]], ours: str, peer: str) -> str:
-    """Median of the rounds' ratios, and quartiles."""
-    ratios = [a / b for a, b in zip(rates[ours], rates[peer], strict=True)]
-    low, high = common.spread(ratios).split("…")
-    return f"{common.median(ratios):.2f} ({float(low):.2f}…{float(high):.2f})"
-
-
 def _claim(
-    which: str,
+    name: str,
     rates: Mapping[str, list[float]],
     ours: str,
     peer: str,
-    rounds: int,
-    seconds: float,
+    about: str,
     default: str = "",
-) -> dict[str, object]:
-    """The line of a claim; beside it what ours reaches by default, where that is not the same."""
-    scaled = f"; by default, '{default}', {_against(rates, default, peer)}" if default else ""
-    return {
-        "claim": which,
-        "ours": round(common.median(rates[ours])),
-        "peer": round(common.median(rates[peer])),
-        "unit": "samples/s",
-        "better": "higher",
-        "note": f"'{ours}' against '{peer}': 2 workers of one thread, photos in memory to uint8 "
-        f"batches of 64 x 3 x 160 x 160; median of {rounds} turns of {seconds:.1f} s; ratio "
-        f"of each round (quartiles) {_against(rates, ours, peer)}{scaled}",
-    }
+) -> str:
+    """Return a claim line; beside it what ours reaches by default, where that is not the same."""
+    scaled = (
+        f"; by default, '{default}', {paired(rates[default], rates[peer], 2)}" if default else ""
+    )
+    note = (
+        f"'{ours}' against '{peer}': 2 workers of one thread, photos in memory to uint8 batches of "
+        f"64 x 3 x 160 x 160; {about}; paired {paired(rates[ours], rates[peer], 2)}{scaled}"
+    )
+    return claim(name, median(rates[ours]), median(rates[peer]), "samples/s", note)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def _claim(
     note = (
         f"one of {WORKERS} workers {SLOWER} times slower (sleeps of {SLEEP * 1e3:.0f} ms per "
         f"micro-batch); peer: the workers' speeds alone, added up; at least 0.8; median of "
-        f"{len(own)} rounds ({spread(own)}); ddp {ddp:.1f}"
+        f"{len(own)} rounds {spread(own)}; ddp {ddp:.1f}"
     )
     return claim(name, median(own), median(ideal), "samples/s", note)
 

@@ -1,4 +1,4 @@
-"""What the sampler takes from the training: CPU seconds per second of the clock.
+"""CPU that the sampler takes from the training: CPU seconds per second of the clock.
 
 Claim `monitor.cpu`: at most 0.005, that is 0.5 % of one core. Four GPUs that play a script whose
 answers cost CPU time (`CALL_SECONDS`), a sample every 2 s without the budget that would stretch the
@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import common
@@ -94,12 +93,12 @@ class Contestant:
     began: float  # CPU seconds when the measuring begins: its start-up
 
     def cpu(self) -> float:
-        """CPU seconds so far, of all its processes."""
+        """Return the CPU seconds so far, of all its processes."""
         return tree_seconds(self.process.pid)
 
 
 def tree_seconds(pid: int) -> float:
-    """CPU seconds of a process and all below it, to the microsecond."""
+    """Return the CPU seconds of a process and all below it, to the microsecond."""
     import psutil
 
     root = psutil.Process(pid)
@@ -114,7 +113,7 @@ def tree_seconds(pid: int) -> float:
 
 
 def script(path: Path) -> dict[str, str]:
-    """The environment with four GPUs that are busy."""
+    """Return the environment with four GPUs that are busy."""
     gpu = {"name": "A100", "values": VALUES, "counters": COUNTERS}
     path.write_text(json.dumps({"gpus": [gpu] * GPUS, "call_seconds": CALL_SECONDS}))
     return {"RANKUP_NVML": str(path)}
@@ -122,7 +121,7 @@ def script(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """A list of processes that are ended, with all below them, at the end of the block."""
+    """Yield a list; processes in it end with the block, with all below them."""
     import psutil
 
     processes: list[subprocess.Popen[str]] = []
@@ -138,7 +137,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def ranks(run: Path) -> list[subprocess.Popen[str]]:
-    """Ranks of a run with their workers, which do nothing."""
+    """Start ranks of a run with their workers, which do nothing."""
     return [
         subprocess.Popen(
             [sys.executable, "-c", RANK, str(WORKERS)],
@@ -152,7 +151,7 @@ def ranks(run: Path) -> list[subprocess.Popen[str]]:
 def collectors(
     folder: Path, run: Path, pids: list[int]
 ) -> dict[str, tuple[list[str], dict[str, str]]]:
-    """Command and environment of each contestant."""
+    """Return command and environment of each contestant."""
     gpus = script(folder / "gpus.json")
     sampler = [sys.executable, "-c", OURS]
     found = {
@@ -173,7 +172,7 @@ def collectors(
 
 
 def ready(name: str, process: subprocess.Popen[str], run: Path, node: str | None) -> str:
-    """Wait until a contestant collects; what it has said."""
+    """Wait until a contestant collects; return what it has printed."""
     if node is not None:
         path = run / "monitor" / f"{node}.jsonl"
         end = time.monotonic() + 60
@@ -192,15 +191,11 @@ def ready(name: str, process: subprocess.Popen[str], run: Path, node: str | None
 
 
 def main() -> None:
-    quick = common.arguments(__doc__ or "").quick
+    quick = common.parse_effort(__doc__ or "").quick
     common.enter_environment(VENV, PEERS, torch=False)
-    slices, seconds = (3, 20.0) if quick else (9, 30.0)
-    print(
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
-        f"Python {sys.version.split()[0]}, nvitop {version('nvitop')}, wandb {version('wandb')}; "
-        f"{slices} slices of {seconds:.0f} s\n",
-        flush=True,
-    )
+    slices, seconds = (3, 12.0) if quick else (9, 30.0)
+    about = common.machine("nvitop", "wandb")
+    print(f"{about}; {slices} slices of {seconds:.0f} s\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="rankup-bench-") as temporary:
         folder = Path(temporary)
         run = folder / "run"
@@ -225,12 +220,11 @@ def main() -> None:
                 contestants.append(Contestant(name, process, tree_seconds(process.pid)))
             time.sleep(3 * EVERY)  # what is done once is over
             measured = measure(contestants, slices, seconds)
-        claim = report(contestants, measured, run, seconds)
-    print(json.dumps(claim))
+        print(report(contestants, measured, run, seconds))
 
 
 def measure(contestants: list[Contestant], slices: int, seconds: float) -> dict[str, list[float]]:
-    """CPU seconds of each contestant in each slice; all run at the same time."""
+    """Return the CPU seconds of each contestant per slice; all run at the same time."""
     found: dict[str, list[float]] = {one.name: [] for one in contestants}
     before = {one.name: one.cpu() for one in contestants}
     for _ in range(slices):
@@ -244,31 +238,28 @@ def measure(contestants: list[Contestant], slices: int, seconds: float) -> dict[
 
 def report(
     contestants: list[Contestant], measured: dict[str, list[float]], run: Path, seconds: float
-) -> dict[str, object]:
-    """Print the table; the claim."""
+) -> str:
+    """Print the table; return the claim line."""
     idle = common.median(measured["W&B without it"])
     rows = []
     for one in contestants:
         values = [100 * value / seconds for value in measured[one.name]]
         less = 100 * idle / seconds if one.name == "W&B's monitor" else 0.0
-        shown = common.spread(values) if len(values) > 1 else ""
-        rows.append([one.name, f"{common.median(values) - less:.3f}", shown, f"{one.began:.2f}"])
+        middle, start = f"{common.median(values) - less:.3f}", f"{one.began:.2f}"
+        rows.append([one.name, middle, common.spread(values), start])
     common.table(["", "% of one core", "quartiles", "start, CPU s"], rows)
     lines = (run / "monitor" / "unbound.jsonl").read_text().splitlines()
     times = [found["t"] for line in lines if "dt" in (found := json.loads(line))]
     apart = common.median([b - a for a, b in itertools.pairwise(times)])
     ours = common.median(measured["rankup"])
     start = contestants[0].began
-    return {
-        "claim": "monitor.cpu",
-        "ours": round(ours, 4),
-        "peer": seconds,
-        "unit": "s of CPU in s of the clock",
-        "better": "lower",
-        "note": f"ours / peer <= 0.005; {GPUS} stand-in GPUs of {CALL_SECONDS * 1e6:.0f} us per "
-        f"question (assumed: no GPU was measured), a sample every {apart:.2f} s, "
-        f"{RANKS * (1 + WORKERS)} processes; start-up {start:.2f} s once, not counted",
-    }
+    note = (
+        f"ours / peer <= 0.005; {GPUS} simulated GPUs of {CALL_SECONDS * 1e6:.0f} us per question "
+        f"(assumed: no GPU was measured), a sample every {apart:.2f} s, {RANKS * (1 + WORKERS)} "
+        f"processes; start-up {start:.2f} s once, not counted"
+    )
+    unit = "s of CPU in s of the clock"
+    return common.claim("monitor.cpu", ours, seconds, unit, note, better="lower")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `rankup pack` costs, against GNU tar, the course's writer, and those that others use.
+"""Cost of `rankup pack`, against GNU tar, the course's writer, and those that others use.
 
 Claim `pack.tar`: samples/s into a tar by 2 processes, with hashes, index and labels, against
 `tar -cf`, which writes the same photos and nothing else. Both are whole commands, with their start;
@@ -9,20 +9,17 @@ Claim `pack.hdf5.core`: samples/s into HDF5 on one core (both are bound to one),
 alone, without the start of Python and its imports. The course's writer (a variable-length data set,
 each photo through `list(bytes)`) says itself how long it took; it gets a tenth of the photos, since
 it takes as long for each. Ours is the whole command with one worker, scan and index included, less
-what the same command takes for ten photos. Ours as a whole command, start and all, stands beside
-it, against the same figure of the course's.
+what the same command takes for ten photos. Ours as a whole command stands beside it.
 
 Warm: the photos are in memory, and so is what is written; nothing is fsynced (`--no-fsync`). The
 contestants of a claim take turns in a random order, and each starts from nothing. Below that, fewer
-times, `rankup pack` with 1 and 2 workers and mksquashfs as whole commands, and what other writers
-take in one process, without start and imports.
+times, `rankup pack` into other containers and mksquashfs as whole commands, and what other writers
+take in one process, without start and imports. A program or module that is missing is skipped.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -32,7 +29,16 @@ from functools import partial
 from pathlib import Path
 
 import _photos
-import common
+from common import (
+    claim,
+    has_programs,
+    machine,
+    median,
+    parse_effort,
+    spread,
+    table,
+    take_turns,
+)
 
 RANKUP = Path(sys.executable).parent / "rankup"
 Contestant = Callable[[Path], float]
@@ -40,125 +46,100 @@ _MORE = 3  # times as many photos, for `pack.tar`
 _TAR, _GNU = "rankup pack --to tar, 2 workers", "GNU tar"
 _WHOLE, _START = "rankup pack --to hdf5, 1 core", "the same of ten photos"
 _WRITING, _COURSE = "the same, less its start", "the course's writer"
+_WRITERS = {
+    "course_hdf5_quick": "the course's without list()",
+    "course_arrow": "the course's Arrow",
+    "hugging_face": "HF datasets",
+    "web_dataset": "WebDataset",
+}
 
 
 def main() -> None:
-    effort = common.arguments(__doc__ or "")
-    rounds, number = (3, 3000) if effort.quick else (9, 10_000)
-    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    effort = parse_effort(__doc__ or "")
+    print(machine())
     with _photos.workplace() as folder:
-        for line in bench(folder, rounds, number):
-            print(json.dumps(line))
+        for line in bench(folder, effort.rounds, 3000 if effort.quick else 10_000):
+            print(line)
 
 
-def bench(folder: Path, rounds: int, number: int) -> list[dict[str, object]]:
-    """Measure all; the claims."""
+def bench(folder: Path, rounds: int, number: int) -> list[str]:
+    """Measure and print everything; return the claim lines."""
     source, tenth, ten, out = (folder / one for one in ("photos", "tenth", "ten", "out"))
     kind = _photos.make(source, number)
     _photos.make(tenth, number // 10)
     _photos.make(ten, 10)
-    size = sum(path.stat().st_size for path, _ in _photos.listed(source)) / 1e9
-    print(f"{number} photos, {size:.2f} GB, {kind}\n")
+    size = sum(path.stat().st_size for path, _ in _photos.listed(source))
+    print(f"{number} photos, {size / 1e9:.2f} GB, {kind}\n", flush=True)
     one_core = {min(os.sched_getaffinity(0))}
-    tars: dict[str, Contestant] = {
-        _TAR: partial(pack, source, "tar", 2),
-        _GNU: partial(gnu_tar, source),
+    has_tar = has_programs("GNU tar and the claim pack.tar", "tar")
+    has_squashfs = has_programs("rankup pack --to squashfs, mksquashfs", "mksquashfs")
+
+    tars: dict[str, Contestant] = {_TAR: partial(pack, source, "tar", 2)}
+    if has_tar:
+        tars[_GNU] = partial(gnu_tar, source)
+    seconds = turns(rounds, out, tars)
+    core: dict[str, Contestant] = {
+        _WHOLE: partial(pack, source, "hdf5", 1, cores=one_core),
+        _START: partial(pack, ten, "hdf5", 1, cores=one_core),
+        _COURSE: partial(writer, "course_hdf5", tenth, cores=one_core),
     }
-    tar = turns(rounds, out, tars)
-    core = turns(
-        rounds,
-        out,
-        {
-            _WHOLE: partial(pack, source, "hdf5", 1, cores=one_core),
-            _START: partial(pack, ten, "hdf5", 1, cores=one_core),
-            _COURSE: partial(writer, "course_hdf5", tenth, cores=one_core),
-        },
-    )
-    start = common.median(core[_START])
-    core = {
-        _WHOLE: core[_WHOLE],
-        _WRITING: [one - start for one in core[_WHOLE]],
-        _COURSE: core[_COURSE],
-    }
-    few = max(3, rounds // 3)
+    seconds |= turns(rounds, out, core)
+    start = median(seconds.pop(_START))
+    seconds[_WRITING] = [one - start for one in seconds[_WHOLE]]
+    containers = [("hdf5", 2), ("arrow", 2), *([("squashfs", 2)] if has_squashfs else [])]
     others: dict[str, Contestant] = {
-        f"rankup pack --to {container}, {workers} worker{'s'[: workers - 1]}": partial(
+        f"rankup pack --to {container}, {workers} workers": partial(
             pack, source, container, workers
         )
-        for container, workers in (("hdf5", 2), ("arrow", 1), ("arrow", 2), ("squashfs", 2))
+        for container, workers in containers
     }
-    others["mksquashfs, its own 2 threads"] = partial(mksquashfs, source)
-    peers: dict[str, Contestant] = {
-        words: partial(writer, name, tenth)
-        for name, words in (
-            ("course_hdf5_quick", "the course's without list()"),
-            ("course_arrow", "the course's Arrow"),
-            ("hugging_face", "HF datasets"),
-            ("web_dataset", "WebDataset"),
-            *((("mosaic", "mosaicml-streaming"),) if _photos.get_mosaic() else ()),
-        )
-    }
-    others_found = turns(few, out, {**others, **peers})
-    _photos.make(source, _MORE * number)  # the same ones, and more
-    more = {
-        f"{name}, {_MORE * number} photos": seconds
-        for name, seconds in turns(rounds, out, tars).items()
-    }
-    counts = {
-        **dict.fromkeys((_COURSE, *peers), number // 10),
-        **dict.fromkeys(more, _MORE * number),
-        _WRITING: number - 10,
-    }
+    if has_squashfs:
+        others["mksquashfs, its own 2 threads"] = partial(mksquashfs, source)
+    tenths = {words: name for name, words in _WRITERS.items() if _photos.has_writer(name)}
+    others |= {words: partial(writer, name, tenth) for words, name in tenths.items()}
+    seconds |= turns(max(3, rounds // 3), out, others)
+    counts = {**dict.fromkeys((_COURSE, *tenths), number // 10), _WRITING: number - 10}
+    if has_tar:
+        _photos.make(source, _MORE * number)  # the same ones, and more
+        found = turns(rounds, out, tars)
+        more = {f"{name}, {_MORE * number} photos": found[name] for name in found}
+        seconds |= more
+        counts |= dict.fromkeys(more, _MORE * number)
     rates = {
-        name: [counts.get(name, number) / one for one in seconds]
-        for name, seconds in {**tar, **more, **core, **others_found}.items()
+        name: [counts.get(name, number) / one for one in all_] for name, all_ in seconds.items()
     }
-    per_photo = size * 1e9 / number
-    common.table(
-        ["", "samples/s", "quartiles", "MB/s"],
-        [
-            [
-                name,
-                f"{common.median(all_):.0f}",
-                common.spread([one / 1000 for one in all_]) + "k",
-                f"{common.median(all_) * per_photo / 1e6:.0f}",
-            ]
-            for name, all_ in rates.items()
-        ],
-    )
-    return [
-        _claim(
-            "pack.tar",
-            rates,
-            _TAR,
-            _GNU,
-            f"{number} photos, {size:.2f} GB, in memory, no fsync; whole commands, ours with "
+    rows = []
+    for name, all_ in rates.items():
+        quartiles = spread([one / 1000 for one in all_], 1) + "k"
+        megabytes = median(all_) * size / number / 1e6
+        rows.append([name, f"{median(all_):.0f}", quartiles, f"{megabytes:.0f}"])
+    table(["", "samples/s", "quartiles", "MB/s"], rows)
+    lines = []
+    if has_tar:
+        note = (
+            f"{number} photos, {size / 1e9:.2f} GB, in memory, no fsync; whole commands, ours with "
             f"hashes and 2 processes; median of {rounds} turns; of {_MORE * number} photos "
-            f"{_against(rates, *more)}",
-        ),
-        _claim(
-            "pack.hdf5.core",
-            rates,
-            _WRITING,
-            _COURSE,
-            f"one core each, in memory, no fsync; counted of ours: the command for {number} photos "
-            f"(scan, hashes, index) less {start:.2f} s, which it takes for ten; of the course's: "
-            f"the writing of {number // 10}, without start and imports; median of {rounds} turns; "
-            f"ours with its start, the course's without: {_against(rates, _WHOLE, _COURSE)}",
-        ),
-    ]
+            f"{_against(rates, *more)}"
+        )
+        lines.append(_claim("pack.tar", rates, _TAR, _GNU, note))
+    note = (
+        f"one core each, in memory, no fsync; counted of ours: the command for {number} photos "
+        f"(scan, hashes, index) less {start:.2f} s, which it takes for ten; of the course's: the "
+        f"writing of {number // 10}, without start and imports; median of {rounds} turns; ours "
+        f"with its start, the course's without: {_against(rates, _WHOLE, _COURSE)}"
+    )
+    return [*lines, _claim("pack.hdf5.core", rates, _WRITING, _COURSE, note)]
 
 
 def turns(rounds: int, out: Path, contestants: Mapping[str, Contestant]) -> dict[str, list[float]]:
-    """Seconds of each, after one of each that does not count; each writes into a new folder."""
-    found: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(rounds + 1):
-        for name in random.sample(list(contestants), len(contestants)):
-            shutil.rmtree(out, ignore_errors=True)
-            out.mkdir()
-            seconds = contestants[name](out)
-            if number:
-                found[name].append(seconds)
+    """Return the seconds of each, after a round that does not count; each fills a new folder."""
+
+    def into_new(contestant: Contestant) -> float:
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        return contestant(out)
+
+    found = take_turns({name: partial(into_new, one) for name, one in contestants.items()}, rounds)
     shutil.rmtree(out, ignore_errors=True)
     return found
 
@@ -166,13 +147,13 @@ def turns(rounds: int, out: Path, contestants: Mapping[str, Contestant]) -> dict
 def pack(
     source: Path, container: str, workers: int, out: Path, *, cores: set[int] | None = None
 ) -> float:
-    """Seconds of the whole command."""
-    words = [RANKUP, "pack", source, out / name(container), "--to", container, "--no-fsync"]
+    """Return the seconds of the whole command."""
+    words = [RANKUP, "pack", source, out / file_name(container), "--to", container, "--no-fsync"]
     return _seconds([*words, "--workers", workers], cores)
 
 
-def name(container: str) -> str:
-    """What a container is called: one that is a file needs its suffix."""
+def file_name(container: str) -> str:
+    """Return what a container is called here: one that is a file needs its suffix."""
     return {"hdf5": "photos.h5", "squashfs": "photos.sqsh"}.get(container, "photos")
 
 
@@ -186,10 +167,10 @@ def mksquashfs(source: Path, out: Path) -> float:
     return _seconds([*words, *whole, "-processors", "2"], None)
 
 
-def writer(which: str, source: Path, out: Path, *, cores: set[int] | None = None) -> float:
-    """Seconds that one of `_photos.WRITERS` says it took."""
+def writer(name: str, source: Path, out: Path, *, cores: set[int] | None = None) -> float:
+    """Return the seconds that one of `_photos.WRITERS` says it took."""
     program = Path(_photos.__file__)
-    return float(_run([sys.executable, program, which, source, out / "photos"], cores))
+    return float(_run([sys.executable, program, name, source, out / "photos"], cores))
 
 
 def _seconds(words: list[object], cores: set[int] | None) -> float:
@@ -209,28 +190,18 @@ def _run(words: list[object], cores: set[int] | None) -> str:
         check=False,
     )
     if done.returncode:
-        sys.exit(f"{words}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        sys.exit(f"bench: {words}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
 
 
 def _against(rates: Mapping[str, list[float]], ours: str, peer: str) -> str:
-    """`3000 / 150 = 20.0`."""
-    one, other = (common.median(rates[name]) for name in (ours, peer))
+    """Return `3000 / 150 = 20.00`."""
+    one, other = (median(rates[name]) for name in (ours, peer))
     return f"{one:.0f} / {other:.0f} = {one / other:.2f}"
 
 
-def _claim(
-    which: str, rates: Mapping[str, list[float]], ours: str, peer: str, note: str
-) -> dict[str, object]:
-    values = {name: round(common.median(rates[name])) for name in (ours, peer)}
-    return {
-        "claim": which,
-        "ours": values[ours],
-        "peer": values[peer],
-        "unit": "samples/s",
-        "better": "higher",
-        "note": note,
-    }
+def _claim(name: str, rates: Mapping[str, list[float]], ours: str, peer: str, note: str) -> str:
+    return claim(name, median(rates[ours]), median(rates[peer]), "samples/s", note)
 
 
 if __name__ == "__main__":

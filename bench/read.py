@@ -1,4 +1,4 @@
-"""Reading photos at random: `rankup.data.open` against the course's readers.
+"""Reading of photos at random: `rankup.data.open` against the course's readers.
 
 Claims `read.course.hdf5` and `read.course.arrow`: samples/s of the same photos, each copied to
 `bytes`, out of what `rankup pack` has written and out of the course's own files by its own calls:
@@ -11,13 +11,13 @@ of photos. Before that each has shown that it reads the right bytes.
 
 Beside them plain files, HF datasets, and how fast bare `pread` and a map give the same bytes; and
 the system calls that a sample costs, which is what a parallel file system charges for, counted by
-strace between a short run and a longer one. A map has none there, and page faults instead.
+strace between a short run and a longer one. A map has none there, and page faults instead. What
+needs a program or module that is missing is skipped.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import mmap
 import os
 import random
@@ -30,8 +30,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import _photos
-import common
 import pack
+from common import (
+    Effort,
+    claim,
+    has_programs,
+    machine,
+    median,
+    paired,
+    parse_effort,
+    spread,
+    table,
+    take_turns,
+)
 
 Read = Callable[[int], bytes]
 CONTAINERS = ("hdf5", "arrow", "tar", "squashfs")
@@ -45,68 +56,73 @@ def main() -> None:
         _, _, name, folder, number = sys.argv
         read_some(name, Path(folder), int(number))
         return
-    effort = common.arguments(__doc__ or "")
+    effort = parse_effort(__doc__ or "")
     number = 1000 if effort.quick else 10_000
-    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(machine())
     with _photos.workplace() as folder:
         kind = _photos.make(folder / "photos", number)
         print(f"{number} photos, {kind}\n", flush=True)
-        write(folder)
-        for line in bench(folder, number, effort):
-            print(json.dumps(line))
+        for line in bench(folder, write(folder), number, effort):
+            print(line)
 
 
-def write(folder: Path) -> None:
-    """All containers, by rankup, by the course's writers and by `datasets`."""
-    source = folder / "photos"
+def write(folder: Path) -> list[str]:
+    """Write all containers; return the readers whose files are there."""
+    source, readers = folder / "photos", list(READERS)
     for container in CONTAINERS:
+        reader = f"rankup, {container}"
+        if container == "squashfs" and not has_programs(reader, "mksquashfs"):
+            readers.remove(reader)
+            continue
         (folder / container).mkdir()
         pack.pack(source, container, 2, folder / container)
     for name in ("course_hdf5_quick", "course_arrow", "hugging_face"):
+        if name == "hugging_face" and not _photos.has_writer(name):
+            readers.remove("HF datasets")
+            continue
         (folder / name).mkdir()
         pack.writer(name, source, folder / name)
-    shutil.rmtree(folder / "hugging_face" / "photos.cache")
+    shutil.rmtree(folder / "hugging_face" / "photos.cache", ignore_errors=True)
+    return readers
 
 
-def bench(folder: Path, number: int, effort: common.Effort) -> list[dict[str, object]]:
-    """Measure all; the claims."""
-    readers = {name: make(folder) for name, make in READERS.items()}
+def bench(folder: Path, names: Sequence[str], number: int, effort: Effort) -> list[str]:
+    """Measure and print everything; return the claim lines."""
+    readers = {name: READERS[name](folder) for name in names}
     files = readers["plain files"]
     for row in random.sample(range(number), 20):
         wrong = [name for name, read in readers.items() if read(row) != files(row)]
         if wrong:
-            sys.exit(f"photo {row} is not the same out of {wrong}")
+            sys.exit(f"bench: photo {row} is not the same out of {wrong}")
     order = random.Random(0).sample(range(number), number)
-    rates: dict[str, list[float]] = {name: [] for name in readers}
-    for turn in range(effort.rounds + 1):
-        for name in random.sample(list(readers), len(readers)):
-            rate = _slice(readers[name], order, effort.slice_seconds)
-            if turn:  # the first does not count
-                rates[name].append(rate)
-    calls = {name: _calls(name, folder) for name in readers}
-    common.table(
-        ["", "samples/s", "quartiles", "opens", "reads"],
-        [
-            [name, f"{common.median(all_):.0f}", _thousands(all_), *calls[name]]
-            for name, all_ in rates.items()
-        ],
+    seconds = effort.slice_seconds
+    rates = take_turns(
+        {name: functools.partial(_slice, read, order, seconds) for name, read in readers.items()},
+        effort.rounds,
     )
-    return [
-        {
-            "claim": f"read.course.{container}",
-            "ours": round(common.median(rates[f"rankup, {container}"])),
-            "peer": round(common.median(rates[f"the course's {container}"])),
-            "unit": "samples/s",
-            "better": "higher",
-            "note": f"{number} photos in random order, in memory, each copied to bytes; one "
-            f"process; median of {effort.rounds} slices of {effort.slice_seconds} s",
-        }
-        for container in ("hdf5", "arrow")
-    ]
+    calls = dict.fromkeys(readers, ("-", "-"))
+    if has_programs("opens and reads per sample", "strace"):
+        calls = {name: _calls(name, folder) for name in readers}
+    rows = []
+    for name, all_ in rates.items():
+        quartiles = spread([rate / 1000 for rate in all_], 1) + "k"
+        rows.append([name, f"{median(all_):.0f}", quartiles, *calls[name]])
+    table(["", "samples/s", "quartiles", "opens", "reads"], rows)
+    note = (
+        f"{number} photos in random order, in memory, each copied to bytes; one process; median of "
+        f"{effort.rounds} slices of {seconds} s; paired "
+    )
+    lines = []
+    for container in ("hdf5", "arrow"):
+        ours, course = rates[f"rankup, {container}"], rates[f"the course's {container}"]
+        about = note + paired(ours, course, 2)
+        name = f"read.course.{container}"
+        lines.append(claim(name, median(ours), median(course), "samples/s", about))
+    return lines
 
 
 def _slice(read: Read, order: Sequence[int], seconds: float) -> float:
-    """Samples/s over about that time; the clock is looked at every 64."""
+    """Return samples/s over about that time; the clock is read every 64 samples."""
     at = random.randrange(len(order))
     done, start = 0, time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds:
@@ -116,14 +132,10 @@ def _slice(read: Read, order: Sequence[int], seconds: float) -> float:
     return done / passed
 
 
-def _thousands(rates: Sequence[float]) -> str:
-    return common.spread([rate / 1000 for rate in rates]) + "k"
-
-
 def ours(container: str, how: str, folder: Path) -> Read:
     import rankup
 
-    samples = rankup.data.open(folder / container / pack.name(container), how=how)
+    samples = rankup.data.open(folder / container / pack.file_name(container), how=how)
     read = samples.read
     return lambda row: bytes(read(row))
 
@@ -183,10 +195,10 @@ def bare_map(folder: Path) -> Read:
 
 
 def _places(folder: Path) -> tuple[Path, list[tuple[int, int]]]:
-    """Offset and length of each photo in our HDF5, as our index has them."""
+    """Return offset and length of each photo in our HDF5, as our index has them."""
     import rankup
 
-    path = folder / "hdf5" / pack.name("hdf5")
+    path = folder / "hdf5" / pack.file_name("hdf5")
     field = rankup.data.open(path).index.field()
     return path, list(zip(field.offset.tolist(), field.length.tolist(), strict=True))
 
@@ -204,14 +216,14 @@ READERS: Mapping[str, Callable[[Path], Read]] = {
 
 
 def read_some(name: str, folder: Path, number: int) -> None:
-    """Read so many photos in random order: what `_calls` counts."""
+    """Read so many photos in random order, for `_calls` to count."""
     read = READERS[name](folder)
     for row in random.Random(1).sample(range(_LONG), number):
         read(row)
 
 
 def _calls(name: str, folder: Path) -> tuple[str, str]:
-    """Calls of `open` and of `read`, per sample; `-` where strace is missing or not allowed."""
+    """Return calls of `open` and of `read` per sample; `-` where strace is not allowed."""
     short, long = (_traced(name, folder, number) for number in (_SHORT, _LONG))
     if short is None or long is None:
         return "-", "-"
@@ -220,8 +232,6 @@ def _calls(name: str, folder: Path) -> tuple[str, str]:
 
 
 def _traced(name: str, folder: Path, number: int) -> tuple[int, int] | None:
-    if shutil.which("strace") is None:
-        return None
     said = folder / "strace.txt"
     trace = ["strace", "-f", "-c", "-o", said, "-e", f"trace={','.join((*_OPENS, *_READS))}"]
     words = [*trace, sys.executable, __file__, "--calls", name, folder, number]

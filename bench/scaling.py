@@ -109,9 +109,9 @@ def claim_of(case: Case, what: str, rates: dict[str, list[float]]) -> str:
     ours, hand, ceiling = rates[OURS], rates[HAND], rates[CEILING]
     note = (
         f"{what}; 2 ranks each; against two separate runs of one rank at once: rankup "
-        f"{paired(ours, ceiling)}, DDP by hand {paired(hand, ceiling)}; of twice one rank: rankup {paired(ours, rates[ALONE])}, "
-        f"DDP by hand {paired(hand, rates[ALONE])}, two separate runs "
-        f"{paired(ceiling, rates[ALONE])}"
+        f"{paired(ours, ceiling)}, DDP by hand {paired(hand, ceiling)}; of twice one rank: rankup "
+        f"{paired(ours, rates[ALONE])}, DDP by hand {paired(hand, rates[ALONE])}, two separate "
+        f"runs {paired(ceiling, rates[ALONE])}"
     )
     seconds = {name: [1 / rate for rate in rates[name]] for name in (OURS, HAND)}
     return claimed(case.claim, seconds, OURS, HAND, note, unit="tokens/s")
