@@ -63,7 +63,6 @@ def kill_the_sampler(run: Path) -> None:
 
 PLANS = {
     "healthy": Plan(),
-    "healthy-gpus": Plan(busy=2),
     "sick": Plan(busy=2, idle=2),
     "torn": Plan(busy=2, meanwhile=kill_the_sampler, torn=True),
 }

@@ -18,7 +18,7 @@ from rankup.monitor.live.progress import Progress
 from rankup.monitor.load import load
 
 from . import traces
-from .rundirs import NOBODY, average, head, same, sample, usable, write
+from .rundirs import NOBODY, average, head, sample, usable, write
 from .traces import BEGIN, Silence, healthy
 
 
@@ -37,19 +37,6 @@ def test_the_courses_job() -> None:
     assert recording.gaps == ()
     assert (recording.samples, recording.torn, recording.running) == (553, 0, False)
     assert recording.covered.min() > 0.99
-
-
-def test_steps_are_read_with_their_unit_and_time() -> None:
-    trace = healthy(seconds=600)
-    steps = trace.recording().steps
-    assert steps.unit == "tokens"
-    assert np.nanmedian(steps.seconds) == pytest.approx(0.5, rel=0.05)
-    assert math.isnan(steps.seconds[0])
-    assert steps.rate.mean() == pytest.approx(131072, rel=0.01)
-    assert steps.valid[:, 0].tolist() == [500, 1000]
-    assert set(steps.extra) == {"epoch", "lr", "peak_memory", "grad_norm"}
-    assert steps.final is not None
-    assert steps.final["valid_loss"] == 2.2
 
 
 def test_events_of_checkpoints_validations_and_lives() -> None:
@@ -233,23 +220,6 @@ def test_nothing_at_all(tmp_path: Path) -> None:
         assert not recording.running
 
 
-def test_steps_alone_and_samples_alone(tmp_path: Path) -> None:
-    trace = healthy(seconds=600)
-    trace.write(tmp_path)
-    for file in (tmp_path / "monitor").iterdir():
-        file.unlink()
-    only_steps = load(tmp_path, NOBODY)
-    usable(only_steps)
-    assert len(only_steps.steps.step) > 1000
-    assert only_steps.end - only_steps.begin == pytest.approx(580, abs=2)
-    with_facts = load(tmp_path, trace.facts())
-    usable(with_facts)
-    assert [gap.why for gap in with_facts.gaps] == ["not started"]
-    only_samples = trace.but(metrics=None).recording()
-    usable(only_samples)
-    assert only_samples.bins == 60
-
-
 def test_what_any_script_logs(tmp_path: Path) -> None:
     """`rankup.log_metrics`: no rate, steps in several lines, values of any kind."""
     records: list[dict[str, Any]] = []
@@ -345,15 +315,6 @@ def test_times_of_another_century_are_left_out_and_said(tmp_path: Path) -> None:
     assert recording.bins == 60
     assert recording.torn == 3
     assert any("whose time cannot be" in event.text for event in recording.events)
-
-
-def test_samples_out_of_order_are_the_same(tmp_path: Path) -> None:
-    records = [sample(10 * k, util=k % 100) for k in range(1, 200)]
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    one = load(write(tmp_path / "a", [head(), *records]), NOBODY)
-    other = load(write(tmp_path / "b", [head(), *records[100:], *records[:100]]), NOBODY)
-    same(one, other)
 
 
 def test_the_middle_may_go_beyond_the_ends(tmp_path: Path) -> None:

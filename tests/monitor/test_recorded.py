@@ -30,13 +30,11 @@ from .rundirs import usable
 BUSY = "RK709"
 EXPECTED = {
     "healthy": {BUSY},
-    "healthy-gpus": {BUSY},
     "sick": {"RK701", BUSY},
     "torn": {"RK722"},
 }
 HEADLINES = {
     "healthy": "More processes than cores took turns.",
-    "healthy-gpus": "More processes than cores took turns.",
     "sick": "Two of four GPUs did nothing: ",
     "torn": "What was recorded is sound, but a part is missing.",
 }
@@ -106,13 +104,13 @@ def _alone(run: Path) -> None:
 
 
 def test_without_the_others_load_nothing_is_found(tmp_path: Path) -> None:
-    name = "healthy-gpus"
+    name = "healthy"
     run = shutil.copytree(HERE / name, tmp_path / name)
     _alone(run)
     recording = load(run, known(name))
     found = diagnose(recording)
     assert found == ()
-    assert verdict(recording, found).headline.startswith("Healthy: the GPUs worked")
+    assert verdict(recording, found).headline.startswith("Healthy: the cores worked")
 
 
 @pytest.mark.parametrize("name", ["torn", pytest.param("sick", marks=pytest.mark.slow)])

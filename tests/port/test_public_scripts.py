@@ -78,24 +78,6 @@ def test_what_is_refused_or_missing_has_its_row(tool: ModuleType, tmp_path: Path
     assert "old" not in text
 
 
-def test_the_row_of_a_script_that_is_gone_stays(tool: ModuleType, tmp_path: Path) -> None:
-    """Also that it was silently wrong; and a row comes out of a page as it went in."""
-    page = tmp_path / "page.md"
-    gone = "| one/away/train.py | auto | ported | RK101 | differs: 1. differs on 2 ranks  | - |"
-    page.write_text(f"<!-- table -->\n| script |\n|---|\n{gone}\n<!-- end -->\n")
-    assert tool.main([*_folder(tmp_path), "--only", "away", "--into", str(page)]) == 1
-    text = page.read_text()
-    assert f"\n{gone}\n" in text
-    assert "the script was not there: 1); silently wrong: one/away" in text
-
-
-def test_a_silently_wrong_port_is_named(tool: ModuleType) -> None:
-    row = tool.Row("a.py", "auto", "ported", verified="differs: 1. differs on 2 ranks")
-    assert "silently wrong: a.py" in tool.table([row])
-    said = tool.Row("a.py", "auto", "needs a person", verified=row.verified, left="line 3")
-    assert "silently wrong: none" in tool.table([said])
-
-
 def test_the_list_names_each_script_once_and_what_there_is(tool: ModuleType) -> None:
     found = json.loads((TOOLS / "public_scripts.json").read_text(encoding="utf-8"))
     assert len({(one["repo"], one["path"]) for one in found}) == len(found) == 31

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.monitor.collect import cores, memory, reading
+from rankup.monitor.collect import cores, memory
 from rankup.monitor.collect.cores import Cores
 from rankup.monitor.collect.devices import Devices
 from rankup.monitor.collect.memory import Limit
@@ -36,18 +36,6 @@ def test_a_core_that_is_switched_off_counts_as_unused(tmp_path: Path) -> None:
     found.read()
     write(tmp_path, {"proc/stat": _stat(100)})
     assert found.read() == (100.0, "a0")
-
-
-def test_waiting_for_a_disk_and_what_another_guest_took_is_not_busy() -> None:
-    assert cores.core_times("cpu0 1 2 4 8 16 32 64 128 0 0\nintr 1\n") == {0: (103, 255)}
-
-
-@pytest.mark.parametrize(
-    ("listed", "numbers"),
-    [("0-3,8\n", (0, 1, 2, 3, 8)), ("5", (5,)), ("", ()), ("a-b", ()), ("0-3,", ())],
-)
-def test_the_kernels_lists_of_numbers(listed: str, numbers: tuple[int, ...]) -> None:
-    assert cores.numbers(listed) == numbers
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -204,11 +192,6 @@ def test_infiniband_counts_in_words_over_all_ports(tmp_path: Path) -> None:
     assert found.infiniband() is None  # half of it would look like a drop
 
 
-def test_a_node_without_anything_is_one_too(tmp_path: Path) -> None:
-    found = Devices(str(tmp_path))
-    assert (found.disk(), found.net(), found.infiniband()) == (None, None, None)
-
-
 def test_a_counter_that_went_back_says_nothing() -> None:
     rates = Rates()
     assert rates.of("a", 5, None) is None
@@ -217,12 +200,3 @@ def test_a_counter_that_went_back_says_nothing() -> None:
     assert rates.of("a", 5, 2.0) == 1
     assert rates.of("a", None, 2.0) is None
     assert rates.of("a", 9, 2.0) is None
-
-
-def test_files_are_read_whole(tmp_path: Path) -> None:
-    path = tmp_path / "long"
-    path.write_text("x" * 200_000)
-    assert reading.text(str(path)) == "x" * 200_000
-    assert reading.text(str(tmp_path / "none")) is None
-    assert reading.number(str(path)) is None
-    assert reading.text("/proc/self/stat", short=True)

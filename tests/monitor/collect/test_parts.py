@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.monitor.collect import alone, node
+from rankup.monitor.collect import node
 from rankup.monitor.collect.pace import BUDGET, Pace
 from rankup.monitor.collect.writer import RefusedError, Writer
 
@@ -31,15 +31,6 @@ def test_no_dearer_than_the_budget() -> None:
     assert pace.interval(0) == pytest.approx(0.02 / BUDGET)
     pace.spent(1e6)
     assert pace.interval(0) == 60  # whatever happens, a minute is the longest
-
-
-def test_a_torn_last_line_is_ended(tmp_path: Path) -> None:
-    path = tmp_path / "n.jsonl"
-    path.write_text('{"a": 1}\n{"b"')
-    writer = Writer(path)
-    assert writer.write({"c": 3}, 0.0)
-    writer.close()
-    assert path.read_text() == '{"a": 1}\n{"b"\n{"c":3}\n'
 
 
 def test_an_error_at_close_loses_lines_and_nothing_else(
@@ -113,12 +104,6 @@ print(done, writer.dropped, writer.why)
     assert [json.loads(line)["line"] for line in path.read_text().splitlines()] == [0, 1, 5]
 
 
-def test_a_folder_that_is_gone_drops_lines(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "gone" / "n.jsonl")
-    assert not writer.write({}, 0.0)
-    assert writer.dropped == 1
-
-
 @pytest.mark.parametrize(
     ("given", "name"),
     [
@@ -132,11 +117,6 @@ def test_a_folder_that_is_gone_drops_lines(tmp_path: Path) -> None:
 )
 def test_names_of_nodes_are_names_of_files(given: str, name: str) -> None:
     assert node.safe(given) == name
-
-
-def test_slurms_name_of_a_node_comes_first() -> None:
-    assert node.name({"SLURMD_NODENAME": "n1"}) == "n1"
-    assert node.name({})
 
 
 def test_lives_are_told_apart() -> None:
@@ -161,16 +141,3 @@ def test_of_what_is_set_the_head_tells_only_how_the_job_was_started() -> None:
     assert head.environment == {"OMP_NUM_THREADS": "4", "SLURM_JOB_GPUS": "0"}
     assert head.memory > 1e8
     assert head.cores >= 1
-
-
-def test_one_sampler_per_run_and_node(tmp_path: Path) -> None:
-    held = alone.take(tmp_path, "n1")
-    assert held is not None
-    assert alone.take(tmp_path, "n1") is None
-    other = alone.take(tmp_path, "n2")
-    assert other is not None
-    other.close()
-    held.close()
-    again = alone.take(tmp_path, "n1")
-    assert again is not None
-    again.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.monitor.collect.processes import PAGE, TICKS, Table, parse
+from rankup.monitor.collect.processes import PAGE, TICKS, Table
 from rankup.monitor.collect.ranks import Ranks
 
 from .trees import process
@@ -56,12 +56,6 @@ def test_ranks_are_in_order_and_those_of_other_runs_are_not_ours(tmp_path: Path,
     assert [row[0] for row in _ranks(tmp_path, run).read(None)] == [0, 1]
 
 
-def test_the_run_is_known_by_a_link_to_it(tmp_path: Path, run: Path) -> None:
-    (tmp_path / "link").symlink_to(run)
-    process(tmp_path, 20, environ=_started(tmp_path / "link", 0))
-    assert len(_ranks(tmp_path, run).read(None)) == 1
-
-
 def test_a_rank_behind_a_shell_is_the_program(tmp_path: Path, run: Path) -> None:
     found = _ranks(tmp_path, run)
     process(tmp_path, 30, name="bash", environ=_started(run, 0))
@@ -107,16 +101,6 @@ def test_a_shell_that_becomes_the_rank_after_a_while_is_one(tmp_path: Path, run:
     assert [row[0] for row in found.read(1.0)] == [1]
 
 
-def test_what_is_no_ranks_is_not_read_over_and_over(tmp_path: Path, run: Path) -> None:
-    table = Table(str(tmp_path), os.getuid())
-    found = Ranks(str(run), table)
-    process(tmp_path, 57, environ=_started(run, 0))
-    process(tmp_path, 58, environ={})
-    for _ in range(5):
-        found.read(1.0)
-    assert set(table.read()) == {57}
-
-
 def test_a_number_that_is_used_again_is_another_process(tmp_path: Path, run: Path) -> None:
     found = _ranks(tmp_path, run)
     process(tmp_path, 60, environ=_started(run, 2), cpu=900)
@@ -124,11 +108,6 @@ def test_a_number_that_is_used_again_is_another_process(tmp_path: Path, run: Pat
         found.read(1.0)
     process(tmp_path, 60, environ={}, start=5000)
     assert found.read(1.0) == []
-
-
-def test_a_line_that_is_torn_is_no_process() -> None:
-    assert parse(1, "") is None
-    assert parse(1, "1 (python) S 1 2") is None
 
 
 def test_the_kernels_own_and_processes_of_others_are_left_out(tmp_path: Path, run: Path) -> None:

@@ -58,10 +58,6 @@ def test_work_long_ago_counts() -> None:
     assert _see(watch, BUSY, EMPTY) == []
 
 
-def test_where_processes_are_not_told_memory_decides() -> None:
-    assert len(_see(_watch(2), BUSY, {**EMPTY, "processes": None})) == 1
-
-
 def test_before_there_are_ranks_nothing_is_said() -> None:
     watch = _watch(2)
     assert watch.see([_row(EMPTY), _row(EMPTY)], None) is None
@@ -84,7 +80,3 @@ def test_the_words_fit_what_was_seen() -> None:
     assert "billed" not in said
     assert "0 of 2 GPUs are in use" in said
     assert "torch.cuda.is_available()" in said
-
-
-def test_a_node_without_gpus_is_a_normal_node() -> None:
-    assert _see(_watch(0)) == []

@@ -72,12 +72,10 @@ def habits(seed: int) -> dict[str, Trace]:
         "power": pauses(300, 60, 90, 320, 10),
     }
     return {
-        "bound by memory": plain.with_gpu(power=level(0.6 * GPU_POWER, 10)),
         "bound by memory, at half of the power": plain.with_gpu(power=level(0.52 * GPU_POWER, 8)),
         "at its power limit": plain.with_gpu(
             power=level(0.99 * GPU_POWER, 1), throttle=0x4, clock=level(1150, 20)
         ),
-        "full of data": plain.with_metrics(data_wait=level(0.08, 0.01)),
         "validates often": run(
             seed=seed, validations=150, step_seconds=stretched(150, 60)
         ).with_gpu(**validating),
@@ -93,11 +91,6 @@ def habits(seed: int) -> dict[str, Trace]:
                 util=from_time(900, 1500, 100, 96), power=from_time(900, 1500, 150, 320, 5)
             )
         ),
-        "evaluates a tiny model, and says nothing": silent(
-            plain.with_gpu(
-                util=from_time(900, 1500, 100, 96), power=from_time(900, 1500, 110, 320, 5)
-            )
-        ),
         "validates on the CPU for 20 minutes, and logs it at the end": run(
             3600, seed=seed, validations=None, limit=4800.0, step_seconds=once(1200, 1199)
         )
@@ -106,19 +99,10 @@ def habits(seed: int) -> dict[str, Trace]:
         "saves often": run(seed=seed, checkpoints=100, stall=2.0),
         "says nothing": silent(plain),
         "bursts": plain.with_gpu(util=bursts(seed), power=level(0.65 * GPU_POWER, 40)),
-        "bursts, and says nothing": silent(
-            plain.with_gpu(util=bursts(seed), power=level(0.65 * GPU_POWER, 40))
-        ),
         "nearly full memory": plain.with_gpu(memory=level(0.94 * GPU_MEMORY, 0)),
-        "starts slowly": silent(
-            plain.with_gpu(util=from_time(0, 110, 0, 96), power=from_time(0, 110, 60, 320, 5))
-        ),
-        "no workers, data on the GPU": plain.with_rank(workers=0, workers_cpu=0),
         "one file per sample": plain.but(
             fs={"/p/data": {"read": 2e8, "write": 0.0, "operations": 4000.0}}
         ),
-        "cores unknown": plain.but(heads={"usable": ()}),
-        "old swap": plain.with_host(swap=3e9),
         "driver without power": plain.with_gpu(power=None),
         "GPU without use": plain.with_gpu(util=None),
         "half an hour at ten minutes' lives": run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,16 +114,6 @@ def test_a_silent_node_is_said_to_be_silent(tmp_path: Path) -> None:
     assert re.search(r"jrc0002  no sample for 9\d s", text)
 
 
-@pytest.mark.parametrize("signs", [NICE, PLAIN])
-def test_what_is_cut_says_so(tmp_path: Path, signs: Signs) -> None:
-    """A silent node says first for how long: what is cut are its old figures."""
-    trace = running().but(nodes=1)
-    lines = _lines(_watch(trace, tmp_path), _now(trace) + 600, signs=signs)
-    (line,) = (line for line in lines if line.startswith("jrc0001"))
-    assert line.startswith("jrc0001  no sample for 10 min  CPU ")
-    assert line.endswith(signs.more)
-
-
 def test_what_was_a_head_and_a_note_is_shown(tmp_path: Path) -> None:
     trace = running()
     watch = _watch(trace, tmp_path)
@@ -141,16 +130,6 @@ def test_a_loss_that_is_none(tmp_path: Path) -> None:
     watch = _watch(bad, tmp_path)
     assert troubles(watch, _now(bad))[0] == "the loss is nan since step 1,701"
     assert any("loss nan" in line for line in _lines(watch, _now(bad)))
-
-
-def test_steps_that_wait_or_do_not_come(tmp_path: Path) -> None:
-    trace = running().with_metrics(data_wait=0.4)
-    watch = _watch(trace, tmp_path)
-    assert "40 % of the time the steps wait for data" in troubles(watch, _now(trace))
-    for place, step in enumerate(watch.progress.steps):
-        assert step.time is not None
-        watch.progress.steps[place] = replace(step, time=step.time - 400)
-    assert any(line.startswith("no step for ") for line in troubles(watch, _now(trace)))
 
 
 def test_nodes_without_gpus(tmp_path: Path) -> None:

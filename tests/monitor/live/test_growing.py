@@ -49,16 +49,6 @@ def test_a_resume_replaces_the_file(tmp_path: Path) -> None:
     assert file.begun == 2
 
 
-def test_a_file_that_was_cut_is_begun_anew(tmp_path: Path) -> None:
-    file = Growing(path := tmp_path / "n.jsonl")
-    _append(path, {"step": 1}, {"step": 2})
-    file.read()
-    with path.open("r+b") as out:
-        out.truncate(len('{"step": 1}\n'))
-    assert file.read() == [{"step": 1}]
-    assert file.begun == 2
-
-
 def test_of_a_long_file_the_ends_are_read(tmp_path: Path) -> None:
     path = tmp_path / "n.jsonl"
     _append(path, {"kind": "head"}, *({"t": t} for t in range(100_000)))

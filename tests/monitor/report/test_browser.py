@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rankup.monitor.recording import Recording, Steps
+
 from .. import traces
-from ..handmade import made
+from ..handmade import BEGIN, made
 from .browser import Browser, Tab
-from .large import day
 from .pages import page
 from .test_html import LIMIT, empty
 
@@ -199,6 +201,36 @@ def test_nothing_recorded_is_no_trouble(browser: Browser, tmp_path: Path) -> Non
     assert tab.complaints() == []
     assert tab.run("document.getElementById('trouble').hidden")
     tab.close()
+
+
+def day() -> Recording:
+    """A day on 1000 GPUs: a node unused, one GPU hot for a minute, ten minutes not sampled."""
+    draw = np.random.default_rng(7)
+    bins, gpus, count = 1440, 1000, 60_000
+    levels = {"util": (94.0, 3.0), "power": (330.0, 14.0), "temperature": (62.0, 2.5)}
+    levels |= {"memory": (3e10, 2e8), "nvlink": (2e10, 1e9), "processes": (1.0, 0.0)}
+    channels = {}
+    for name, (middle, spread) in levels.items():
+        noise = draw.standard_normal((bins, gpus), dtype=np.float32).clip(-2, 2)
+        channels[name] = np.float32(middle) + np.float32(spread) * noise
+        channels[name][700:712] = np.nan
+    for name, value in (("util", 0), ("power", 55), ("memory", 5e6), ("processes", 0)):
+        channels[name][:, 40:44] = value
+    channels["temperature"][300, 777] = 93.0
+    step = np.arange(1, count + 1)
+    steps = Steps(
+        time=BEGIN + 60 + step * 1.4,
+        step=step,
+        loss=2.1 + 8.5 / (1 + step / 400) ** 0.6 + 0.03 * draw.standard_normal(count),
+        seconds=1.4 + 0.02 * draw.standard_normal(count),
+        rate=4e6 + 2e4 * draw.standard_normal(count),
+        data_wait=0.01 + 0.001 * draw.standard_normal(count),
+        mfu=np.full(count, np.nan),
+        unit="tokens",
+    )
+    covered = np.ones((bins, 250), np.float32)
+    covered[700:712] = 0
+    return made(250, 4, bins, 60.0, steps=steps, covered=covered, **channels)
 
 
 @pytest.mark.slow

@@ -147,13 +147,14 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "becomes"), SHAPES)
-def test_how_a_script_is_started(tmp_path: Path, line: str, becomes: str | None) -> None:
-    text = f"#!/bin/bash\n#SBATCH --gres=gpu:1 --time=1:00:00\n{line}\n"
-    done = port(beside(tmp_path, text))
-    if becomes is not None:
-        assert done.text.splitlines()[-1] == becomes
-    assert subprocess.run(["bash", "-n"], input=done.text, text=True, check=False).returncode == 0
+def test_how_a_script_is_started(tmp_path: Path) -> None:
+    for line, becomes in SHAPES:
+        text = f"#!/bin/bash\n#SBATCH --gres=gpu:1 --time=1:00:00\n{line}\n"
+        done = port(beside(tmp_path, text))
+        if becomes is not None:
+            assert done.text.splitlines()[-1] == becomes
+        bash = subprocess.run(["bash", "-n"], input=done.text, text=True, check=False)
+        assert bash.returncode == 0, line
 
 
 def test_a_pipe_keeps_its_status(tmp_path: Path, fakes: dict[str, str]) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankup.port.verify import Request, start
-from rankup.port.verify.command import judge
 from tests.conftest import RunRankup
 
 from .several import differing, results
@@ -62,7 +60,6 @@ ALSO = {"losses": {"evaluation"}, "parameters": {"losses", "evaluation", "saved"
 _AT = "    best = 0.0\n"
 # Scripts that do not behave -> what is said of them.
 RUDE = {
-    "hangs": ("import time\n    while _rank: time.sleep(1)", "had not ended after"),
     "prints megabytes": (
         "import os, sys\n    for _ in range(99):\n"
         "        os.write(1, b'x' * 99999); os.write(2, b'y' * 99999)\n"
@@ -148,7 +145,7 @@ def test_the_whole_way_of_a_correct_port(run_rankup: RunRankup, tmp_path: Path) 
 def test_broken_and_rude_ports_are_noticed(project: Path) -> None:
     """Each by its check, with its reason; and nothing of them is left."""
     rude = {name: _broken((_AT, f"{_AT}    {code}\n")) for name, (code, _) in RUDE.items()}
-    found = results(project, ONE, {**BROKEN, **rude}, killed=["killed"], seconds=90.0)
+    found = results(project, ONE, {**BROKEN, **rude}, killed=["killed"])
     _nothing_is_left(project)
     for check in BROKEN:
         differ = differing(found[check])
@@ -159,16 +156,15 @@ def test_broken_and_rude_ports_are_noticed(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_port_that_kills_the_process_that_starts_the_ranks(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(start, "WORLDS", (2,))
-    (project / "train.py").write_text(ONE)
-    kill = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
-    (project / "port.py").write_text(_broken((_AT, f"{_AT}    {kill}\n")))
-    verdict = judge(Request("train.py", "port.py"), lambda run: None)
-    assert verdict.exit_code == 1
-    assert any("the ranks has ended" in one.difference for one in verdict.results)
+def test_ports_that_wait_for_ever_or_kill_the_process_that_starts_them(project: Path) -> None:
+    rude = {
+        "hangs": ("import time\n    while _rank: time.sleep(1)", "had not ended after"),
+        "kills": ("import os; os.kill(os.getppid(), 9)", "the ranks has ended"),
+    }
+    ports = {name: _broken((_AT, f"{_AT}    {code}\n")) for name, (code, _) in rude.items()}
+    found = results(project, ONE, ports, seconds=45.0)
+    for name, (_, said) in rude.items():
+        assert any(said in one.difference for one in found[name]), (name, found[name])
     _nothing_is_left(project)
 
 
