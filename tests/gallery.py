@@ -93,10 +93,10 @@ RUNS = {
     # By the command, as a user has them; `2` was sampled and has a report.
     "1": Recorded(1, command=True),
     "2": Recorded(2, command=True, monitor=True),
-    "3": Recorded(3, command=True),
     "resumed": Recorded(2, command=True, resumed=3),  # killed at its checkpoint of step 20
     "gossip": Recorded(3, ("--strategy", "gossip"), command=True),
     # By the rank pool.
+    "3": Recorded(3),
     "4": Recorded(4),
     "fsdp": Recorded(2, ("--strategy", "fsdp")),
     "hsdp": Recorded(4, ("--dp", "2", "--shard", "2")),

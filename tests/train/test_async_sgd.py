@@ -42,12 +42,9 @@ def _run(
     return report
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_without_staleness_it_is_data_parallelism(
-    ranks: RankPool, tmp_path: Path, world_size: int
-) -> None:
-    _run(ranks, tmp_path / "ddp", world_size, replace(SGD, strategy="ddp"))
-    _run(ranks, tmp_path / "async", world_size, SGD)
+def test_without_staleness_it_is_data_parallelism(ranks: RankPool, tmp_path: Path) -> None:
+    _run(ranks, tmp_path / "ddp", 3, replace(SGD, strategy="ddp"))
+    _run(ranks, tmp_path / "async", 3, SGD)
     assert_same_run(tmp_path / "async", tmp_path / "ddp")
     late: Counter[str] = Counter()
     for record in records(tmp_path / "async")[:-1]:
@@ -55,7 +52,7 @@ def test_without_staleness_it_is_data_parallelism(
     assert set(late) == {"0"}
 
 
-@pytest.mark.parametrize(("compress", "damped"), [("none", True), ("int8", False)])
+@pytest.mark.parametrize(("compress", "damped"), [("int8", True)])
 def test_gradients_are_late_within_the_bound_and_each_sample_is_drawn_once(
     ranks: RankPool, tmp_path: Path, compress: str, damped: bool
 ) -> None:

@@ -6,9 +6,10 @@ import resource
 import subprocess
 import sys
 import threading
-import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -80,8 +81,6 @@ def _train_on(world: World, root: Path) -> list[str]:
     for step in range(1, 5):
         filled.save(writer, step)
         filled.fill(-1)  # the checkpoint has its copy
-        for _ in range(20 * (1 + world.rank)):
-            time.sleep(0.0005)
         for number in range(30):
             total = torch.full((1000,), float(number + world.rank))
             dist.all_reduce(total)
@@ -104,18 +103,19 @@ def test_save_returns_before_it_is_written_and_the_next_one_waits(
     first, second = threading.Event(), threading.Event()
     _hold_writes(monkeypatch, first, second)
     filled, writer = Filled(4), Saver(tmp_path, 2)
-    began = time.monotonic()
     filled.save(writer, 1)
     assert not _is_complete(tmp_path, 1)
-    threading.Timer(0.5, first.set).start()
+    opener = threading.Timer(0.2, first.set)  # while the second save waits, or before
+    opener.start()
     filled.save(writer, 2)
     assert first.is_set()
+    opener.join()
     assert _is_complete(tmp_path, 1)
     assert not _is_complete(tmp_path, 2)
     second.set()
     assert writer.wait() == ""
     assert filled.restored(tmp_path) == 2
-    assert 0.5 < writer.seconds < time.monotonic() - began
+    assert writer.seconds > 0
 
 
 def test_without_a_thread_it_is_written_when_save_returns(tmp_path: Path) -> None:
@@ -150,8 +150,7 @@ def _no_space(world: World, root: Path, full: int, asynchronous: bool) -> list[s
     return said
 
 
-@pytest.mark.parametrize("full", [0, 1])
-@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize(("full", "asynchronous"), [(1, True), (0, False)])
 def test_no_space_on_one_rank_is_told_to_all_once(
     ranks: RankPool, tmp_path: Path, full: int, asynchronous: bool
 ) -> None:
@@ -165,14 +164,10 @@ def test_no_space_on_one_rank_is_told_to_all_once(
 
 def _no_memory(world: World, root: Path) -> str:
     filled, writer = Filled(4), Saver(root, 2)
-    if world.rank == 1:
-
-        def take(*args: object) -> None:
-            raise RuntimeError("not enough memory for the copy")
-
-        writer._host.take = take  # type: ignore[method-assign,assignment]
-    filled.save(writer, 1)
-    said = writer.wait()
+    fails = RuntimeError("not enough memory for the copy")
+    with mock.patch.object(HostCopy, "take", side_effect=fails) if world.rank else nullcontext():
+        filled.save(writer, 1)
+        said = writer.wait()
     writer.close()
     return said
 
@@ -242,15 +237,13 @@ def slowly(*args):
 marker.write = slowly
 setup()
 Filled(4).save(Saver(Path(sys.argv[1]), 2), 1)
-if sys.argv[2] == "fails":
-    raise RuntimeError("the loop failed")
+raise RuntimeError("the loop failed")
 """
 
 
-@pytest.mark.parametrize("how", [pytest.param("ends", marks=pytest.mark.slow), "fails"])
-def test_a_process_that_ends_first_finishes_the_checkpoint(tmp_path: Path, how: str) -> None:
-    command = [sys.executable, "-c", _SCRIPT, str(tmp_path / "root"), how]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=90)
-    assert done.returncode == (how == "fails"), done.stderr
+def test_a_process_that_ends_first_finishes_the_checkpoint(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _SCRIPT, str(tmp_path / "root")]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1, done.stderr
     assert Filled(4).restored(tmp_path / "root") == 1
-    assert ("the loop failed" in done.stderr) == (how == "fails")
+    assert "the loop failed" in done.stderr

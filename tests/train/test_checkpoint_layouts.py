@@ -55,11 +55,11 @@ def _uninterrupted(world: World, optimizer: str) -> dict[str, torch.Tensor]:
     return expected(4, optimizer)
 
 
-@pytest.mark.parametrize("before", SMALL)
+@pytest.mark.parametrize("before", ["fsdp", "pp"])
 def test_saved_in_one_layout_and_resumed_in_another(
     ranks: RankPool, tmp_path: Path, before: str
 ) -> None:
-    """Each writes once and reads once; `test_from_each_layout_to_four_others` has more."""
+    """Each writes once and reads once; `test_from_some_layouts_to_two_others` has more."""
     ranks.run(SIZES[before], _save, before, tmp_path, "adamw", True)
     after = SMALL[SMALL.index(before) - 1]
     found = ranks.run(SIZES[after], _resume, after, tmp_path, "adamw")[0]
@@ -69,15 +69,15 @@ def test_saved_in_one_layout_and_resumed_in_another(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", SIZES)
-def test_from_each_layout_to_four_others(ranks: RankPool, tmp_path: Path, before: str) -> None:
-    """All pairs of strategies are in `tests/parallel/test_resume_pairs.py`."""
+@pytest.mark.parametrize("before", list(SIZES)[::3])
+def test_from_some_layouts_to_two_others(ranks: RankPool, tmp_path: Path, before: str) -> None:
+    """Runs from strategy to strategy are in `tests/parallel/test_resume_layouts.py`."""
     # Adam keeps a number beside its tensors, momentum a tensor alone: one after the other.
     optimizer = ("adamw", "momentum")[list(SIZES).index(before) % 2]
     ranks.run(SIZES[before], _save, before, tmp_path, optimizer, False)
     wanted = ranks.run(1, _uninterrupted, optimizer)[0]
     layouts = list(SIZES)
-    for further in (0, 1, 2, 4):
+    for further in (1, 4):
         after = layouts[(layouts.index(before) + further) % len(layouts)]
         assert_equal(ranks.run(SIZES[after], _resume, after, tmp_path, optimizer)[0], wanted)
 

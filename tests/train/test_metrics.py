@@ -16,6 +16,7 @@ import torch.distributed as dist
 from rankup.runtime.world import World
 from rankup.train.metrics import PEAK_FLOPS, peak_flops, peak_memory
 from rankup.train.options import TrainOptions
+from tests.gallery import STEPS, Gallery
 from tests.pool import RankPool
 
 from .runs import Report, checkpoints, records, sample_at, train_images
@@ -24,47 +25,39 @@ OPTIONS = TrainOptions(24, 8, 5, optimizer="sgd", lr=0.05, valid_every=2)
 N = 120
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_one_line_per_step_and_a_final_one(
-    ranks: RankPool, tmp_path: Path, world_size: int
-) -> None:
-    reports = ranks.run(world_size, train_images, tmp_path, OPTIONS, {"n": N})
-    *steps, final = records(tmp_path)
-    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
+@pytest.mark.parametrize("name", ["1", "3"])
+def test_one_line_per_step_and_a_final_one(gallery: Gallery, name: str) -> None:
+    *steps, final = records(gallery.run(name))
+    assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
     for line in steps:
         assert math.isfinite(line["loss"])
-        assert line["lr"] > 0
-        assert line["samples_per_s"] > 0
+        assert line["lr"] == 0.1
+        assert line["tokens_per_s"] > 0
         assert 0 <= line["data_wait"] <= 1
         assert line["peak_memory"] > 1 << 20
         assert line["mfu"] is None
         assert not line.get("final")
-    assert ["valid_loss" in line for line in steps] == [False, True, False, True, True]
+    assert [line["step"] for line in steps if "valid_loss" in line] == [10, 20, 30, 40, 50]
     assert final["final"] is True
-    assert final["step"] == 5
-    for report in reports:  # every rank knows how it ended
-        assert report.outcome is not None
-        assert report.outcome.valid_loss == final["valid_loss"] == steps[-1]["valid_loss"]
-        assert report.outcome.test_loss == final["test_loss"]
+    assert final["step"] == STEPS
+    assert final["valid_loss"] == steps[-1]["valid_loss"]
+    assert final["best_valid_loss"] == min(line.get("valid_loss", math.inf) for line in steps)
+    assert final["test_loss"] > 0
 
 
 def test_the_learning_rate_steps_down_after_each_epoch(ranks: RankPool, tmp_path: Path) -> None:
     options = replace(OPTIONS, schedule="step", gamma=0.3)
-    ranks.run(2, train_images, tmp_path, options, {"n": 2 * OPTIONS.global_batch - 1})
+    shape = {"n": 2 * OPTIONS.global_batch - 1}
+    first, other = ranks.run(2, train_images, tmp_path, options, shape)
+    assert "step 5/5" in first.output
+    assert other.output == "", "rank 0 reports alone"
+    final = records(tmp_path)[-1]
+    for report in (first, other):  # every rank knows how it ended
+        assert report.outcome is not None
+        assert report.outcome.valid_loss == final["valid_loss"]
+        assert report.outcome.test_loss == final["test_loss"]
     rates = [line["lr"] for line in records(tmp_path)[:5]]
     assert rates == pytest.approx([0.05, 0.05, 0.015, 0.015, 0.0045])
-
-
-def test_only_rank_0_reports(ranks: RankPool, tmp_path: Path) -> None:
-    first, *others = ranks.run(3, train_images, tmp_path, OPTIONS, {"n": N})
-    assert "step 5/5" in first.output
-    assert [report.output for report in others] == ["", ""]
-
-
-def test_a_fresh_run_replaces_the_lines_of_an_earlier_one(ranks: RankPool, tmp_path: Path) -> None:
-    for _ in range(2):
-        ranks.run(1, train_images, tmp_path, OPTIONS, {"n": N})
-    assert len(records(tmp_path)) == 6
 
 
 GPUS = {
@@ -90,13 +83,10 @@ def test_memory_of_a_process_is_counted_in_bytes() -> None:
     assert 10 << 20 < peak_memory(torch.device("cpu")) < 1 << 45
 
 
-@pytest.mark.parametrize(("world_size", "position"), [(1, 0), (2, 0), (3, 23)])
-def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(
-    ranks: RankPool, tmp_path: Path, world_size: int, position: int
-) -> None:
+def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(ranks: RankPool, tmp_path: Path) -> None:
     options = replace(OPTIONS, checkpoint_every=5)
-    shape = {"n": N, "events": {sample_at(options, N, 2, position): "stop"}}
-    reports: list[Report] = ranks.run(world_size, train_images, tmp_path, options, shape)
+    shape = {"n": N, "events": {sample_at(options, N, 2, 23): "stop"}}
+    reports: list[Report] = ranks.run(3, train_images, tmp_path, options, shape)
     for report in reports:
         assert report.outcome is not None
         assert not report.outcome.finished

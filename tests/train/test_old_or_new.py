@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -72,28 +71,16 @@ def events(forks: None, tmp_path_factory: pytest.TempPathFactory) -> int:
     return int((directory / "events.txt").read_text())
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    "part", [pytest.param(n, marks=[] if n in (3, 7) else pytest.mark.slow) for n in range(10)]
+)
 def test_killed_before_a_change_of_a_file(
     ranks: RankPool, tmp_path: Path, whole: Path, events: int, part: int
 ) -> None:
-    """Four of the moments between two changes of files, one in each quarter of the run."""
-    event = 1 + events * part // 4 + random.Random(part).randrange(events // 4)
+    """Ten of the moments between two changes of files, one in each tenth of the run."""
+    event = 1 + events * part // 10 + random.Random(part).randrange(events // 10)
     assert _killed_at(tmp_path / "run", event)
     _assert_goes_on(ranks, tmp_path / "run", whole)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_before_each_change_of_a_file(
-    ranks: RankPool, tmp_path: Path, whole: Path, events: int
-) -> None:
-    """But for the third of them in the middle, where checkpoints are saved as before and after."""
-    assert events > 30
-    for event in (*range(1, events // 3 + 1), *range(2 * events // 3, events + 1)):
-        directory = tmp_path / str(event)
-        assert _killed_at(directory, event), f"{event} of {events}"
-        _assert_goes_on(ranks, directory, whole)
-        shutil.rmtree(directory)
 
 
 LONG = replace(OPTIONS, steps=30)
@@ -112,29 +99,23 @@ def _kill_one_of_two(ranks: RankPool, directory: Path, whole: Path, seed: int) -
     draw = random.Random(seed)
     directory.mkdir()
     processes = crash.start(2, crash.train_rank, directory, LONG, {"n": N})
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while not any((directory / "checkpoints").glob("*/COMPLETE")):
         assert time.monotonic() < deadline
         time.sleep(0.005)
     time.sleep(draw.uniform(0, 0.8))
     crash.kill([processes[draw.randrange(2)]])
-    codes = crash.wait(processes, timeout=30)
-    assert None not in codes, "a rank outlived the other by 30 s"
+    codes = crash.wait(processes, timeout=90)
+    assert None not in codes, "a rank outlived the other"
     after = draw.choice([1, 2, 3])
     report = ranks.run(after, train_images, directory, LONG, {"n": N}, True)[0]
     assert "no whole checkpoint" not in report.output, report.output
     assert_same_run(directory, whole)
 
 
-def test_one_of_two_ranks_killed_at_a_random_moment(
-    ranks: RankPool, tmp_path: Path, long_whole: Path
-) -> None:
-    _kill_one_of_two(ranks, tmp_path / "run", long_whole, seed=0)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 9))
-def test_eight_more_kills_at_random_moments(
+@pytest.mark.parametrize("seed", range(3))
+def test_one_of_two_ranks_killed_at_a_random_moment(
     ranks: RankPool, tmp_path: Path, long_whole: Path, seed: int
 ) -> None:
     _kill_one_of_two(ranks, tmp_path / "run", long_whole, seed)
@@ -143,35 +124,33 @@ def test_eight_more_kills_at_random_moments(
 # --- no space
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
 def test_a_checkpoint_without_space_does_not_end_the_training(
-    ranks: RankPool, tmp_path: Path, world_size: int
+    ranks: RankPool, tmp_path: Path
 ) -> None:
     """In steps 2 and 3 no file may grow beyond 4 kB; the images of steps 2 and 4 change that."""
     n = 24 * 6
     options = replace(OPTIONS, valid_every=6)
     events = {sample_at(options, n, 2): "no space", sample_at(options, n, 4): "space"}
     shape = {"n": n, "events": events}
-    report = ranks.run(world_size, train_images, tmp_path / "run", options, shape)[0]
+    report = ranks.run(2, train_images, tmp_path / "run", options, shape)[0]
     assert report.error == ""
     for step in (2, 3):
         assert f"checkpoint at step {step} could not be written" in report.output
     assert "training goes on" in report.output
     assert checkpoints(tmp_path / "run") == ["step-00000005", "step-00000006"]
-    ranks.run(world_size, train_images, tmp_path / "whole", options, {"n": n})
+    ranks.run(2, train_images, tmp_path / "whole", options, {"n": n})
     assert_bit_for_bit(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
 def test_a_folder_that_cannot_be_made_does_not_end_the_training(
-    ranks: RankPool, tmp_path: Path, world_size: int
+    ranks: RankPool, tmp_path: Path
 ) -> None:
     """A file stands where rank 0 would make the folder of checkpoints."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "checkpoints").write_text("in the way")
     options = replace(OPTIONS, checkpoint_every=3)
-    report = ranks.run(world_size, train_images, run, options, {"n": N})[0]
+    report = ranks.run(2, train_images, run, options, {"n": N})[0]
     assert report.error == ""
     assert "checkpoint at step 3 could not be written" in report.output
     assert len(losses(run)) == 6

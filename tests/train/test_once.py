@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from rankup.train.options import TrainOptions
+from tests.gallery import PER_EPOCH, SAMPLES, STEPS, TRACE, Gallery
 from tests.pool import RankPool
 
-from .runs import losses, sample_at, train_images
+from .runs import losses, records, sample_at, train_images
 
+pytestmark = pytest.mark.usefixtures("ranks")
 N = 70  # three steps of 24, 24 and 22 to an epoch
 OPTIONS = TrainOptions(24, 4, epochs=3, optimizer="sgd", lr=0.05, seed=5, checkpoint_every=2)
 
@@ -37,15 +39,43 @@ def _assert_each_once(root: Path, epochs: int, n: int = N) -> None:
         assert Counter(_drawn(root, epoch)) == Counter(range(n)), f"epoch {epoch}"
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_each_sample_once_per_epoch(ranks: RankPool, tmp_path: Path, world_size: int) -> None:
-    ranks.run(world_size, train_images, tmp_path, _options(tmp_path), {"n": N})
-    _assert_each_once(tmp_path, 3)
-    assert [(line["step"], line["rank"]) for line in _lines(tmp_path)] == [
-        (step, rank) for step in range(1, 10) for rank in range(world_size)
-    ]
-    orders = [tuple(_drawn(tmp_path, epoch)) for epoch in range(3)]
-    assert len({*orders}) == 3, "epochs come in different orders"
+def _lines_of(run: Path, pattern: str = TRACE) -> list[dict[str, Any]]:
+    files = sorted(run.glob(pattern))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["1", "3", "hsdp", "resumed"])
+def test_each_sample_once_per_epoch(gallery: Gallery, name: str) -> None:
+    """Also over a kill -9 and a resume at another world size."""
+    lines, orders = _lines_of(gallery.run(name)), set()
+    for epoch in range(STEPS // PER_EPOCH):
+        drawn = [i for line in lines if line["epoch"] == epoch for i in line["samples"]]
+        assert sorted(drawn) == list(range(SAMPLES)), f"epoch {epoch}"
+        orders.add(tuple(drawn))
+    assert len(orders) == STEPS // PER_EPOCH, "epochs come in different orders"
+    pairs = [(line["step"], line["rank"]) for line in lines]
+    assert len({*pairs}) == len(pairs)
+    assert {step for step, _ in pairs} == {*range(1, STEPS + 1)}
+
+
+def test_gossip_draws_no_sample_twice(gallery: Gallery) -> None:
+    """Its workers share the samples of an epoch, and the run says how many were drawn."""
+    run = gallery.run("gossip")
+    drawn = Counter(
+        (line["epoch"], sample)
+        for line in _lines_of(run, f"{TRACE}.*")
+        for sample in line["samples"]
+    )
+    assert {*drawn.values()} == {1}
+    assert records(run)[-1]["samples_drawn"] == len(drawn)
+
+
+def test_async_sgd_counts_how_late_its_gradients_are(gallery: Gallery) -> None:
+    run = gallery.run("async-sgd")
+    drawn = Counter(sample for line in _lines_of(run) for sample in line["samples"])
+    assert sum(drawn.values()) == SAMPLES * (STEPS // PER_EPOCH) + 24
+    late = records(run)[-1]["exchange"]["staleness"]
+    assert max(map(int, late)) <= 2
 
 
 def test_ranks_without_work_draw_nothing(ranks: RankPool, tmp_path: Path) -> None:
@@ -56,19 +86,6 @@ def test_ranks_without_work_draw_nothing(ranks: RankPool, tmp_path: Path) -> Non
         [] in [line["samples"] for line in _lines(tmp_path) if line["step"] == step]
         for step in range(1, 8)
     )
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
-def test_each_sample_once_over_a_stop_and_a_resume(
-    ranks: RankPool, tmp_path: Path, before: int, after: int
-) -> None:
-    options = _options(tmp_path)
-    shape = {"n": N, "events": {sample_at(options, N, 1, position=9): "stop"}}
-    outcome = ranks.run(before, train_images, tmp_path, options, shape)[0].outcome
-    assert (outcome.finished, outcome.place.step, outcome.place.consumed) == (False, 2, 48)
-    ranks.run(after, train_images, tmp_path, options, {"n": N}, True)
-    _assert_each_once(tmp_path, 3)
-    assert len(losses(tmp_path)) == 9
 
 
 def test_each_sample_once_over_work_that_was_lost(ranks: RankPool, tmp_path: Path) -> None:

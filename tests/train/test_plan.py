@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.runtime.order import _BLOCK, Order
@@ -22,7 +22,6 @@ def _steps(plan: Plan, epochs: int, place: Place | None = None) -> list[Step]:
     return list(plan.steps(place or Place(), epochs * plan.steps_per_epoch))
 
 
-@settings(deadline=None, max_examples=60)
 @given(PLANS)
 def test_an_epoch_is_its_order_cut_into_global_batches(plan: Plan) -> None:
     steps = _steps(plan, 2)
@@ -38,7 +37,6 @@ def test_an_epoch_is_its_order_cut_into_global_batches(plan: Plan) -> None:
         assert 1 <= sizes[-1] <= plan.global_batch
 
 
-@settings(deadline=None, max_examples=60)
 @given(PLANS)
 def test_a_step_knows_its_number_and_the_place_after_it(plan: Plan) -> None:
     consumed = 0
@@ -49,7 +47,6 @@ def test_a_step_knows_its_number_and_the_place_after_it(plan: Plan) -> None:
         assert step.after == Place(number, epoch, consumed - epoch * plan.n)
 
 
-@settings(deadline=None, max_examples=60)
 @given(PLANS, st.data())
 def test_the_steps_after_a_place_are_those_of_the_whole_run(
     plan: Plan, data: st.DataObject

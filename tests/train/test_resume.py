@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -14,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankup.recipes.options import LanguageModelOptions
 from rankup.train.options import TrainOptions
-from tests.conftest import TextFiles
 from tests.pool import RankPool
 
 from .runs import (
@@ -28,7 +25,6 @@ from .runs import (
     records,
     sample_at,
     train_images,
-    train_text,
 )
 
 N = 110  # five steps of 24, the last one short, to an epoch; 12 steps end in the third
@@ -83,20 +79,17 @@ def _resumed(
     return report
 
 
-@pytest.mark.parametrize(("world_size", "optimizer"), [(1, "sgd"), (3, "adamw")])
-def test_bit_for_bit_at_the_same_world_size(
-    ranks: RankPool, tmp_path: Path, world_size: int, optimizer: str
-) -> None:
+def test_bit_for_bit_at_the_same_world_size(ranks: RankPool, tmp_path: Path) -> None:
     """Two ranks with momentum are in `test_two_interruptions`."""
-    options = OPTIMIZERS[optimizer]
-    _run(ranks, world_size, tmp_path / "whole", options)
-    _interrupted(ranks, world_size, tmp_path / "resumed", options)
-    _resumed(ranks, world_size, tmp_path / "resumed", options)
+    options = OPTIMIZERS["adamw"]
+    _run(ranks, 3, tmp_path / "whole", options)
+    _interrupted(ranks, 3, tmp_path / "resumed", options)
+    _resumed(ranks, 3, tmp_path / "resumed", options)
     assert_bit_for_bit(tmp_path / "resumed", tmp_path / "whole")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "step"), [(1, 4), (2, 2), (3, 3), (4, 1), (4, 4)])
+@pytest.mark.parametrize(("world_size", "step"), [(1, 4), (4, 1)])
 def test_bit_for_bit_from_every_step_of_an_epoch(
     ranks: RankPool, tmp_path: Path, world_size: int, step: int
 ) -> None:
@@ -109,14 +102,12 @@ def test_bit_for_bit_from_every_step_of_an_epoch(
     assert_bit_for_bit(tmp_path / "resumed", tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 1)])
-def test_the_same_run_at_another_world_size(
-    ranks: RankPool, tmp_path: Path, before: int, after: int
-) -> None:
+def test_the_same_run_at_another_world_size(ranks: RankPool, tmp_path: Path) -> None:
+    """From two ranks to three after a kill -9 goes the recorded run of `test_same_run.py`."""
     options = OPTIMIZERS["momentum"]
-    _run(ranks, before, tmp_path / "whole", options)
-    _interrupted(ranks, before, tmp_path / "resumed", options)
-    _resumed(ranks, after, tmp_path / "resumed", options)
+    _run(ranks, 3, tmp_path / "whole", options)
+    _interrupted(ranks, 3, tmp_path / "resumed", options)
+    _resumed(ranks, 1, tmp_path / "resumed", options)
     assert_same_run(tmp_path / "resumed", tmp_path / "whole")
 
 
@@ -132,32 +123,11 @@ def test_two_interruptions(ranks: RankPool, tmp_path: Path) -> None:
     assert_bit_for_bit(tmp_path / "resumed", tmp_path / "whole")
 
 
-def test_the_language_model_bit_for_bit(
-    ranks: RankPool, tmp_path: Path, small_text: TextFiles
-) -> None:
-    options = LanguageModelOptions(
-        24, 4, 8, train=str(small_text.train), seq_len=16, layers=1, dim=16, heads=2,
-        checkpoint_every=3,
-    )  # fmt: skip
-    options.prepare(tmp_path)
-    ranks.run(2, train_text, tmp_path / "whole", options, tmp_path / "tokens")
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    # As if it had been killed in its seventh step.
-    _forget(tmp_path / "resumed", "step-00000008")
-    report = ranks.run(2, train_text, tmp_path / "resumed", options, tmp_path / "tokens", True)[0]
-    assert "at step 6 of 8" in report.output
-    assert_bit_for_bit(tmp_path / "resumed", tmp_path / "whole")
-
-
 def _forget(directory: Path, name: str) -> None:
     (directory / "checkpoints" / name / "COMPLETE").unlink()
 
 
 # --- which checkpoint
-
-
-def _truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
 
 
 def _flip_a_bit(path: Path) -> None:
@@ -168,12 +138,7 @@ def _flip_a_bit(path: Path) -> None:
 
 TEARS: dict[str, tuple[Callable[[Path], None], str]] = {
     "marker missing": (lambda d: (d / "COMPLETE").unlink(), "interrupted"),
-    "marker torn": (lambda d: _truncate(d / "COMPLETE"), "marker is damaged"),
-    "tensors truncated": (lambda d: _truncate(d / "__1_0.distcp"), "bytes instead of"),
-    "tensors missing": (lambda d: (d / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
     "one bit of a tensor": (lambda d: _flip_a_bit(d / "__0_0.distcp"), "has changed"),
-    "metadata missing": (lambda d: (d / ".metadata").unlink(), ".metadata is missing"),
-    "metadata truncated": (lambda d: _truncate(d / ".metadata"), "bytes instead of"),
 }
 
 
@@ -234,8 +199,6 @@ def test_a_finished_run_can_be_resumed(ranks: RankPool, finished: Path, own: Pat
 
 def test_the_newest_are_kept(ranks: RankPool, tmp_path: Path) -> None:
     options = replace(SGD, checkpoint_every=2, valid_every=12)
-    _run(ranks, 2, tmp_path / "two", options)
-    assert checkpoints(tmp_path / "two") == ["step-00000010", "step-00000012"]
     _run(ranks, 1, tmp_path / "four", replace(options, keep=4))
     newest = [f"step-000000{n:02d}" for n in (6, 8, 10, 12)]
     assert checkpoints(tmp_path / "four") == newest
@@ -269,11 +232,8 @@ def _losses_of_a_torn_file(directory: Path) -> list[float]:
 # --- another run
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_another_model_is_refused_by_the_names_that_differ(
-    ranks: RankPool, own: Path, world_size: int
-) -> None:
-    error = _run(ranks, world_size, own, SGD, resume=True, width=9).error
+def test_another_model_is_refused_by_the_names_that_differ(ranks: RankPool, own: Path) -> None:
+    error = _run(ranks, 2, own, SGD, resume=True, width=9).error
     assert error.startswith("UserError: ")
     assert "first.weight: [6, 3, 3, 3] in the checkpoint, [9, 3, 3, 3] in this model" in error
 
@@ -285,18 +245,10 @@ def test_another_optimizer_is_refused(ranks: RankPool, own: Path) -> None:
     assert "exp_avg" in error
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"seed": 4}, "--seed .*3 .*4"),
-        ({"global_batch": 12}, "--global-batch .*24 .*12"),
-        ({"micro_batch": 8}, "--micro-batch .*4 .*8"),
-    ],
-)
-def test_another_run_is_refused_by_the_option_that_differs(
-    ranks: RankPool, own: Path, changes: dict[str, int], named: str
-) -> None:
-    error = _run(ranks, 1, own, replace(SGD, **changes), resume=True).error
+def test_another_run_is_refused_by_the_options_that_differ(ranks: RankPool, own: Path) -> None:
+    changed = replace(SGD, seed=4, global_batch=12, micro_batch=8)
+    error = _run(ranks, 1, own, changed, resume=True).error
+    named = "--seed .*3 .*4.*--global-batch .*24 .*12.*--micro-batch .*4 .*8"
     assert re.match(f"UserError: .*{named}", error)
 
 
