@@ -35,36 +35,32 @@ _TENTH = "import asyncio, email.message, http.client, inspect, json, ssl, xml.do
 
 def _seconds(*words: str) -> float:
     start = time.perf_counter()
-    subprocess.run(words, check=True, capture_output=True, timeout=20)
+    subprocess.run(words, check=True, capture_output=True, timeout=120)
     return time.perf_counter() - start
 
 
-@pytest.mark.parametrize("words", [("--help",), ("--version",)])
-def test_quick(words: tuple[str, ...]) -> None:
+def test_quick() -> None:
     """Invariant 8: login verbs are quick."""
-    # Both are started in turn, so that a machine that is slow or busy is so for both; and for a
+    # All are started in turn, so that a machine that is slow or busy is so for all; and for a
     # while, until each has had a quiet moment.
-    deadline = time.monotonic() + 60
-    ours = tenth = float("inf")
+    deadline = time.monotonic() + 90
+    tenth = float("inf")
+    ours = {"--help": float("inf"), "--version": float("inf")}
     for turn in itertools.count():
         tenth = min(tenth, _seconds(sys.executable, "-c", _TENTH))
-        ours = min(ours, _seconds(COMMAND, *words))
+        ours = {word: min(best, _seconds(COMMAND, word)) for word, best in ours.items()}
         bar = 0.3 * max(1.0, tenth / 0.1)
-        if (turn >= 2 and ours <= bar) or time.monotonic() > deadline:
+        if (turn >= 2 and max(ours.values()) <= bar) or time.monotonic() > deadline:
             break
-    assert ours <= bar
+    assert max(ours.values()) <= bar, (ours, bar)
 
 
-def test_version(run_rankup: RunRankup) -> None:
-    done = run_rankup(["--version"])
+def test_version_and_help(run_rankup: RunRankup, rankup_here: RunRankup) -> None:
+    done = rankup_here(["--version"])
     assert (done.returncode, done.stdout) == (0, f"rankup {rankup.__version__}\n")
-
-
-def test_help(run_rankup: RunRankup, rankup_here: RunRankup) -> None:
     for words in (["--help"], ["-h"], ["run", "-h"], ["run", LM, "--help"]):
         done = rankup_here(words)
-        assert done.returncode == 0
-        assert done.stderr == ""
+        assert (done.returncode, done.stderr) == (0, "")
     done = run_rankup(["run", LM, "-h"])
     assert (done.returncode, done.stderr) == (0, "")
     assert "--seq-len" in done.stdout
@@ -95,12 +91,11 @@ def test_recipes(rankup_here: RunRankup) -> None:
     [
         (["rum"], "rum"),
         (["run", "--nprocs", "2", LM], "--nproc"),
-        (["run", "--nproc", "0", LM], "--nproc"),
         (["run", "--nproc", "two", LM], "--nproc"),
     ],
 )
-def test_usage(run_rankup: RunRankup, tmp_path: Path, words: list[str], said: str) -> None:
-    done = run_rankup(words)
+def test_usage(rankup_here: RunRankup, tmp_path: Path, words: list[str], said: str) -> None:
+    done = rankup_here(words)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr

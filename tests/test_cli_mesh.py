@@ -14,7 +14,6 @@ from PIL import Image
 
 from rankup.base.errors import UserError
 from rankup.launch.mesh.command import show
-from rankup.launch.mesh.words import ranges, size, together, units
 from tests.conftest import RunRankup
 
 LM = "language-model"
@@ -68,10 +67,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def test_a_recipe_in_3d(run_rankup: RunRankup) -> None:
-    words = ["mesh", "--nodes", "2", "--nproc", "4", "--strategy", "3d", LM, *SMALL]
-    done = run_rankup(words, timeout=100)
+def test_a_recipe_in_3d_in_words_and_drawn(rankup_here: RunRankup, tmp_path: Path) -> None:
+    """Colours of both stages are in the picture."""
+    words = ["mesh", "--nodes", "2", "--nproc", "4", "--strategy", "3d", "--png", "a.png", LM]
+    done = rankup_here([*words, *SMALL])
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("drawn: a.png\n")
     lines = done.stdout.splitlines()
     assert "8 ranks on 2 nodes of 4: pp 2 x shard 2 x tp 2" in lines
     table = lines.index("node  rank  pp  dp  shard  tp")
@@ -79,6 +80,21 @@ def test_a_recipe_in_3d(run_rankup: RunRankup) -> None:
     stage = next(i for i, line in enumerate(lines) if line.startswith("stage 0, ranks 0-3"))
     tokens = next(line for line in lines[stage:] if line.startswith("tokens.weight"))
     assert " ".join(tokens.split()[1:]) == "256 x 16 64 x 16 tp: dim 0, shard: dim 0"
+    _two_stages(tmp_path / "a.png")
+
+
+@pytest.mark.slow
+def test_130_ranks_are_drawn_as_small_boxes(here: Path) -> None:
+    asked = (None, None, None, None, 2, None)
+    assert show("mymodels:build_model", (), 65, 2, asked, "a.png") == 0
+    _two_stages(here / "a.png")
+
+
+def _two_stages(picture: Path) -> None:
+    with Image.open(picture) as image:
+        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or ()}
+        assert min(image.size) > 300
+    assert {(0x4C, 0x78, 0xA8), (0xF5, 0x85, 0x18)} <= colours
 
 
 def test_a_function_of_the_user(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,20 +106,6 @@ def test_a_function_of_the_user(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert "588 parameters" in by_module  # 8*32+32 + 32*8+8 + 8*4+4
     assert "0.weight" in by_module
     assert "16 x 8" in by_module
-
-
-@pytest.mark.parametrize(("nodes", "per_node"), [(2, 4), (16, 4), (65, 2)])
-def test_the_picture(
-    here: Path, capsys: pytest.CaptureFixture[str], nodes: int, per_node: int
-) -> None:
-    """Colours of both stages are in it; 130 ranks are drawn as small boxes."""
-    asked = (None, None, None, None, 2, None)
-    assert show("mymodels:build_model", (), nodes, per_node, asked, "a.png") == 0
-    assert capsys.readouterr().out.endswith("drawn: a.png\n")
-    with Image.open(here / "a.png") as image:
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or ()}
-        assert min(image.size) > 300
-    assert {(0x4C, 0x78, 0xA8), (0xF5, 0x85, 0x18)} <= colours
 
 
 def test_warnings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,13 +202,3 @@ def test_a_torch_without_ranks_that_are_not_there(
 def test_a_picture_that_cannot_be(here: Path, png: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         show("mymodels:build_model", (), 1, 1, NOTHING, png)
-
-
-def test_words() -> None:
-    assert ranges([0, 1, 2, 5]) == "0-2, 5"
-    assert ranges([1, 3, 5, 7]) == "1-7 by 2"
-    assert ranges([0, 2, 3, 7, 9, 11]) == "0, 2-3, 7, … 11"
-    names = ["blocks.0.a.weight", "blocks.1.a.weight", "head.weight", "scale"]
-    assert units(names) == ["blocks.0-1", "head", "scale"]
-    assert together(names[:2]) == "blocks.0-1.a.weight"
-    assert [size(n) for n in (999, 1500, 2.5e9)] == ["999 B", "1.5 kB", "2.5 GB"]

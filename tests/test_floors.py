@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("floors")  # one process reads all modules
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 # An import goes down, or stays on its floor. "" is rankup/__init__.py: it hands on what runtime,
@@ -80,6 +81,8 @@ def _imports_of(
     module: str, package: bool, node: ast.AST, at_import: bool = True
 ) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue
         runs = at_import
         if isinstance(child, ast.Import):
             for alias in child.names:
@@ -97,7 +100,7 @@ def _imports_of(
             rest = ast.Module(child.orelse, [])
             yield from _imports_of(module, package, rest, runs)
         else:
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 runs = False
             yield from _imports_of(module, package, child, runs)
 
@@ -213,11 +216,10 @@ def test_quick_rooms_import_nothing_that_imports_torch() -> None:
     assert not slow, f"these import torch through what they import: {slow}"
 
 
-@pytest.mark.parametrize("statement", ["import rankup", "import rankup, rankup.cli"])
-def test_importing_the_command_imports_no_torch(statement: str) -> None:
-    program = f"{statement}\nimport sys\nprint('torch' in sys.modules)"
+def test_importing_the_command_imports_no_torch() -> None:
+    program = "import rankup, rankup.cli\nimport sys\nprint('torch' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.stdout, done.stderr) == ("False\n", "")
 
