@@ -51,14 +51,19 @@ class Plan:
 
 def kill_the_sampler(run: Path) -> None:
     """Kill it in the middle, start another one by hand after a while, and kill that one too."""
-    time.sleep(0.4 * SECONDS)
+    _wait_for_samples(run, 60)
     _kill_samplers(run)
     time.sleep(_SILENT)
     command = [sys.executable, "-m", "rankup", "monitor", str(run), "--ranks", "2"]
     second = subprocess.Popen(command)
-    time.sleep(0.15 * SECONDS)
+    _wait_for_samples(run, 80)
     second.kill()
     second.wait()
+
+
+def _wait_for_samples(run: Path, count: int) -> None:
+    while sum(len(file.read_bytes().splitlines()) for file in (run / FOLDER).glob("*")) < count:
+        time.sleep(1.0)
 
 
 PLANS = {

@@ -70,15 +70,16 @@ def screen(tmp_path: Path) -> Iterator[Screen]:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Callable[[Path, Path, float], None]]:
+def play(tmp_path: Path) -> Iterator[Callable[[Path, Path, float], subprocess.Popen[bytes]]]:
     """`play(file, run, speed)`: a sampler that plays a node's recording into a run."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def play(file: Path, run: Path, speed: float) -> None:
+    def play(file: Path, run: Path, speed: float) -> subprocess.Popen[bytes]:
         words = ["monitor", str(run), "--replay", str(file), "--speed", str(speed)]
         with (tmp_path / "sampler.log").open("ab") as log:
             command = [sys.executable, "-m", "rankup", *words]
             started.append(subprocess.Popen(command, stdout=log, stderr=log))
+        return started[-1]
 
     yield play
     for process in started:
@@ -97,7 +98,7 @@ def _run(folder: Path, **life: object) -> Path:
 
 
 def test_it_shows_what_a_sampler_writes_in_a_terminal_of_any_size_until_q(
-    tmp_path: Path, screen: Screen, play: Callable[[Path, Path, float], None]
+    tmp_path: Path, screen: Screen, play: Callable[[Path, Path, float], subprocess.Popen[bytes]]
 ) -> None:
     run = _run(tmp_path)
     trace = running().but(nodes=1, gpu=only_gpu(2))
@@ -106,13 +107,14 @@ def test_it_shows_what_a_sampler_writes_in_a_terminal_of_any_size_until_q(
     size = ["env", "COLUMNS=80", "LINES=24"]
     screen.start(*size, sys.executable, "-m", "rankup", "status", "--live", str(run))
     screen.wait("no sample of a node yet")
-    play(full / "monitor" / "jrc0001.jsonl", run, 600)
+    player = play(full / "monitor" / "jrc0001.jsonl", run, 600)
     text = screen.wait(r"GPU 2  █+░* +9\d %  3\d\d/400 W")
     assert re.search(r"GPU 3  ░+ +0 %.*nobody uses it", text)
     assert "4 GPUs on 1 node" in text
     assert "rankup: a line of the log" in text
     (run / "metrics.jsonl").write_bytes((full / "metrics.jsonl").read_bytes())
     screen.wait(r"step 1,761 · loss 2\.906")
+    assert player.wait(_PATIENCE) == 0
     running().but(nodes=12, seconds=60, metrics=None).write(run)
     text = screen.wait("12 nodes")
     assert "more nodes" not in text

@@ -68,11 +68,6 @@ RUDE = {
     ),
     "writes outside": ("open('../../../../../outside.txt', 'w')", "only below its own folder"),
     "starts a program": ("import subprocess; subprocess.run(['touch', 'x'])", "starts no other"),
-    "leaves orphans": (
-        "import os, time\n    if os.fork() == 0:\n        os.setsid(); time.sleep(3000)\n"
-        "    if _rank: os._exit(3)",
-        "ended with code 3",
-    ),
 }
 
 
@@ -159,10 +154,15 @@ def test_broken_and_rude_ports_are_noticed(project: Path) -> None:
 def test_ports_that_wait_for_ever_or_kill_the_process_that_starts_them(project: Path) -> None:
     rude = {
         "hangs": ("import time\n    while _rank: time.sleep(1)", "had not ended after"),
+        "leaves orphans": (
+            "import os, time\n    if os.fork() == 0:\n        os.setsid(); time.sleep(3000)\n"
+            "    if _rank: os._exit(3)",
+            "ended with code 3",
+        ),
         "kills": ("import os; os.kill(os.getppid(), 9)", "the ranks has ended"),
     }
     ports = {name: _broken((_AT, f"{_AT}    {code}\n")) for name, (code, _) in rude.items()}
-    found = results(project, ONE, ports, seconds=45.0)
+    found = results(project, ONE, ports, seconds=40.0)
     for name, (_, said) in rude.items():
         assert any(said in one.difference for one in found[name]), (name, found[name])
     _nothing_is_left(project)
