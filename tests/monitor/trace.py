@@ -61,7 +61,7 @@ class Trace:
     """A run: how long, how wide, and how each channel goes.
 
     Attributes:
-        gpus, cores, memory: of each node; granted: GPUs of each node given to the job, None: all.
+        gpus, cores, memory: of each node.
         ranks: per node; None: one per GPU, without GPUs one.
         every: seconds between samples; step: between steps; limit: of time, in seconds.
         stays: lives; none given: one of `seconds`.
@@ -70,7 +70,6 @@ class Trace:
         core_use: per core in % of it, of (seconds, core); None: what the ranks take.
         fs: by mount point, channels `read`, `write`, `operations`.
         checkpoints, validations: steps between them, None: never; stall: seconds of a checkpoint.
-        first_step: number of the first step minus one.
         environment: of every head; heads: changes of every head.
         silences, torn: what was not written; torn: (node, seconds) of half a line.
         records: further lines of `metrics.jsonl`.
@@ -86,7 +85,6 @@ class Trace:
     seed: int = 0
     memory: float = 512e9
     memory_limit: float | None = None
-    granted: int | None = None
     gpu_error: str | None = None
     limit: float | None = 7200.0
     step: float = 0.5
@@ -195,7 +193,6 @@ class Trace:
                 memory=GPU_MEMORY,
                 power_limit=GPU_POWER,
                 clock_max=1410.0,
-                granted=None if self.granted is None else index < self.granted,
             )
             for index in range(self.gpus)
         )
