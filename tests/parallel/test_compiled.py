@@ -82,16 +82,10 @@ def _assert_same(ranks: RankPool, root: Path, size: int, backend: str, **asked: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_traced(ranks: RankPool, tmp_path: Path) -> None:
-    """All of compilation but the C++ compiler, which takes most of its time."""
-    _assert_same(ranks, tmp_path, 2, "aot_eager", strategy="fsdp")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("size", "strategy"), [(2, "fsdp"), (2, "tp"), (2, "pp")])
-def test_compiled(ranks: RankPool, tmp_path: Path, size: int, strategy: str) -> None:
-    _assert_same(ranks, tmp_path, size, "inductor", strategy=strategy)
+@pytest.mark.parametrize(("strategy", "backend"), [("fsdp", "inductor"), ("tp", "aot_eager")])
+def test_compiled(ranks: RankPool, tmp_path: Path, strategy: str, backend: str) -> None:
+    """One with the C++ compiler, which takes most of the time, and one without."""
+    _assert_same(ranks, tmp_path, 2, backend, strategy=strategy)
 
 
 def _with_little_patience(world: World, directory: Path, layout: Layout) -> int:

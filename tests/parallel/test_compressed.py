@@ -21,14 +21,14 @@ def _train(world: World, directory: Path, options: TrainOptions) -> str:
 
 
 def test_losses_are_near_those_without(ranks: RankPool, tmp_path: Path) -> None:
-    """Batches are dealt unevenly; after 12 steps int8 and bf16 are within 1 %."""
+    """Batches are dealt unevenly; after 12 steps int8 is within 1 %."""
     found = {}
-    for name in ("none", "bf16", "int8", "topk:0.1", "powersgd:4"):
+    for name in ("none", "int8", "powersgd:4"):
         options = replace(SGD, steps=12, valid_every=12, checkpoint_every=12, compress=name)
         assert ranks.run(2, _train, tmp_path / name, options) == ["", ""]
         found[name] = losses(tmp_path / name)
     plain = found.pop("none")
-    bounds = {"bf16": 0.002, "int8": 0.01, "topk:0.1": 0.1, "powersgd:4": 0.1}
+    bounds = {"int8": 0.01, "powersgd:4": 0.1}
     for name, run in found.items():
         assert run[-1] < run[0]
         assert run[-1] == pytest.approx(plain[-1], rel=bounds[name]), name

@@ -84,10 +84,9 @@ def _train(world: World, directory: Path, options: TrainOptions) -> Kinds:
     [
         (2, {"strategy": "fsdp"}),
         pytest.param(2, {"strategy": "fsdp", **ADAMW}, marks=pytest.mark.slow),
-        pytest.param(2, {"strategy": "fsdp", "reshard": False}, marks=pytest.mark.slow),
-        pytest.param(4, {"dp": 2, "shard": 2}, marks=pytest.mark.slow),
+        pytest.param(4, {"dp": 2, "shard": 2, "reshard": False}, marks=pytest.mark.slow),
     ],
-    ids=["fsdp", "adamw", "not resharded", "hsdp"],
+    ids=["fsdp", "adamw", "hsdp, not resharded"],
 )
 def test_half(ranks: RankPool, tmp_path: Path, size: int, asked: dict[str, Any]) -> None:
     options = replace(OPTIONS, **asked)

@@ -126,8 +126,7 @@ def test_trains_as_in_one_process(ranks: RankPool, name: str, asked: dict[str, A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "strategy"), [("gpt2", "ddp"), ("llama", "fsdp")])
 def test_models_by_strategies(ranks: RankPool, name: str, strategy: str) -> None:
     ranks.run(2, _train, name, {"strategy": strategy})
 

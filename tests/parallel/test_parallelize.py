@@ -34,11 +34,7 @@ def test_the_loop_is_that_of_one_process(ranks: RankPool, layout: str) -> None:
     "asked",
     [
         {"strategy": "hsdp"},
-        {"strategy": "fsdp"},
-        {"dp": 2, "tp": 2},
         {"shard": 2, "tp": 2},
-        {"dp": 2, "pp": 2},
-        {"shard": 2, "pp": 2},
         {"tp": 2, "pp": 2},
         {"pp": 2, "dp": 2, "pp_schedule": "interleaved"},
     ],

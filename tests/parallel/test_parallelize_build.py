@@ -103,7 +103,9 @@ def _half(world: World, asked: dict[str, Any]) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("asked", [{"dp": 2}, {"shard": 2}, {"tp": 2}], ids=str)
+@pytest.mark.parametrize(
+    "asked", [{"shard": 2}, pytest.param({"tp": 2}, marks=pytest.mark.slow)], ids=str
+)
 def test_half_precision_inside_and_single_outside(ranks: RankPool, asked: dict[str, Any]) -> None:
     ranks.run(2, _half, asked)
 

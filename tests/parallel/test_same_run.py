@@ -1,4 +1,4 @@
-"""Invariant 1, same run, over every way to split a model."""
+"""Invariant 1, same run, over ways to split a model; the plain strategies are in `tests/train`."""
 
 from __future__ import annotations
 
@@ -49,32 +49,21 @@ CORE = [
     _case("tp", 1, 1, 1, 2),
     _case("pp", 2, 1, 1, 1),
 ]
-# Of two axes at once the fast suite has tensor/test_same_run.py and train/test_apart.py.
+# Each axis beside each other one, each schedule and each way to recompute at least once.
 REST = [
     _case("shard x tp", 1, 1, 2, 2),
-    _case("dp x pp", 2, 2, 1, 1),
-    _case("tp x pp", 2, 1, 1, 2),
-    _case("fsdp of 8", 1, 1, 8, 1),
-    _case("fsdp, not resharded", 1, 1, 2, 1, reshard=False),
+    _case("dp x pp, interleaved", 2, 2, 1, 1, pp_schedule="interleaved"),
+    _case("tp x pp, gpipe", 2, 1, 1, 2, pp_schedule="gpipe"),
+    _case("fsdp of 8, recomputed", 1, 1, 8, 1, activation_checkpointing="full"),
+    _case(
+        "fsdp, kept, half recomputed", 1, 1, 2, 1, reshard=False,
+        activation_checkpointing="selective",
+    ),
     _case("fsdp in host memory", 1, 1, 2, 1, offload=True),
-    _case("fsdp, recomputed", 1, 1, 2, 1, activation_checkpointing="full"),
-    _case("fsdp, half recomputed", 1, 1, 2, 1, activation_checkpointing="selective"),
-    _case("hsdp", 1, 2, 2, 1),
-    _case("tp of 4", 1, 1, 1, 4),
-    _case("tp, recomputed", 1, 1, 1, 2, activation_checkpointing="full"),
-    _case("pp of 4", 4, 1, 1, 1),
-    _case("pp, naive", 2, 1, 1, 1, pp_schedule="naive"),
-    _case("pp, gpipe", 2, 1, 1, 1, pp_schedule="gpipe"),
-    _case("pp, interleaved", 2, 1, 1, 1, pp_schedule="interleaved"),
+    _case("tp of 4, recomputed", 1, 1, 1, 4, activation_checkpointing="full"),
     _case("pp, zero bubble", 2, 1, 1, 1, pp_schedule="InterleavedZeroBubble"),
-    _case("pp, recomputed", 2, 1, 1, 1, activation_checkpointing="full"),
-    _case("dp x tp", 1, 2, 1, 2),
-    _case("shard x pp", 2, 1, 2, 1),
-    _case("shard x pp, interleaved", 2, 1, 2, 1, pp_schedule="interleaved"),
-    _case("dp x tp x pp", 2, 2, 1, 2),
     _case("shard x tp x pp", 2, 1, 2, 2),
-    _case("dp x shard x tp", 1, 2, 2, 2),
-]
+]  # fmt: skip
 PLAIN: dict[str, Any] = {}
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # what is trained, and how
@@ -150,11 +139,6 @@ def _assert_same(
         assert last[name] == pytest.approx(expected[name], rel=1e-5)
 
 
-@pytest.mark.parametrize("case", CORE, ids=lambda case: case.name)
-def test_core(same: Same, tmp_path: Path, case: Case) -> None:
-    same.hold(tmp_path, case, PLAIN, {})
-
-
 def test_tied_embeddings_and_frozen_parts_over_stages(same: Same, tmp_path: Path) -> None:
     shape, changes = VARIANTS["tied, partly frozen, unclipped"]
     same.hold(tmp_path, CORE[3], shape, changes)
@@ -167,7 +151,7 @@ def test_every_layout(same: Same, tmp_path: Path, case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [CORE[2], REST[0], *REST[-3:]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [CORE[2], REST[-1]], ids=lambda case: case.name)
 def test_tied_and_frozen_parts(same: Same, tmp_path: Path, case: Case) -> None:
     shape, changes = VARIANTS["tied, partly frozen, unclipped"]
     same.hold(tmp_path, case, shape, changes)
@@ -181,7 +165,7 @@ def test_clipped_without_accumulation(same: Same, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "accumulated"),
-    [(CORE[0], False), (CORE[1], True), (CORE[2], False), (CORE[3], True), (REST[-2], False)],
+    [(CORE[0], False), (CORE[3], True)],
     ids=lambda one: one.name if isinstance(one, Case) else "accumulated" if one else "clipped",
 )
 def test_accumulated_or_clipped(same: Same, tmp_path: Path, case: Case, accumulated: bool) -> None:

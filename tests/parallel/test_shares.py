@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,15 +12,18 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.tensor import DTensor
 
-from rankup.parallel.build import Choices
+from rankup.parallel.build import Built, Choices, build
 from rankup.parallel.layout import Layout
+from rankup.parallel.mesh import Mesh
+from rankup.recipes.models.transformer import Transformer
 from rankup.runtime.state import local
 from rankup.runtime.world import World
+from rankup.train.options import TrainOptions
 from tests.pool import RankPool
 
-from .comms import SAMPLES, small
+from .tasks import VOCABULARY, SmallLM
 
-LAYERS = 3
+LAYERS, SAMPLES = 3, 3
 UNEVEN = 37  # words: no equal parts
 KINDS = ("weights", "gradients", "exp_avg", "exp_avg_sq")
 # What torch's trackers call that of which a rank keeps a share, and the whole peak.
@@ -42,6 +45,21 @@ class Kept:
     local: dict[str, dict[str, int]]
     stored: dict[str, int]
     peak: dict[str, int]
+
+
+def small(
+    world: World, layout: Layout, choices: Choices, layers: int, vocabulary: int = VOCABULARY
+) -> tuple[SmallLM, Built]:
+    """A small transformer on the ranks of a mesh."""
+    task = SmallLM(TrainOptions(), layers=layers)
+    task.shape = replace(task.shape, vocab_size=vocabulary)
+    example = (task.loss, task.train.batch(torch.arange(SAMPLES)))
+    built = build(task.build_model, Mesh(layout, world), 0, choices, example)
+    assert isinstance(built.model, Transformer)
+    for block in built.model.blocks.values():
+        del block.dropout  # torch's counter breaks on a module that is called twice
+        block.dropout = torch.clone  # type: ignore[assignment]
+    return task, built
 
 
 def keep(world: World, layout: Layout) -> Kept:

@@ -57,8 +57,11 @@ def test_ddp(ranks: RankPool) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "gathered", "gathers"),
-    [({}, 4, 2), ({"precision": "bf16"}, 2, 2), ({"reshard": False}, 4, 1)],
-    ids=["fp32", "bf16", "not resharded"],
+    [
+        ({}, 4, 2),
+        pytest.param({"precision": "bf16", "reshard": False}, 2, 1, marks=pytest.mark.slow),
+    ],
+    ids=["fp32", "bf16, not resharded"],
 )
 def test_fsdp(ranks: RankPool, asked: dict[str, Any], gathered: int, gathers: int) -> None:
     """Per micro-batch the weights for the forward and for the backward, and gradients in fp32."""
@@ -98,6 +101,7 @@ def of_tokens(number: int) -> float:
     return number * 2 * 1 / 2 * 3 * 4 * OPTIONS.micro_batch * LENGTH
 
 
+@pytest.mark.slow
 def test_tensor_parallel(ranks: RankPool) -> None:
     for found in steps(ranks, 2, strategy="tp"):
         assert found.bytes(GATHER) == found.bytes(SCATTER) == in_tensor_group(4) / 2

@@ -24,10 +24,17 @@ from rankup.train.start import start
 from rankup.train.step import Stepper
 from rankup.train.stop import Stop
 
-from .comms import KINDS
 from .tasks import SmallLM
 
 LAYERS, DIM = 2, 64
+# Torch's names for the same thing, in its two sets of operators.
+KINDS = {
+    "all_gather": "all_gather",
+    "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_reduce": "all_reduce",
+    "allreduce": "all_reduce",
+}
 # They hand on what another one has sent, or wait for it.
 _QUIET = ("wait_tensor", "_wrap_tensor_autograd", "recv_")
 _BYTES_ACKED = 120  # its offset in struct tcp_info, linux/tcp.h; there since Linux 4.1

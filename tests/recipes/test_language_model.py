@@ -8,30 +8,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
 from rankup.data.text import TokenFile
 from rankup.parallel.initial import initialize
-from rankup.recipes.language_model import _IGNORED, LanguageModel, Windows, log_frequencies
+from rankup.recipes.language_model import LanguageModel, Windows, log_frequencies
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import LanguageModelOptions
 from tests.conftest import TextFiles
 from tests.pool import RankPool
 from tests.train.runs import losses, train_text
 
+IGNORED = -100  # of torch's cross entropy
 SHAPE = Shape(vocab_size=37, seq_len=12, layers=2, dim=16, heads=4, dropout=0.3)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 200), st.integers(1, 40))
 def test_every_token_is_a_target_once_and_follows_its_own_past(length: int, seq_len: int) -> None:
     text = np.arange(1000, 1000 + length, dtype=np.uint16)
     windows = Windows(text, seq_len)
     tokens, targets = windows.batch(torch.arange(len(windows)))
     assert tokens.shape == targets.shape == (len(windows), seq_len)
-    valid = targets != _IGNORED
+    valid = targets != IGNORED
     assert targets[valid].tolist() == text[1:].tolist()
     assert torch.equal(tokens[valid] + 1, targets[valid])
     # What is missing is missing at the end of the last window alone.
@@ -39,7 +39,6 @@ def test_every_token_is_a_target_once_and_follows_its_own_past(length: int, seq_
     assert valid[-1].tolist() == sorted(valid[-1].tolist(), reverse=True)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 200), st.integers(1, 40), st.data())
 def test_targets_are_counted_without_reading_them(
     length: int, seq_len: int, data: st.DataObject
@@ -49,7 +48,7 @@ def test_targets_are_counted_without_reading_them(
         data.draw(st.lists(st.integers(0, len(windows) - 1), unique=True)), dtype=torch.int64
     )
     targets = windows.batch(samples)[1]
-    assert windows.count(samples) == int((targets != _IGNORED).sum())
+    assert windows.count(samples) == int((targets != IGNORED).sum())
     assert windows.count(torch.arange(len(windows))) == length - 1
 
 

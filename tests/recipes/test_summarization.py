@@ -21,7 +21,9 @@ from rankup.recipes.article_options import ARTICLES, SummarizationOptions
 from rankup.recipes.asked import Asked
 from rankup.recipes.summarization import ROUGE, Summarization, rouge
 from rankup.runtime.world import World
+from rankup.site import rundir
 from tests.conftest import RunRankup
+from tests.gallery import Gallery
 from tests.launch.on_slurm import SECONDS, Site
 from tests.pool import RankPool
 from tests.slurm.cluster import Cluster
@@ -50,30 +52,20 @@ def summarise(world: World, directory: Path, options: SummarizationOptions, prep
     summarization.summarise(Summarization(options, prepared / ARTICLES), world, directory)
 
 
-def test_the_same_run_on_one_rank_and_two_and_in_parts(ranks: RankPool, tmp_path: Path) -> None:
-    """Invariant 1, with dropout on: ddp, fsdp (the embedding is shared), a resume in an epoch."""
-    SMALL.prepare(tmp_path)
-    one, two, parts = tmp_path / "1", tmp_path / "2", tmp_path / "fsdp"
-    ranks.run(1, train_articles, one, SMALL, tmp_path)
-    traced = replace(SMALL, trace_samples=str(tmp_path / "trace"))
-    short = replace(traced, steps=4, valid_every=4, schedule="constant")
-    ranks.run(2, train_articles, two, SMALL, tmp_path)
+def test_the_same_run_on_one_rank_and_two(
+    ranks: RankPool, gallery: Gallery, tmp_path: Path
+) -> None:
+    """Invariant 1, with dropout on: ddp and fsdp (the embedding is shared)."""
+    two, one, parts = gallery.run("summaries"), tmp_path / "1", tmp_path / "fsdp"
+    options = find("summarization").parse(rundir.read(two).args)
+    ranks.run(1, train_articles, one, options, two)
     assert_same_run(two, one)
-    ranks.run(2, train_articles, parts, replace(SMALL, strategy="fsdp"), tmp_path)
+    ranks.run(2, train_articles, parts, replace(options, strategy="fsdp"), two)
     assert_same_run(parts, one)
-    # Killed after four steps of six, it goes on at another world size: each article once.
-    ranks.run(2, train_articles, tmp_path / "cut", short, tmp_path)
-    more = replace(short, steps=6, strategy="fsdp")
-    assert not ranks.run(1, train_articles, tmp_path / "cut", more, tmp_path, True)[0].error
-    lines = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
-    n = len(Summarization(SMALL, tmp_path / ARTICLES).train)
-    assert 4 * 12 < n <= 6 * 12, "the resumed life comes to the end of the epoch"
-    drawn = [sample for line in lines if line["epoch"] == 0 for sample in line["samples"]]
-    assert sorted(drawn) == list(range(n))
     # The summaries do not depend on who makes them.
-    ranks.run(1, summarise, one, SMALL, tmp_path)
+    ranks.run(1, summarise, one, options, two)
     found = json.loads((one / "summaries.json").read_text())
-    ranks.run(2, summarise, one, SMALL, tmp_path)
+    ranks.run(2, summarise, one, options, two)
     assert json.loads((one / "summaries.json").read_text()) == found
     assert [len(found[name]["summaries"]) for name in ("valid", "test")] == [5, 5]
     for part in found.values():

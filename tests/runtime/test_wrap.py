@@ -192,7 +192,7 @@ def _through_methods(world: World, sizes: tuple[int, ...]) -> list[torch.Tensor]
     return [p.detach() for p in wrapped.parameters()]
 
 
-@pytest.mark.parametrize("sizes", [(4,), (3, 2), (2, 0, 1)])
+@pytest.mark.parametrize("sizes", [(2, 0, 1)])
 def test_training_through_methods_stays_in_step(ranks: RankPool, sizes: tuple[int, ...]) -> None:
     found = ranks.run(len(sizes), _through_methods, sizes)
     for other in found[1:]:

@@ -43,7 +43,7 @@ def _statistics(world: World, sizes: tuple[int, ...], steps: int) -> dict[str, t
     return dict(model.named_buffers())
 
 
-@pytest.mark.parametrize("sizes", [(4,), (3, 3), (2, 5), (4, 0), (3, 2, 0)])
+@pytest.mark.parametrize("sizes", [(2, 5), (3, 2, 0)])
 def test_running_statistics_are_the_mean_over_ranks(
     ranks: RankPool, sizes: tuple[int, ...]
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rankup.parallel.lowcomm.gossip.board import _CLOSED, Board
+from rankup.parallel.lowcomm.gossip.board import Board
 from rankup.parallel.lowcomm.gossip.meet import Meeting
 from rankup.parallel.lowcomm.gossip.silence import Silence
 
@@ -28,18 +28,6 @@ def test_numbers_end_with_the_round_that_was_begun(served: tuple[dist.TCPStore, 
     assert board.next_number() is None
     assert board.drawn() == 4
     assert [board.next_rest() for _ in range(2)] == [0, 1]
-
-
-def test_a_worker_that_ends_while_it_closes_the_counter_holds_nobody_up(
-    served: tuple[dist.TCPStore, str],
-) -> None:
-    board = Board(served[0], 3)
-    board.prepare()
-    assert [board.next_number() for _ in range(4)] == [0, 1, 2, 3]
-    served[0].add("tickets", _CLOSED)  # and no word of it
-    assert board.drawn() == 4
-    assert board.next_number() is None
-    assert board.drawn() == 4, "all that ask agree"
 
 
 def test_status(served: tuple[dist.TCPStore, str]) -> None:

@@ -16,7 +16,7 @@ from .simulated import Crowd
 _CODECS = {"none": 1e-4, "bf16": 1e-4, "int8": 1e-3, "topk:0.1": 0.3}
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8, 16, 33])
+@pytest.mark.parametrize("workers", [2, 5, 16, 33])
 def test_neighbours_are_mutual_and_reach_all_in_few_rounds(workers: int) -> None:
     graph = {w: neighbours(w, workers) for w in range(workers)}
     for worker, others in graph.items():
@@ -29,7 +29,7 @@ def test_neighbours_are_mutual_and_reach_all_in_few_rounds(workers: int) -> None
     assert len(reached) == workers
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8, 16, 64])
+@pytest.mark.parametrize("workers", [2, 5, 64])
 def test_the_graph_mixes_fast(workers: int) -> None:
     """The second largest eigenvalue of one exchange with all neighbours stays away from 1."""
     mixing = torch.zeros(workers, workers, dtype=torch.float64)
@@ -50,9 +50,10 @@ def test_turns_answer_first_and_pass_over_who_is_busy() -> None:
     assert turns.take(()) is None
 
 
-@pytest.mark.parametrize("codec", _CODECS)
-@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8])
-def test_without_gradients_all_come_to_the_mean(workers: int, codec: str) -> None:
+@pytest.mark.parametrize(
+    ("codec", "workers"), [("none", 2), ("topk:0.1", 3), ("int8", 5), ("bf16", 8)]
+)
+def test_without_gradients_all_come_to_the_mean(codec: str, workers: int) -> None:
     crowd = Crowd(workers, 200, codec)
     start = torch.randn(workers, 200, generator=torch.Generator().manual_seed(0))
     _set(crowd, start)
@@ -84,7 +85,7 @@ def test_who_dies_is_left_out() -> None:
     assert crowd.spread < 1e-4
 
 
-@pytest.mark.parametrize("codec", [*_CODECS, "topk:0.02"])
+@pytest.mark.parametrize("codec", ["none", "topk:0.02"])
 def test_learns_what_no_worker_could_alone(codec: str) -> None:
     """Least squares whose rows lie apart: each worker sees its own directions alone."""
     generator = torch.Generator().manual_seed(0)
@@ -124,9 +125,10 @@ def test_who_was_away_takes_the_others_values_and_gives_none() -> None:
     assert old.take() == (None, False, False)
 
 
-@pytest.mark.parametrize("seed", [0, 3, 6])
-@pytest.mark.parametrize("away", [{1}, {1, 2}, {0, 2, 4}])
-@pytest.mark.parametrize("codec", _CODECS)
+@pytest.mark.parametrize(
+    ("codec", "away", "seed"),
+    [("none", {0, 2, 4}, 0), ("bf16", {1}, 3), ("int8", {1, 2}, 6), ("topk:0.1", {1, 2}, 3)],
+)
 def test_who_was_away_comes_to_the_others_and_moves_them_nowhere(
     codec: str, away: set[int], seed: int
 ) -> None:

@@ -34,29 +34,9 @@ def test_no_other_cut_has_a_cheaper_largest_stage(cost: list[int], data: st.Data
     assert max(sum(cost[i] for i in cut) for cut in cuts) == least
 
 
-def test_equal_links_are_dealt_evenly() -> None:
-    assert sorted(map(len, balance([1.0] * 7, 3))) == [2, 2, 3]
-    assert list(map(len, balance([1.0] * 8, 4))) == [2, 2, 2, 2]
-
-
 def test_more_stages_than_links_is_an_error_with_the_most_there_can_be() -> None:
     with pytest.raises(UserError, match="1 to 3"):
         balance([1.0, 1.0, 1.0], 4)
-
-
-def test_a_sequential_model_has_its_children_as_links() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    assert [link.modules for link in links(model)] == [("0",), ("1",), ("2",)]
-
-
-def test_links_composed_are_the_model() -> None:
-    model = Chained(blocks=2)
-    tokens = torch.randint(11, (2, 5))
-    values: Any = (tokens,)
-    for link in links(model):
-        out = link.call(*values)
-        values = out if isinstance(out, tuple) else (out,)
-    torch.testing.assert_close(values[0], model(tokens))
 
 
 class Chainless(nn.Module):

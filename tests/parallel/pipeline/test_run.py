@@ -72,46 +72,29 @@ def _agree(
         assert error <= tolerance, f"{name}: {error}"
 
 
-@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("schedule", ["naive", "gpipe"])
 def test_two_ranks_compute_what_one_does(ranks: RankPool, schedule: str) -> None:
     _agree(ranks, 2, schedule, [3, 3, 3, 3])
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
-def test_a_short_last_chunk_and_tied_embeddings(ranks: RankPool, schedule: str) -> None:
-    _agree(ranks, 2, schedule, [3, 3, 3, 3, 3, 2], tied=True)
+def test_a_short_last_chunk_and_tied_embeddings(ranks: RankPool) -> None:
+    _agree(ranks, 2, "1f1b", [3, 3, 3, 3, 3, 2], blocks=3, tied=True)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
-def test_fewer_chunks_than_stages(ranks: RankPool, schedule: str) -> None:
-    _agree(ranks, 2, schedule, [3])
+def test_fewer_chunks_than_stages(ranks: RankPool) -> None:
+    _agree(ranks, 2, "interleaved", [3])
 
 
-def test_more_blocks_than_ranks_share_evenly(ranks: RankPool) -> None:
-    _agree(ranks, 2, "gpipe", [2, 2, 1], blocks=3)
-
-
-@pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble"])
-def test_zero_bubble_is_torchs(ranks: RankPool, schedule: str) -> None:
-    _agree(ranks, 2, schedule, [3, 3, 3, 3, 2], tied=True)
+def test_zero_bubble_is_torchs(ranks: RankPool) -> None:
+    _agree(ranks, 2, "ZBVZeroBubble", [3, 3, 3, 3, 2], tied=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "schedule",
-    [
-        *("naive", "gpipe", "1f1b", "interleaved", "LoopedBFS"),
-        *("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"),
-    ],
+    "schedule", ["1f1b", "interleaved", "LoopedBFS", "InterleavedZeroBubble", "DualPipeV"]
 )
 def test_four_ranks_compute_what_one_does(ranks: RankPool, schedule: str) -> None:
     _agree(ranks, 4, schedule, [2] * 7 + [1], blocks=7, tied=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "DualPipeV"])
-def test_four_ranks_with_four_chunks(ranks: RankPool, schedule: str) -> None:
-    _agree(ranks, 4, schedule, [2] * 3 + [1], blocks=7, tied=True)
 
 
 def half_loss(model: Any, batch: Batch) -> torch.Tensor:

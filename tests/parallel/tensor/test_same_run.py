@@ -24,17 +24,13 @@ def the_transformer(world: World, options: dict, shape: dict, vocab: int = 13) -
         assert model.head.weight is model.tokens.weight
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_transformer(ranks: RankPool, tied: bool) -> None:
+@pytest.mark.parametrize(("tied", "sharded"), [(True, False), (False, True)])
+def test_the_transformer(ranks: RankPool, tied: bool, sharded: bool) -> None:
     # 13 words do not come out even over 2 ranks.
-    ranks.run(2, the_transformer, {"tp": 2}, {"tied": tied})
+    ranks.run(2, the_transformer, {"tp": 2, "sharded": sharded}, {"tied": tied})
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_transformer_under_fully_shard(ranks: RankPool, tied: bool) -> None:
-    ranks.run(2, the_transformer, {"tp": 2, "sharded": True}, {"tied": tied})
-
-
+@pytest.mark.slow
 def test_tensor_times_shard(ranks: RankPool) -> None:
     options = {"tp": 2, "shards": 2, "sharded": True}
     ranks.run(4, the_transformer, options, {"vocab_size": 16}, 16)
@@ -71,27 +67,16 @@ def test_from_meta_and_with_recomputation(ranks: RankPool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [{}, {"tied": True}], ids=["untied", "tied"])
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize(("tp", "shape"), [(2, {}), (4, {"tied": True})])
 def test_uneven_vocabularies(ranks: RankPool, tp: int, shape: dict) -> None:
     for vocab in (13, 15):
         ranks.run(tp, the_transformer, {"tp": tp, "sharded": True}, {**shape, "vocab_size": vocab})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("vocab", "tied"), [(13, True), (15, False), (16, True)])
-def test_tensor_times_shard_with_uneven_vocabularies(
-    ranks: RankPool, vocab: int, tied: bool
-) -> None:
-    options = {"tp": 2, "shards": 2, "sharded": True}
-    ranks.run(4, the_transformer, options, {"vocab_size": vocab, "tied": tied})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("shards", "replicas"), [(1, 2), (2, 2)])
-def test_tensor_times_data(ranks: RankPool, shards: int, replicas: int) -> None:
-    options = {"tp": 2, "shards": shards, "replicas": replicas, "sharded": True}
-    ranks.run(2 * shards * replicas, the_transformer, options, {"layers": 1})
+def test_tensor_times_data(ranks: RankPool) -> None:
+    options = {"tp": 2, "shards": 2, "replicas": 2, "sharded": True}
+    ranks.run(8, the_transformer, options, {"layers": 1, "tied": True})
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.runtime.compress.codecs import Codec, Half, Int8, TopK, Whole, largest, make
@@ -14,7 +14,7 @@ from rankup.runtime.compress.names import parse
 
 CODECS = [Whole(), Half(), Int8(), TopK(0.01), TopK(0.3), TopK(1.0)]
 EVERY = pytest.mark.parametrize("codec", CODECS, ids=str)
-SIZES = (0, 1, 2, 255, 256, 257, 1000)
+SIZES = (0, 1, 257)
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -97,7 +97,6 @@ def test_topk_sends_the_largest_as_they_are(values: torch.Tensor, fraction: floa
     assert torch.equal(found.abs().sort(descending=True).values[:k], expected)
 
 
-@settings(max_examples=50)
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 5))
 def test_the_largest_are_found_among_few(n: int, k: int, seed: int) -> None:
     k = min(n, k)
@@ -121,9 +120,9 @@ def test_the_ends_of_the_range(codec: Codec, value: float) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("n", [1, 255, 256, 257, 1000])
-@pytest.mark.parametrize("place", ["first", "last", "all but one", "all"])
+@pytest.mark.parametrize("bad", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("n", [1, 257])
+@pytest.mark.parametrize("place", ["last", "all but one"])
 def test_what_is_not_finite_is_reported(codec: Codec, bad: float, n: int, place: str) -> None:
     """Also where there are more than topk sends, beside values however large."""
     values = torch.linspace(-3e38, 3e38, n)

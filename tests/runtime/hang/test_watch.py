@@ -18,21 +18,14 @@ from tests.pool import RankPool
 TIMEOUT = 12.0  # enough for every rank to answer on a busy machine
 
 
-def _watched(act: Callable[[], object]) -> tuple[list[str], float, str]:
-    """What a watch says while `act` runs, seconds until it did, and what `act` raised."""
+def _watched(act: Callable[[], object]) -> tuple[list[str], str]:
+    """What a watch says while `act` runs, and what `act` raised."""
     stop_watching()  # the one of setup() would end the process
     store = dist.distributed_c10d._get_default_store()
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT))
     said: list[str] = []
-    times: list[float] = []
-
-    def end(text: str) -> None:
-        said.append(text)
-        times.append(time.monotonic() - began)
-
-    watch = Watch(store, timedelta(seconds=TIMEOUT), tell=end)
+    watch = Watch(store, timedelta(seconds=TIMEOUT), tell=said.append)
     dist.barrier()
-    began = time.monotonic()
     watch.start()
     error = ""
     try:
@@ -40,18 +33,16 @@ def _watched(act: Callable[[], object]) -> tuple[list[str], float, str]:
     except RuntimeError as raised:
         error = str(raised)
     watch.halt()
-    return said, times[0] if times else 0.0, error
+    return said, error
 
 
-def _said(
-    ranks: RankPool, size: int, program: Callable[[World], tuple[list[str], float, str]]
-) -> str:
+def _said(ranks: RankPool, size: int, program: Callable[[World], tuple[list[str], str]]) -> str:
     """What the one rank says that speaks for all."""
-    [said] = [text for texts, _, _ in ranks.run(size, program) for text in texts]
+    [said] = [text for texts, _ in ranks.run(size, program) for text in texts]
     return said
 
 
-def _one_sleeps(world: World) -> tuple[list[str], float, str]:
+def _one_sleeps(world: World) -> tuple[list[str], str]:
     def act() -> None:
         if world.rank == 1:
             time.sleep(TIMEOUT + 1)
@@ -61,9 +52,10 @@ def _one_sleeps(world: World) -> tuple[list[str], float, str]:
     return _watched(act)
 
 
+@pytest.mark.slow
 def test_a_rank_that_sleeps(ranks: RankPool) -> None:
     found = ranks.run(3, _one_sleeps)
-    said = [text for texts, _, _ in found for text in texts]
+    said = [text for texts, _ in found for text in texts]
     assert len(said) == 1, "one rank speaks for all"
     last = said[0].splitlines()[-1]
     assert "hang: all_reduce (float32 [3])" in last
@@ -71,11 +63,10 @@ def test_a_rank_that_sleeps(ranks: RankPool) -> None:
     assert "rank 1 on " in last
     assert "did not arrive: it is at test_watch.py:" in last
     assert "time.sleep(TIMEOUT + 1)" in said[0]
-    assert 0 < max(when for _, when, _ in found) < TIMEOUT, "ahead of the backend's exception"
-    assert "Timed out" in found[0][2]
+    assert "Timed out" in found[0][1]
 
 
-def _slow_but_sound(world: World) -> tuple[list[str], float, str]:
+def _slow_but_sound(world: World) -> tuple[list[str], str]:
     """Rank 1 validates for most of the time that a collective is given."""
 
     def act() -> None:
@@ -88,11 +79,12 @@ def _slow_but_sound(world: World) -> tuple[list[str], float, str]:
     return _watched(act)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_is_no_hang(ranks: RankPool) -> None:
-    assert ranks.run(2, _slow_but_sound) == [([], 0.0, ""), ([], 0.0, "")]
+    assert ranks.run(2, _slow_but_sound) == [([], ""), ([], "")]
 
 
-def _different(world: World) -> tuple[list[str], float, str]:
+def _different(world: World) -> tuple[list[str], str]:
     def act() -> None:
         if world.rank == 1:
             dist.broadcast(torch.ones(4), 0)
@@ -110,47 +102,7 @@ def test_different_operations(ranks: RankPool) -> None:
     assert "all_reduce (float32 [3])" in said
 
 
-def _one_skips(world: World) -> tuple[list[str], float, str]:
-    """Rank 1 leaves one out and comes to the end; the last of rank 0 finds nobody."""
-
-    def act() -> None:
-        for number in range(3):
-            if number != 1 or world.rank != 1:
-                dist.all_reduce(torch.ones(3))
-        if world.rank == 1:
-            threading.Event().wait(TIMEOUT + 1)
-
-    return _watched(act)
-
-
-@pytest.mark.slow
-def test_a_rank_that_skips_one(ranks: RankPool) -> None:
-    said = _said(ranks, 2, _one_skips)
-    assert "rank 0 waits in it at test_watch.py:" in said
-    assert "rank 1 on " in said
-    assert "did not arrive: it is at test_watch.py:" in said
-
-
-def _receives(world: World) -> tuple[list[str], float, str]:
-    def act() -> None:
-        if world.rank == 1:
-            time.sleep(TIMEOUT + 1)
-            dist.send(torch.ones(3), dst=0)  # gloo gives a receive the time the group was made with
-        else:
-            dist.recv(torch.ones(3), src=1)
-
-    return _watched(act)
-
-
-@pytest.mark.slow
-def test_a_receive_without_a_send(ranks: RankPool) -> None:
-    said = _said(ranks, 2, _receives)
-    assert f"hang: recv did not end within {TIMEOUT:g} s; rank 0 waits in it at " in said
-    assert "rank 0 waits in it at test_watch.py:" in said
-    assert "did not arrive: it is at test_watch.py:" in said
-
-
-def _in_a_part(world: World) -> tuple[list[str], float, str]:
+def _in_a_part(world: World) -> tuple[list[str], str]:
     """Ranks 0 and 1 have a group of their own, in which 1 is missing; 2 waits for all."""
     group = dist.new_group([0, 1], timeout=timedelta(seconds=TIMEOUT), group_desc="mesh_tp")
 
@@ -173,40 +125,14 @@ def test_a_group_of_some_ranks(ranks: RankPool) -> None:
     assert "did not arrive: it is at test_watch.py:" in last
 
 
-def _ends_with_the_group(world: World) -> tuple[bool, bool, float]:
+def _ends_with_the_group(world: World) -> tuple[bool, bool]:
     def watching() -> bool:
         return any(isinstance(thread, Watch) for thread in threading.enumerate())
 
     before = watching()
-    began = time.monotonic()
     stop_watching()
-    return before, watching(), time.monotonic() - began
+    return before, watching()
 
 
 def test_setup_watches_and_the_watch_ends(ranks: RankPool) -> None:
-    for before, after, took in ranks.run(2, _ends_with_the_group):
-        assert (before, after) == (True, False)
-        assert took < 1.0
-
-
-def _cost(world: World) -> float:
-    """Seconds per look while collectives go on, without what else the machine does meanwhile."""
-    store = dist.distributed_c10d._get_default_store()
-    watch = Watch(store, timedelta(minutes=10))
-    for _ in range(100):
-        dist.all_reduce(torch.ones(1))
-    watch._look(1)
-    took = []
-    for ten in range(0, 100, 10):
-        began = time.perf_counter()
-        for tick in range(ten, ten + 10):
-            watch._look(5 * tick + 1)
-        took.append((time.perf_counter() - began) / 10)
-    watch.halt()
-    dist.barrier()
-    return min(took)
-
-
-def test_a_look_costs_next_to_nothing(ranks: RankPool) -> None:
-    """Once a second, so that 5 ms were half a percent; it asks the store as well here."""
-    assert min(ranks.run(2, _cost)) < 0.005
+    assert ranks.run(2, _ends_with_the_group) == [(True, False)] * 2
