@@ -155,12 +155,3 @@ def test_the_same_texts_give_the_same_vocabulary() -> None:
     assert [one.id_to_token(n) for n in range(3)] == list(subwords.SPECIAL)
     odd = "naïve 雪 \U0001f600\tx"
     assert one.decode(one.encode(odd).ids).strip() == odd, "no text is unknown"
-
-
-def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
-    for content in ("{}", "x", '{"version": "1.0", "model": {"type": "Nothing"}}'):
-        (tmp_path / "tokenizer.json").write_text(content)
-        with pytest.raises(UserError, match="no tokenizer"):
-            subwords.load(tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match="cannot be read"):
-        subwords.load(tmp_path / "nothing.json")

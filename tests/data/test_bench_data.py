@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +22,6 @@ from rankup.data.bench.command import Asked, bench_data
 from rankup.data.bench.measured import Data, Load, Measured, Parts, Spread
 from rankup.data.bench.printing import lines
 from rankup.data.bench.verdict import judge
-from rankup.data.opened import Samples
-from rankup.data.spans import Spans
 
 GB = 10**9
 RunRankup = Callable[..., Any]
@@ -100,26 +97,6 @@ def test_each_part_can_limit_and_has_an_advice(
     assert any(word in line for line in advice(measured, verdict)), advice(measured, verdict)
     shown = " ".join(" ".join(lines(measured, verdict)).split())
     assert f"What limits is {named(limit, measured)}" in shown
-
-
-def test_a_good_number_of_workers_is_the_smallest_that_is_nearly_the_best() -> None:
-    flat = _loads(900, w4=3.9, w8=4.0)
-    assert judge(_measured(loads=flat)).chosen.workers == 4
-    assert judge(_measured(loads=flat, cores=2)).chosen.workers == 2
-    # Of as many workers threads, which share their memory, unless processes are clearly faster.
-    both = (Load("processes", 4, 256, _just(3600)), Load("threads", 4, 256, _just(3500)))
-    assert judge(_measured(loads=both)).chosen.kind == "threads"
-    locked = (Load("processes", 4, 256, _just(3600)), Load("threads", 4, 256, _just(1000)))
-    assert judge(_measured(loads=locked)).chosen.kind == "processes"
-
-
-def test_enough_is_the_smallest_number_that_meets_the_demand() -> None:
-    verdict = judge(_measured(demand=1500))
-    assert verdict.met
-    assert verdict.enough is not None
-    assert (verdict.enough.workers, verdict.chosen.workers, verdict.cores) == (2, 8, None)
-    assert "2 workers do, too" in " ".join(lines(_measured(demand=1500), verdict))
-    assert judge(_measured(demand=1e6)).enough is None
 
 
 def test_data_larger_than_memory_is_read_from_storage_in_every_epoch() -> None:
@@ -265,25 +242,6 @@ def test_a_transform_that_sleeps_is_what_limits(
     assert told["data"]["result"] == "float32 (3,)"
 
 
-def test_a_file_that_is_read_slowly_is_what_limits(
-    arrays: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    read = Spans.read
-
-    def slowly(self: Spans, file: int, offset: int, length: int) -> memoryview | bytes:
-        time.sleep(0.01)
-        return read(self, file, offset, length)
-
-    def array(self: Samples, row: int, field: str | None = None) -> Any:
-        return np.frombuffer(self.read(row), np.float32)
-
-    monkeypatch.setattr(Spans, "read", slowly)
-    monkeypatch.setattr(Samples, "array", array)
-    told = _told(capsys, Asked(str(arrays), seconds=0.3, workers=1, batch=8))
-    assert (told["verdict"]["limit"], told["verdict"]["met"]) == ("read", False)
-    assert any("rankup stage" in line for line in told["verdict"]["advice"])
-
-
 def test_a_transform_that_raises_is_shown_from_the_users_own_line_on(
     arrays: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -327,13 +285,6 @@ def test_without_torch_it_says_so(arrays: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UserError, match="torch, which is not installed here"):
         bench_data(Asked(str(arrays)))
-
-
-def test_three_samples_are_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "few.npz"
-    np.savez(path, x=np.zeros((3, 8), np.float32))
-    assert bench_data(Asked(str(path), seconds=0.2, workers=1)) == 0
-    assert "few.npz, train: 3 samples" in capsys.readouterr().out
 
 
 @pytest.mark.slow

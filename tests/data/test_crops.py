@@ -36,13 +36,6 @@ def test_parts_are_of_the_area_and_shape_that_was_asked_for() -> None:
     assert abs((left[small] / (400 - across[small])).mean() - 0.5) < 0.03
 
 
-def test_the_whole_photo_where_its_shape_is_allowed() -> None:
-    rng = np.random.default_rng(4)
-    assert crops.random_crop(300, 400, rng, (1.0, 1.0), (4 / 3, 4 / 3)) == (0, 0, 300, 400)
-    # No part has ten times the area, and the photo itself is of an allowed shape.
-    assert crops.random_crop(320, 400, rng, (10.0, 10.0)) == (0, 0, 320, 400)
-
-
 def test_the_middle_square() -> None:
     assert crops.centre(375, 500, 224) == (256, 341, 16, 58)  # 58.5 to the even one
     assert crops.centre(500, 375, 224) == (341, 256, 58, 16)

@@ -22,8 +22,6 @@ from rankup.data import Loader, PackedDataset, photos
 from rankup.data.dali import DaliLoader
 from rankup.data.dali.pipeline import Failed, Pipeline
 from rankup.data.making import BadSample
-from rankup.data.photos.decoding import measure
-from rankup.runtime.deal import LEDGER
 
 from ..slurm.fixtures import require
 from .made import pack
@@ -146,24 +144,6 @@ def test_bytes_do_not_depend_on_the_number_of_ranks(packed: Path) -> None:
     assert not same(expected, epoch(alone))
 
 
-def test_a_rank_for_whom_nothing_is_left(packed: Path) -> None:
-    """23 = 2 * 11 + 1: of the last batch the first of two ranks has none."""
-    counts: list[list[tuple[int, int] | None]] = []
-    for rank in range(2):
-        dealt = []
-        for _, labels in (loader := over(DaliLoader, packed, 11, rank, 2)):
-            assert len(labels)
-            dealt.append(LEDGER.samples)
-        assert LEDGER.samples is None
-        assert len(dealt) == len(loader) == 3
-        counts.append(dealt)
-    assert counts == [[(5, 11), (5, 11), (0, 1)], [(6, 11), (6, 11), (1, 1)]]
-    tested = [epoch(over(DaliLoader, packed, 11, rank, 2, shuffle=False)) for rank in range(2)]
-    assert [len(one) for one in tested] == [2, 3]
-    labels = torch.cat([y for one in tested for _, y in one])
-    assert sorted(labels.tolist()) == list(range(COUNT))
-
-
 def test_going_on_where_a_loader_was(packed: Path) -> None:
     """To and fro between the two, at other numbers of ranks; what was made ahead does not count."""
     whole = epoch(over(DaliLoader, packed, 4))
@@ -253,27 +233,6 @@ def test_going_on_without_a_bad_sample(
     if policy == "replace":
         assert same(joined(met), epoch(over(DaliLoader, root, 6, on_bad=policy)))
     assert same(epoch(over(DaliLoader, root, 6, 0, 2, on_bad=policy)), met[0])
-
-
-def test_an_error_behind_one_of_dalis_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reading ahead has come to its end in an error before DALI stumbles on an earlier batch."""
-    mine = stripes(size=(61, 60))
-    data = [stripes(size=(90, 70)), stripes("GIF", "P", (90, 70)), *[mine] * 6, stripes("BMP")]
-
-    def mistake(data: bytes) -> Any:
-        if bytes(data[:2]) == b"BM":
-            raise TypeError("a mistake in the code")
-        return measure(data)
-
-    monkeypatch.setattr("rankup.data.dali.encoded.measure", mistake)
-    root = made(tmp_path / "both", data)
-    loader = over(DaliLoader, root, 1, on_bad="drop", shuffle=False, train=False, prefetch=9)
-    taken: list[int] = []
-    with pytest.raises(TypeError, match="a mistake"):
-        take(loader, lambda labels: taken.extend(labels.tolist()))
-    assert taken == [0, *range(2, 8)]
 
 
 def test_a_failure_that_is_no_samples_is_told(

@@ -164,7 +164,7 @@ def test_a_worker_that_ends_at_its_first_batch(tmp_path: Path) -> None:
         list(one)
 
 
-@pytest.mark.parametrize("engine", ["threads", "fork"])
+@pytest.mark.parametrize("engine", ["threads", pytest.param("fork", marks=pytest.mark.slow)])
 def test_a_worker_that_hangs(tmp_path: Path, engine: str) -> None:
     released = threading.Event()
 

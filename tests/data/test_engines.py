@@ -189,25 +189,6 @@ def test_what_is_drawn_behind_ones_back(tmp_path: Path) -> None:
         assert str(np.random.get_state(False)) == str(before[2])
 
 
-def test_large_draws(tmp_path: Path) -> None:
-    """Numbers of samples that are more than a pipe takes at once."""
-    count = 60_000
-    path = small(tmp_path, 3)
-
-    class Ones(torch.utils.data.Dataset[int]):
-        def __len__(self) -> int:
-            return 4 * count
-
-        def __getitems__(self, samples: list[int]) -> list[int]:
-            return [sum(samples)]
-
-    assert path.exists()
-    one = Loader(Ones(), count, rank=0, world_size=1, **options("fork"), timeout=30)  # type: ignore[arg-type]
-    total = sum(int(batch) for batch in one)
-    one.close()
-    assert total == 4 * count * (4 * count - 1) // 2
-
-
 @pytest.mark.parametrize(
     ("environment", "usable", "parent", "cores"),
     [

@@ -53,17 +53,6 @@ def test_the_files_are_as_they_were(root: Path, capsys: pytest.CaptureFixture[st
     assert not (root.parent / "out.part").exists()
 
 
-def test_one_split_goes_into_an_empty_folder(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = root.parent / "out"
-    out.mkdir()
-    assert show(str(root), extract=f"{out}/", split="val", as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)["extract"]
-    assert (told["samples"], told["folder"], told["damaged"]) == (9, str(out), [])
-    assert set(_tree(out)) == {f"val/{key}" for key, _, _ in VAL}
-
-
 def test_only_a_new_folder_will_do(root: Path, tmp_path: Path) -> None:
     def refused(out: Path, why: str) -> None:
         with pytest.raises(UserError, match=why):
@@ -203,22 +192,6 @@ def test_arrays_come_back_as_numpy_saves_them(tmp_path: Path) -> None:
             folder = split.folder or split.name
             expected[f"{folder}/{name}.npy"] = (tmp_path / "one.npy").read_bytes()
     assert found == expected
-
-
-def test_an_array_of_another_length_is_damage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = tmp_path / "p"
-    _arrays(root, (Split("train", 0, 50),), labels=False)
-    index = indexes.load(indexes.place(root))
-    length = index.fields[0].length.copy()
-    length[4], length[9] = 47, 49
-    fields = (replace(index.fields[0], length=length), index.fields[1])
-    indexes.save(replace(index, fields=fields), indexes.place(root))
-    assert show(str(root), extract=str(tmp_path / "out")) == 1
-    said = capsys.readouterr().out
-    assert "train/04.x: it has less than the 48 bytes" in said
-    assert "train/09.x: it has more than the 48 bytes" in said
 
 
 def test_a_full_disk_leaves_nothing_that_looks_complete(

@@ -126,33 +126,6 @@ def test_odd_containers_are_described(tmp_path: Path, capsys: pytest.CaptureFixt
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_facts_are_said_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = tmp_path / "p"
-    index = pack(root, {"train": [("a", b"123", 0), ("b", b"456", 0)]})
-    offset = np.array([4, ~7])
-    facts = {
-        **index.facts,
-        **{"skipped": {"hidden": 3}, "symlinks": 1, "nulls": {"text": 2}, "compression": "zstd"},
-        **{"hdf5": {"tables": [["/train", 20]], "base": 0}, "columns": {"data": ["a", "b"]}},
-    }
-    fields = (replace(index.fields[0], offset=offset),)
-    index = replace(index, fields=fields, facts=facts, classes=())
-    indexes.save(index, indexes.place(root))
-    assert show(str(root), samples=0) == 0
-    said = capsys.readouterr().out
-    for line in (
-        "3 bytes each",
-        "1 sample compressed (with zstd) or in several pieces",
-        "passed over: 3 hidden",
-        "passed over: 1 symbolic link",
-        "without a value: 2 text",
-        "1 class, without names",
-    ):
-        assert f"  {line}\n" in said, said
-    assert "tables" not in said
-    assert "columns" not in said
-
-
 def test_names_cannot_draw_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

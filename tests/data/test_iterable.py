@@ -125,7 +125,7 @@ def test_epochs_reach_the_workers(pack: Path) -> None:
     assert found == [expected(pack, 1)[32:], expected(pack, 2)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_epoch_is_not_repeated_by_accident(pack: Path, workers: int) -> None:
     data = iterable(pack)
     loader = batched(data, workers)
@@ -141,7 +141,7 @@ def test_an_epoch_is_not_repeated_by_accident(pack: Path, workers: int) -> None:
     assert rows(loader) == rows(loader)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_torchdatas_stateful_loader(pack: Path, workers: int) -> None:
     def stateful() -> StatefulDataLoader[Any]:
         return StatefulDataLoader(iterable(pack), batch_size=None, num_workers=workers)

@@ -11,14 +11,14 @@ import torch
 import rankup
 from rankup.base.errors import UserError
 from rankup.data import Batches, Loader, PackedDataset, orders
-from rankup.data.device import copied_ahead, mapped
+from rankup.data.device import copied_ahead
 from rankup.data.draw import Draw
 from rankup.data.making import Made
 from rankup.runtime.deal import LEDGER
 from rankup.runtime.world import World
 
 from ..pool import RankPool
-from .feeding import Digest, Large, digest, epochs, flat, loader, small
+from .feeding import Digest, Large, epochs, flat, loader, small
 
 
 def _evaluated(world: World, path: Path, most: int) -> list[tuple[float, int]]:
@@ -105,17 +105,6 @@ def test_wrong_values(tmp_path: Path) -> None:
         loader(stream)
 
 
-def test_an_order_of_its_own(tmp_path: Path) -> None:
-    data = PackedDataset(small(tmp_path, 20), None, Digest(), seed=8)
-    own = loader(data, 8, shuffle=orders.Shuffled(20, 9), seed=None)
-    assert own.seed == own.state_dict()["seed"] == 9
-    assert epochs(own) == epochs(loader(data, 8, seed=9))
-    one = loader(data, 8, shuffle=orders.Sequential(20, 8), train=True)
-    assert one.train
-    assert not loader(data, 8, shuffle=False).train
-    assert epochs(one) == epochs(loader(data, 8, shuffle=False))
-
-
 def test_any_map_style_data_set(tmp_path: Path) -> None:
     """Without keyed augmentation, but with the same samples anywhere."""
     numbers = torch.utils.data.TensorDataset(torch.arange(30), torch.arange(30) * 2)
@@ -130,17 +119,6 @@ def test_any_map_style_data_set(tmp_path: Path) -> None:
 
 def flat_pair(batch: Any) -> list[tuple[int, int]]:
     return list(zip(*(part.tolist() for part in batch), strict=True))
-
-
-def test_a_collate_of_ones_own(tmp_path: Path) -> None:
-    data = PackedDataset(small(tmp_path, 20), None, digest)
-    one = loader(data, 8, shuffle=False, collate=_collated)
-    assert [number for number, _ in one] == [8, 8, 4]
-    assert all(isinstance(label, int) for _, labels in one for label in labels)
-
-
-def _collated(items: list[Any]) -> tuple[int, list[int]]:
-    return len(items), [label for _, label in items]
 
 
 def test_channels_last(tmp_path: Path) -> None:
@@ -205,11 +183,3 @@ def test_one_batch_ahead() -> None:
     for number, (_, _, batch) in enumerate(copied_ahead(batches(), torch.device("cuda"))):
         assert batch.tolist() == [number] * 3
         assert asked == list(range(min(4, number + 2)))
-
-
-def test_all_tensors_of_a_batch() -> None:
-    pair = torch.return_types.max((torch.ones(2), torch.zeros(2)))
-    value = {"a": [torch.ones(2), "text"], "b": (torch.ones(1), 3), "c": None, "d": pair.values}
-    found = mapped(value, lambda one: one + 1)
-    assert found["a"][0].tolist() == [2, 2]
-    assert (found["a"][1], found["c"], found["b"][1]) == ("text", None, 3)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rankup
-from rankup.data import indexes, stamp
+from rankup.data import indexes
 from rankup.data.containers import Choice, isolated
 from rankup.data.index import Field, Index, Split
 from rankup.data.strings import Strings
@@ -151,13 +151,6 @@ def test_a_folder_that_changed_is_scanned_again(
     (root / "cat" / "a").write_bytes(b"changed")
     rankup.data.open(root)
     assert len(counts) == 3
-
-
-def test_a_container_of_many_files_is_looked_at_whole(tmp_path: Path) -> None:
-    """A shard that was written anew with the same size has its samples elsewhere."""
-    for name in ("a.tar", "b.tar"):
-        (tmp_path / name).write_bytes(b"1")
-    assert len(stamp.seen(tmp_path, "tar")) == 3
 
 
 @pytest.mark.parametrize("change", ["elsewhere", "up", "container"])

@@ -141,11 +141,3 @@ def test_streams_and_loaders_in_the_wrong_place(tmp_path: Path) -> None:
     data = PackedDataset(small(tmp_path, 4))
     with pytest.raises(TypeError, match="has dealt its own already"):
         rankup.shard(loader(data))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"), [({"prefetch": 0}, "prefetch=0 is"), ({"workers": -1}, "workers=-1 is")]
-)
-def test_the_wrong_number_is_named(tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=f"^{said} below"):
-        loader(PackedDataset(small(tmp_path, 4)), **options)

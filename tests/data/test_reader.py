@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -23,7 +21,7 @@ from rankup.data.errors import BadContainer
 from rankup.data.stage import release, stage
 
 from . import made
-from .feeding import Digest, Large, digest, epochs, flat, loader, small
+from .feeding import Digest, Large, epochs, flat, loader, small
 
 
 def _arrays(folder: Path) -> Path:
@@ -70,14 +68,6 @@ def test_splits(tmp_path: Path) -> None:
         val.subset([4])
 
 
-def test_a_subset_augments_as_the_whole(tmp_path: Path) -> None:
-    data = PackedDataset(small(tmp_path, 10), None, digest, seed=3)
-    part = data.subset([7, 2])
-    assert (part[0][0] == data[7][0]).all()
-    data.set_epoch(1)
-    assert (part[0][0][8:] != data.subset([2, 7])[0][0][8:]).any()
-
-
 def test_arrays_and_several_fields(tmp_path: Path) -> None:
     path = _arrays(tmp_path)
     x = PackedDataset(path, field="x", labels=False)
@@ -121,14 +111,6 @@ def test_torchs_own_loader_with_workers_that_stay(tmp_path: Path) -> None:
         one = loader(data, 8, shuffle=False)
         one.set_epoch(epoch)
         assert [flat(batch) for batch in theirs] == epochs(one)
-
-
-def test_it_travels(tmp_path: Path) -> None:
-    data = PackedDataset(small(tmp_path, 10), None, Digest(), seed=3)
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        images, _ = pool.apply(data.__getitem__, (5,))
-    assert torch.equal(images, data[5][0])
-    assert len(pickle.dumps(data.samples)) < 1000
 
 
 def _written(path: Path) -> None:
@@ -224,13 +206,3 @@ def test_a_staged_copy_that_is_taken_away(
         epochs(one)
     with pytest.raises(BadContainer, match=r"written to|changed"):
         pickle.loads(travelled).check()
-
-
-def test_times_of_access_change_nothing(tmp_path: Path) -> None:
-    path = small(tmp_path, 20)
-    one = loader(PackedDataset(path, None, Digest()))
-    about = os.stat(path / "train.bin")
-    os.utime(path / "train.bin", ns=(about.st_atime_ns + 10**9, about.st_mtime_ns))
-    os.chmod(path / "train.bin", 0o644)
-    (path / "note.txt").write_text("beside it")
-    epochs(one, 2)

@@ -18,7 +18,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import rankup
@@ -269,20 +268,6 @@ def test_a_place_of_another_order_is_refused(tmp_path: Path) -> None:
                 again.load_state_dict(state)
     equal = loader(dataset, shuffle=orders.ByLength(dataset.lengths.astype(np.int32), 3, 8))
     equal.load_state_dict(states[4])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_go_on_in_torchs_own_loader(tmp_path: Path, workers: int) -> None:
-    """Which starts with two iterators where it has workers, and takes from the second alone."""
-    dataset = _dataset(small(tmp_path, 50), Digest())
-    expected = epochs(loader(dataset), 2)
-    sampler = Batches(orders.Shuffled(50, 3), 8, rank=0, world_size=1)
-    iter(sampler)
-    assert (len(list(sampler)), sampler.epoch) == (7, 0)
-    sampler.load_state_dict({**sampler.state_dict(), "epoch": 0, "consumed": 16})
-    theirs = DataLoader(dataset, batch_sampler=sampler, num_workers=workers)
-    assert [flat(batch) for _ in range(2) for batch in theirs] == expected[2:]
-    assert sampler.epoch == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import h5py
 import numpy as np
 import pytest
 
-from rankup.data import Loader, PackedDataset, Samples, open
+from rankup.data import Loader, PackedDataset
 
 VALUES = np.random.default_rng(0).standard_normal((60, 5, 3)).astype(np.float32)
 
@@ -27,11 +25,6 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
             group["foreign"] = part.astype(">f4")
             group["labels"] = np.arange(len(part)) % 4
     return path
-
-
-@cache
-def opened(arrays: Path, how: Literal["mmap", "pread"]) -> Samples:
-    return open(arrays, how=how)
 
 
 @pytest.mark.parametrize("field", ["plain", "packed"])

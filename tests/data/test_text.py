@@ -50,38 +50,6 @@ def test_words_are_lowercased_and_foreign_ones_unknown(tmp_path: Path) -> None:
     assert (tmp_path / "t" / "vocab.txt").read_text().splitlines()[:3] == [UNKNOWN, "the", "saw"]
 
 
-def test_bytes_are_bytes(tmp_path: Path) -> None:
-    data = bytes(range(256)) * 3
-    file = tokenize(
-        _sources(tmp_path, train=data, valid=b"\xff\x00", test=b"x"), "byte", tmp_path / "t"
-    )
-    assert file.vocab_size == 256
-    assert bytes(file.splits["train"].astype(np.uint8)) == data
-    assert file.splits["valid"].tolist() == [255, 0]
-    assert file.splits["test"].tolist() == [120]
-
-
-def test_counts_of_a_real_text(tmp_path: Path, data_root: Path | None) -> None:
-    """WikiText-2's validation part where it is there, else a generated text."""
-    real = data_root / "wikitext-2" / "train.txt" if data_root else None
-    if real is not None and real.exists():
-        sources: Sources = {
-            name: data_root / "wikitext-2" / f"{name}.txt"  # type: ignore[operator]
-            for name in ("train", "valid", "test")
-        }
-        file = tokenize(sources, "word", tmp_path / "t")
-        assert len(file.splits["train"]) == 213_886
-        assert file.vocab_size == 12_050
-        assert len(file.splits["valid"]) == 116_727
-        assert len(file.splits["test"]) == 124_484
-        return
-    words = [f"w{random.Random(n).randrange(700)}" for n in range(9_000)]
-    text = " ".join(words)
-    file = tokenize(_sources(tmp_path, train=text, valid=text, test=text), "word", tmp_path / "t")
-    assert len(file.splits["train"]) == len(file.splits["test"]) == 9_000
-    assert file.vocab_size == len(set(words)) + 1
-
-
 def test_more_words_than_two_bytes_can_number(tmp_path: Path) -> None:
     words = [f"w{n}" for n in range(70_000)]
     random.Random(0).shuffle(words)

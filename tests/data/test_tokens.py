@@ -90,16 +90,6 @@ def test_it_travels_without_its_tokens(folder: Path) -> None:
     assert torch.equal(pickle.loads(travelled)[5][1], tokens[5][1])
 
 
-@pytest.mark.parametrize("way", ["mmap", "pread"])
-def test_it_is_mapped_or_read_by_position(
-    folder: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANKUP_READ", way)
-    numbers(100).tofile(folder / "way.bin")
-    tokens = Tokens(folder / "way.bin", 4)
-    assert tokens[2][0].tolist() == numbers(100)[8:12].tolist()
-
-
 def test_tokens_beyond_the_vocabulary(folder: Path) -> None:
     values = np.arange(100, dtype="<u2")
     values[57] = 4000
@@ -208,13 +198,6 @@ def test_windows_are_of_numbers(folder: Path, tmp_path: Path) -> None:
         Windows(PackedDataset(folder / "twice.npy", transform=lambda data, rng: data), 2)
     with pytest.raises(UserError, match="window=0"):
         Windows(PackedDataset(folder / "twice.npy"), 0)
-
-
-def test_texts() -> None:
-    assert text(memoryview("schön".encode())) == "schön"
-    assert text(b"") == ""
-    with pytest.raises(BadContainer, match=r"not UTF-8 text \(byte 3"):
-        text(b"sch\xf6n")
 
 
 def test_a_data_set_of_texts_in_batches_of_similar_lengths(tmp_path: Path) -> None:

@@ -11,17 +11,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-import xxhash
 
 from rankup.data import frames, indexes
 from rankup.data.errors import BadContainer
 from rankup.data.inspect import show
 from rankup.data.inspect.workers import spread
 
-from .made import finished, pack, samples
+from .made import pack, samples
 
 TRAIN, VAL = samples(60), samples(9, 1)
 
@@ -154,38 +152,6 @@ def test_files_beside_the_data_are_looked_at(
     hostile = replace(index, facts={**index.facts, "beside": {"../../x": "0"}})
     indexes.save(hostile, indexes.place(root))
     assert "no file of a pack" in _damage(root, capsys)[0]["why"]
-
-
-def test_without_hashes_it_says_what_can_be_read(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    index = indexes.load(indexes.place(root))
-    length = index.fields[0].length.copy()
-    length[3] = 1 << 40
-    bare = replace(index, frames=None, fields=(replace(index.fields[0], hash=None),))
-    indexes.save(bare, indexes.place(root))
-    assert show(str(root), verify=True) == 0
-    assert "no hashes to compare" in capsys.readouterr().out
-    bare = replace(bare, fields=(replace(bare.fields[0], length=length),))
-    indexes.save(bare, indexes.place(root))
-    (one,) = _damage(root, capsys)
-    assert one["what"] == f"train/{TRAIN[3][0]}"
-    assert "cannot be read" in one["why"]
-
-
-def test_several_fields_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = tmp_path / "p"
-    index = pack(root, {"train": samples(5, most=50)})
-    one = index.fields[0]
-    second = replace(one, name="text", offset=one.offset - 1, length=one.length * 0 + 1)
-    digest = np.array(
-        [xxhash.xxh3_64_intdigest(b"d" if row == 0 else b"\0") for row in range(5)], np.uint64
-    )
-    fields = (replace(one, name="image"), replace(second, hash=digest))
-    finished(replace(index, fields=fields), root)
-    assert _damage(root, capsys) == []
-    _flip(root / "train.bin", int(one.offset[2]) - 1)
-    assert "train/c2/00002.bin.text" in {found["what"] for found in _damage(root, capsys)}
 
 
 def test_a_killed_process_and_an_error_are_told(tmp_path: Path) -> None:

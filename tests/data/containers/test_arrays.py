@@ -105,30 +105,6 @@ def test_fields_of_several_arrays(tmp_path: Path, save: Any) -> None:
         arrays.scan(path, Choice(label="mask"))
 
 
-def test_an_unlabelled_split(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez(path, train_images=np.ones((2, 3)), train_labels=[0, 4], test_images=np.ones((1, 3)))
-    index = arrays.scan(path, Choice())
-    assert index.labels is not None
-    assert index.labels.tolist() == [0, 4, -1]
-
-
-def test_names_that_tell_no_splits(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez(path, x_train=np.ones(2), other=np.ones(2))
-    index = arrays.scan(path, Choice(split="val"))
-    assert [s.name for s in index.splits] == ["val"]
-    assert [one.name for one in index.fields] == ["x_train", "other"]
-
-
-def test_a_lone_array_is_data_whatever_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "labels.npy"
-    np.save(path, np.arange(3))
-    index = arrays.scan(path, Choice())
-    assert index.labels is None
-    assert rows(index, path).tolist() == [0, 1, 2]
-
-
 def saved(**parts: Any) -> bytes:
     out = io.BytesIO()
     np.savez(out, **parts)
@@ -230,20 +206,6 @@ def test_a_damaged_compressed_member_is_named(tmp_path: Path) -> None:
     index = arrays.scan(path, Choice())
     with pytest.raises(BadContainer, match="the array a is damaged"):
         rows(index, path)
-
-
-def test_a_fallback_travels_without_what_it_has_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez_compressed(path, a=np.arange(1000))
-    back = arrays.fallback(arrays.scan(path, Choice()), path)
-    first = b"".join(back.chunks("data", 5))
-    sent = pickle.dumps(back)
-    assert len(sent) < 500
-    assert b"".join(pickle.loads(sent).chunks("data", 5)) == first
-    with pytest.raises(BadContainer, match="fewer rows"):
-        list(back.chunks("data", 1000))
-    with pytest.raises(BadContainer, match="no field"):
-        list(back.chunks("other", 0))
 
 
 def _fuzzed(data: st.DataObject, tmp: Path) -> None:

@@ -108,15 +108,6 @@ def test_numbers_lists_and_tensors_are_arrays(tmp_path: Path) -> None:
         assert flags == bytes([True, row % 2 == 0])
 
 
-def test_what_is_sliced_lies_where_it_lies(tmp_path: Path) -> None:
-    """Offsets of a slice do not begin at zero in every writer's file."""
-    values = pa.array([b"%d" % n * n for n in range(100)])
-    path = write(tmp_path / "x.arrow", {"v": values.slice(13, 50)}, batch=9)
-    assert [one.values[0] for one in read(arrow.scan(path, Choice()), path)] == [
-        b"%d" % n * n for n in range(13, 63)
-    ]
-
-
 @pytest.mark.parametrize(("codec", "stream"), [("lz4", False), ("zstd", True)])
 def test_compressed_batches_are_read_through_pyarrow(
     tmp_path: Path, codec: str, stream: bool

@@ -12,7 +12,6 @@ import xxhash
 from rankup.base.errors import UserError
 from rankup.data.containers import Choice, arrow, arrow_layout
 from rankup.data.errors import BadContainer
-from rankup.data.index import Split
 from rankup.data.pack.layout import Shape
 
 from .arrow_made import Sample, index_of, pack, read, samples
@@ -68,14 +67,6 @@ def test_the_scan_finds_what_the_layout_planned(tmp_path: Path) -> None:
     assert found.sizes.tolist() == layout.sizes.tolist()
 
 
-def test_one_file_of_ours_is_a_container_too(tmp_path: Path) -> None:
-    pack(tmp_path / "out", {"train": samples(10), "val": samples(4, seed=1)})
-    one = tmp_path / "out" / "val.arrow"
-    found = arrow.scan(one, Choice())
-    assert found.splits == (Split("val", 0, 4, "val"),)
-    assert read(found, one) == samples(4, seed=1)
-
-
 def test_several_fields_and_arrays(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(300, 2, 3)).astype("<f4")
@@ -127,15 +118,6 @@ def test_keys_that_are_no_utf8_stay_as_they_are(tmp_path: Path) -> None:
     unicode = [Sample("ä/日本/😀.jpg".encode(), 0, (b"1",))]
     pack(tmp_path / "utf8", {"train": unicode})
     assert _table(tmp_path / "utf8" / "train.arrow")["key"].to_pylist() == ["ä/日本/😀.jpg"]
-
-
-def test_nothing_at_all(tmp_path: Path) -> None:
-    pack(tmp_path / "out", {"train": [], "val": []})
-    assert _table(tmp_path / "out" / "val.arrow").num_rows == 0
-    found = arrow.scan(tmp_path / "out", Choice())
-    assert len(found) == 0
-    assert [s.name for s in found.splits] == ["train", "val"]
-    assert found.classes == ("a", "b", "c")
 
 
 def test_a_sample_and_a_file_over_4_gib(tmp_path: Path) -> None:

@@ -26,11 +26,6 @@ def write(root: Path, tree: Tree) -> Path:
     return root
 
 
-def scanned(root: Path, tree: Tree, choice: Choice | None = None) -> dict[str, tuple[bytes, int]]:
-    """Split/key -> bytes and label, read through the index."""
-    return read(files.scan(write(root, tree), choice or Choice()), root)
-
-
 def read(index: Index, root: Path) -> dict[str, tuple[bytes, int]]:
     spans = Spans(root, index.files, index.sizes, "pread")
     field = index.field()
@@ -67,18 +62,6 @@ def test_splits_and_classes(tmp_path: Path) -> None:
         "val/cat/1.jpg": (b"v", 0),
         "test/9.jpg": (b"?", -1),
     }
-
-
-def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
-    index = files.scan(write(tmp_path, {"b": b"2", "a": b"1"}), Choice(split="val"))
-    assert index.labels is None
-    assert list(read(index, tmp_path)) == ["val/a", "val/b"]
-
-
-def test_no_files_at_all(tmp_path: Path) -> None:
-    (tmp_path / "train" / "empty").mkdir(parents=True)
-    index = files.scan(tmp_path, Choice())
-    assert (len(index), len(index.files)) == (0, 0)
 
 
 def test_names_of_any_bytes(tmp_path: Path) -> None:
@@ -199,15 +182,3 @@ def test_a_readme_beside_class_folders_is_refused(tmp_path: Path, inside: str) -
 def test_splits_beside_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="labels"):
         files.scan(write(tmp_path, {"train/a/1": b"", "val/a/1": b"", "labels/1": b""}), Choice())
-
-
-def test_a_tree_has_no_columns(tmp_path: Path) -> None:
-    write(tmp_path, {"c/1": b""})
-    for choice in (Choice(label="x"), Choice(key="x"), Choice(fields=("x",))):
-        with pytest.raises(UserError, match="no columns"):
-            files.scan(tmp_path, choice)
-
-
-def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="No such file"):
-        files.scan(tmp_path / "missing", Choice())

@@ -117,38 +117,6 @@ def test_arrays_of_others(tmp_path: Path) -> None:
     assert samples(path, shuffled, "packed") == [packed[row].tobytes() for row in (99, 0, 50, 13)]
 
 
-def test_values_that_numpy_holds_otherwise(tmp_path: Path) -> None:
-    """An integer of 24 bits, an enumeration: h5py turns them into what numpy has."""
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as file:
-        kind = h5py.h5t.STD_I32LE.copy()
-        kind.set_precision(24)
-        space = h5py.h5s.create_simple((3,))
-        odd = h5py.h5d.create(file.id, b"odd", kind, space)
-        odd.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array([-1, 5, 70_000], np.int32))
-        enum = h5py.enum_dtype({"A": 0, "B": 1}, np.int16)
-        file.create_dataset("enum", data=np.array([0, 1, 1], np.int16), dtype=enum)
-        file.create_dataset("compact", (3,), np.float32, data=np.ones(3), dcpl=_compact())
-        kind.set_size(3)
-        h5py.h5d.create(file.id, b"three", kind, space).write(
-            h5py.h5s.ALL, h5py.h5s.ALL, np.array([-1, 5, 70_000], np.int32)
-        )
-    with pytest.raises(UserError, match=r"/three is of a type.*--fields"):
-        scanned(path)
-    index = scanned(path, Choice(fields=("odd", "enum", "compact")))
-    odd_dtype = index.field("odd").dtype
-    values = np.frombuffer(b"".join(samples(path, index, "odd")), odd_dtype)
-    assert values.tolist() == [-1, 5, 70_000]
-    assert np.frombuffer(b"".join(samples(path, index, "enum")), "<i2").tolist() == [0, 1, 1]
-    assert np.frombuffer(b"".join(samples(path, index, "compact")), "<f4").tolist() == [1, 1, 1]
-
-
-def _compact() -> h5py.h5p.PropDCID:
-    how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    how.set_layout(h5py.h5d.COMPACT)
-    return how
-
-
 def test_vlen_in_chunks_and_text_as_labels_and_keys(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     made = [bytes([65 + row]) * row for row in range(9)]
@@ -331,15 +299,6 @@ def test_one_data_set_per_sample(tmp_path: Path) -> None:
             file[str(number)] = 1
     with pytest.raises(BadContainer, match="one data set per sample"):
         scanned(tmp_path / "x.h5")
-
-
-def test_groups_in_a_circle_end(tmp_path: Path) -> None:
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as file:
-        file["train/x"] = np.arange(3)
-        file["train/self"] = file["train"]
-        file["train/root"] = file["/"]
-    assert len(scanned(path)) == 3
 
 
 def test_lengths_that_lie(tmp_path: Path) -> None:

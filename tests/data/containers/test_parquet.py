@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data.containers import Choice, arrow_tables, parquet
+from rankup.data.containers import Choice, parquet
 from rankup.data.errors import BadContainer
 
 from .arrow_made import read
@@ -87,16 +87,6 @@ def test_what_is_no_parquet(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no \.parquet files"):
         parquet.scan(tmp_path / "empty", Choice())
-
-
-def test_a_value_is_known_by_file_group_and_row() -> None:
-    for place in ((0, 0, 0), (65_535, 2_097_151, 67_108_863), (3, 70_000, 12)):
-        (packed,) = arrow_tables.pack(place[0], place[1], np.array([place[2]])).tolist()
-        assert packed >= 0
-        assert arrow_tables.unpack(packed) == place
-    for place in ((65_536, 0, 0), (0, 2_097_152, 0), (0, 0, 67_108_864)):
-        with pytest.raises(UserError, match="smaller groups"):
-            arrow_tables.pack(place[0], place[1], np.array([place[2]]))
 
 
 def test_a_forked_process_goes_on_reading(tmp_path: Path) -> None:

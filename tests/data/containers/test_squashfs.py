@@ -120,24 +120,6 @@ def test_lzo_is_refused_by_name(tmp_path: Path) -> None:
         squashfs.scan(image, Choice())
 
 
-def test_an_image_without_files_has_no_samples(tmp_path: Path) -> None:
-    (tmp_path / "tree" / "train").mkdir(parents=True)
-    index = squashfs.scan(mksquashfs(tmp_path / "tree", tmp_path / "i.sqsh"), Choice())
-    assert len(index) == 0
-
-
-def test_many_folders_of_many_files(tmp_path: Path) -> None:
-    """More names, inodes and directories than fit into one block of a table, or one run."""
-    files = {f"c{number % 700:03}/{'n' * (number % 90)}{number}": b"x" for number in range(1500)}
-    files |= {f"large/{number}": b"%d" % number for number in range(1200)}
-    root = fill(tmp_path / "tree", files)
-    for options in (["-comp", "gzip"], ["-noI"]):
-        image = mksquashfs(root, tmp_path / "i.sqsh", *options)
-        index = squashfs.scan(image, Choice())
-        same(contents(image, index), {f"train/{name}": data for name, data in files.items()})
-        assert len(index.classes) == 701
-
-
 def test_the_fallback_travels_and_survives_a_fork(odd: Path, tmp_path: Path) -> None:
     image = mksquashfs(odd, tmp_path / "i.sqsh", "-b", str(BLOCK))
     index = squashfs.scan(image, Choice())

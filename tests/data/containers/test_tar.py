@@ -72,12 +72,6 @@ def test_gnu_tar_writes_what_we_read(tmp_path: Path, form: str) -> None:
     assert index.facts["skipped"]["folders"] >= 3
 
 
-def test_a_prefix_is_part_of_the_name(tmp_path: Path) -> None:
-    name = "p" * 90 + "/" + "q" * 60 + "/x.jpg"
-    found, _ = scanned(foreign(tmp_path / "x.tar", [(name, b"1")], tarfile.USTAR_FORMAT))
-    assert found == {name: b"1"}
-
-
 def test_webdataset_writes_what_we_read(tmp_path: Path) -> None:
     photos = [random.Random(row).randbytes(900) for row in range(7)]
     with webdataset.TarWriter(str(tmp_path / "t-train-000.tar")) as writer:
@@ -105,14 +99,6 @@ def test_labels_may_be_names_and_in_another_member(tmp_path: Path) -> None:
     files = [("0.jpg", b"a"), ("0.cls", b"1" * 65)]
     with pytest.raises(UserError, match="65 bytes"):
         tar.scan(foreign(tmp_path / "z.tar", files), Choice())
-
-
-def test_class_names_stand_beside_the_shards(tmp_path: Path) -> None:
-    foreign(tmp_path / "0.tar", [("0.jpg", b"a"), ("0.cls", b"1")])
-    (tmp_path / "classnames.txt").write_text("cat\ndog\n")
-    assert tar.scan(tmp_path, Choice()).classes == ("cat", "dog")
-    (tmp_path / "classnames.txt").write_text("cat\n")
-    refused(tmp_path, "a label is 1, and there are 1 classes")
 
 
 def test_splits_by_folder_inside_and_by_name_outside(tmp_path: Path) -> None:
@@ -300,17 +286,6 @@ def test_other_things_that_are_no_tar(tmp_path: Path) -> None:
     inner = foreign(tmp_path / "n01.tar", [("1.jpg", b"1")]).read_bytes()
     nested = foreign(tmp_path / "n.tar", [("n01.tar", inner), ("n02.tar", inner)])
     refused(nested, "a tar of 2 tars")
-
-
-def test_sums_of_signed_bytes_count_too(tmp_path: Path) -> None:
-    path = foreign(tmp_path / "x.tar", [("a/1", b"1")])
-    data = bytearray(path.read_bytes())
-    data[265:297] = b"\xc3\xa9" * 16  # the owner
-    data[148:156] = b" " * 8
-    total = sum(struct.unpack("512b", data[:512]))
-    data[148:156] = b"%06o\0 " % total
-    path.write_bytes(data)
-    assert len(tar.scan(path, Choice())) == 1
 
 
 def _whole(path: Path) -> None:

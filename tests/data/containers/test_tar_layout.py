@@ -185,25 +185,6 @@ def test_several_fields_and_arrays(tmp_path: Path) -> None:
     assert np.load(tmp_path / "one.npy", allow_pickle=False).tolist() == rows[2].tolist()
 
 
-def test_a_lone_field_with_a_name_keeps_it(tmp_path: Path) -> None:
-    rows = np.arange(6, dtype=">i2").reshape(3, 2)
-    data = {"x": [row.tobytes() for row in rows]}
-    index = source([b"0", b"1", b"2"], data, arrays={"x": (">i2", (2,))})
-    _round_trip(index, data, tmp_path / "array")
-    named = {"jpg": [b"a", b"b", b"c"]}
-    _round_trip(source([b"0", b"1", b"2"], named), named, tmp_path / "named")
-
-
-def test_nothing_at_all(tmp_path: Path) -> None:
-    index = source([], {"data": []})
-    _round_trip(index, {"data": []}, tmp_path)
-    assert (tmp_path / "train-000000.tar").read_bytes() == bytes(10240)
-    assert _read(tmp_path) == []
-    nothing: dict[str, list[bytes]] = {"x": [], "txt": []}
-    arrays = {"x": ("<f8", (3,))}
-    _round_trip(source([], nothing, [], arrays=arrays), nothing, tmp_path / "fields")
-
-
 def test_class_names_of_any_number_and_kind(tmp_path: Path) -> None:
     data = {"data": [b"a", b"b"]}
     names = ("new\nline", "tab\tand\u2028line", "\udcff", *map(str, range(99_997)))

@@ -82,19 +82,6 @@ def test_files_come_back(tmp_path: Path, methods: tuple[int, ...]) -> None:
     assert in_place == [methods[row % len(methods)] == STORED for row in range(4)]
 
 
-def test_info_zip_writes_what_we_read(tmp_path: Path) -> None:
-    for name, data in FILES.items():
-        file = tmp_path / "in" / "set" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-    program = "import shutil; shutil.make_archive('x', 'zip', 'in')"
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)
-    index = zipped.scan(tmp_path / "x.zip", Choice())
-    assert content(index, tmp_path / "x.zip") == FILES
-    assert [(one.name, one.folder) for one in index.splits] == [("train", "set")]
-    assert index.facts["skipped"] == {"folders": 3}
-
-
 def test_a_zip_written_to_a_pipe_has_its_sums_behind_the_data(tmp_path: Path) -> None:
     program = (
         "import sys, zipfile\n"
@@ -129,13 +116,6 @@ def test_members_of_one_stem_and_labels(tmp_path: Path) -> None:
     path = made(tmp_path / "y.zip", files, DEFLATED, STORED)
     index = zipped.scan(path, Choice())
     assert content(index, path, "txt") == {"0": b"t" * 99, "1": b""}
-
-
-def test_splits_and_leftovers(tmp_path: Path) -> None:
-    files = {"s/train/a/1": b"1", "s/val/a/2": b"2", "__MACOSX/s/._1": b"x", "s/.DS_Store": b"x"}
-    index = zipped.scan(made(tmp_path / "x.zip", files), Choice())
-    assert [one.name for one in index.splits] == ["train", "val"]
-    assert index.facts["skipped"] == {"hidden": 2}
 
 
 def test_names_of_other_systems(tmp_path: Path) -> None:

@@ -41,22 +41,6 @@ def test_classes_are_equal_and_samples_do_not_come_again(
             assert len(set(through)) == len(through)
 
 
-def test_each_round_has_each_class() -> None:
-    labels = np.repeat(np.arange(7), [1, 2, 3, 50, 5, 6, 200])
-    found = labels[epoch_of(Balanced(labels, 1), 4)].reshape(-1, 7)
-    assert (np.sort(found, axis=1) == np.arange(7)).all()
-    assert len({tuple(one) for one in found.tolist()}) > 20  # not always in the same order
-
-
-def test_any_slice_is_the_same() -> None:
-    labels = np.arange(500) % 13
-    order = Balanced(labels, 3, 20)
-    whole = order.slice(2, 0, order.n)
-    places = np.random.default_rng(0).permutation(order.n)
-    assert np.array_equal(order.at(2, places), whole[places])
-    assert np.array_equal(Balanced(labels, 3, 20).slice(2, 91, 97), whole[91:97])
-
-
 def test_ranks_agree_on_it() -> None:
     labels = torch_like = np.repeat([0, 1, 2], [40, 7, 3])
     numbers = [[i] for i in range(len(torch_like))]

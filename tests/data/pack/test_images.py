@@ -79,22 +79,6 @@ def test_problems_are_listed(
     assert "images: 1 cmyk, 1 empty" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("container", ["tar", "squashfs"])
-def test_damaged_ones_are_skipped(tmp_path: Path, photos: Path, container: str) -> None:
-    asked = request(photos, tmp_path, container, bad="skip")
-    assert run(asked) == 0
-    report = _report(Path(asked.out))
-    assert {one["sample"]: one["problems"] for one in report["images"]["listed"]} == PROBLEMS
-    assert report["left_out"] == [name for name in PROBLEMS if "/bad/" in name]
-    samples = opened.open(asked.out)
-    assert len(samples) == 16
-    keys = [samples.index.keys.text(row) for row in range(len(samples))]
-    assert keys == sorted(keys)
-    assert not [key for key in keys if key.startswith("bad/")]
-    for row, key in enumerate(keys):
-        assert bytes(samples.read(row)) == (photos / "train" / key).read_bytes()
-
-
 def test_damaged_ones_end_the_pack(
     tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

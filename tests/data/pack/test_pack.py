@@ -123,17 +123,6 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     }
 
 
-def test_a_dry_run_says_what_the_pack_would_say(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = tree(tmp_path / "source", 10)
-    assert run(request(source, source, "hdf5", dry_run=True)) == 2
-    assert "lies inside of SOURCE" in capsys.readouterr().err
-    assert run(request(source, tmp_path, "hdf5")) == 0
-    assert run(request(source, tmp_path, "hdf5", dry_run=True)) == 2
-    assert "it is not overwritten" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["out.h5.index.npz", "out.h5.report.json"])
 def test_what_belongs_to_the_output_is_not_overwritten(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
@@ -248,14 +237,6 @@ def test_a_file_larger_than_the_limit_is_refused_before(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (10_000, 10_000))
     assert run(request(source, tmp_path, container)) == 2
     assert "(ulimit -f)" in capsys.readouterr().err
-    assert sorted(os.listdir(tmp_path)) == ["source"]
-
-
-def test_no_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "source").mkdir()
-    assert run(request(tmp_path / "source", tmp_path, "hdf5")) == 2
-    assert run(request(tmp_path / "nothing", tmp_path, "hdf5")) == 2
-    capsys.readouterr()
     assert sorted(os.listdir(tmp_path)) == ["source"]
 
 

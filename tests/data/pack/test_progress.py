@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import pytest
 
 from rankup.data.pack import progress
-from rankup.data.pack.progress import Progress, duration
+from rankup.data.pack.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -46,21 +45,3 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "packing" in text
     assert "2.0/3.0 kB" in text
     assert "30 samples" in text
-
-
-@pytest.mark.parametrize("out", [io.StringIO, Terminal])
-def test_quiet(monkeypatch: pytest.MonkeyPatch, out: Any) -> None:
-    clock, out = Clock(monkeypatch), out()
-    shown = Progress("packing", 3000, 90, quiet=True, out=out)
-    clock.now += 60
-    shown(1000, 30)
-    shown.close()
-    assert out.getvalue() == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.04, "0.0 s"), (9.5, "9.5 s"), (45.2, "45 s"), (700, "12 min"), (12600, "3.5 h")],
-)
-def test_durations(seconds: float, words: str) -> None:
-    assert duration(seconds) == words

@@ -64,16 +64,6 @@ def test_long_names_are_part_of_what_is_needed(
     assert needed > sum(written)
 
 
-def test_shards_of_resized_images_are_not_known_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write(tmp_path / "source", "a/1.txt")
-    assert run(request(source, tmp_path, "tar", resize=8)) == 0
-    assert "files: 1 file and 2 folders\n" in capsys.readouterr().out
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert inodes.Inodes(report["files_after"], 1) == inodes.lying(tmp_path / "out")
-
-
 def test_labels_and_classes_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "source", "1.txt", "2.txt", "3.txt")
     assert "samples: train 3, without labels, " in said(source, tmp_path, capsys)

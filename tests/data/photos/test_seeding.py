@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import threading
 from typing import Any
@@ -64,10 +63,3 @@ def test_not_in_threads() -> None:
     thread.start()
     thread.join(30)
     assert "kind='processes'" in str(raised[0])
-
-
-def test_it_travels() -> None:
-    transform = seeded(draws)
-    twin = pickle.loads(pickle.dumps(transform))
-    assert twin == transform
-    assert twin(b"a", transforms.rng(1, 7)) == transform(b"a", transforms.rng(1, 7))

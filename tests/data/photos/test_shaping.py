@@ -159,15 +159,6 @@ def test_photos_of_odd_sizes(size: tuple[int, int], either: bool) -> None:
         assert CenterCrop(8)(data, transforms.rng(1, number)).shape == (8, 8, 3)
 
 
-def test_other_kinds_of_photo_than_jpeg() -> None:
-    for mode in ("L", "RGBA", "P"):
-        data = stripes("PNG", mode, (300, 200))
-        for transform in _ALL:
-            found = transform(data, transforms.rng(1, 1))
-            assert found.shape == transform.shape
-        close(Resize(50)(data, transforms.rng(1, 1)), resized(by_pillow(data), 50, 50))
-
-
 def test_a_photo_too_narrow_for_its_middle_is_refused_before_it_takes_memory() -> None:
     with pytest.raises(BadContainer, match="60000 x 1 pixels, is too narrow"):
         CenterCrop(224)(stripes("PNG", size=(60_000, 1)), transforms.rng(1, 1))

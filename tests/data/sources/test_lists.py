@@ -86,19 +86,6 @@ def test_forms_of_one_list(root: Path, name: str, text: str | bytes) -> None:
     assert index.times[0] == os.stat(index.files[0]).st_mtime_ns
 
 
-def test_a_class_may_have_the_name_of_a_column(root: Path) -> None:
-    index = scanned(root / "l.csv", "im/cat/1.jpg,y\nim/cat/2.jpg,n\n")
-    assert [label for _, label in read(index).values()] == [1, 0]
-
-
-def test_names_become_classes(root: Path) -> None:
-    index = scanned(
-        root / "l.csv", "path,label\nim/cat/1.jpg,cat\nim/cat/2.jpg,\nim/dog/1.jpg,an 1"
-    )
-    assert index.classes == ("an 1", "cat")
-    assert [label for _, label in read(index).values()] == [1, -1, 0]
-
-
 def test_splits_by_column_and_by_name(root: Path) -> None:
     text = "path,split\nim/dog/1.jpg,val\nim/cat/1.jpg,train\nim/cat/2.jpg,\n"
     index = scanned(root / "l.csv", text, Choice(split="test"))

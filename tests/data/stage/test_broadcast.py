@@ -25,7 +25,6 @@ import pytest
 import xxhash
 
 from rankup.base.errors import UserError
-from rankup.data.errors import BadContainer
 from rankup.data.stage import broadcast, core, meeting, peers, pieces, place, wire
 from rankup.data.stage.part import Part
 from rankup.data.stage.pieces import Piece
@@ -182,16 +181,6 @@ def test_a_node_that_fails_does_not_stop_the_others(source: Path, tmp_path: Path
     assert nodes[0].whole()
     assert nodes[2].whole()
     assert "node n1 does not give" in nodes[0].said[0]
-
-
-def test_a_damaged_source_fails_every_node_by_the_sample(source: Path, tmp_path: Path) -> None:
-    with (source / "train.bin").open("r+b") as file:
-        file.seek(30_000)
-        file.write(b"damage")
-    nodes = _nodes(3, source, tmp_path)
-    errors = _all(nodes)
-    assert [type(error) for error in errors] == [BadContainer] * 3
-    assert all("are not those that were packed" in str(error) for error in errors)
 
 
 # --- a peer that is not what it should be

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rankup.data import stage
@@ -78,26 +77,6 @@ def test_what_is_inspected_is_the_source_itself(tmp_path: Path) -> None:
     assert show(str(root), extract=str(tmp_path / "damaged")) == 1
 
 
-def test_the_tasks_of_a_step_share_one_copy(photos: Path) -> None:
-    command = [sys.executable, "-m", "rankup", "stage", str(photos), "--reserve", "0"]
-    environment = {**os.environ, "SLURM_JOB_ID": "5"}
-    tasks = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = [task.communicate(timeout=200)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0]
-    assert sum("was there already" in one for one in said) == 1
-    assert [row["users"] for row in listed()] == [["job 5 of Slurm"]]
-
-
-def test_a_file_of_tokens(tmp_path: Path, command: Command) -> None:
-    np.arange(999, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
-    code, out, _ = command(tmp_path / "tokens.bin")
-    assert code == 0
-    assert "there were no hashes to compare it with" in out
-
-
 MISTAKES = [
     (["nothing.h5"], "no file or folder"),
     ([], "name the FILE"),
@@ -126,19 +105,6 @@ def test_mistakes_are_said(
     assert "(--reserve SIZE)" in command("out.h5", "--reserve", "900TB")[2]
     monkeypatch.setenv("RANKUP_RUN_DIR", str(photos.parent))  # in a job's script
     assert "(--stage-reserve SIZE)" in command("out.h5", "--reserve", "900TB")[2]
-
-
-def test_what_may_not_be_read_is_said(tmp_path: Path, command: Command) -> None:
-    root = packed(tmp_path / "p")
-    if os.geteuid() == 0:  # root may read everything: another kind of no
-        (root / "val.bin").unlink()
-        (root / "val.bin").mkdir()
-    else:
-        (root / "val.bin").chmod(0)
-    code, _, errors = command(root)
-    assert code == 2
-    assert "val.bin" in errors
-    assert "Traceback" not in errors
 
 
 _UNTIL_ENDED = """

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -388,21 +388,6 @@ def test_another_place_is_found_through_a_link(
     assert (left(home), left(disk)) == ([], [])
 
 
-def test_a_place_without_a_byte_left(tiny: Path, tmp_path: Path) -> None:
-    root = packed(tmp_path / "p")
-    place.ours(tiny)
-    if not os.path.ismount(tiny):
-        return
-    with suppress(OSError), (tiny / "full").open("wb", 0) as file:
-        while file.write(bytes(4096)):
-            pass
-    with pytest.raises(RunFailed, match="not even for a lock"):
-        stage(root, reserve=0)
-    (tiny / "full").unlink()
-    assert left(tiny) == []
-    equal(root, stage(root, reserve=0).path)
-
-
 def test_two_sources_at_once_do_not_count_on_the_same_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,10 +401,3 @@ def test_two_sources_at_once_do_not_count_on_the_same_room(
     monkeypatch.setattr(rooms, "room", little)
     with half(one), pytest.raises(UserError, match="promised to copies that are being made"):
         stage(two, reserve=0)
-
-
-def test_a_network_file_system_is_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = packed(tmp_path / "p")
-    monkeypatch.setattr("rankup.site.mounts.kind_of", lambda path: "gpfs")
-    with pytest.raises(UserError, match=r"network file system \(gpfs\)"):
-        stage(root, reserve=0, to=tmp_path)

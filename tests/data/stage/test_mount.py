@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rankup.base import holder
-from rankup.base.errors import RunFailed, UserError
+from rankup.base.errors import UserError
 from rankup.data.stage import mount, stage
 from rankup.data.stage.users import Job
 from rankup.site import mounts
@@ -156,18 +156,6 @@ def _kill(point: str) -> None:
     until(gone)
 
 
-def test_root_in_a_container_has_fuse(
-    home: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _only(monkeypatch, tmp_path, "squashfuse")
-    (tmp_path / "programs" / "mount").write_text(
-        "#!/bin/sh\necho 'mount: not permitted' >&2\nexit 32\n"
-    )
-    (tmp_path / "programs" / "mount").chmod(0o755)
-    assert mount.mount(image).tool == "squashfuse"
-    mount.release()
-
-
 def test_without_a_tool_the_packages_are_named(
     home: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,18 +164,6 @@ def test_without_a_tool_the_packages_are_named(
         mount.mount(image)
     assert _records(home) == []
     assert not list((home / f"rankup-{os.getuid()}" / mount.FOLDER).glob("[!.]*"))
-
-
-def test_what_a_tool_said_is_handed_on(
-    home: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _only(monkeypatch, tmp_path)
-    for name, text in (("mount", "no loop device"), ("squashfuse_ll", "fuse: no permission")):
-        (tmp_path / "programs" / name).write_text(f"#!/bin/sh\necho '{text}' >&2\nexit 1\n")
-        (tmp_path / "programs" / name).chmod(0o755)
-    with pytest.raises(RunFailed, match=r"no loop device.*fuse: no permission"):
-        mount.mount(image)
-    assert _records(home) == []
 
 
 def test_only_an_image_is_mounted(home: Path, tmp_path: Path) -> None:

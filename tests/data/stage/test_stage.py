@@ -252,14 +252,6 @@ def test_a_replaced_source_is_read_itself_and_that_is_said_once(
     equal(root, done.path)
 
 
-def test_a_half_copy_is_of_no_use_without_its_source(tmp_path: Path) -> None:
-    root = packed(tmp_path / "p")
-    stage(root, reserve=0, fraction=0.5)
-    root.rename(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="no file or folder"):
-        rankup.data.open(root)
-
-
 def test_links_and_relative_paths_lead_to_the_same_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
