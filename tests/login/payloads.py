@@ -17,17 +17,6 @@ def weights(inputs: int, outputs: int) -> bytes:
     return file.getvalue()
 
 
-def resnet() -> bytes:
-    """Of what the stub of fastai calls resnet18."""
-    import torch
-    from torch import nn
-
-    file = io.BytesIO()
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
-    torch.save(model.state_dict(), file)
-    return file.getvalue()
-
-
 def archive(files: dict[str, bytes]) -> bytes:
     """A tar.gz of files."""
     target = io.BytesIO()

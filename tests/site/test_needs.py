@@ -51,14 +51,10 @@ def test_a_cache_alone_is_no_need(tmp_path: Path) -> None:
         ("fetch = 1", "fetch must be a table, found 1"),
         ("[fetch]\ndataset = []", "unknown key 'fetch.dataset'; did you mean datasets?"),
         ("[fetch]\nmodels = 'gpt2'", "fetch.models must be a list of strings"),
-        ("[fetch]\nurls = [1]", "fetch.urls[0] must be a table, found 1"),
         ("[[fetch.urls]]\nsha256 = '00'", "fetch.urls[0].sha256 must be 64 hexadecimal digits"),
         ("[[fetch.urls]]\nto = 'x'", "fetch.urls[0]: url is missing"),
-        ("[[fetch.urls]]\nurl = 'file:///etc/passwd'", "must be a URL that starts with http"),
         ("[[fetch.urls]]\nurl = 'http://a/b\\n'", "must be a URL that starts with http"),
-        ("[[fetch.urls]]\nurl = 'http://[bad/x'", "fetch.urls[0].url must be a URL that"),
         ("[[fetch.urls]]\nurl = 'http://h:99999/x'", "names a host, found 'http://...'"),
-        ("[[fetch.urls]]\nurl = 1", "fetch.urls[0].url must be a string, found 1"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:

@@ -77,12 +77,6 @@ def test_a_broken_run_does_not_hide_the_others(tmp_path: Path) -> None:
     assert rundir.find(tmp_path, "7") == found
 
 
-def test_of_two_clusters_the_newest_run_is_meant(tmp_path: Path) -> None:
-    _run(tmp_path, "a", "7")
-    newest = _run(tmp_path, "b", "7")
-    assert rundir.find(tmp_path, "7") == newest
-
-
 @pytest.mark.parametrize(
     ("line", "kept"),
     [
@@ -112,10 +106,3 @@ def test_a_run_is_found_by_the_allocation_it_was_started_in(tmp_path: Path) -> N
     path = _run(tmp_path, "a")
     rundir.write(path, replace(JOB, lives=[{"allocation": "77"}]))
     assert rundir.find(tmp_path, "77") == path
-
-
-def test_an_endless_description_is_damaged(tmp_path: Path) -> None:
-    path = _run(tmp_path, "a")
-    (path / "job.json").write_text("[" * 100_000)
-    with pytest.raises(UserError, match="damaged"):
-        rundir.read(path)

@@ -41,11 +41,6 @@ def test_what_is_not_sure_of_the_nodes_that_jobs_go_to_is_said() -> None:
     )
 
 
-def test_a_node_of_a_job_is_named_as_one() -> None:
-    found = machine.check_machine(Machine(JURECA, "x", "jrc0001", False, "12"))
-    assert "node of job 12" in found[-1].message
-
-
 def test_a_mistake_in_the_site_table_is_kept_and_the_profile_detected() -> None:
     wrong = Config(site={"purge_days": 3, "mounts": "/p"})
     found = machine.find(wrong, {"SYSTEMNAME": "jurecadc"}, "jrlogin05", lambda: None)
@@ -90,29 +85,10 @@ def test_the_partition_that_jobs_go_to_being_down_is_a_warning() -> None:
     assert (found[0].place, found[0].level) == ("closed (default)", "warning")
 
 
-def test_many_partitions_are_cut_short() -> None:
-    many = {f"p{n}": replace(LIVE["devel"], name=f"p{n}") for n in range(40)}
-    found = queue.check_partitions(GENERIC, None, many)
-    assert len(found) == 7
-    assert "and 22 more" in found[-1].message
-
-
-def test_no_partitions_at_all_is_an_error() -> None:
-    assert levels(queue.check_partitions(GENERIC, None, {})) == [(codes.PARTITION, "error")]
-
-
 def test_a_profile_that_says_something_else_than_slurm_is_a_warning() -> None:
     site = profile.override(GENERIC, {"partitions": {"booster": {"gpus": 4, "cores": 8}}})
     [found] = queue.check_differences(site, LIVE)
     assert "gpus is 4 in the profile, 2 says Slurm" in found.message
-
-
-def test_partitions_that_are_gone_are_one_warning() -> None:
-    nodes = {"gpus": 2, "cores": 8}
-    names = ("booster", "old", "older", "oldest")
-    site = profile.override(GENERIC, {"partitions": dict.fromkeys(names, nodes)})
-    [found] = queue.check_differences(site, LIVE)
-    assert found.message == "not on this machine, and in the profile: old, older, oldest"
 
 
 def test_accounts() -> None:
@@ -149,11 +125,6 @@ def test_names_of_nodes(resolved: Resolved, level: str, part: str) -> None:
     [found] = network.check_names(JURECA, [resolved])
     assert found.level == level
     assert part in found.message
-
-
-def test_a_site_without_suffix_is_content_with_the_name() -> None:
-    [found] = network.check_names(GENERIC, [Resolved("n1", "", "10.1.0.1", "")])
-    assert (found.level, found.message) == ("ok", "n1 is 10.1.0.1")
 
 
 def test_a_name_is_resolved_by_the_real_resolver() -> None:

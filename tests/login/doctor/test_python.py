@@ -75,10 +75,6 @@ def test_one_that_is_older_than_its_files_is_a_warning(project: Path) -> None:
     assert found.todo == f"rankup env create {project / 'env'}"
 
 
-def test_without_the_files_there_is_nothing_to_say(tmp_path: Path) -> None:
-    assert python.check_environment(tmp_path, HERE, fresh) == []
-
-
 def test_one_of_another_name_is_known_by_its_files(project: Path, tmp_path: Path) -> None:
     os.rename(project / "env", project / "other")
     own = Python("3.12.1", Path("/x"), project / "other" / "venv", True, None)

@@ -78,10 +78,6 @@ def test_what_is_not_known_says_how_to_find_out() -> None:
     assert (found.level, found.todo) == ("ok", "`srun -N1 -n1 ls -d '/arch/my x'`")
 
 
-def test_a_laptop_has_no_compute_nodes() -> None:
-    assert space.check_mounted(LOCAL, [Folder("runs", Path("/tmp/x"))]) == []
-
-
 def test_without_the_project_s_variables_jutil_is_named() -> None:
     [found] = space.check_project(JURECA, {}, None)
     assert "jutil env activate -p PROJECT" in found.todo
@@ -109,7 +105,3 @@ def test_little_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> N
     [found] = memory.check_memory(memory.left())
     assert (found.level, found.code) == ("warning", codes.SHARED_MEMORY)
     assert "67.1 MB of 67.1 MB" in found.message
-
-
-def test_a_system_without_shared_memory_folder_says_nothing(tmp_path: Path) -> None:
-    assert memory.check_memory(memory.left(tmp_path / "none")) == []

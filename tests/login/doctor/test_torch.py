@@ -76,17 +76,6 @@ def test_a_damaged_torch_is_an_error(tmp_path: Path, content: bytes, problem: st
     assert problem in finding.message
 
 
-def test_half_of_a_torch_is_an_error(tmp_path: Path) -> None:
-    make_torch(tmp_path)
-    (tmp_path / "torch" / "__init__.py").unlink()
-    assert checked(builds.find([str(tmp_path)]))[0].level == "error"
-
-
-def test_a_folder_called_torch_is_none(tmp_path: Path) -> None:
-    (tmp_path / "torch").mkdir()
-    assert builds.find([str(tmp_path)]).all == ()
-
-
 def test_one_that_only_a_finder_knows_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,12 +85,6 @@ def test_one_that_only_a_finder_knows_is_found(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     [found] = builds.find(builds.this_path()).all
     assert found.folder == site
-
-
-@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"MZ" + bytes(60), bytes(60)])
-def test_what_is_no_elf_has_no_machine(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x.so").write_bytes(content)
-    assert builds.elf_machine(tmp_path / "x.so") == ""
 
 
 def test_none_is_a_warning() -> None:
@@ -232,8 +215,3 @@ def test_built_for_these_processors(
         Builds((replace(CUDA, machine=machine),), {}), site, replace(LAPTOP, machine=here)
     )
     assert (found[-1].code, found[-1].level) == (codes.TORCH_ARCHITECTURE, level)
-
-
-def test_a_library_that_is_no_elf_is_not_judged() -> None:
-    found = torch_checks.check_build(Builds((replace(CUDA, machine=""),), {}), JURECA, LAPTOP)
-    assert [one.code for one in found] == [codes.TORCH_DEVICE]

@@ -203,20 +203,13 @@ def env(rankup_here: RunRankup) -> Env:
     return run
 
 
-@pytest.fixture(scope="module")
-def wheels_world(tmp_path_factory: pytest.TempPathFactory, source: Path) -> World:
-    """A world whose `env` is of the kind `wheels`, made with uv; tests leave it as it is."""
-    found = make_world(tmp_path_factory.mktemp("wheels"), source)
-    found.require("env", ["shared==2.0"])
-    done = found.rankup("env", "create", "--kind", "wheels")
-    assert done.returncode == 0, done.stdout
-    return found
+@pytest.fixture(scope="session")
+def made_world(tmp_path_factory: pytest.TempPathFactory, source: Path) -> World:
+    """A world on JUWELS Booster whose `env` is of the kind `modules`, made with uv.
 
-
-@pytest.fixture(scope="module")
-def modules_world(tmp_path_factory: pytest.TempPathFactory, source: Path) -> World:
-    """A world on JUWELS Booster whose `env` is of the kind `modules`; tests leave it as it is."""
-    found = make_world(tmp_path_factory.mktemp("modules"), source)
+    Tests leave it as it is; they are of the xdist group `env`.
+    """
+    found = make_world(tmp_path_factory.mktemp("made"), source)
     found.variables["BASH_ENV"] = str(found.root / "module.sh")
     (found.project / "rankup.toml").write_text('profile = "juwels-booster"\n')
     found.require("env", ["shared==2.0", "lightning"])

@@ -9,76 +9,77 @@ import pytest
 from . import index
 from .conftest import Env, World
 
+pytestmark = pytest.mark.xdist_group("env")
 _SHOW = 'python -c "import shared, torch; print(shared.VERSION, torch.VERSION, torch.__file__)"'
 
 
 def test_a_site_with_modules_gets_that_kind_and_its_venv_wins_over_them(
-    modules_world: World,
+    made_world: World,
 ) -> None:
     """Of `shared` 1.0 is in the module and 2.0 in requirements.txt; torch only in the module."""
-    assert "ENV_KIND=modules" in (modules_world.project / "env" / "config.sh").read_text()
-    made = (modules_world.project / "env" / "venv" / ".made").read_text()
+    assert "ENV_KIND=modules" in (made_world.project / "env" / "config.sh").read_text()
+    made = (made_world.project / "env" / "venv" / ".made").read_text()
     assert "kind=modules\n" in made
-    done = modules_world.bash(f"set -eu; source env/activate.sh; {_SHOW}")
-    torch = modules_world.root / "modules" / "PyTorch" / "torch" / "__init__.py"
+    done = made_world.bash(f"set -eu; source env/activate.sh; {_SHOW}")
+    torch = made_world.root / "modules" / "PyTorch" / "torch" / "__init__.py"
     assert done.stdout == f"2.0 2.8.0 {torch}\n"
-    assert not list((modules_world.project / "env").rglob("site-packages/torch"))
+    assert not list((made_world.project / "env").rglob("site-packages/torch"))
 
 
-def test_activation_works_under_strict_options_and_gives_them_back(modules_world: World) -> None:
-    done = modules_world.bash(
+def test_activation_works_under_strict_options_and_gives_them_back(made_world: World) -> None:
+    done = made_world.bash(
         'set -euo pipefail; before=$-; cd /; source "$1"; [ "$before" = "$-" ]; shopt -qo pipefail;'
         ' echo "$LOADED"; declare -F | grep _env_ || echo "no function is left"; compgen -v ENV_ ||'
         ' echo "no variable is left"',
-        modules_world.project / "env" / "activate.sh",
+        made_world.project / "env" / "activate.sh",
     )
     loaded = ":Stages/2026:GCC:OpenMPI:CUDA:Python:PyTorch:torchvision"
     assert done.stdout == f"{loaded}\nno function is left\nno variable is left\n"
 
 
-def test_caches_lie_in_the_project_but_where_the_user_says(modules_world: World) -> None:
+def test_caches_lie_in_the_project_but_where_the_user_says(made_world: World) -> None:
     """A second activation changes nothing."""
     show = (
         'set -eu; source env/activate.sh; first="$PATH $PYTHONPATH"; source env/activate.sh;'
         ' [ "$first" = "$PATH $PYTHONPATH" ]; echo $HF_HOME $TORCH_HOME'
     )
-    done = modules_world.bash(show, HF_HOME="/mine")
+    done = made_world.bash(show, HF_HOME="/mine")
     hf, torch = done.stdout.split()
     assert hf == "/mine"
-    assert torch.startswith(modules_world.variables["PROJECT"])
+    assert torch.startswith(made_world.variables["PROJECT"])
     assert torch.endswith("/cache/torch")
 
 
-def test_without_module_the_message_says_so(modules_world: World) -> None:
-    done = modules_world.bash("set -eu; source env/activate.sh; echo went on", BASH_ENV="")
+def test_without_module_the_message_says_so(made_world: World) -> None:
+    done = made_world.bash("set -eu; source env/activate.sh; echo went on", BASH_ENV="")
     assert done.returncode == 1
     assert "there is no 'module' command here" in done.stdout
     assert "went on" not in done.stdout
 
 
-def test_a_module_that_is_not_there_ends_the_activation(modules_world: World) -> None:
-    nowhere = modules_world.root / "home"
-    done = modules_world.bash("set -eu; source env/activate.sh; echo on", MODULES=str(nowhere))
+def test_a_module_that_is_not_there_ends_the_activation(made_world: World) -> None:
+    nowhere = made_world.root / "home"
+    done = made_world.bash("set -eu; source env/activate.sh; echo on", MODULES=str(nowhere))
     assert done.returncode == 1
     assert "unknown module: Stages/2026" in done.stdout
     assert "modules.sh failed" in done.stdout
     assert "\non\n" not in done.stdout
 
 
-def test_the_kernel_runs_in_the_environment(modules_world: World) -> None:
+def test_the_kernel_runs_in_the_environment(made_world: World) -> None:
     """`kernel.json` lies where Jupyter looks; the kernel has the venv's packages and a module's."""
-    home = modules_world.root / "home"
+    home = made_world.root / "home"
     [file] = home.rglob("kernel.json")
     assert file == home / ".local/share/jupyter/kernels/my-project/kernel.json"
     said = json.loads(file.read_text())
     assert said["display_name"] == "my project (rankup)"
     words = [word.replace("{connection_file}", "/nowhere.json") for word in said["argv"]]
-    done = modules_world.run(*words, timeout=120)
+    done = made_world.run(*words, timeout=120)
     assert done.stdout == "kernel 2.0\n"
 
 
-def test_check_finds_all_well(env: Env, modules_world: World) -> None:
-    done = env(modules_world, "check", "--json")
+def test_check_finds_all_well(env: Env, made_world: World) -> None:
+    done = env(made_world, "check", "--json")
     assert done.returncode == 0, done.stdout
     found = json.loads(done.stdout)
     assert {one["level"] for one in found} == {"ok"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch.arrived import items, table, with_earlier
+from rankup.login.fetch.arrived import items, with_earlier
 from rankup.login.fetch.events import Event
 from rankup.login.record import Item
 
@@ -40,12 +40,6 @@ def test_a_download_is_an_item_with_its_url_and_its_last_place(tmp_path: Path) -
     assert item == Item("mnist.gz", "http://a/mnist.gz", str(target), 500)
 
 
-def test_what_is_gone_unfinished_or_temporary_is_none(tmp_path: Path) -> None:
-    files = [_write(tmp_path / name) for name in ("a", "b.part", "c.lock", "t/d")]
-    events = [*map(new, files), new(tmp_path / "never")]
-    assert _items(events, tmp_path, gone=[str(files[0])], ignored=[tmp_path / "t"]) == ()
-
-
 def test_many_files_of_a_new_folder_are_one_item(tmp_path: Path) -> None:
     top = tmp_path / "imagenette"
     files = [_write(top / f"train/{number % 5}/{number}.jpg", 10) for number in range(40)]
@@ -57,14 +51,6 @@ def test_many_files_of_a_new_folder_are_one_item(tmp_path: Path) -> None:
     ]
     [item] = _items(events, tmp_path)
     assert item == Item("imagenette", "http://a/imagenette.tgz", str(top), 400, 40)
-
-
-def test_up_to_twenty_files_are_named_each(tmp_path: Path) -> None:
-    files = [_write(tmp_path / "d" / str(number)) for number in range(20)]
-    assert not any(item.needed for item in _items([*map(new, files)], tmp_path))
-    assert len(_items([*map(new, files)], tmp_path)) == 20
-    more = [*files, _write(tmp_path / "d" / "20")]
-    assert len(_items([*map(new, more)], tmp_path)) == 1
 
 
 def _repository(hub: Path) -> Path:
@@ -143,14 +129,6 @@ def test_what_a_program_unpacks_or_names_otherwise_is_found(tmp_path: Path) -> N
     assert items([spawn], [str(mine)], (), mine.parent, ()) == (), "put back as it was"
 
 
-def test_a_script_that_was_saved_just_before_is_nothing_that_came(tmp_path: Path) -> None:
-    before = _write(tmp_path / "train.py").stat().st_ctime
-    _write(tmp_path / "look.ipynb")
-    _write(tmp_path / "data.bin")
-    start = Event("spawn", before - 1, 1, "", {"words": ["wget", "http://a/data.bin"]})
-    assert [item.name for item in _items([start], tmp_path)] == ["data.bin"]
-
-
 def test_what_counts_visits_is_no_source(tmp_path: Path) -> None:
     """`datasets` asks for the head of a script of its own, whatever it prepares."""
     files = [_write(tmp_path / "json/x/dataset_info.json"), _write(tmp_path / "json/x/a.arrow")]
@@ -173,17 +151,3 @@ def test_a_second_fetch_still_knows_what_the_first_one_brought(tmp_path: Path) -
     assert with_earlier((), (replace(first[0], needed=False),)) == (), "told once"
     folder = Item("d", "", str(tmp_path / "d"), 3, 2)
     assert with_earlier((folder,), first) == (first[0], folder), "b is in d"
-
-
-def test_the_table_has_a_line_for_each_and_a_sum() -> None:
-    lines = table(
-        [
-            Item("a\x1b[2J", "http://a/a", "/d/a", 1500),
-            Item("folder", "", "/d/folder", 2_000_000, 30),
-        ]
-    )
-    assert lines == [
-        "  a\\x1b[2J  1.5 kB    1 file  /d/a  from http://a/a",
-        "  folder    2.0 MB  30 files  /d/folder",
-        "  2.0 MB in 31 files",
-    ]

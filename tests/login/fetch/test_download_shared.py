@@ -61,15 +61,6 @@ def test_another_user_begins_anew_where_nothing_can_be_read(web: Web, shared: Pa
     assert sorted(path.name for path in shared.iterdir()) == ["a.bin"]
 
 
-def test_another_users_other_version_is_begun_anew(web: Web, shared: Path) -> None:
-    target = shared / "a.bin"
-    url = _cut_off(web, target)
-    (shared / "a.bin.part").chmod(0o444)
-    web.put("/a.bin", DATA[::-1])
-    came = as_another_user(_DOWNLOAD, target, url)
-    assert hashlib.sha256(DATA[::-1]).hexdigest() in came
-
-
 def test_what_is_begun_anew_is_another_file_than_the_one_before(tmp_path: Path) -> None:
     """A process that lost its lock without knowing may still write into the old one."""
     part = Part(tmp_path / "a.bin", "https://h/a.bin", trusted=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankup.login.fetch.environment import cache_folders, child
+from rankup.login.fetch.environment import child
 from rankup.site import profile
 from rankup.site.caches import caches
 from rankup.site.config import Config
@@ -54,10 +54,3 @@ def test_the_hubs_token_stays_where_it_is_when_the_cache_moves(tmp_path: Path) -
     assert "HF_TOKEN_PATH" not in _child({**given, "HF_HOME": "/hf"}, tmp_path, "jureca-dc")
     said = {**given, "HF_TOKEN_PATH": "/mine"}
     assert _child(said, tmp_path, "jureca-dc")["HF_TOKEN_PATH"] == "/mine"
-
-
-def test_caches_are_those_of_all_libraries(tmp_path: Path) -> None:
-    given = {"HF_DATASETS_CACHE": "/big/datasets", "TORCH_HOME": "/torch"}
-    own = caches(Config(), profile.load("local"), given, tmp_path)
-    found = cache_folders(given, own, tmp_path)
-    assert {Path("/big/datasets"), Path("/torch"), tmp_path / ".cache"} <= set(found)

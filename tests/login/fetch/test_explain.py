@@ -8,7 +8,6 @@ import pytest
 
 from rankup.login.fetch.events import Event
 from rankup.login.fetch.explain import Outcome, outcome
-from rankup.login.fetch.frames import users_frames
 
 from .handmade import LIMITS, ended, event, url
 
@@ -52,19 +51,6 @@ def test_one_that_never_trains_is_told_apart_from_one_that_fails() -> None:
     assert _said([end], code=3).startswith("the script ended with code 3; it had drawn no batch")
 
 
-def test_limits_say_how_far_it_came_and_what_to_do() -> None:
-    asked = [url("http://a/big")]
-    line = _said(asked, why="time", code=None)
-    assert "stopped after 60 s" in line
-    assert "http://a/big" in line
-    assert "--time" in line
-    assert "--memory" in _said(asked, why="memory", code=None)
-    walk = [event("lazy", count=1), event("walk", done=3, of=9)]
-    assert "all samples" in _said(walk, why="time", code=None)
-    [placed] = outcome([], ended(why="time", code=None), LIMITS, "train.py:3 in wait").lines
-    assert "it is at train.py:3 in wait" in placed
-
-
 @pytest.mark.parametrize(
     ("kind", "message", "expected", "cut"),
     [
@@ -93,12 +79,6 @@ def test_errors_of_the_network_and_of_memory_are_explained(
     assert not got.wants_gpu
 
 
-def test_a_break_that_nobody_noticed_is_the_cause_of_what_follows() -> None:
-    cut = event("cut", url="http://a/x", missing=7)
-    line = _said([url("http://a/x"), cut, _raised("EOFError", "")], code=1)
-    assert line == "the connection broke before all of http://a/x had come; run it again"
-
-
 def test_a_script_that_wants_a_gpu_is_told_apart_from_one_that_merely_asks() -> None:
     asked = event("gpu", what="torch.cuda.is_available()", where="train.py:2")
     wants = _raised("AssertionError", "", TRACE + "    assert torch.cuda.is_available()\n")
@@ -122,12 +102,6 @@ def test_one_that_was_killed_says_by_what() -> None:
     assert "os._exit" in _said([], code=3)
 
 
-def test_frames_are_those_of_the_users_code() -> None:
-    assert users_frames(TRACE) == ["train.py:23", "train.py:8 in load"]
-    stack = 'Current thread 0x1 (most recent call first):\n  File "/a/x.py", line 3 in wait\n'
-    assert users_frames(stack) == ["x.py:3 in wait"]
-
-
 @pytest.mark.parametrize(
     ("message", "line"),
     [
@@ -142,12 +116,6 @@ def test_a_launchers_variable_that_is_missed_as_none_is_recognised(message: str,
     assert not _outcome([_raised("TypeError", message, other)], code=1).wants_world
 
 
-def test_native_code_that_aborts_may_lack_memory() -> None:
-    for code in (127, -6):
-        assert "--memory may be too small (1.0 GB now)" in _said([], code=code)
-    assert "--memory" not in _said([], code=-15)
-
-
 def test_where_no_connection_ever_stood_none_broke() -> None:
     errors = [
         ("httpx.ConnectError", "[Errno -3] Temporary failure in name resolution"),
@@ -157,8 +125,3 @@ def test_where_no_connection_ever_stood_none_broke() -> None:
     for kind, message in errors:
         line = _said([url("https://hub/api"), _raised(kind, message)], code=1)
         assert "; no connection to hub from here (https://hub/api)" in line
-
-
-def test_a_torch_that_cannot_be_watched_is_named() -> None:
-    end = event("end", code=1, unknown="torch.x, change 2: AttributeError: y")
-    assert "cannot watch this torch (torch.x, change 2: AttributeError: y)" in _said([end], code=1)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch import leftover, said
+from rankup.login.fetch import leftover
 from rankup.login.fetch.events import Event
 from rankup.login.fetch.leftover import Left
-from rankup.login.fetch.outputs import Undo, plan
-from rankup.login.fetch.undo import Undone, undo
+from rankup.login.fetch.outputs import plan
+from rankup.login.fetch.undo import undo
 
 from .handmade import event, new, old, rename, url
 
@@ -121,28 +121,3 @@ def test_only_what_is_known_goes_with_a_folder(tmp_path: Path) -> None:
         os.path.join("out", "of-the-user"),
     ]
     assert not done.problems
-
-
-def test_each_path_is_told_once_and_of_nested_folders_the_first(tmp_path: Path) -> None:
-    def path(name: str) -> str:
-        return str(tmp_path / name)
-
-    first = Undone(
-        (
-            Undo("put back", path("a"), path(".a")),
-            Undo("emptied", path("runs/1/x")),
-            Undo("emptied", path("runs/1")),
-            Undo("emptied", path("runs")),
-            Undo("removed", path("out/b")),
-            Undo("emptied", path("out")),
-        )
-    )
-    second = Undone(
-        (Undo("put back", path("a"), path(".a")), Undo("put back", path("new"), path(".new")))
-    )
-    third = Undone((Undo("again", path("new")),))
-    told = ["a is as it was before", "runs is removed: it was empty"]
-    told += ["out/b is removed: it was not finished", "new is removed: every start writes it"]
-    assert said.lines([first, second, third], tmp_path, {path("new")}) == told
-    # What a later start has put back of the first one's is not the user's.
-    assert said.lines([second], tmp_path, {path("new")}) == ["a is as it was before"]

@@ -47,17 +47,6 @@ def test_a_program_that_was_given_a_url_wanted_it() -> None:
     assert _missing(events)[-1] == "it wanted http://a/x (t.py:2 in load)"
 
 
-def test_the_error_the_url_and_the_line_are_named() -> None:
-    events = [
-        url("http://a/x", where="train.py:8 in load"),
-        _raised("urllib.error.URLError", "<unreachable>"),
-    ]
-    assert _missing(events) == [
-        "urllib.error.URLError at train.py:8 in load: <unreachable>",
-        "it wanted http://a/x (train.py:8 in load)",
-    ]
-
-
 def test_a_script_that_downloads_at_every_start_is_told_to_look_first() -> None:
     before = [url("http://a/big.bin"), new("/data/big.bin")]
     second = [url("http://a/big.bin"), _raised("urllib.error.URLError", "")]
@@ -81,20 +70,3 @@ def test_what_has_nothing_to_do_with_the_network_is_said_to(
     kind: str, message: str, expected: str
 ) -> None:
     assert _missing([_raised(kind, message)])[-1].endswith(expected)
-
-
-def test_another_way_is_one_only_after_a_start_that_came_through() -> None:
-    failed = [_raised("KeyError", "'lr'")]
-    assert "another way" in _missing(failed, First([], reached=True, files=()))[-1]
-    assert "another way" not in _missing(failed, First([], reached=False, files=()))[-1]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "offline mode is enabled",
-        "We couldn't connect to 'https://huggingface.co' to load the files",
-    ],
-)
-def test_an_error_that_speaks_of_the_network_needs_no_more_words(message: str) -> None:
-    assert len(_missing([_raised("OSError", message)])) == 1

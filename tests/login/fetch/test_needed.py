@@ -83,14 +83,3 @@ def test_what_a_second_start_writes_into_another_new_folder_is_not_needed() -> N
     found = without_outputs([*first, *data], second)
     assert {item.path for item in found if item.needed} == {item.path for item in data}
     assert {item.path for item in found} == {item.path for item in [*first, *data]}, "still told of"
-
-
-def test_a_folder_of_many_outputs_is_known_by_its_name_but_for_digits() -> None:
-    outputs, data = _items("/p/run-2026-1", "/p/imagenette")
-    second = [event("mkdir", path="/p/run-2026-2"), new("/p/run-2026-2/a.txt")]
-    assert without_outputs([outputs, data], second) == (replace(outputs, needed=False), data)
-
-
-def test_numbered_downloads_are_needed_whatever_else_a_second_start_writes() -> None:
-    part = Item("1.bin", "http://a/1.bin", "/p/data/1.bin", 3)
-    assert without_outputs([part], [new("/p/data/2.bin")]) == (part,)

@@ -34,10 +34,6 @@ def _record(key: str, file: Path, **changes: object) -> Record:
     return replace(Record(key, "2026-11-20", (item,)), **changes)  # type: ignore[arg-type]
 
 
-def test_who_lists_nothing_needs_nothing(tmp_path: Path) -> None:
-    assert unmet(_config(tmp_path)) == []
-
-
 def test_names_without_a_record_are_given_with_their_command(tmp_path: Path, file: Path) -> None:
     needed = _config(tmp_path, datasets=("xsum", "a b"), models=("gpt2@main",))
     assert unmet(needed) == [

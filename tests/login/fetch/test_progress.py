@@ -32,14 +32,6 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.Mon
     assert "\x1b" not in out.getvalue()
 
 
-def test_a_quick_one_says_nothing() -> None:
-    out = io.StringIO()
-    with progress.shown("a", out) as show:
-        show(0, None)
-        show(10, None)
-    assert out.getvalue() == ""
-
-
 def test_on_a_terminal_there_is_a_bar() -> None:
     out = Terminal()
     with progress.shown("[bold]a.bin", out) as show:
@@ -47,9 +39,3 @@ def test_on_a_terminal_there_is_a_bar() -> None:
         show(5_000_000, 5_000_000)
     assert "[bold]a.bin" in out.getvalue()  # a name is text, never markup
     assert "5.0/5.0 MB" in out.getvalue()
-
-
-def test_sizes_are_read_at_a_glance() -> None:
-    assert [progress.size(n) for n in (0, 999, 1000, 340_200_000, 5e13)] == [
-        *("0 bytes", "999 bytes", "1.0 kB", "340.2 MB", "50.0 TB"),
-    ]

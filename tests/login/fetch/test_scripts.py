@@ -185,20 +185,6 @@ def test_a_script_that_refuses_to_start_without_a_gpu_is_told_of_one(
 
 
 @pytest.mark.slow
-def test_fastai_trains_from_its_own_cache(stage: Stage, web: Web) -> None:
-    names = [f"oxford-iiit-pet/images/{'Cat' if i % 2 else 'dog'}_{i}.jpg" for i in range(10)]
-    url = web.put("/oxford-iiit-pet.tgz", payloads.archive(dict.fromkeys(names, bytes(16))))
-    weights = web.put("/resnet18-f37072fd.pth", payloads.resnet())
-    script = stage.script("fastai_shaped.py")
-    got = stage.fetch(script)
-    assert got.code == 0, got.said
-    assert got.proved, got.said
-    assert got.item("archive/oxford-iiit-pet.tgz").source == url
-    assert got.item("checkpoints/resnet18-f37072fd.pth").source == weights
-    assert not (stage.project / "export.pkl").exists()
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_function_with_arguments_and_spawned_workers_goes_on_after_a_cut(
     stage: Stage, web: Web
@@ -219,20 +205,6 @@ def test_a_function_with_arguments_and_spawned_workers_goes_on_after_a_cut(
     assert item.source in (url, there.replace("127.0.0.1", "localhost"))
     assert item.bytes == 256 * 64
     assert set(stage.files()) == {"function.py", "far/away/train.bin"}
-
-
-@pytest.mark.slow
-def test_a_script_imports_what_lies_beside_it_and_gets_its_arguments(
-    stage: Stage, web: Web
-) -> None:
-    for name in ("train.bin", "test.bin"):
-        web.put(f"/{name}", SAMPLES)
-    arguments = ("--epochs", "2", "a b", "*", "$HOME")
-    got = stage.fetch(stage.script("splits.py"), *arguments)
-    assert got.code == 0, got.said
-    assert got.proved, got.said
-    for name in ("train.bin", "test.bin"):
-        assert got.item(f"own/files/{name}").source == web.url(f"/{name}")
 
 
 @pytest.mark.slow
@@ -285,32 +257,6 @@ def test_an_archive_whose_connection_was_cut_comes_with_the_second_fetch(
     assert (item.source, item.bytes) == (url, len(archive))
     assert (stage.project / "data" / "pictures.tar.gz").read_bytes() == archive
     assert len(list((stage.project / "data" / "pictures").iterdir())) == 6
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_weights_that_are_cut_behind_a_redirect_do_not_stay_in_the_cache(
-    stage: Stage, web: Web
-) -> None:
-    web.put("/mirror/0815", payloads.weights(8, 2), cut=500, times=1)
-    web.put("/weights.pt", redirect="/mirror/0815")
-    script = stage.script("trainer_class.py")
-    cut = stage.fetch(script)
-    assert cut.code == 1, cut.said
-    assert "the connection broke" in cut.err
-    assert not list(stage.home.rglob("*.pt"))
-    got = stage.fetch(script)
-    assert got.code == 0, got.said
-    assert got.proved, got.said
-
-
-@pytest.mark.slow
-def test_a_script_that_trains_with_a_part_of_its_data_is_told_so(stage: Stage, web: Web) -> None:
-    url = web.put("/train.bin", SAMPLES, cut=128, times=1)
-    cut = stage.fetch(stage.script("copies.py"))
-    assert cut.code == 1, cut.said
-    assert f"the connection broke before all of {url} had come" in cut.err
-    assert set(stage.files()) == {"copies.py"}
 
 
 @pytest.mark.slow

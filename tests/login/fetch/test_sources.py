@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rankup.login.fetch.sources import broken_off, cut_short, made, renewed
+from rankup.login.fetch.sources import broken_off, cut_short, made
 
-from .handmade import event, new, old, rename, url
+from .handmade import event, new, rename, url
 
 
 def test_a_file_belongs_to_the_last_url_of_its_process() -> None:
@@ -66,12 +66,6 @@ def test_a_name_that_is_used_again_for_the_next_download_counts_each_time() -> N
     }
 
 
-def test_what_is_undone_afterwards_counts_with_its_old_name() -> None:
-    events = [new("/r/run/x"), rename("/r", "/old", made=False)]
-    [file] = made(events)
-    assert (file.path, file.last) == ("/r/run/x", "/old/run/x")
-
-
 def test_a_connection_that_broke_leaves_the_files_of_the_last_url() -> None:
     events = [url("http://a/1"), new("/d/1"), url("http://a/2"), new("/d/2")]
     assert cut_short(events) == {"/d/2"}
@@ -95,15 +89,3 @@ def test_a_break_that_the_script_did_not_notice_leaves_the_files_of_that_url() -
     assert cut_short(events, last=False) == {"/d/1.tgz", "/d/unpacked"}
     again = [*events, url("http://a/1.tgz")]
     assert (broken_off(again), cut_short(again, last=False)) == ({}, set())
-
-
-def test_a_file_that_is_downloaded_again_in_place_is_newer() -> None:
-    """A data set class found its archive broken."""
-    events = [
-        url("http://a/start"),
-        url("http://b/x.tgz"),
-        old("/d/x.tgz", "truncate", 5),
-        old("/d/train.log", "truncate", 5),
-        old("/d/start", "append", 5),
-    ]
-    assert renewed(events) == {"/d/x.tgz": {"http://a/start", "http://b/x.tgz"}}

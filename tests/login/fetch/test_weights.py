@@ -39,25 +39,3 @@ def test_shards_and_their_indexes_go_together() -> None:
 def test_without_safetensors_the_pickled_weights_are_needed() -> None:
     kept, skipped = needed(["config.json", "pytorch_model.bin", "tf_model.h5"])
     assert (kept, skipped) == (["config.json", "pytorch_model.bin"], ["tf_model.h5"])
-
-
-def test_a_repository_with_weights_of_another_framework_only_comes_as_it_is() -> None:
-    for names in (["config.json", "tf_model.h5"], ["model-q4.gguf"], ["onnx/model.onnx"]):
-        assert needed(names) == (names, [])
-
-
-def test_bin_files_that_are_no_weights_stay() -> None:
-    names = ["model.safetensors", "tokenizer.bin", "training_args.bin"]
-    assert needed(names)[1] == []
-
-
-def test_each_folder_has_its_own_weights() -> None:
-    kept, skipped = needed(
-        [
-            "unet/diffusion_pytorch_model.safetensors",
-            "unet/diffusion_pytorch_model.bin",
-            "vae/diffusion_pytorch_model.bin",
-        ]
-    )
-    assert "vae/diffusion_pytorch_model.bin" in kept
-    assert skipped == ["unet/diffusion_pytorch_model.bin"]

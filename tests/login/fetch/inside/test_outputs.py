@@ -18,6 +18,7 @@ import pytest
 from .conftest import runner
 from .running import Ended, Runner
 
+pytestmark = pytest.mark.xdist_group("outputs")  # one process makes the one run
 OLD = b"what was there before"
 _OLD_FILES = (
     *("twice.txt", "os.txt", "path.txt", "behind-link.txt", "copied.txt", "zipped.gz", "child.txt"),

@@ -102,14 +102,16 @@ def test_a_step_with_gradients_in_a_thread_of_another_process_stops_all(run: Run
             torch.optim.SGD([weight], lr=0.1).step()
             open("trained.txt", "w")
 
-        def train(rank):
+        def train():
             thread = threading.Thread(target=step)
             thread.start()
             thread.join()
 
         if __name__ == "__main__":
             try:
-                mp.spawn(train, nprocs=1)
+                process = mp.get_context("fork").Process(target=train)
+                process.start()
+                process.join()
             finally:
                 open("after.txt", "w")
         """)

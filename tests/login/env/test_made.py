@@ -1,4 +1,4 @@
-"""The kind `wheels`: what is made, what a second `create` does, what moving it does."""
+"""An environment that is made: what a second `create` does, and what moving it does."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rankup.login.env import staleness
 
 from .conftest import ONLY_PIP, Env, World
 
+pytestmark = pytest.mark.xdist_group("env")
 _SHOW = 'python -c "import rankup, shared; print(rankup.__version__, shared.VERSION)"'
 
 
@@ -21,14 +22,14 @@ def _times(folder: Path) -> dict[Path, int]:
 
 
 def test_activation_works_under_strict_options_from_anywhere(
-    wheels_world: World, tmp_path: Path
+    made_world: World, tmp_path: Path
 ) -> None:
     """By another way to the folder, with packages of a loaded module, with words of its own."""
     link = tmp_path / "link"
-    link.symlink_to(wheels_world.project)
+    link.symlink_to(made_world.project)
     assert staleness(link / "env") == ""
-    other = wheels_world.root / "modules" / "PyTorch"
-    done = wheels_world.bash(
+    other = made_world.root / "modules" / "PyTorch"
+    done = made_world.bash(
         f'set -euo pipefail; cd /; source "$1"; {_SHOW}; echo "$#"',
         link / "env" / "activate.sh",
         "lock",
@@ -37,23 +38,23 @@ def test_activation_works_under_strict_options_from_anywhere(
     assert done.stdout == f"{__version__} 2.0\n2\n"
 
 
-def test_a_second_create_does_nothing_and_says_so(wheels_world: World) -> None:
+def test_a_second_create_does_nothing_and_says_so(made_world: World) -> None:
     """Nor does setup.sh, which needs no rankup."""
-    before = _times(wheels_world.project / "env")
-    done = wheels_world.rankup("env", "create")
+    before = _times(made_world.project / "env")
+    done = made_world.rankup("env", "create")
     assert done.stdout == "setup.sh: venv/ is up to date\n"
-    done = wheels_world.bash("cd env/venv; bash ../setup.sh")
+    done = made_world.bash("cd env/venv; bash ../setup.sh")
     assert done.stdout == "setup.sh: venv/ is up to date\n"
-    after = _times(wheels_world.project / "env")
+    after = _times(made_world.project / "env")
     assert {path for path in before if before[path] != after.get(path)} == set()
     assert {path.name for path in after.keys() - before.keys()} == set()
 
 
 def test_a_fresh_environment_is_not_stale_and_nothing_is_run_to_tell(
-    wheels_world: World, monkeypatch: pytest.MonkeyPatch
+    made_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`rankup run` asks at each submission."""
-    folder = wheels_world.project / "env"
+    folder = made_world.project / "env"
 
     def refuse(*words: object, **options: object) -> None:
         raise AssertionError(words)
@@ -63,46 +64,46 @@ def test_a_fresh_environment_is_not_stale_and_nothing_is_run_to_tell(
     assert staleness(folder / "activate.sh") == ""
 
 
-def test_a_copy_is_told_from_its_original(env: Env, wheels_world: World, tmp_path: Path) -> None:
+def test_a_copy_is_told_from_its_original(env: Env, made_world: World, tmp_path: Path) -> None:
     copy = tmp_path / "copy of env"
-    shutil.copytree(wheels_world.project / "env", copy, symlinks=True)
-    was = wheels_world.project / "env" / "venv"
+    shutil.copytree(made_world.project / "env", copy, symlinks=True)
+    was = made_world.project / "env" / "venv"
     assert f"was made as {was}, and moved or copied here" in staleness(copy)
-    done = wheels_world.bash('set -eu; source "$1"; echo went on', copy / "activate.sh")
+    done = made_world.bash('set -eu; source "$1"; echo went on', copy / "activate.sh")
     assert done.returncode == 1
     assert f"was made as {was} and does not work here" in done.stdout
     assert f"bash '{copy}/setup.sh'" in done.stdout
-    done = env(wheels_world, "check", copy)
+    done = env(made_world, "check", copy)
     assert done.returncode == 1
     assert "RK541" in done.stdout
     # And one of another architecture.
     stamp = copy / "venv" / ".made"
-    text = stamp.read_text().replace(str(wheels_world.project / "env"), str(copy))
+    text = stamp.read_text().replace(str(made_world.project / "env"), str(copy))
     stamp.write_text(text.replace("machine=", "machine=sparc-"))
     assert "it was made for sparc-" in staleness(copy)
-    done = wheels_world.bash('source "$1"', copy / "activate.sh")
+    done = made_world.bash('source "$1"', copy / "activate.sh")
     assert "was made for sparc-" in done.stdout
 
 
-def test_its_line_is_found_from_below(env: Env, wheels_world: World) -> None:
-    below = wheels_world.project / "src" / "model"
+def test_its_line_is_found_from_below(env: Env, made_world: World) -> None:
+    below = made_world.project / "src" / "model"
     below.mkdir(parents=True, exist_ok=True)
-    done = env(wheels_world, cwd=below)
-    line = f"source '{wheels_world.project / 'env' / 'activate.sh'}'\n"
+    done = env(made_world, cwd=below)
+    line = f"source '{made_world.project / 'env' / 'activate.sh'}'\n"
     assert done.stdout == line
 
 
-def test_check_says_what_is_missing(env: Env, wheels_world: World) -> None:
+def test_check_says_what_is_missing(env: Env, made_world: World) -> None:
     """A requirement that was added and not installed yet, in a lock's company that is older."""
-    folder = wheels_world.project / "env"
+    folder = made_world.project / "env"
     file = folder / "requirements.txt"
     text = file.read_text()
     try:
         file.write_text(f"{text}absent>=3\n")
         (folder / "requirements.lock").write_text("# requirements: 0\n")
         assert "older than its requirements.txt and requirements.lock" in staleness(folder)
-        done = env(wheels_world, "check")
-        activated = wheels_world.bash("set -eu; source env/activate.sh; echo went on")
+        done = env(made_world, "check")
+        activated = made_world.bash("set -eu; source env/activate.sh; echo went on")
     finally:
         file.write_text(text)
         (folder / "requirements.lock").unlink()
@@ -114,15 +115,15 @@ def test_check_says_what_is_missing(env: Env, wheels_world: World) -> None:
     assert activated.stdout.endswith("went on\n")
 
 
-def test_what_cannot_be_found_leaves_the_environment_as_it_is(wheels_world: World) -> None:
+def test_what_cannot_be_found_leaves_the_environment_as_it_is(made_world: World) -> None:
     """A line more is installed into the venv, a line less makes it anew: neither is begun."""
-    folder = wheels_world.project / "env"
+    folder = made_world.project / "env"
     before = _times(folder / "venv")
     text = (folder / "requirements.txt").read_text()
     try:
-        wheels_world.require("env", ["shared==2.0", "no-such-package"])
-        done = wheels_world.bash("bash env/setup.sh")
-        shown = wheels_world.bash(f"set -eu; source env/activate.sh; {_SHOW}")
+        made_world.require("env", ["shared==2.0", "lightning", "no-such-package"])
+        done = made_world.bash("bash env/setup.sh")
+        shown = made_world.bash(f"set -eu; source env/activate.sh; {_SHOW}")
     finally:
         (folder / "requirements.txt").write_text(text)
     assert done.returncode == 1
