@@ -12,11 +12,10 @@ them it says so, and makes no claim.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import _photos
 import common
@@ -116,7 +115,7 @@ def feeds(path: Path) -> dict[str, Loader]:
     from rankup.data.dali import DaliLoader
 
     data = PackedDataset(path, "train", photos.RandomResizedCrop(_SIZE))
-    one = {"seed": 1, "drop_last": True, "rank": 0, "world_size": 1, "quiet": True}
+    one: dict[str, Any] = {"seed": 1, "drop_last": True, "rank": 0, "world_size": 1, "quiet": True}
     return {
         "Loader": Loader(data, _BATCH, device="cuda", **one),
         "DALI on the CPU": DaliLoader(data, _BATCH, device="cpu", **one),
@@ -213,4 +212,4 @@ def resnet50() -> nn.Module:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -75,8 +75,8 @@ def bench(folder: Path, effort: Effort) -> str:
     rounds = effort.rounds
     script = folder / "first_step.py"
     script.write_text(SCRIPT)
-    torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", script]
-    rankup = [BIN / "rankup", "run", "--local", "--nproc", "2", script]
+    torchrun: list[str | Path] = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", script]
+    rankup: list[str | Path] = [BIN / "rankup", "run", "--local", "--nproc", "2", script]
     found = take_turns(
         {
             "rankup": partial(_first_step, rankup, folder),

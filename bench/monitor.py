@@ -245,8 +245,8 @@ def report(
     for one in contestants:
         values = [100 * value / seconds for value in measured[one.name]]
         less = 100 * idle / seconds if one.name == "W&B's monitor" else 0.0
-        middle, start = f"{common.median(values) - less:.3f}", f"{one.began:.2f}"
-        rows.append([one.name, middle, common.spread(values), start])
+        middle, began = f"{common.median(values) - less:.3f}", f"{one.began:.2f}"
+        rows.append([one.name, middle, common.spread(values), began])
     common.table(["", "% of one core", "quartiles", "start, CPU s"], rows)
     lines = (run / "monitor" / "unbound.jsonl").read_text().splitlines()
     times = [found["t"] for line in lines if "dt" in (found := json.loads(line))]

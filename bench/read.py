@@ -53,8 +53,8 @@ _SHORT, _LONG = 50, 250  # samples of the two runs under strace
 
 def main() -> None:
     if sys.argv[1:2] == ["--calls"]:
-        _, _, name, folder, number = sys.argv
-        read_some(name, Path(folder), int(number))
+        name, place, count = sys.argv[2:]
+        read_some(name, Path(place), int(count))
         return
     effort = parse_effort(__doc__ or "")
     number = 1000 if effort.quick else 10_000
@@ -101,7 +101,7 @@ def bench(folder: Path, names: Sequence[str], number: int, effort: Effort) -> li
         effort.rounds,
     )
     calls = dict.fromkeys(readers, ("-", "-"))
-    if has_programs("opens and reads per sample", "strace"):
+    if not effort.quick and has_programs("opens and reads per sample", "strace"):
         calls = {name: _calls(name, folder) for name in readers}
     rows = []
     for name, all_ in rates.items():
