@@ -6,7 +6,7 @@ long as nothing changes that they depend on.
 
 All runs of the language model are the same run (`WORDS`): fifty steps of plain SGD over a text of
 44 samples, so that an epoch has a short last batch with a short last micro-batch. Those that cut
-each matrix product are its first twenty steps: gloo takes long for their many messages. Each run
+each matrix product are its first ten steps: gloo takes long for their many messages. Each run
 wrote down which samples its steps drew (`trace.jsonl` in the run directory).
 """
 
@@ -38,7 +38,7 @@ from .pool import RankPool
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SAMPLES = 44  # 44 = 3 * 12 + 8, 12 = 2 * 5 + 2
-STEPS, FEW = 50, 20
+STEPS, FEW = 50, 10
 PER_EPOCH = 4
 TRACE = "trace.jsonl"
 # Options of the language model that all its runs share; the texts and the trace come with them.
@@ -91,11 +91,11 @@ class Recorded:
 
 RUNS = {
     # By the command, as a user has them; `2` was sampled and has a report.
-    "1": Recorded(1, command=True),
     "2": Recorded(2, command=True, monitor=True),
     "resumed": Recorded(2, command=True, resumed=3),  # killed at its checkpoint of step 20
     "gossip": Recorded(3, ("--strategy", "gossip"), command=True),
     # By the rank pool.
+    "1": Recorded(1),
     "3": Recorded(3),
     "4": Recorded(4),
     "fsdp": Recorded(2, ("--strategy", "fsdp")),

@@ -144,6 +144,7 @@ def _two_layouts(world: World) -> None:
     assert first.model is not second.model
 
 
+@pytest.mark.slow
 def test_models_of_one_script_share_the_data_alike(ranks: RankPool) -> None:
     ranks.run(2, _two_layouts)
 

@@ -95,6 +95,7 @@ def _assert_same(one: Path, two: Path) -> None:
     assert 0 < last["valid_top1"] < last["valid_top5"] <= 1
 
 
+@pytest.mark.slow
 def test_a_frozen_epoch_trains_the_head_and_the_norms_alone(
     ranks: RankPool, tmp_path: Path, prepared: Path
 ) -> None:
@@ -161,7 +162,9 @@ def test_sizes_are_those_of_resnets_but_for_the_stem(name: str, torchvisions: in
     assert sum(p.numel() for p in model.parameters()) == torchvisions - large + small
 
 
-@pytest.mark.parametrize("name", ["xresnet18", "xresnet50"])  # both kinds of blocks
+@pytest.mark.parametrize(  # both kinds of blocks
+    "name", ["xresnet18", pytest.param("xresnet50", marks=pytest.mark.slow)]
+)
 def test_a_network_keeps_channels_last_and_its_blocks_start_as_shortcuts(name: str) -> None:
     model = XResNet(name, 7)
     initialize(model, 0)

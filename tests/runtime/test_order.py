@@ -36,6 +36,7 @@ def test_bijection_for_all_n_up_to_1024() -> None:
     assert [n for n in sizes if not _is_bijection(n, seed=3, epoch=n % 7)] == []
 
 
+@pytest.mark.slow
 def test_uniform_over_permutations() -> None:
     assert _p_value(3, 120, by_epoch=False) > 1e-3
 

@@ -288,6 +288,7 @@ def _overwrite_for_ever(folder: Path) -> None:
 
 
 # A file that an earlier test has left open may be collected here; what stands first counts more.
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
@@ -302,7 +303,7 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     save_sharded_model(model, folder)
     written = 0.0
     marker = folder / "COMPLETE"  # it names the parts, which have another name each time
-    for _ in range(6):
+    for _ in range(10):
         before = marker.read_text()
         with until_killed(lambda: _overwrite_for_ever(folder)):
             latest = time.monotonic() + 120
@@ -313,4 +314,4 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         load_sharded_model(model, folder)
         assert (model.weight == model.bias[0]).all()
         written += model.bias[0].item()
-    assert written >= 6, "it was killed while it wrote, not before"
+    assert written >= 10, "it was killed while it wrote, not before"

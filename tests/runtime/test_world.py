@@ -285,6 +285,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_an_exception_ends_the_process_and_frees_its_peers(
     tmp_path: Path, no_launcher: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_meeting_after_each_step_of_sgd_is_data_parallelism(
     assert_same_run(tmp_path / "local", tmp_path / "ddp")
 
 
+@pytest.mark.slow
 def test_diloco_of_rate_one_without_momentum_is_the_mean(ranks: RankPool, tmp_path: Path) -> None:
     options = replace(SGD, steps=7)  # the last round is a short one
     _run(ranks, tmp_path / "local", 2, _local(options, 4))
@@ -159,6 +160,7 @@ def test_a_copy_without_micro_batches_learns_when_it_meets_the_others(
     assert max(losses(tmp_path)[6:]) < losses(tmp_path)[0]
 
 
+@pytest.mark.slow
 def test_a_wish_to_stop_ends_a_long_round(ranks: RankPool, tmp_path: Path) -> None:
     """And the next life goes on from there."""
     options = _local(ADAM, 1000, steps=24)
@@ -220,6 +222,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(ranks: RankPool, tmp_path: Path) -> N
     assert_bit_for_bit(tmp_path / "parts", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_another_number_of_copies_goes_on(ranks: RankPool, tmp_path: Path) -> None:
     options = _diloco(ADAM, 2, compress="int8", checkpoint_every=6)
     _run(ranks, tmp_path, 2, replace(options, steps=6))
@@ -251,9 +254,8 @@ def test_compressed_copies_learn_as_well(ranks: RankPool, tmp_path: Path) -> Non
             assert sent[name] < 0.6 * sent["none"], name
 
 
-@pytest.mark.parametrize(
-    "axis", ["shard", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tp", "pp"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["shard", "tp", "pp"])
 def test_copies_may_be_split(
     ranks: RankPool, tmp_path: Path, small_text: TextFiles, axis: str
 ) -> None:

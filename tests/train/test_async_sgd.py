@@ -74,6 +74,7 @@ def test_gradients_are_late_within_the_bound_and_each_sample_is_drawn_once(
     assert "gradients late by versions: " in report.output
 
 
+@pytest.mark.slow
 def test_it_is_resumed_by_any_number_of_workers(ranks: RankPool, tmp_path: Path) -> None:
     _run(ranks, tmp_path / "whole", 3, SGD)
     stop = {sample_at(SGD, N, 2): "stop"}
@@ -85,6 +86,7 @@ def test_it_is_resumed_by_any_number_of_workers(ranks: RankPool, tmp_path: Path)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_what_is_owed_of_a_full_batch_does_not_swell_a_short_one(
     ranks: RankPool, tmp_path: Path
 ) -> None:

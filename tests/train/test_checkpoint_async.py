@@ -241,6 +241,7 @@ raise RuntimeError("the loop failed")
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_first_finishes_the_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _SCRIPT, str(tmp_path / "root")]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=200)

@@ -161,6 +161,7 @@ def test_a_checkpoint_that_fails_at_the_deadline_fails_the_run(
     assert not _marker(tmp_path), "the next life would do the same again"
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_finds_no_time_is_left_to_the_next_life_once(
     ranks: RankPool, tmp_path: Path
 ) -> None:

@@ -57,7 +57,8 @@ def test_a_gradient_that_overflows_is_found(ranks: RankPool, tmp_path: Path) -> 
     assert "no longer finite" in report.error
 
 
-@pytest.mark.parametrize("clip", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("clip", [0.0, 1.0])
 def test_a_finite_loss_with_an_infinite_gradient_is_not_kept(
     ranks: RankPool, tmp_path: Path, clip: float
 ) -> None:

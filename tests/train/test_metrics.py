@@ -25,6 +25,7 @@ OPTIONS = TrainOptions(24, 8, 5, optimizer="sgd", lr=0.05, valid_every=2)
 N = 120
 
 
+@pytest.mark.usefixtures("ranks")
 @pytest.mark.parametrize("name", ["1", "3"])
 def test_one_line_per_step_and_a_final_one(gallery: Gallery, name: str) -> None:
     *steps, final = records(gallery.run(name))

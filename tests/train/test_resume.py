@@ -111,6 +111,7 @@ def test_the_same_run_at_another_world_size(ranks: RankPool, tmp_path: Path) -> 
     assert_same_run(tmp_path / "resumed", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_two_interruptions(ranks: RankPool, tmp_path: Path) -> None:
     options = OPTIMIZERS["momentum"]
     _run(ranks, 2, tmp_path / "whole", options)
@@ -252,6 +253,7 @@ def test_another_run_is_refused_by_the_options_that_differ(ranks: RankPool, own:
     assert re.match(f"UserError: .*{named}", error)
 
 
+@pytest.mark.slow
 def test_the_best_loss_is_remembered(ranks: RankPool, tmp_path: Path) -> None:
     """A resumed life that finds nothing better leaves the best model of the first one."""
     options = replace(SGD, lr=0.5, valid_every=1, checkpoint_every=5)

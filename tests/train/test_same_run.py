@@ -56,6 +56,19 @@ def test_the_recorded_runs(gallery: Gallery, name: str) -> None:
         assert_same_run(other, one)
 
 
+def test_half_precision_is_nearly_the_same_run(gallery: Gallery) -> None:
+    found, expected = losses(gallery.run("bf16")), losses(gallery.run("1"))
+    assert found == pytest.approx(expected, rel=1e-2)
+    assert found != pytest.approx(expected, rel=1e-5), "it was not computed in half"
+
+
+@pytest.mark.parametrize("name", ["local-sgd", "diloco"])
+def test_copies_that_meet_every_fifth_step(gallery: Gallery, name: str) -> None:
+    *steps, _ = records(gallery.run(name))
+    assert [line["step"] for line in steps if line["bytes_sent"]] == [*range(5, STEPS + 1, 5)]
+    assert steps[-1]["loss"] < 0.7 * steps[0]["loss"]
+
+
 @pytest.mark.parametrize(
     ("global_batch", "micro_batch", "world_size"),
     [(24, 5, 3), (10, 4, 4)],

@@ -102,11 +102,11 @@ def _train(world: World, name: str, sizes: tuple[int, ...], counted: bool) -> di
 def test_uneven_batches_train_as_without(
     ranks: RankPool, sizes: tuple[int, ...], counted: bool
 ) -> None:
-    """Int8 and bf16 end where the plain run does, the others near it."""
-    by_rank = ranks.run(len(sizes), _each, ("none", *NAMES), _train, sizes, counted)
+    """Int8 ends where the plain run does, PowerSGD near it."""
+    by_rank = ranks.run(len(sizes), _each, ("none", "int8", "powersgd:3"), _train, sizes, counted)
     plain = by_rank[0]["none"]
     assert plain["loss"] < 0.8 * plain["started"], "there is something to learn"
-    bounds = {"bf16": 0.001, "int8": 0.003, "topk:0.2": 0.05, "powersgd:3": 0.05}
+    bounds = {"int8": 0.003, "powersgd:3": 0.05}
     for name, bound in bounds.items():
         found = [trained[name] for trained in by_rank]
         for other in found:
