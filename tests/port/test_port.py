@@ -236,7 +236,7 @@ def test_the_vendored_runtime_runs_without_rankup(ranks: RankPool, tmp_path: Pat
     assert ranks.run(1, _alone, tmp_path / "train_dist.py") == ["2\n"]
 
 
-@pytest.mark.parametrize("number", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [10, pytest.param(40, marks=pytest.mark.slow)])
 def test_any_python_file_is_survived(number: int) -> None:
     """Files of the standard library and of site-packages."""
     places = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
