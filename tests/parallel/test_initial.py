@@ -45,19 +45,6 @@ def test_a_further_layer_does_not_change_the_others() -> None:
     assert [name for name in few if not torch.equal(few[name], many[name])] == []
 
 
-def test_each_parameter_has_a_draw_of_its_own() -> None:
-    model = nn.ModuleDict({name: nn.Linear(6, 6) for name in "abc"})
-    state = _initialized(model)
-    assert len({tuple(value.flatten().tolist()) for value in state.values()}) == 6
-
-
-def test_another_seed_draws_other_weights() -> None:
-    one, two = _initialized(_layers(NAMES), 0), _initialized(_layers(NAMES), 1)
-    drawn = [name for name in one if one[name].dim() >= 2]
-    assert drawn
-    assert not any(torch.equal(one[name], two[name]) for name in drawn)
-
-
 def test_values_are_distributed_as_the_module_wants_them() -> None:
     state = _initialized(nn.Linear(400, 300))
     bound = 400**-0.5
