@@ -74,6 +74,7 @@ def test_tables_have_every_sample(form: str, tmp_path: Path) -> None:
     assert {"tokens_per_s", "step_seconds", "grad_norm"} <= set(steps.column_names)
 
 
+@pytest.mark.slow
 def test_tables_of_large_files_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

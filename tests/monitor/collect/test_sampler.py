@@ -154,6 +154,7 @@ def test_it_ends_with_the_process_that_started_it(samplers: Samplers) -> None:
     assert "has ended" in samplers.lines("end")[0]["why"]
 
 
+@pytest.mark.slow
 def test_it_ends_with_a_process_that_did_not_start_it(samplers: Samplers) -> None:
     job = subprocess.Popen([sys.executable, "-c", _WORKER])
     sampler = samplers.start("--parent", str(job.pid))
@@ -209,6 +210,7 @@ threading.Thread(target=free, daemon=True).start()
     assert len(texts) == len(samplers.lines())  # no half line is left
 
 
+@pytest.mark.slow
 def test_a_link_in_the_place_of_its_file_ends_it(samplers: Samplers, tmp_path: Path) -> None:
     samplers.file.parent.mkdir()
     samplers.file.symlink_to(tmp_path / "victim")

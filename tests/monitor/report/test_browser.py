@@ -189,6 +189,7 @@ def test_hostile_names_are_text_in_the_plots_too(browser: Browser, tmp_path: Pat
     tab.close()
 
 
+@pytest.mark.slow
 def test_nothing_recorded_is_no_trouble(browser: Browser, tmp_path: Path) -> None:
     tab = browser.open(page(empty(), tmp_path / "page.html"))
     assert tab.run(THROUGH) == 0
