@@ -56,7 +56,7 @@ class Live:
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running after {timeout:g} s\n{self.out}\n{self.err}")
 
-    def until(self, condition: Callable[[], Any], timeout: float = 150) -> Any:
+    def until(self, condition: Callable[[], Any], timeout: float = 300) -> Any:
         """Wait until `condition()` holds, while the command is running; what it returned."""
         deadline = time.monotonic() + timeout
         while not (found := condition()):
@@ -95,7 +95,7 @@ class Live:
         [agent] = [p for p in self.family() if _runs("agent", p)]
         return agent
 
-    def nobody_left(self, within: float = 10) -> None:
+    def nobody_left(self, within: float = 120) -> None:
         """Fail when a process of the command outlives it by more than `within` seconds."""
         deadline = time.monotonic() + within
         while (left := self.family()) and time.monotonic() < deadline:

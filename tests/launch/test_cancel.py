@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,10 @@ from rankup.base.errors import UserError
 from rankup.launch import cancel, lives, lock
 from rankup.site import rundir
 from rankup.slurm.client import Client, SlurmError
+from rankup.slurm.parse import Queued
 
 from ..conftest import RunRankup
-from ..slurm.cluster import Cluster
-from .handmade import asked, client, make_run, record, submit
+from .handmade import asked, make_run, record
 
 NO_SLURM = Client(environment={"PATH": os.devnull})
 NOTHING = ["nothing of this run is going on"]
@@ -143,68 +142,43 @@ def test_a_run_on_another_host_is_named(tmp_path: Path) -> None:
     assert "ssh login7 kill 77" in line
 
 
-def test_a_running_job_and_the_one_that_follows_it(slurm: Cluster, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "runs")
-    first = submit(slurm, path, "sleep 300")
-    slurm.wait(int(first), ("RUNNING",))
-    second = submit(slurm, path, "echo started", f"--dependency=afterany:{first}")
-    record(path, job=second, follows=first)
-    (path / "requeue").touch()
-    said = cancel.cancel(path, client(slurm))
-    assert said == [f"job {first}: cancelled", f"job {second}: cancelled"]
-    assert not (path / "requeue").exists()
-    for job_id in (first, second):
-        assert slurm.job(int(job_id))["JobState"] == "CANCELLED"
-    assert not (path / "log" / f"{second}.out").exists()
-    assert cancel.cancel(path, client(slurm)) == NOTHING
+class Queue(Client):
+    """A Slurm with these jobs: ID, state and folder of each; what is cancelled is gone."""
+
+    def __init__(self, *rows: tuple[str, str, Path]) -> None:
+        super().__init__(environment={"PATH": os.devnull})
+        uid = os.getuid()
+        jobs = [Queued(job, state, "", ("n1",), None, uid, str(at)) for job, state, at in rows]
+        object.__setattr__(self, "jobs", jobs)
+        object.__setattr__(self, "cancelled", [])
+
+    jobs: list[Queued]
+    cancelled: list[str]
+
+    def mine(self) -> list[Queued]:
+        return list(self.jobs)
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        self.cancelled.extend(ids)
+        self.jobs[:] = [one for one in self.jobs if one.job_id.partition("_")[0] not in ids]
 
 
-def test_a_job_that_is_just_stopping_to_be_requeued_does_not_come_back(
-    slurm: Cluster, tmp_path: Path
-) -> None:
-    path = make_run(tmp_path / "runs")
-    body = (
-        'trap \'touch "$run/requeue"; sleep 1; [ -e "$run/requeue" ] '
-        "&& scontrol requeue $SLURM_JOB_ID; exit 0' TERM; echo ready; "
-        "while true; do sleep 0.2; done"
-    )
-    job_id = int(submit(slurm, path, body))
-    log = path / "log" / f"{job_id}.out"
-    deadline = time.monotonic() + 20
-    while not (log.exists() and "ready" in log.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert cancel.cancel(path, client(slurm)) == [f"job {job_id}: cancelled"]
-    time.sleep(2)
-    assert slurm.command("squeue", "-h") == ""
+def test_what_slurm_has_of_the_run_is_cancelled_and_nothing_else(tmp_path: Path) -> None:
+    """An array as a whole, and a job whose id was never written down."""
+    path, other = make_run(tmp_path), make_run(tmp_path, "20261120-120000-efgh")
+    asked(path, "12")
+    asked(path, "14")  # of another cluster, which shares this file system
+    array = [("12_0", "RUNNING", path), ("12_1", "PENDING", path)]
+    slurm = Queue(*array, ("13", "PENDING", path), ("14", "RUNNING", other))
+    said = cancel.cancel(path, slurm)
+    assert said == ["job 12_[0-1]: cancelled", "job 13: cancelled"]
+    assert set(slurm.cancelled) == {"12", "13"}
 
 
-def test_an_array_is_cancelled_as_a_whole(slurm: Cluster, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "runs")
-    job_id = submit(slurm, path, "sleep 300", "--array=0-4")
-    slurm.wait(int(job_id), ("RUNNING", "PENDING"))
-    said = cancel.cancel(path, client(slurm))
-    assert said == [f"job {job_id}_[0-4]: cancelled"]
-    assert slurm.command("squeue", "-h") == ""
-
-
-def test_a_job_whose_id_was_never_written_down_is_cancelled(slurm: Cluster, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "runs")
-    job_id = submit(slurm, path, "sleep 300")
-    rundir.write(path, replace(rundir.read(path), lives=[]))
-    (path / "log" / "lives.jsonl").unlink(missing_ok=True)
-    assert cancel.cancel(path, client(slurm)) == [f"job {job_id}: cancelled"]
-    assert slurm.job(int(job_id))["JobState"] == "CANCELLED"
-
-
-def test_a_job_that_merely_has_the_number_is_left_alone(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_job_that_merely_has_the_number_is_left_alone(tmp_path: Path) -> None:
     mine, other = make_run(tmp_path), make_run(tmp_path, "20261120-120000-efgh")
-    job_id = submit(slurm, other, "sleep 300")
-    asked(mine, job_id)  # of another cluster, which shares this file system
-    assert cancel.cancel(mine, client(slurm)) == NOTHING
-    (life,) = lives.of_run(mine, lives.read_job(mine), client(slurm))
-    assert (life.state, life.live) == ("UNKNOWN", False)
-    (row,) = lives.live(other, lives.read_job(other), client(slurm))
-    assert row.job_id == job_id
-    assert lives.jobs(other, lives.read_job(other), client(slurm)) == [job_id]
-    assert slurm.job(int(job_id))["JobState"] in ("PENDING", "CONFIGURING", "RUNNING")
+    asked(mine, "12")
+    slurm = Queue(("12", "RUNNING", other))
+    assert cancel.cancel(mine, slurm) == NOTHING
+    assert slurm.cancelled == []
+    assert lives.jobs(other, lives.read_job(other), slurm) == ["12"]

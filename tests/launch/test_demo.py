@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -60,10 +59,8 @@ def test_table() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_the_demo(run_rankup: RunRankup, tmp_path: Path) -> None:
-    started = time.monotonic()
     done = run_rankup(["demo"], timeout=450)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - started < 400
     rows = [re.sub(r"[│┃\s]+", " ", line).split() for line in done.stdout.splitlines()]
     rows = [row for row in rows if row[:2] in (["1", "1"], ["2", "1"])]
     assert [row[0] for row in rows] == ["1", "2"]

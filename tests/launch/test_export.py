@@ -70,8 +70,10 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize("letters", ["plai", "fsdp", "tpxx", "ppxx"])
-@pytest.mark.parametrize("to", ["safetensors", "torch"])
+@pytest.mark.parametrize(
+    ("letters", "to"),
+    [("plai", "torch"), ("fsdp", "safetensors"), ("tpxx", "torch"), ("ppxx", "safetensors")],
+)
 def test_the_newest_checkpoint_as_one_file(
     runs: Path, letters: str, to: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,16 +86,16 @@ def test_the_newest_checkpoint_as_one_file(
     assert not list(run.glob(".*.tmp"))
 
 
-def test_the_command(runs: Path, run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_the_command(runs: Path, rankup_here: RunRankup, tmp_path: Path) -> None:
     run, out = _run(runs, "fsdp"), tmp_path / "one.safetensors"
-    done = run_rankup(["export", run, "--to", "safetensors", "--step", "1", "--out", out])
+    done = rankup_here(["export", run, "--to", "safetensors", "--step", "1", "--out", out])
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "step 1" in done.stdout
     assert not torch.equal(
         load_file(out)["up.weight"], torch.load(runs / "wanted.pt", weights_only=True)["up.weight"]
     )
-    again = run_rankup(["export", run, "--to", "safetensors", "--step", "1", "--out", out])
+    again = rankup_here(["export", run, "--to", "safetensors", "--step", "1", "--out", out])
     assert again.returncode == 2
     assert "--force replaces it" in again.stderr
 
@@ -183,16 +185,16 @@ def test_a_failure_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("to", ["safetensors", "torch"])
-def test_a_full_disk_is_called_one(tmp_path: Path, to: str) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+def test_a_full_disk_is_called_one(runs: Path, tmp_path: Path, to: str) -> None:
+    run, before = _run(runs, "plai"), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
         with pytest.raises(OSError, match="File too large") as caught:
-            module._write({"w": torch.zeros(5000)}, tmp_path / "model", to)
+            export(str(run), to, out=str(tmp_path / "model"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert to != "torch" or caught.value.errno == errno.EFBIG
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*model*"))
 
 
 @pytest.mark.parametrize("hostile", [{}, torch.Size([1]), "record"], ids=str)

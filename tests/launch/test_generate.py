@@ -10,27 +10,10 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.launch.generate import generate
-from rankup.recipes import find
 from rankup.recipes.asked import Asked
-from rankup.runtime.world import World
 from rankup.site import rundir
-from tests.conftest import RunRankup, TextFiles
+from tests.gallery import Gallery
 from tests.launch.handmade import make_run
-from tests.pool import RankPool
-
-WORDS = "--tiny --steps 4 --checkpoint-every 2 --dim 32 --seq-len 8 --vocab bpe --vocab-size 300"
-
-
-def _train(world: World, directory: Path, words: list[str]) -> None:
-    find("language-model").run(words, directory, resume=False)
-
-
-def _run(ranks: RankPool, root: Path, text: TextFiles, *more: str) -> Path:
-    words = [*WORDS.split(), "--prior", "--train", str(text.train), *more]
-    run = make_run(root / "runs", kind="recipe", target="language-model", args=words, cwd=str(root))
-    find("language-model").parse(words).prepare(run)
-    ranks.run(2, _train, run, words)
-    return run
 
 
 def _made(
@@ -40,16 +23,14 @@ def _made(
     return capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("ranks")
 def test_a_prompt_is_gone_on_from(
-    ranks: RankPool,
+    gallery: Gallery,
     tmp_path: Path,
-    small_text: TextFiles,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    run_rankup: RunRankup,
 ) -> None:
-    run = _run(ranks, tmp_path, small_text, "--strategy", "fsdp")
-    capsys.readouterr()
+    run = gallery.copy("fsdp", tmp_path)
     monkeypatch.chdir(tmp_path)
     # Named by a path from here, while the run was started elsewhere.
     rundir.write(run, rundir.Job(**{**vars(rundir.read(run)), "cwd": str(tmp_path / "runs")}))
@@ -65,10 +46,10 @@ def test_a_prompt_is_gone_on_from(
     file = tmp_path / "prompt.txt"
     file.write_text("The ")
     assert first == _made(capsys, run, file=file, max_tokens=30)
-    assert first != _made(capsys, run, prompt="The ", max_tokens=30, step=2)
-    done = run_rankup(["generate", run, "The ", "--max-tokens", "30"])
-    assert (done.returncode, done.stdout) == (0, first)
-    assert "step 4 of run" in done.stderr
+    assert generate(str(run), Asked("The ", max_tokens=30), 40) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("The ")
+    assert "step 40 of run" in said.err
     for asked, said in (
         (Asked(), "give a PROMPT or --file FILE; neither was given"),
         (Asked("a", file), "both were given"),
@@ -78,7 +59,7 @@ def test_a_prompt_is_gone_on_from(
     ):
         with pytest.raises(UserError, match=said):
             generate(str(run), asked)
-    with pytest.raises(UserError, match=r"no complete checkpoint of step 3 .*there are: 4, 2"):
+    with pytest.raises(UserError, match=r"no complete checkpoint of step 3 .*there are: 50, 40"):
         generate(str(run), Asked("a"), 3)
 
 

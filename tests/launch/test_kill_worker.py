@@ -14,7 +14,7 @@ from .live import TINY, live, records
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("strategy", "victim"), [("ddp", 2), ("diloco", 0), ("async-sgd", 0)])
+@pytest.mark.parametrize(("strategy", "victim"), [("diloco", 0), ("async-sgd", 0)])
 def test_the_job_ends_and_says_who_was_killed(
     small_text: TextFiles, tmp_path: Path, strategy: str, victim: int
 ) -> None:
@@ -29,7 +29,7 @@ def test_the_job_ends_and_says_who_was_killed(
     ) as job:  # fmt: skip
         job.until(lambda: len(records(run)) > 20)
         job.ranks(3)[victim].send_signal(signal.SIGKILL)
-        assert job.wait(60) != 0
+        assert job.wait(120) != 0
         job.nobody_left()
     assert f"rank {victim} on" in job.err
     assert "killed by SIGKILL" in job.err

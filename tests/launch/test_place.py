@@ -75,13 +75,13 @@ def test_a_job_number_without_srun_is_no_allocation(tmp_path: Path) -> None:
 
 
 def test_the_command_says_so_and_leaves_nothing_behind(
-    run_rankup: RunRankup, tmp_path: Path
+    rankup_here: RunRankup, tmp_path: Path
 ) -> None:
     (tmp_path / "work").mkdir()
     path = script(tmp_path / "work", "raise SystemExit(9)")
     before = sorted((tmp_path / "work").rglob("*"))
     env = _site(tmp_path, DOWN)
-    done = run_rankup(["run", path], cwd=tmp_path / "work", env=env)
+    done = rankup_here(["run", path], cwd=tmp_path / "work", env=env)
     assert (done.returncode, done.stdout) == (2, "")
     assert "its controller does not answer" in done.stderr
     assert "Traceback" not in done.stderr

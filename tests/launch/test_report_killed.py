@@ -55,7 +55,7 @@ def _kill(going: Live) -> None:
 def test_a_whole_job_that_is_killed_has_its_report(rankup_here: RunRankup, tmp_path: Path) -> None:
     run, train = tmp_path / "run", script(tmp_path, STEPS)
     with live(["run", "--local", "--nproc", "1", "--out", run, train], tmp_path, ON) as going:
-        going.until(lambda: _samples(run) >= 3 and (run / "metrics.jsonl").exists(), 120)
+        going.until(lambda: _samples(run) >= 2 and (run / "metrics.jsonl").exists())
         _kill(going)
         going.nobody_left()
     assert not (run / "report.html").exists()
@@ -114,39 +114,38 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 FILLS = """
-import os, time
+import os
 import rankup
-world = rankup.setup()
+rankup.setup()
 run = os.environ["RANKUP_RUN_DIR"]
 for step in range(1, 60):
     rankup.log_metrics(step=step, loss=1 / step, note="x" * 200)
-    if step == 10 and world.is_root:
+    if step == 10:
         try:
             with open(os.path.join(run, "much"), "wb", buffering=0) as file:
                 while file.write(bytes(4096)):
                     pass
         except OSError as error:
             print("filled:", error.strerror)
-    time.sleep(0.1)
 print("all steps are done")
 """
 
 
 def test_on_a_full_disk_the_training_goes_on(
-    run_rankup: RunRankup, tmp_path: Path, small_disk: Path
+    run_rankup: RunRankup, rankup_here: RunRankup, tmp_path: Path, small_disk: Path
 ) -> None:
     run, train = small_disk / "run", script(tmp_path, FILLS)
-    words: list[str | Path] = ["run", "--local", "--nproc", "2", "--out", run, train]
-    done = run_rankup(words, cwd=tmp_path, env=ON, timeout=180)
+    words: list[str | Path] = ["run", "--local", "--nproc", "1", "--out", run, train]
+    done = run_rankup(words, cwd=tmp_path, env=ON, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "filled: No space left on device" in done.stdout
-    assert done.stdout.count("all steps are done") == 2
+    assert "all steps are done" in done.stdout
     assert "a line of metrics.jsonl could not be written" in done.stderr
     assert "report.html could not be written: No space left on device" in done.stderr
     for line in (run / "metrics.jsonl").read_text().splitlines():
         json.loads(line)  # whole lines, fewer of them
     assert not list(run.glob("*report.html*")), "no half of a page"
     kept = tmp_path / "kept"
-    again = run_rankup(["report", run, "--formats", "html", "--out", kept], timeout=120)
+    again = rankup_here(["report", run, "--formats", "html", "--out", kept])
     assert again.returncode == 0, again.stderr
     assert (kept / "report.html").exists()

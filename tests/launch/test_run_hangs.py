@@ -14,7 +14,7 @@ HANGS = """
 import datetime, os, signal, time, torch, rankup
 from torch import nn
 
-world = rankup.setup(datetime.timedelta(seconds=20))
+world = rankup.setup(datetime.timedelta(seconds=12))
 model = rankup.wrap(nn.Linear(4, 1))
 
 def load():
@@ -32,7 +32,7 @@ def _hangs(tmp_path: Path, how: str) -> list[str]:
     path = script(tmp_path, HANGS.format(how=how))
     # Start-up and the end of the ranks included.
     with live(["run", "--nproc", "2", path], tmp_path) as run:
-        assert run.wait(90) == 1
+        assert run.wait(300) == 1
         run.nobody_left()
         return run.err.rstrip().splitlines()
 
@@ -40,7 +40,7 @@ def _hangs(tmp_path: Path, how: str) -> list[str]:
 def test_a_rank_that_sleeps(tmp_path: Path) -> None:
     lines = _hangs(tmp_path, "time.sleep(600)")
     assert lines[-1].startswith("rankup: hang: all_reduce (float32 [5]), number ")
-    assert "did not end within 20 s" in lines[-1]
+    assert "did not end within 12 s" in lines[-1]
     assert "; rank 0 waits in it at script.py:15; " in lines[-1]
     assert lines[-1].endswith(f"rank 1 on {NODE} did not arrive: it is at script.py:10 in load")
     assert f'> File "{tmp_path}/script.py", line 10, in load' in lines

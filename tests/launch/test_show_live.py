@@ -12,24 +12,24 @@ from tests.monitor.traces import short
 from .handmade import make_run
 
 
-def test_a_replay_into_an_empty_folder_is_shown(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_a_replay_into_an_empty_folder_is_shown(rankup_here: RunRankup, tmp_path: Path) -> None:
     """As docs/monitor.md says."""
     old, again = short().write(tmp_path / "old"), tmp_path / "again"
     again.mkdir()
     assert not meant.bare(again)
     file = old / "monitor" / "jrc0001.jsonl"
-    done = run_rankup(["monitor", again, "--replay", file, "--speed", "1000"])
+    done = rankup_here(["monitor", again, "--replay", file, "--speed", "1000"])
     assert (done.returncode, done.stderr) == (0, "")
     assert meant.bare(again)
-    shown = run_rankup(["status", "--live", "again"], cwd=tmp_path)
+    shown = rankup_here(["status", "--live", "again"], cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "jrc0001" in shown.stdout
     assert "4 GPUs on 1 node" in shown.stdout
     (again / "metrics.jsonl").write_bytes((old / "metrics.jsonl").read_bytes())
-    assert "loss" in run_rankup(["status", "--live", again], cwd=tmp_path).stdout
+    assert "loss" in rankup_here(["status", "--live", again], cwd=tmp_path).stdout
 
 
-def test_what_is_no_bare_recording(run_rankup: RunRankup, tmp_path: Path) -> None:
+def test_what_is_no_bare_recording(rankup_here: RunRankup, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     assert not meant.bare(run)
     task = short().write(run / "array" / "3")
@@ -39,7 +39,7 @@ def test_what_is_no_bare_recording(run_rankup: RunRankup, tmp_path: Path) -> Non
     empty.mkdir()
     for nothing in (empty, tmp_path / "none"):
         assert not meant.bare(nothing)
-        done = run_rankup(["status", "--live", nothing], cwd=tmp_path)
+        done = rankup_here(["status", "--live", nothing], cwd=tmp_path)
         assert done.returncode == 2
         assert "no run" in done.stderr
 

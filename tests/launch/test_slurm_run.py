@@ -21,7 +21,7 @@ from rankup.launch import cancel, lives, status
 from rankup.monitor.lines import FOLDER
 from rankup.site.config import Config
 from tests.conftest import RunRankup
-from tests.gallery import WORDS, Gallery
+from tests.gallery import STEPS, WORDS, Gallery
 from tests.slurm.cluster import Cluster
 
 from .handmade import client, make_run, record, submit
@@ -69,8 +69,8 @@ def test_two_nodes_train_as_two_ranks_here_and_end_with_their_report(
     files = [f"--{name}={gallery.texts / name}.txt" for name in ("train", "valid", "test")]
     job = [*ONE_EACH, "--time", "10m", *ONE_THREAD, "--follow"]
     done = site.rankup("run", "--out", away, *job, "language-model", *WORDS, *files)
-    assert "step 50/50" in done.stdout, "--follow shows the log"
-    assert sorted(losses(away)) == list(range(1, 51))
+    assert f"step {STEPS}/{STEPS}" in done.stdout, "--follow shows the log"
+    assert sorted(losses(away)) == list(range(1, STEPS + 1))
     assert losses(away) == pytest.approx(losses(here), rel=1e-5)
     samples = sorted((away / FOLDER).glob("*.jsonl"))
     assert [file.stem for file in samples] == ["n1", "n2"]

@@ -41,16 +41,3 @@ def test_3d_over_two_nodes_trains_as_one_rank_does(
     assert losses(away) == pytest.approx(losses(here), rel=1e-4)
     for name in ("valid_loss", "test_loss"):
         assert records(away)[-1][name] == pytest.approx(records(here)[-1][name], rel=1e-4)
-
-
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["submitted", "dry run"])
-def test_a_split_that_does_not_come_out_is_not_submitted(site: Site, dry: list[str]) -> None:
-    before = sorted(site.folder.rglob("*"))
-    job = ["--nodes", "2", "--nproc", "2", *dry]
-    done = site.rankup("run", *job, "language-model", "--tp", "3", code=2)
-    assert "tp 3 is 3 ranks, and there are 4" in done.stderr
-    assert "--tp 4" in done.stderr
-    assert "#SBATCH" not in done.stdout
-    assert "Traceback" not in done.stderr
-    assert sorted(site.folder.rglob("*")) == before
-    assert site.queue() == []

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,6 +138,7 @@ def _nothing_left(memory: Path) -> None:
         assert _left(memory / node) == []
 
 
+@pytest.mark.slow
 def test_three_nodes_stage_and_mount_and_give_all_back(
     site: Site, memory: Path, packed: Path, image: Path, probe: Path
 ) -> None:
@@ -217,39 +217,6 @@ def test_ranks_that_fail_leave_no_node_full(
     assert f"mounts=({image})" in again.stdout
 
 
-@pytest.mark.slow
-def test_in_an_allocation_the_same_is_done_at_once(
-    site: Site, memory: Path, packed: Path, probe: Path
-) -> None:
-    inside = {"SLURM_JOB_ID": str(site.allocate(2))}
-    words: list[str | Path] = ["--nproc", "1", "--allow-idle-gpus", "--stage", packed]
-    site.rankup("run", *words, "--out", "run", probe, packed, env=inside)
-    answers = _answers(site.folder / "run")
-    assert [one["staged"].startswith(str(memory / one["node"])) for one in answers] == [True] * 2
-    _nothing_left(memory)
-
-
-@pytest.mark.slow
-def test_a_plain_step_of_two_nodes_broadcasts(site: Site, memory: Path, packed: Path) -> None:
-    allocation = site.allocate(2)
-    command = ["srun", f"--jobid={allocation}", "-N2", "-n2", "rankup", "stage"]
-    done = subprocess.run(
-        [*command, "--broadcast", packed.name],
-        cwd=packed.parent,
-        env={**os.environ, **site.env},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "not give" not in done.stderr
-    assert "reads all itself" not in done.stderr
-    for node in ("n1", "n2"):
-        [copy] = (memory / node).glob(f"rankup-*/*/data/{packed.name}")
-        assert copy.read_bytes() == packed.read_bytes()
-    assert not list(packed.parent.glob(".rankup-stage*"))
-
-
 # --- what is refused on the login node
 
 
@@ -257,23 +224,6 @@ def _sparse(path: Path, size: int) -> Path:
     with path.open("wb") as file:
         file.truncate(size)
     return path
-
-
-@pytest.mark.slow
-def test_too_big_for_a_node_is_refused_before_it_waits_in_the_queue(
-    site: Site, tmp_path: Path, probe: Path
-) -> None:
-    big = _sparse(tmp_path / "big.h5", 9 << 30)
-    before = sorted(tmp_path.rglob("*"))
-    refused = site.rankup("run", "--stage", big, probe, code=2).stderr
-    assert "9.66 GB do not fit into the memory of a node of booster, which is 7.52 GB" in refused
-    assert "--stage-fraction 0.4" in refused
-    shown = site.rankup("run", "--dry-run", "--stage", big, "--stage-fraction", "0.4", probe)
-    assert f"stage=({big}) " in shown.stdout
-    assert "stage_options=(--fraction 0.4)" in shown.stdout
-    assert f"needs=({tmp_path} {probe} {big}) " in shown.stdout
-    assert sorted(tmp_path.rglob("*")) == before
-    assert site.queue() == []
 
 
 def _checked(at: Path, **values: Any) -> Staging:
@@ -415,13 +365,13 @@ def test_who_asks_again_to_stop_does_not_end_the_giving_back(
 
 
 def test_damaged_data_starts_no_run_and_leaves_no_directory(
-    run_rankup: RunRankup, tmp_path: Path, packed: Path, here: Path, probe: Path
+    rankup_here: RunRankup, tmp_path: Path, packed: Path, here: Path, probe: Path
 ) -> None:
     with packed.open("r+b") as file:
         file.seek(packed.stat().st_size // 2)
         file.write(b"damaged")
     words, env = _local(packed, here)
-    done = run_rankup([*words, "--out", "run", probe, packed], cwd=tmp_path, env=env)
+    done = rankup_here([*words, "--out", "run", probe, packed], cwd=tmp_path, env=env)
     assert done.returncode == 2, done.stderr
     assert "are not those that were packed" in done.stderr
     assert "Traceback" not in done.stderr
@@ -467,17 +417,16 @@ def test_a_local_run_that_fails_gives_back_and_a_resume_stages_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_stopped_gives_back(
-    tmp_path: Path, packed: Path, here: Path, probe: Path, number: signal.Signals
+    tmp_path: Path, packed: Path, here: Path, probe: Path
 ) -> None:
     words, env = _local(packed, here)
     run = tmp_path / "run"
     with live([*words, "--out", run, probe, packed, "wait"], tmp_path, env) as running:
         running.until(lambda: _answers(run))
-        running.process.send_signal(number)
-        time.sleep(0.2)
-        running.process.send_signal(number)
-        assert running.wait(60) != 0
+        running.process.send_signal(signal.SIGINT)
+        running.until(lambda: "once more ends them now" in running.err)
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait(SECONDS) != 0
         running.nobody_left()
     assert _left(here) == []

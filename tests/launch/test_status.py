@@ -5,11 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,8 +19,8 @@ from rankup.site.config import Config
 from rankup.slurm.client import Client
 
 from ..conftest import RunRankup
-from ..slurm.cluster import Cluster
-from .handmade import asked, client, make_run, record, submit
+from ..slurm.fake import FakeSlurm
+from .handmade import asked, make_run, record
 
 NO_SLURM = Client(environment={"PATH": os.devnull})
 
@@ -190,27 +188,6 @@ def test_numbers_that_are_none_and_endless_brackets_are_passed_over(
     assert bad.name in capsys.readouterr().out
 
 
-def test_whatever_breaks_in_one_run_the_others_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good = make_run(tmp_path / "runs", "20261120-120000-good")
-    bad = make_run(tmp_path / "runs", "20261120-120001-evil")
-    real = status.summary
-
-    def breaks(path: Path, *rest: Any) -> status.Summary:
-        if path == bad:
-            raise ZeroDivisionError("of an unknown kind")
-        return real(path, *rest)
-
-    monkeypatch.setattr(status, "summary", breaks)
-    found, _ = status.newest(tmp_path / "runs", NO_SLURM)
-    assert [(short.id, short.state) for short in found] == [
-        (bad.name, "DAMAGED"),
-        (good.name, "NEW"),
-    ]
-    assert "ZeroDivisionError: of an unknown kind" in found[0].words
-
-
 def test_the_table_shows_what_a_rank_wrote_down(tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
     asked(path, "12")
@@ -361,78 +338,47 @@ def test_spans_of_time(seconds: float, text: str) -> None:
     assert ago(seconds) == text
 
 
-def test_a_pending_job_says_why(slurm: Cluster, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "runs")
-    job_id = submit(slurm, path, "true", "--hold")
-    (short,), note = status.newest(tmp_path / "runs", client(slurm))
+def test_jobs_that_slurm_has_are_told_as_it_says(tmp_path: Path) -> None:
+    """One waits, one runs on two nodes, and of an array three tasks run and two wait."""
+    fake, uid = FakeSlurm(tmp_path / "slurm"), os.getuid()
+    fake.answers("scontrol show job", err="Invalid job id specified", code=1)
+    fake.answers("sacct", err="Slurm accounting storage is disabled", code=1)
+    paths = [make_run(tmp_path / "runs", f"20261120-12000{n}-abcd") for n in range(3)]
+    for path, job in zip(paths, ("12", "13", "14"), strict=True):
+        asked(path, job)
+    record(paths[1], job="13", start=100, nodes="n[1-2]")
+    rows = [f"12|PENDING|N/A||JobHeldUser|{uid}|{paths[0]}"]
+    rows += [f"13|RUNNING|2026-11-20T10:00:00|n[1-2]|None|{uid}|{paths[1]}"]
+    for task in range(5):
+        state = "RUNNING" if task < 3 else "PENDING"
+        rows.append(f"14_{task}|{state}|N/A|n{task}|Resources|{uid}|{paths[2]}")
+    fake.answers("squeue", out="\n".join([*rows, ""]))
+    slurm = Client(environment=fake.environment)
+    found, note = status.newest(tmp_path / "runs", slurm)
     assert note == ""
-    assert (short.state, short.where, short.live) == ("PENDING", job_id, True)
-    assert "scontrol release" in short.words
+    assert [short.state for short in found] == ["3 RUNNING, 2 PENDING", "RUNNING", "PENDING"]
+    assert (found[2].where, found[2].live) == ("12", True)
+    assert "scontrol release" in found[2].words
+    running = status.report(paths[1], Config(), slurm)
+    (life,) = running.lives
+    assert (life.state, life.nodes, life.source) == ("RUNNING", ("n1", "n2"), "squeue")
+    assert f"rankup cancel {paths[1].name}" in running.next_steps
+    array = status.report(paths[2], Config(), slurm)
+    newest = status.newest_of_tasks(array.lives)
+    assert [life.job for life in newest] == [f"14_{task}" for task in range(5)]
 
 
-def test_a_running_job_and_its_end(slurm: Cluster, tmp_path: Path) -> None:
+def test_what_to_do_next_after_a_failure(tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs")
-    body = 'until [ -e "$run/go" ]; do sleep 0.1; done; (exit 4)'
-    job_id = submit(slurm, path, body, "--nodes=2")
-    slurm.wait(int(job_id), ("RUNNING",))
-    full = status.report(path, Config(), client(slurm))
-    (life,) = full.lives
-    assert (life.state, len(life.nodes), life.source) == ("RUNNING", 2, "squeue")
-    assert f"rankup cancel {path.name}" in full.next_steps
-    (path / "go").touch()
-    slurm.wait(int(job_id))
-    full = status.report(path, Config(), client(slurm))
-    (life,) = full.lives
-    assert (life.state, life.exit_code, life.live) == ("FAILED", 4, False)
+    asked(path, "12")
+    record(path, start=100, nodes="n1")
+    record(path, end=200, code=4)
+    full = status.report(path, Config(), NO_SLURM)
+    assert full.lives[0].exit_code == 4
     assert full.next_steps[-1].startswith("rankup run … /home/user/train.py --lr 0.1")
     (path / "checkpoints" / "5").mkdir(parents=True)
-    again = status.report(path, Config(), client(slurm)).next_steps
+    again = status.report(path, Config(), NO_SLURM).next_steps
     assert again[-1] == f"rankup run --resume {path.name}"
-
-
-def test_a_requeued_job_has_two_lives(slurm: Cluster, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "runs")
-    body = (
-        'if [ "$life" = 0 ]; then record "\\"end\\": $(date +%s), \\"code\\": 0, '
-        '\\"stopped\\": true"; scontrol requeue $SLURM_JOB_ID; sleep 60; fi'
-    )
-    job_id = int(submit(slurm, path, body))
-    deadline = time.monotonic() + 30
-    while slurm.job(job_id)["Restarts"] == "0" or slurm.job(job_id)["JobState"] != "PENDING":
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    waiting = lives.of_run(path, lives.read_job(path), client(slurm))
-    assert [(life.restart, life.state) for life in waiting] == [(0, "COMPLETED"), (1, "PENDING")]
-    slurm.release(job_id)
-    slurm.wait(job_id)
-    found = lives.of_run(path, lives.read_job(path), client(slurm))
-    assert [(life.restart, life.state) for life in found] == [(0, "COMPLETED"), (1, "COMPLETED")]
-
-
-def test_an_array_has_a_line_per_task(slurm: Cluster, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "runs")
-    job_id = submit(slurm, path, "sleep 60", "--array=0-4")
-    deadline = time.monotonic() + 30
-    while len(slurm.command("squeue", "-h", "-t", "running").splitlines()) != 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    (short,), _ = status.newest(tmp_path / "runs", client(slurm))
-    assert short.state == "3 RUNNING, 2 PENDING"
-    full = status.report(path, Config(), client(slurm))
-    assert [life.job for life in status.newest_of_tasks(full.lives)] == [
-        f"{job_id}_{task}" for task in range(5)
-    ]
-
-
-def test_a_controller_that_does_not_answer(slurm: Cluster, tmp_path: Path) -> None:
-    path = make_run(tmp_path / "runs")
-    job_id = submit(slurm, path, "true")
-    slurm.wait(int(job_id))
-    fast = replace(client(slurm), timeout=3)
-    with slurm.without_controller():
-        (short,), note = status.newest(tmp_path / "runs", fast)
-    assert "own records" in note
-    assert (short.state, short.source) == ("COMPLETED", "own record")
 
 
 @pytest.mark.parametrize("name", [rundir.JOB, "log/lives.jsonl", "metrics.jsonl"])
