@@ -123,7 +123,7 @@ def epochs(loader: Loader, count: int = 1) -> list[bytes]:
 
 def loader(dataset: PackedDataset, batch: int = 8, **options: Any) -> Loader:
     """A loader of one rank, without workers unless asked for."""
-    chosen = {"workers": 0, "rank": 0, "world_size": 1, "seed": 3, "timeout": 60.0, **options}
+    chosen = {"workers": 0, "rank": 0, "world_size": 1, "seed": 3, "timeout": 250.0, **options}
     return Loader(dataset, batch, **chosen)
 
 

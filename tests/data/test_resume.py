@@ -45,7 +45,7 @@ def _train(path: Path, folder: Path, world: int, workers: int, stop: tuple[int, 
     loaders = [
         Loader(
             _dataset(path), BATCH, seed=5, workers=workers, kind="processes", context="fork",
-            rank=rank, world_size=world, timeout=30,
+            rank=rank, world_size=world, timeout=200,
         )
         for rank in range(world)
     ]  # fmt: skip

@@ -457,7 +457,7 @@ def _fuzz(whole: bytes, folder: Path, turns: int, seed: int) -> dict[str, int]:
             child.stdin.flush()
             answer = child.stdout.readline().strip()
             if not answer:
-                _, errors = child.communicate(timeout=30)
+                _, errors = child.communicate(timeout=200)
                 # Else it is an error that is not documented.
                 assert child.returncode < 0 or "Timeout (" in errors, errors
                 answer, child = f"died {child.returncode}", None
@@ -465,7 +465,7 @@ def _fuzz(whole: bytes, folder: Path, turns: int, seed: int) -> dict[str, int]:
     finally:
         if child is not None:
             child.kill()
-            child.communicate(timeout=30)
+            child.communicate(timeout=200)
     return answers
 
 

@@ -48,13 +48,13 @@ def mounted(image: Path, at: Path) -> Iterator[Path]:
     missing = "" if Path("/dev/fuse").exists() else "no /dev/fuse"
     require(missing or ("" if shutil.which("squashfuse") else "no squashfuse"), os.environ)
     at.mkdir()
-    subprocess.run(["squashfuse", str(image), str(at)], check=True, timeout=30)
+    subprocess.run(["squashfuse", str(image), str(at)], check=True, timeout=120)
     try:
         yield at
     finally:
         fuse = shutil.which("fusermount3") or shutil.which("fusermount")
         leave = [fuse, "-u", "-z"] if fuse else ["umount", "--lazy"]
-        subprocess.run([*leave, str(at)], check=True, timeout=30)
+        subprocess.run([*leave, str(at)], check=True, timeout=120)
 
 
 def test_photos_come_back_through_every_tool(data_root: Path | None, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def fill(part, watch):
     piece = part.pieces[0]
     part.write(piece, part.read(piece, memoryview(bytearray(piece.length))))
     print("half", flush=True)
-    time.sleep(100)
+    time.sleep(1000)
 stage(sys.argv[1], fill=fill, reserve=0)
 """
 

@@ -112,7 +112,7 @@ import sys, time
 from rankup.data.stage import command, copying, users
 def fill(part, watch):
     print("begun", flush=True)
-    time.sleep(100)
+    time.sleep(1000)
 copying.fill = fill
 command.stage(command.Request((sys.argv[1],), reserve="0"), users.unknown)
 """

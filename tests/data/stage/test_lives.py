@@ -248,7 +248,7 @@ def test_who_stood_still_takes_nothing_from_who_took_over(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, by: BaseException
 ) -> None:
     root = packed(tmp_path / "p")
-    pace = lock.Pace(stale=0.4)
+    pace = lock.Pace(stale=0.1)
     monkeypatch.setattr(lock, "Pace", lambda: pace)
     folder = place.folder_of(home) / place.keyed(root)
 
@@ -257,7 +257,7 @@ def test_who_stood_still_takes_nothing_from_who_took_over(
         folder.with_name(f".{folder.name}.lock").write_text(json.dumps(asdict(other)))
         (folder / "part").rename(folder / "data")  # it has made its copy meanwhile
         (folder / "ready.json").write_text("its marker")
-        time.sleep(0.3)
+        time.sleep(0.06)  # more than half of that: then the lock is looked at
         raise by
 
     with pytest.raises(lock.LockLost, match="another one has gone on"):

@@ -49,7 +49,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     left = _below(tmp_path)
     for point in left:
-        subprocess.run(["umount", "-l", point], check=False, timeout=20)
+        subprocess.run(["umount", "-l", point], check=False, timeout=120)
     assert left == []
 
 
