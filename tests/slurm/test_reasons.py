@@ -131,6 +131,7 @@ def test_a_state_is_live_or_over() -> None:
         ("Job violates accounting/QOS policy (job submit limit, user's size)", "budget"),
         ("Invalid qos specification", "--qos"),
         ("Requested reservation is invalid", "reservation"),
+        ("Job dependency problem", "afterok:ID"),
         ("Node count specification invalid", "--nodes"),
         ("Invalid generic resource (gres) specification", "GPUs"),
         ("cannot stat file /etc/slurm/slurm.conf", "no login node"),
