@@ -71,7 +71,8 @@ _FORMS = [
 ]
 
 _TRY_ALL = """\
-    import threading, torch, wandb
+    import os, threading, torch, wandb
+    import torch.distributed as dist
     from safetensors.torch import save_file
     print(torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.is_available())
     print(torch.device("cuda:0").type, torch.device(0), torch.get_default_device())
@@ -93,13 +94,19 @@ _TRY_ALL = """\
         thread.start()
         thread.join()
         attempt(form)
+    print("RANK" in os.environ)
+    dist.init_process_group("nccl", init_method="env://", device_id=torch.device("cuda:0"))
+    print(dist.get_backend(), dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_RANK"])
+    value = torch.ones(1, device=int(os.environ["LOCAL_RANK"]))
+    dist.all_reduce(value)
+    dist.destroy_process_group()
     """
 
 
 def test_all_forms_run_on_the_cpu_in_any_thread_with_few_threads(
     run: Runner, tmp_path: Path
 ) -> None:
-    """Also: files that torch and safetensors write in their own languages are kept."""
+    """Also a process group, and files that torch and safetensors write in their own languages."""
     (tmp_path / "wandb.py").touch()
     old = [run.file(name, "old") for name in ("saved.pt", "model.safetensors")]
     done = run(
@@ -109,12 +116,12 @@ def test_all_forms_run_on_the_cpu_in_any_thread_with_few_threads(
     )
     assert (done.code, done.out.splitlines()) == (
         0,
-        ["False 0 False", "cuda cuda:0 cpu", "1", "1"],
+        ["False 0 False", "cuda cuda:0 cpu", "1", "1", "False", "gloo 0 1 0"],
     ), done.explain()
     assert not done.of("problem")
     asked = {one["what"] for one in done.of("gpu")}
     assert asked >= {".cuda()", "cuda:0", "mps", "torch.cuda.FloatTensor"}
-    assert done.one("gpu", what="torch.cuda.is_available()")["where"] == "train.py:3"
+    assert done.one("gpu", what="torch.cuda.is_available()")["where"] == "train.py:4"
     for path in old:
         assert Path(done.one("open", path=str(path))["backup"]).read_text() == "old"
     assert {"torch.hub", "wandb"} <= {*done.one("modules")["names"]}
@@ -122,7 +129,8 @@ def test_all_forms_run_on_the_cpu_in_any_thread_with_few_threads(
     assert not done.of("stop")
 
 
-@pytest.mark.parametrize("world", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [False, True])
 def test_a_process_group_is_a_world_of_one_with_gloo(run: Runner, world: bool) -> None:
     """And a GPU can be pretended to a script that refuses to start without one."""
     done = run(
