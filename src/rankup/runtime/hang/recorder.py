@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .state import Call
+from .state import Call, reading_frames
 
 _SIZE = "500"  # entries; reading them takes milliseconds
 _WAITING = (
@@ -104,8 +104,15 @@ class Blocked:
     place: tuple[int, int] = (0, 0)
     since: float = 0.0
 
-    def look(self, frame: FrameType | None, now: float, timeout: float) -> tuple[Call, ...]:
-        """The call it stands in, as far as its frames tell; none while it is elsewhere."""
+    def look(
+        self, frame: FrameType | None, now: float, timeout: float, least: float = 0.0
+    ) -> tuple[Call, ...]:
+        """The call it stands in, as far as its frames tell; none while it is elsewhere.
+
+        Args:
+            least: seconds that it must have stood there. The variables of its frame are left alone
+                until then: to read them is to keep what is in them.
+        """
         inside = _waiting_in(frame)
         if frame is None or inside is None:
             self.place = (0, 0)
@@ -113,6 +120,8 @@ class Blocked:
         place = (id(frame), frame.f_lasti)
         if place != self.place:
             self.place, self.since = place, now
+        if now - self.since < least:
+            return ()
         return (_of_frame(inside, self.since, timeout),)
 
 
@@ -172,18 +181,20 @@ def _ranks(name: str) -> tuple[int, ...]:
 def _waiting_in(frame: FrameType | None) -> FrameType | None:
     """The frame of torch.distributed's function that the innermost frames belong to."""
     found = None
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if any(part in file for part in _WAITING):
-            found = frame
-        elif not file.endswith(_WRAPPERS):
-            break
-        frame = frame.f_back
+    with reading_frames():
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if any(part in file for part in _WAITING):
+                found = frame
+            elif not file.endswith(_WRAPPERS):
+                break
+            frame = frame.f_back
     return found
 
 
 def _of_frame(frame: FrameType, since: float, timeout: float) -> Call:
-    local = frame.f_locals
+    with reading_frames():
+        local = frame.f_locals
     peers = [int(v) for k in ("src", "dst") if isinstance(v := local.get(k), int)]
     group = local.get("group")
     name = getattr(group, "group_name", "") or ""

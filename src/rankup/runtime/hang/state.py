@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import sysconfig
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -72,14 +75,36 @@ class State:
     code: dict[str, str]
 
 
+@contextmanager
+def reading_frames() -> Iterator[None]:
+    """Around whatever asks for frames of another thread, or goes from one to the next.
+
+    Up to Python 3.11, making a frame's object or the dictionary of its variables may start a
+    garbage collection. Where a finalizer then lets the other thread go on, that thread leaves the
+    very frame which is being read, and Python reads and writes what lies in its place by then: the
+    process dies of it, often much later, in another collection.
+    """
+    collects = sys.version_info < (3, 12) and gc.isenabled()
+    if collects:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def main_frame() -> FrameType | None:
     """The innermost frame of the main thread."""
-    return sys._current_frames().get(threading.main_thread().ident or 0)
+    with reading_frames():
+        return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def stack_of(frame: FrameType | None) -> tuple[Line, ...]:
     """The stack that ends in `frame`."""
-    lines = list(traceback.extract_stack(frame)) if frame else []
+    with reading_frames():
+        frames = list(traceback.walk_stack(frame)) if frame else []
+    lines = list(traceback.StackSummary.extract(iter(reversed(frames))))
     # What started the script says nothing about it.
     runners = [number for number, line in enumerate(lines) if line.filename == "<frozen runpy>"]
     lines = lines[runners[-1] + 1 if runners else 0 :][-_DEEPEST:]

@@ -93,10 +93,11 @@ class Watch(threading.Thread):
             self._counts, self._moved = counts, now
         if (still or ticks % _IDLE_POLL == 0) and self._asked():
             return True
-        # A stack costs nothing; the recorder is read only where nothing has moved for long.
+        # A stack costs nothing; all else is read only where nothing has moved for long.
         self._timeout = recorder.timeout(dist.group.WORLD) or self._timeout
-        calls = self._blocked.look(main_frame(), now, self._timeout)
-        if now - self._moved > 0.2 * self._timeout:
+        long = 0.2 * self._timeout
+        calls = self._blocked.look(main_frame(), now, self._timeout, least=long)
+        if now - self._moved > long:
             calls = recorder.pending(self._began) or calls
         if calls and now > calls[0].since + calls[0].timeout - _lead(calls[0].timeout):
             return self._judge(calls[0])

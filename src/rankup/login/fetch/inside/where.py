@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import site
 import sys
@@ -32,8 +33,16 @@ class Places:
         """
         found = self._innermost(sys._getframe(1))
         if not found:
-            main = sys._current_frames().get(threading.main_thread().ident or 0)
-            found = self._innermost(main)
+            # A collection that lets the other thread leave a frame which is being made an object
+            # breaks the memory of Python 3.11 and earlier.
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                main = sys._current_frames().get(threading.main_thread().ident or 0)
+                found = self._innermost(main)
+            finally:
+                if collects:
+                    gc.enable()
         return found
 
     def _innermost(self, frame: FrameType | None) -> str:
