@@ -70,5 +70,5 @@ ifeq ($(CI),true)
 endif
 
 clean: ## remove what make made, .venv included; runs are kept
-	rm -rf $(VENV) .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist src/*.egg-info .gallery .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

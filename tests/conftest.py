@@ -34,7 +34,13 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 _MARK = "RANKUP_TEST_SESSION"
 # Tests with one of these fixtures run in one of the processes that share the suite, the first that
 # a test names here: so a session starts one Slurm, one rank pool and one browser.
-_SHARED = {"slurm": "slurm", "bash": "slurm", "ranks": "ranks", "browser": "browser"}
+_SHARED = {
+    "slurm": "slurm",
+    "bash": "slurm",
+    "ranks": "ranks",
+    "gallery": "ranks",
+    "browser": "browser",
+}
 
 # A property gets twenty examples; the slow tests say how many they take. Nothing is timed.
 settings.register_profile("fast", max_examples=20, deadline=None)
