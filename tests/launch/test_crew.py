@@ -100,7 +100,8 @@ def test_a_killed_worker_is_named_and_the_others_finish(
     assert final["workers_lost"] == [which]
     assert final["workers_averaged"] == [worker for worker in range(3) if worker != which]
     assert final["step"] == 80
-    assert 0 <= final["samples_lost"] <= 8, "what it had in hand, at most"
+    # A step's four micro-batches of eight are dealt to three workers as two, one and one.
+    assert 0 <= final["samples_lost"] <= 16, "what it had in hand, at most"
     assert set(_drawn(trace).values()) == {1}, "no sample was drawn twice"
     trained = list(losses(out).values())
     assert final["valid_loss"] < trained[0] - 0.5
