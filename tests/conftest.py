@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,6 +41,7 @@ _SHARED = {
     "gallery": "ranks",
     "browser": "browser",
 }
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 # A property gets twenty examples; the slow tests say how many they take. Nothing is timed.
 settings.register_profile("fast", max_examples=20, deadline=None)
@@ -112,6 +113,37 @@ def no_process_outlives_the_session() -> Iterator[None]:
     assert not left, "processes outlived the tests:\n" + "\n".join(lines)
 
 
+@contextmanager
+def signals_as_before() -> Iterator[list[str]]:
+    """Put signal handlers and blocked signals back after the body, which lists what it changed.
+
+    What this process ignores or blocks, every process that a later test starts does as well.
+    """
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    changed: list[str] = []
+    yield changed
+    for number, handler in handlers.items():
+        if signal.getsignal(number) != handler:
+            changed.append(f"the handler of {number.name}, now {signal.getsignal(number)}")
+            signal.signal(number, handler)
+    now = signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    if now != blocked:
+        changed.append(f"the signals it blocks, now {now}")
+
+
+@pytest.fixture(autouse=True)
+def the_process_is_left_as_found() -> Iterator[None]:
+    """Fail a test that leaves signals changed or a process group in this process."""
+    with signals_as_before() as changed:
+        yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        changed.append("a process group")
+        distributed.destroy_process_group()
+    assert not changed, f"the test has left behind: {', '.join(changed)}"
+
+
 @pytest.fixture(scope="session")
 def ranks(no_process_outlives_the_session: None) -> Iterator[RankPool]:
     """The rank pool: `ranks.run(world_size, function, *args)`, see `tests/pool.py`."""
@@ -177,7 +209,7 @@ def rankup_here(
     ) -> subprocess.CompletedProcess[str]:
         words = ["rankup", *map(str, args)]
         capfd.readouterr()
-        with monkeypatch.context() as patch:
+        with signals_as_before(), monkeypatch.context() as patch:
             patch.chdir(cwd)
             patch.setattr(sys, "argv", words)
             for name, value in (env or {}).items():

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import signals_as_before
+
 # Without the budget: a machine that is busy with tests would make samples seldom.
 _SAMPLER = """
 import sys
@@ -94,10 +96,5 @@ def samplers(tmp_path: Path) -> Iterator[Samplers]:
 @pytest.fixture
 def same_signals() -> Iterator[None]:
     """For a sampler in this process, which ignores and blocks signals: as before afterwards."""
-    numbers = (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    yield
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with signals_as_before():
+        yield

@@ -62,7 +62,6 @@ def test_a_stop_file_ends_it(samplers: Samplers, recording: Path) -> None:
     assert len(samplers.lines("sample")) < 15
 
 
-@pytest.mark.usefixtures("same_signals")
 def test_what_is_no_recording_or_folder_is_named(
     rankup_here: RunRankup, recording: Path, tmp_path: Path
 ) -> None:

@@ -222,7 +222,6 @@ def test_a_link_in_the_place_of_its_file_ends_it(samplers: Samplers, tmp_path: P
     assert not (tmp_path / "victim").exists()
 
 
-@pytest.mark.usefixtures("same_signals")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
