@@ -62,6 +62,7 @@ _SIZES = st.sampled_from([0, 1, 511, 512, 513, 70_000])
 _MEMBERS = st.lists(st.tuples(_NAMES, _NAMES, _SIZES), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @given(container=st.sampled_from(sorted(ALL)), members=_MEMBERS)
 def test_any_names_and_sizes(container: str, members: list[tuple[str, str, int]]) -> None:
     _comes_back(container, members)

@@ -80,6 +80,7 @@ def test_a_gpu_for_each_worker() -> None:
         own_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, 3)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named_and_the_others_finish(
     small_text: TextFiles, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ class Terminal:
         os.close(self._ours)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_stops_all_ranks_at_one_step_and_a_resume_is_bit_for_bit(
     run_rankup: RunRankup, gallery: Gallery, tmp_path: Path
 ) -> None:

@@ -215,6 +215,7 @@ def test_an_environment_older_than_its_requirements_is_warned_of(
     assert f"warning: {made} is older than its requirements.txt; run: rankup env create" in said
 
 
+@pytest.mark.slow
 def test_on_this_machine_the_ranks_find_what_was_fetched(
     run_rankup: RunRankup, rankup_here: RunRankup, folder: Path
 ) -> None:

@@ -60,6 +60,7 @@ def _lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_local_run_is_sampled_and_reported(
     run_rankup: RunRankup, rankup_here: RunRankup, tmp_path: Path, gpus: dict[str, str]
 ) -> None:
@@ -93,6 +94,7 @@ def _samplers(run: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_a_sampler_that_is_killed_costs_a_gap_and_not_the_run(tmp_path: Path) -> None:
     run, train = tmp_path / "run", script(tmp_path, TRAIN)
     words = ["run", "--local", "--out", run, train]

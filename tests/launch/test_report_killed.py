@@ -52,6 +52,7 @@ def _kill(going: Live) -> None:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_whole_job_that_is_killed_has_its_report(rankup_here: RunRankup, tmp_path: Path) -> None:
     run, train = tmp_path / "run", script(tmp_path, STEPS)
     with live(["run", "--local", "--nproc", "1", "--out", run, train], tmp_path, ON) as going:
@@ -131,6 +132,7 @@ print("all steps are done")
 """
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_the_training_goes_on(
     run_rankup: RunRankup, rankup_here: RunRankup, tmp_path: Path, small_disk: Path
 ) -> None:

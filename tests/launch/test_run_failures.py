@@ -101,6 +101,7 @@ exec(compile("x = (", "part.py", "exec"))
 """
 
 
+@pytest.mark.slow
 def test_a_failure_before_any_setup(tmp_path: Path) -> None:
     code, err = _fails(tmp_path, BROKEN)
     assert code == 1
@@ -120,6 +121,7 @@ for number, batch in enumerate(DataLoader(range(10_000), batch_size=1, num_worke
 """
 
 
+@pytest.mark.slow
 def test_loader_processes_end_with_their_rank(tmp_path: Path) -> None:
     code, err = _fails(tmp_path, WORKERS)
     assert code == 137

@@ -118,6 +118,7 @@ def _check_job(run: Path, probe: Path, cwd: Path) -> None:
     assert (run / "log").is_dir()
 
 
+@pytest.mark.slow
 def test_files_in_the_current_folder_do_no_harm(probe: Path, tmp_path: Path) -> None:
     """`python deep/probe.py` never sees a `random.py` in the current folder, nor does `rankup`."""
     (tmp_path / "answers").mkdir()

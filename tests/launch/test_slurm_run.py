@@ -106,6 +106,7 @@ def test_one_rank_fails_and_the_job_ends_with_its_words(site: Site) -> None:
     assert "FAILED" in site.rankup("status", run).stdout
 
 
+@pytest.mark.slow
 def test_whatever_was_typed_arrives_unharmed(site: Site) -> None:
     """Quotes, `$(…)`, % and unicode in names, paths and words; a secret in the ranks alone."""
     odd = 'it\'s 100% %j "ü" $(touch pwned) `touch pwned`; 漢'

@@ -116,6 +116,7 @@ def _train(world: World, name: str, asked: dict[str, Any]) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "asked"),
     [("llama", {"tp": 2}), ("t5", {"strategy": "fsdp"})],

@@ -163,6 +163,7 @@ def _pretrained(folder: Path, task: Summarization, **config: Any) -> torch.nn.Mo
     return model
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_the_weights_of_a_folder_on_any_layout(
     ranks: RankPool, tmp_path: Path, task: Summarization
 ) -> None:

@@ -41,6 +41,7 @@ def test_uniform_over_permutations() -> None:
     assert _p_value(3, 120, by_epoch=False) > 1e-3
 
 
+@pytest.mark.slow
 def test_uniform_over_epochs() -> None:
     assert _p_value(3, 120, by_epoch=True) > 1e-3
 

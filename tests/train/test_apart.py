@@ -100,6 +100,7 @@ def _start_of(far: torch.Tensor, near: torch.Tensor, ratio: float) -> torch.Tens
     return (ratio * near - far) / (ratio - 1)
 
 
+@pytest.mark.slow
 def test_bytes_sent_are_those_of_data_parallelism_over_the_steps_between(
     ranks: RankPool, tmp_path: Path
 ) -> None:

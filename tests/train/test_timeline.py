@@ -35,6 +35,7 @@ def _train(
     return report, drawn
 
 
+@pytest.mark.slow
 def test_the_third_step_is_drawn(ranks: RankPool, tmp_path: Path) -> None:
     """Two pipelines of two stages, two chunks each: the picture is of the first one."""
     options = replace(OPTIONS, pp_timeline=True)

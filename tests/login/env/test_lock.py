@@ -38,6 +38,7 @@ def _check_lock(world: World) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_a_lock_needs_no_venv_and_goes_stale_with_its_requirements(world: World) -> None:
     world.require("env", ["shared"])
     world.write_files()

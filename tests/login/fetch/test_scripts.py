@@ -39,6 +39,7 @@ def _line(script: Path, text: str) -> int:
     return next(i for i, line in enumerate(lines, 1) if text in line)
 
 
+@pytest.mark.slow
 def test_a_script_that_starts_only_once_is_proved_and_leaves_nothing_of_its_run(
     stage: Stage, web: Web
 ) -> None:

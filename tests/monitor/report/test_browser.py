@@ -81,6 +81,7 @@ def test_it_opens_without_a_complaint_or_a_request_and_has_its_plots(
     assert means[1:] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_dragging_fields_and_keys_zoom_all_plots(fresh: Tab) -> None:
     box = fresh.run(
         "(() => { const b = document.querySelector('[data-plot=gpu-util] .nsewdrag')"
@@ -120,6 +121,7 @@ def test_dragging_fields_and_keys_zoom_all_plots(fresh: Tab) -> None:
     assert in_step(fresh) == "0,5520"
 
 
+@pytest.mark.slow
 def test_hover_names_the_gpu_and_a_finding_shows_its_gpus(fresh: Tab) -> None:
     x, y, width, height = fresh.run(
         "(() => { const b = document.querySelector('[data-plot=gpu-util] .heatmaplayer image')"
@@ -148,6 +150,7 @@ def test_hover_names_the_gpu_and_a_finding_shows_its_gpus(fresh: Tab) -> None:
     fresh.run("document.getElementById('lines').click()")
 
 
+@pytest.mark.slow
 def test_dark_and_light_an_address_that_names_a_stretch_and_the_printer(
     browser: Browser, one_of_four: Path, tmp_path: Path
 ) -> None:

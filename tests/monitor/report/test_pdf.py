@@ -145,6 +145,7 @@ def test_a_run_of_which_nothing_is_known(tmp_path: Path) -> None:
     assert "No sample was recorded." in _text(path, 1)
 
 
+@pytest.mark.slow
 def test_names_from_elsewhere_are_text_and_long_tables_go_on(tmp_path: Path) -> None:
     hostile = r"$\frac{1}{0}$ <b>&amp; \x1b[31m" + "\x1b[2J\x00\u202e\n日本 \U00013000 %s {x}"
     trace = healthy(nodes=3, gpus=2, seconds=120).with_metrics(**{hostile: 1.0})

@@ -109,6 +109,7 @@ def _agree(ranks: RankPool, world_size: int, pp: int, schedule: str, sizes: list
         assert calls == once
 
 
+@pytest.mark.slow
 def test_two_data_ranks_with_different_chunks(ranks: RankPool) -> None:
     # Data rank 0 computes three chunks, the last one short; data rank 1 two.
     _agree(ranks, 4, 2, "1f1b", [3, 3, 3, 3, 2])

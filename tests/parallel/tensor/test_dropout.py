@@ -28,6 +28,7 @@ def masks(world: World) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch
     return mine, again, whole, torch.get_rng_state()
 
 
+@pytest.mark.slow
 def test_masks(ranks: RankPool) -> None:
     first, second = ranks.run(2, masks)
     assert not torch.equal(first[0], second[0])

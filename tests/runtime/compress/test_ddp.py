@@ -98,6 +98,7 @@ def _train(world: World, name: str, sizes: tuple[int, ...], counted: bool) -> di
     return {"weights": flat(model.parameters()), "loss": loss, "started": float(targets.var())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "counted"), [((9, 7, 0), True)], ids=str)
 def test_uneven_batches_train_as_without(
     ranks: RankPool, sizes: tuple[int, ...], counted: bool
@@ -247,6 +248,7 @@ def _wire(world: World, name: str) -> tuple[int, int, int, int]:
     return delivered() - wire, sent, exchange.extra_bytes, numbers
 
 
+@pytest.mark.slow
 def test_bytes_on_the_wire_are_those_computed(ranks: RankPool) -> None:
     for found in ranks.run(2, _each, ("int8", "topk:0.2", "powersgd:4"), _wire):
         for name, (wire, sent, memory, numbers) in found.items():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from .running import Ended, Runner
 
 # Not a step of training: a forward before any batch, modules that transform images, and a step
@@ -91,6 +93,7 @@ def test_a_backward_without_a_loader_is_training_and_no_end_of_a_child_is_told_t
     assert [path.name for path in run.folder.iterdir()] == ["train.py"], done.explain()
 
 
+@pytest.mark.slow
 def test_a_step_with_gradients_in_a_thread_of_another_process_stops_all(run: Runner) -> None:
     done = run("""\
         import threading, torch
