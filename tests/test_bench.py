@@ -39,6 +39,7 @@ def test_steps_are_those_of_the_records(tmp_path: Path) -> None:
         recorded(file, since=0.0)
 
 
+@pytest.mark.slow
 def test_each_contestant_takes_the_steps_it_is_timed_by(tmp_path: Path) -> None:
     options = {"vocab": "byte", "seq_len": 8, "layers": 1, "dim": 8, "heads": 2, "warmup": 5}
     options = write_text(tmp_path, {**options, "global_batch": 4, "micro_batch": 2}, 400)

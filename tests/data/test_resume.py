@@ -270,6 +270,7 @@ def test_a_place_of_another_order_is_refused(tmp_path: Path) -> None:
     equal.load_state_dict(states[4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchdata_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, workers: int) -> None:
     dataset = _dataset(small(tmp_path, 50), Digest())

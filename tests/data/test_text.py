@@ -50,6 +50,7 @@ def test_words_are_lowercased_and_foreign_ones_unknown(tmp_path: Path) -> None:
     assert (tmp_path / "t" / "vocab.txt").read_text().splitlines()[:3] == [UNKNOWN, "the", "saw"]
 
 
+@pytest.mark.slow
 def test_more_words_than_two_bytes_can_number(tmp_path: Path) -> None:
     words = [f"w{n}" for n in range(70_000)]
     random.Random(0).shuffle(words)

@@ -72,9 +72,8 @@ def _column(printed: str, name: str) -> list[float]:
     return [float(value) for value in re.findall(rf"\b{name} ([\d.]+)", printed)]
 
 
-@pytest.mark.parametrize(
-    "name", ["fsdp", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_print_the_losses_of_one(example: Examples, name: str) -> None:
     # One process stands for all three: what they train is the same model on the same data.
     expected = _column(example("fsdp", 1), "loss")

@@ -169,7 +169,7 @@ def _both(run: Live, answers: Path) -> None:
     run.until(lambda: len(list(answers.iterdir())) == 2)
 
 
-@pytest.mark.parametrize("who", ["command", "agent"])
+@pytest.mark.parametrize("who", ["command", pytest.param("agent", marks=pytest.mark.slow)])
 def test_kill_of_what_started_the_ranks(tmp_path: Path, who: str) -> None:
     args, env, answers = _sleeping(tmp_path, SLEEPS_ALONE)
     with live(args, tmp_path, env) as run:
@@ -210,6 +210,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 {SLEEPS_ALONE}"""
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_ends_ranks_that_do_not_listen(tmp_path: Path) -> None:
     args, env, answers = _sleeping(tmp_path, DEAF)
     with live(args, tmp_path, env) as run:

@@ -37,6 +37,7 @@ def _hangs(tmp_path: Path, how: str) -> list[str]:
         return run.err.rstrip().splitlines()
 
 
+@pytest.mark.slow
 def test_a_rank_that_sleeps(tmp_path: Path) -> None:
     lines = _hangs(tmp_path, "time.sleep(600)")
     assert lines[-1].startswith("rankup: hang: all_reduce (float32 [5]), number ")

@@ -20,6 +20,7 @@ def _train(world: World, directory: Path, options: TrainOptions) -> str:
     return train_task(world, SmallLM(options), options, directory, False).error
 
 
+@pytest.mark.slow
 def test_losses_are_near_those_without(ranks: RankPool, tmp_path: Path) -> None:
     """Batches are dealt unevenly; after 12 steps int8 is within 1 %."""
     found = {}

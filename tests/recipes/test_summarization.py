@@ -52,6 +52,7 @@ def summarise(world: World, directory: Path, options: SummarizationOptions, prep
     summarization.summarise(Summarization(options, prepared / ARTICLES), world, directory)
 
 
+@pytest.mark.slow
 def test_the_same_run_on_one_rank_and_two(
     ranks: RankPool, gallery: Gallery, tmp_path: Path
 ) -> None:
@@ -262,6 +263,7 @@ def test_rouge_of_pairs_counted_by_hand() -> None:
     assert both["rouge1"] == pytest.approx((2 / 5 + 1) / 2)
 
 
+@pytest.mark.slow
 def test_a_text_of_ones_own_is_summarised(tmp_path: Path, task: Summarization) -> None:
     torch.manual_seed(2)
     tensors = task.build_model().state_dict()

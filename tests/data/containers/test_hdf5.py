@@ -293,6 +293,7 @@ def test_splits_that_differ(tmp_path: Path) -> None:
         scanned(path)
 
 
+@pytest.mark.slow
 def test_one_data_set_per_sample(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         for number in range(10_001):
@@ -321,6 +322,7 @@ def test_lengths_that_lie(tmp_path: Path) -> None:
         samples(path, index)
 
 
+@pytest.mark.slow
 def test_rows_in_heaps_of_every_size(tmp_path: Path) -> None:
     """Many in one heap, one in several pieces, behind a block of the user; h5py agrees."""
     path = tmp_path / "x.h5"

@@ -230,6 +230,7 @@ def test_without_mksquashfs_it_says_what_to_install(
         write([], tmp_path / "i.sqsh")
 
 
+@pytest.mark.slow
 def test_mksquashfs_ends_with_a_pack_that_is_killed(tmp_path: Path) -> None:
     needs_tools()
     image = tmp_path / "i.sqsh"
@@ -261,6 +262,7 @@ def test_mksquashfs_ends_with_a_pack_that_is_killed(tmp_path: Path) -> None:
 _SIZES = st.one_of(st.integers(0, 3), st.integers(-2, 2).map(lambda n: 3 * 4096 + n))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.integers(0, 20), st.tuples(_SIZES, st.sampled_from(b"\0x")), max_size=12))
 def test_sizes_around_a_block(
     tmp_path_factory: pytest.TempPathFactory, drawn: dict[int, tuple[int, int]]

@@ -22,6 +22,7 @@ def orders(draw: st.DrawFn) -> ByLength:
     return ByLength(lengths, draw(st.integers(0, 99)), draw(st.integers(1, 50)), window)
 
 
+@pytest.mark.slow
 @given(order=orders(), epoch=st.integers(0, 5), batch=st.integers(0, 400))
 def test_each_sample_once_and_any_batch_by_itself(order: ByLength, epoch: int, batch: int) -> None:
     whole = epoch_of(order, epoch)

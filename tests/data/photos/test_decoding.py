@@ -96,6 +96,7 @@ def test_exif_does_not_turn_a_photo() -> None:
     assert np.array_equal(decode(stripes(exif=exif)), decode(stripes()))
 
 
+@pytest.mark.slow
 def test_a_large_jpeg_is_decoded_at_a_half_a_quarter_or_an_eighth(data_root: Path | None) -> None:
     assert [factor_for(800, 1000, side, 100) for side in (900, 401, 400, 200, 101, 100, 1)] == (
         [1, 1, 2, 4, 4, 8, 8]

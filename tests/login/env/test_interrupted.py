@@ -78,6 +78,7 @@ exec "$LN" "$@"
 """
 
 
+@pytest.mark.slow
 def test_a_lock_that_changed_hands_between_look_and_link_is_not_taken_twice(world: World) -> None:
     """The first owner is dead. Before our link is made a second takes the lock, gives it back, and
     a third, who lives, takes it."""
@@ -109,6 +110,7 @@ def test_a_lock_that_changed_hands_between_look_and_link_is_not_taken_twice(worl
         third.wait(100)
 
 
+@pytest.mark.slow
 def test_a_lock_of_another_host_is_named(world: World) -> None:
     _written(world)
     lock = world.project / "env" / ".lock"

@@ -96,6 +96,7 @@ def test_a_model_comes_without_doubles_and_without_showing_the_token(
     assert Path(_offline(stage, code, found.variables).strip()).parent == Path(item.path)
 
 
+@pytest.mark.slow
 def test_what_the_hub_refuses_is_said_in_plain_words(stage: Stage, hub: Hub) -> None:
     hub.add("model", "org/gated", MODEL, token=TOKEN)
     hub.add("model", "org/open", MODEL)

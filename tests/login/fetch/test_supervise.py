@@ -57,6 +57,7 @@ def test_the_child_reads_no_input_and_does_not_get_the_terminals_signals(tmp_pat
     assert _watch(program, tmp_path).code == 11
 
 
+@pytest.mark.slow
 def test_a_child_that_ignores_sigterm_ends_when_its_time_is_over(tmp_path: Path) -> None:
     """Helpers that tidy up after the dead may do so: shared memory goes with its tracker."""
     name = f"rankup{os.getpid()}"
@@ -88,6 +89,7 @@ def test_memory_counts_over_all_processes(tmp_path: Path) -> None:
     assert ended.memory > 250 * 10**6
 
 
+@pytest.mark.slow
 def test_memory_shared_by_forked_workers_counts_once(tmp_path: Path) -> None:
     """They live until they have been weighed."""
     program = (

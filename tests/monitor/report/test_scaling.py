@@ -138,6 +138,7 @@ def test_the_text_fits_a_terminal() -> None:
     assert max(map(len, table)) <= 80
 
 
+@pytest.mark.slow
 def test_the_page_has_its_plots(browser: Browser, tmp_path: Path) -> None:
     runs = []
     for one in (run(1), run(2, 0.95), run(4, 0.5)):

@@ -85,6 +85,7 @@ def test_who_dies_is_left_out() -> None:
     assert crowd.spread < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "topk:0.02"])
 def test_learns_what_no_worker_could_alone(codec: str) -> None:
     """Least squares whose rows lie apart: each worker sees its own directions alone."""

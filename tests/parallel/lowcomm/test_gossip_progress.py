@@ -34,6 +34,7 @@ def test_stuck_is_ten_times_longer_than_usual() -> None:
     assert progress.stuck
 
 
+@pytest.mark.slow
 def test_who_is_stuck_gives_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKUP_PATIENCE", "2")  # a beat each half second
     board = Board(dist.HashStore(), 2)

@@ -24,6 +24,7 @@ def the_transformer(world: World, options: dict, shape: dict, vocab: int = 13) -
         assert model.head.weight is model.tokens.weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tied", "sharded"), [(True, False), (False, True)])
 def test_the_transformer(ranks: RankPool, tied: bool, sharded: bool) -> None:
     # 13 words do not come out even over 2 ranks.

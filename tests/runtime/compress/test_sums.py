@@ -42,6 +42,7 @@ def _every_rounds(
     return [_rounds(world, name, n, rounds) for name, n in cases]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_sums_and_what_is_owed_are_all_that_was_given(ranks: RankPool, world_size: int) -> None:
     rounds, cases = 12, [(name, n) for name in NAMES for n in (0, 1, 700)]
@@ -138,6 +139,7 @@ def _wire_of(world: World, name: str, n: int) -> tuple[int, Spent]:
     return delivered() - before, spent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [3])
 def test_bytes_on_the_wire_are_those_computed(ranks: RankPool, world_size: int) -> None:
     n = 300_000

@@ -103,6 +103,7 @@ _TRY_ALL = """\
     """
 
 
+@pytest.mark.slow
 def test_all_forms_run_on_the_cpu_in_any_thread_with_few_threads(
     run: Runner, tmp_path: Path
 ) -> None:

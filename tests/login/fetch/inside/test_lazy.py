@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ...web import Web
 from .running import Runner
 
@@ -67,6 +69,7 @@ train = DataLoader(Lazy(range(6)), batch_size=2, shuffle=True)
     assert not (run.folder / "trained.txt").exists()
 
 
+@pytest.mark.slow
 def test_what_workers_are_downloading_is_waited_for_and_no_sample_comes_twice(
     run: Runner, web: Web
 ) -> None:
