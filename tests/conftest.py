@@ -66,6 +66,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a case of bytes by its number: some hold the time, and the processes that share the
+    suite must find tests of the same names."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that share something expensive in one process, see `_SHARED`."""
