@@ -83,6 +83,7 @@ def test_two_ranks_print_the_losses_of_one(example: Examples, name: str) -> None
     assert losses[-1] < 0.1 * losses[0]
 
 
+@pytest.mark.slow
 def test_fsdp_clips_by_the_norm_over_all_ranks(example: Examples) -> None:
     # AdamW hides a wrong scale of the gradients from the losses; their norm shows it.
     norms = _column(example("fsdp", 2), "norm")

@@ -157,6 +157,7 @@ def test_tied_and_frozen_parts(same: Same, tmp_path: Path, case: Case) -> None:
     same.hold(tmp_path, case, shape, changes)
 
 
+@pytest.mark.slow
 def test_clipped_without_accumulation(same: Same, tmp_path: Path) -> None:
     """The cheapest of those below: a shared norm, and nothing added up before it."""
     same.hold(tmp_path, CORE[1], PLAIN, _apart(CORE[1], accumulated=False))

@@ -97,6 +97,7 @@ def stacks(world: World) -> None:
     assert_same(world, Outside, rows, tp=2, loss=classes, given=split, within=1e-6)
 
 
+@pytest.mark.slow
 def test_stacks_and_what_stands_beside_them(ranks: RankPool) -> None:
     ranks.run(2, stacks)
 

@@ -122,6 +122,7 @@ def _in_a_group(world: World, names: tuple[str, ...]) -> list[float]:
     return [float(total.mean()) for total in totals]
 
 
+@pytest.mark.slow
 def test_a_group_sums_for_itself(ranks: RankPool) -> None:
     found = ranks.run(4, _in_a_group, ("none", "bf16", "topk:1"))
     assert found == [[1] * 3, [1] * 3, [5] * 3, [5] * 3]
