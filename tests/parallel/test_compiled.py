@@ -56,13 +56,13 @@ def _compiler(directory: Path, backend: str, graphs: int = 8) -> Iterator[Any]:
 
 
 def _plainly(world: World, directory: Path) -> None:
-    task = SmallLM(OPTIONS, 2, n=16, held_out=4)
+    task = SmallLM(OPTIONS, 1, n=16, held_out=4)
     assert train_task(world, task, OPTIONS, directory, False).error == ""
 
 
 def _compiled(world: World, directory: Path, options: TrainOptions, backend: str) -> int:
     """Trains; how many graphs were compiled."""
-    task = SmallLM(options, 2, n=16, held_out=4)
+    task = SmallLM(options, 1, n=16, held_out=4)
     with _compiler(directory.parent / "cache", backend) as counters:
         assert train_task(world, task, options, directory, False).error == ""
         return int(counters["stats"]["unique_graphs"])
