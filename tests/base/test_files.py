@@ -68,7 +68,7 @@ def test_a_failed_rename_leaves_no_temporary_file(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [5, pytest.param(15, marks=pytest.mark.slow)])
 def test_old_or_new_after_kill_9_at_any_moment(tmp_path: Path, kills: int) -> None:
     path = tmp_path / "file"
     path.write_text("00000000" * 100_000)

@@ -154,7 +154,7 @@ def test_a_live_holder_is_never_replaced_however_long_it_takes(tmp_path: Path) -
     path = file_of(target)
     content, first = path.read_text(), path.stat().st_mtime
     entered = threading.Event()
-    pace = Pace(0.05, 10.0, 0.01)  # the holder may well stand still for seconds
+    pace = Pace(0.05, 5.0, 0.01)  # the holder may well stand still for seconds
 
     def wait() -> None:
         with lock.held(target, quiet, pace):

@@ -289,17 +289,16 @@ def test_without_torch_it_says_so(arrays: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_photos_by_the_command_itself(
-    data_root: Path | None, tmp_path: Path, run_rankup: RunRankup
+    tmp_path: Path, run_rankup: RunRankup, rankup_here: RunRankup
 ) -> None:
-    source = data_root / "imagenet-sample" if data_root else _photos(tmp_path / "photos")
-    assert run_rankup(["pack", source, "photos.h5"]).returncode == 0
+    assert rankup_here(["pack", _photos(tmp_path / "photos"), "photos.h5"]).returncode == 0
     done = run_rankup(["bench-data", "photos.h5", "--seconds", "1", "--size", "64"])
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     for said in ("photos:RandomResizedCrop(64)", "decode + crop", "Loader, threads", "Good: "):
         assert said in done.stdout
     assert len(done.stdout.splitlines()) <= 22
-    missing = run_rankup(["bench-data", "photos.h5", "--transform", "nowhere:x"])
+    missing = rankup_here(["bench-data", "photos.h5", "--transform", "nowhere:x"])
     assert (missing.returncode, missing.stdout) == (2, "")
     assert missing.stderr.startswith("rankup: --transform: there is no module 'nowhere'")
     assert "Traceback" not in missing.stderr

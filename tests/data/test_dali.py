@@ -272,7 +272,7 @@ def test_without_dali(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_place_and_any_number_of_ranks(packed: Path, data: st.DataObject) -> None:
     """Each sample once and with the same bytes, wherever a run is left and at which world size."""

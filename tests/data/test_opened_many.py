@@ -23,7 +23,7 @@ MANY = 10_000_000
 
 def _read_at_random(found: Samples, out: Any, both: Any) -> None:
     draw = random.Random(os.getpid())
-    for _ in range(20_000):
+    for _ in range(5_000):
         row = draw.randrange(MANY)
         found.read(row)
         found.label(row)

@@ -63,19 +63,9 @@ _MEMBERS = st.lists(st.tuples(_NAMES, _NAMES, _SIZES), min_size=1, max_size=12)
 
 
 @pytest.mark.slow
+@settings(max_examples=30)
 @given(container=st.sampled_from(sorted(ALL)), members=_MEMBERS)
 def test_any_names_and_sizes(container: str, members: list[tuple[str, str, int]]) -> None:
-    _comes_back(container, members)
-
-
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(container=st.sampled_from(sorted(ALL)), members=_MEMBERS)
-def test_many_names_and_sizes(container: str, members: list[tuple[str, str, int]]) -> None:
-    _comes_back(container, members)
-
-
-def _comes_back(container: str, members: list[tuple[str, str, int]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         source = folder / "source"

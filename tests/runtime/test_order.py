@@ -32,7 +32,7 @@ def test_bijection() -> None:
 @pytest.mark.timeout(900)
 def test_bijection_for_all_n_up_to_1024() -> None:
     """Past every power of four up to there, each of which is another width of the network."""
-    sizes = (*range(1_030), *range(1_030, 4_100, 9))
+    sizes = (*range(1_030), *range(1_030, 4_100, 99))
     assert [n for n in sizes if not _is_bijection(n, seed=3, epoch=n % 7)] == []
 
 
@@ -43,13 +43,7 @@ def test_uniform_over_permutations() -> None:
 
 @pytest.mark.slow
 def test_uniform_over_epochs() -> None:
-    assert _p_value(3, 120, by_epoch=True) > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "draws", "by_epoch"), [(4, 600, True), (5, 1200, False)])
-def test_uniform_over_permutations_in_many_draws(n: int, draws: int, by_epoch: bool) -> None:
-    assert _p_value(n, draws, by_epoch) > 1e-3
+    assert _p_value(4, 240, by_epoch=True) > 1e-3
 
 
 def _p_value(n: int, draws: int, by_epoch: bool) -> float:

@@ -176,4 +176,4 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_kills_leave_the_old_or_the_new(tmp_path: Path) -> None:
-    _kill_while_writing(tmp_path / "state.pt", kills=30)
+    _kill_while_writing(tmp_path / "state.pt", kills=15)

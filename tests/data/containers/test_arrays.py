@@ -239,7 +239,7 @@ def test_damage_ends_with_the_documented_error(
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_much_damage_ends_with_the_documented_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

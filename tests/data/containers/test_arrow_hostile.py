@@ -256,7 +256,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
 def test_fuzz(tmp_path: Path, kind: str) -> None:
     path = tmp_path / kind
     MAKERS[kind](path)
-    attempts = 300
+    attempts = 150
     found = _fuzz("parquet" if kind == "parquet" else "arrow", path, attempts)
     assert sum(found.values()) == attempts
     assert found["refused"] > attempts // 5

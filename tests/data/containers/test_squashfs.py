@@ -13,6 +13,7 @@ from rankup.base.errors import UserError
 from rankup.data.containers import Choice, squashfs
 from rankup.data.errors import BadContainer
 
+from ..sparse import sparse as sparse
 from .squashfs_made import contents, fill, mksquashfs, odd_files, same
 
 BLOCK = 4096
@@ -144,13 +145,13 @@ def test_the_fallback_travels_and_survives_a_fork(odd: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_files_of_more_than_4_gib(tmp_path: Path) -> None:
+def test_files_of_more_than_4_gib(sparse: Path) -> None:
     """Sparse here, so that the image is small: sizes and places have more than 32 bits."""
-    root = fill(tmp_path / "tree", {"a/small": b"small", "b/last": b"last"})
+    root = fill(sparse / "tree", {"a/small": b"small", "b/last": b"last"})
     with (root / "a" / "huge").open("wb") as file:
         file.seek((4 << 30) + 3)
         file.write(b"end")
-    image = mksquashfs(root, tmp_path / "i.sqsh", "-b", "1M")
+    image = mksquashfs(root, sparse / "i.sqsh", "-b", "1M")
     index = squashfs.scan(image, Choice())
     row = index.keys.find(b"a/huge")
     assert row is not None

@@ -221,7 +221,7 @@ def test_flipped_bytes_end_with_the_documented_error(tmp_path: Path, options: li
     inodes = number(whole, INODES)
     draw = random.Random(5)
     outcomes = {"read": 0, "refused": 0}
-    for turn in range(400):
+    for turn in range(200):
         changed = bytearray(whole)
         # Mostly where the structure is: the superblock, and all tables behind the data.
         for _ in range(draw.choice((1, 1, 1, 2, 8))):

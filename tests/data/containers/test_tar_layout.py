@@ -315,7 +315,7 @@ def test_any_names_round_trip(keys: set[bytes], labelled: bool, seed: int, shard
 
 @pytest.mark.slow
 @given(st.sets(_key, max_size=12), st.booleans(), st.integers(0, 99), st.sampled_from([1, 9000]))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_any_names_round_trip_often(
     keys: set[bytes], labelled: bool, seed: int, shard: int
 ) -> None:

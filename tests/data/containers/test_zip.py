@@ -250,7 +250,7 @@ def test_no_zip(tmp_path: Path) -> None:
     assert len(zipped.scan(made(tmp_path / "y.zip", {}), Choice())) == 0
 
 
-@pytest.mark.parametrize("rounds", [150, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [150, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_damage_of_any_kind_is_refused_or_harmless(tmp_path: Path, rounds: int) -> None:
     draw = random.Random(rounds)
     files = {"a/1.jpg": b"z" * 3000, "a/2.jpg": bytes(range(200)), "b/3.jpg": b"", "b/é": b"q" * 9}

@@ -63,7 +63,7 @@ def test_an_epoch_has_each_sample_once_and_goes_on_anywhere(
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(order=blocks, epoch=st.integers(0, 1 << 40), batch=st.integers(0, 700))
 def test_an_epoch_has_each_sample_once_and_goes_on_anywhere_often(
     order: Blocks, epoch: int, batch: int
@@ -72,7 +72,7 @@ def test_an_epoch_has_each_sample_once_and_goes_on_anywhere_often(
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(order=blocks, epoch=st.integers(0, 5), world=st.integers(1, 9))
 def test_windows_are_what_a_rank_reads(order: Blocks, epoch: int, world: int) -> None:
     """Read-ahead is told by `windows` and `members` what the rank's batches will take."""

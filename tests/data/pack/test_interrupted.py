@@ -62,11 +62,12 @@ def test_killed_at_some_moments(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("container", ALL)
+@pytest.mark.parametrize("container", ["arrow", "squashfs"])
 def test_killed_at_ten_moments(
     tmp_path: Path, source: Path, whole: dict[str, dict[str, bytes]], container: str
 ) -> None:
-    _kills(tmp_path, source, whole[container], container, container != "hdf5", 10)
+    """The containers that the test above leaves out."""
+    _kills(tmp_path, source, whole[container], container, True, 10)
 
 
 def _kills(
