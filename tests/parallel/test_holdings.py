@@ -88,7 +88,7 @@ def _built(world: World, layout: Layout) -> Shapes:
     [
         Layout(dp_shard=2),
         Layout(pp=2),
-        pytest.param(Layout(pp=2, dp_shard=2, tp=2), marks=pytest.mark.slow),
+        pytest.param(Layout(pp=2, tp=2), marks=pytest.mark.slow),
     ],
     ids=str,
 )

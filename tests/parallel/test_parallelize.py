@@ -35,7 +35,6 @@ def test_the_loop_is_that_of_one_process(ranks: RankPool, layout: str) -> None:
     [
         {"strategy": "hsdp"},
         {"shard": 2, "tp": 2},
-        {"tp": 2, "pp": 2},
         {"pp": 2, "dp": 2, "pp_schedule": "interleaved"},
     ],
     ids=lambda asked: " ".join(f"{axis} {size}" for axis, size in asked.items()),

@@ -112,7 +112,7 @@ def test_a_mean_over_tokens_with_tied_embeddings(ranks: RankPool, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
-    [{"pp": 2, "tp": 2}, {"pp": 2, "dp": 2}, {"pp": 2, "shard": 2, "pp_schedule": "interleaved"}],
+    [{"pp": 2, "tp": 2}, {"pp": 2, "shard": 2, "pp_schedule": "interleaved"}],
     ids=str,
 )
 def test_tokens_in_more_layouts(ranks: RankPool, tmp_path: Path, asked: dict[str, Any]) -> None:

@@ -256,7 +256,7 @@ def test_compressed_copies_learn_as_well(ranks: RankPool, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axis", ["shard", "tp", "pp"])
+@pytest.mark.parametrize("axis", ["shard", "tp"])
 def test_copies_may_be_split(
     ranks: RankPool, tmp_path: Path, small_text: TextFiles, axis: str
 ) -> None:
