@@ -51,6 +51,6 @@ def _kill(ranks: RankPool, root: Path, seed: int) -> int:
 
 
 @pytest.mark.slow
-def test_kills_at_eight_moments(ranks: RankPool, tmp_path: Path) -> None:
-    for seed in range(1, 9):
+def test_kills_at_ten_moments(ranks: RankPool, tmp_path: Path) -> None:
+    for seed in range(1, 11):
         assert _kill(ranks, tmp_path / str(seed), seed) >= 1
