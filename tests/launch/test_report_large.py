@@ -76,7 +76,7 @@ def _memory(pid: int) -> int:
 def recorded(tmp_path: Path) -> Iterator[Path]:
     """A run directory with four hours of 250 nodes of four GPUs, sampled every 10 s: 240 MB."""
     trace = traces.healthy(nodes=NODES, seconds=LENGTH, limit=LENGTH + 3600, step=1.4)
-    bill = {"gpus": 4, "unit": "core-h", "per_node_hour": 48.0, "minutes": 1500}
+    bill = {"gpus": 4, "unit": "core-h", "per_node_hour": 48.0, "minutes": int(LENGTH // 60) + 60}
     asked = {"submitted": rundir.now(), "nodes": NODES, "nproc": 4, "job": "7", "bill": bill}
     run = make_run(tmp_path / "runs", lives=[asked])
     record(run, job="7", start=trace.begin, nodes=f"jrc[0001-{NODES:04d}]")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import RunRankup, TextFiles
-from tests.pool import RankPool
+from tests.conftest import RunRankup
 from tests.slurm.cluster import Cluster
 
-from .live import TINY, losses, records, script
+from .live import script
 from .on_slurm import (
     ONE,
     ONE_EACH,
@@ -28,7 +25,6 @@ from .on_slurm import (
     starts,
     until,
 )
-from .undisturbed import train
 
 
 @pytest.fixture
@@ -189,55 +185,6 @@ def test_a_rank_that_hangs_is_named(site: Site) -> None:
     said = last_line(site.rankup("logs", run).stdout)
     assert "rank 1 on n2 did not arrive: it is at script.py:8" in said
     assert "rank 0 waits in it at script.py:9" in said
-
-
-def _language_model(text: TextFiles, trace: Path, steps: int) -> list[str | Path]:
-    files: list[str | Path] = ["--train", text.train, "--valid", text.valid, "--test", text.test]
-    batch = ["--global-batch", "32", "--micro-batch", "1", "--steps", str(steps)]
-    often: list[str | Path] = [
-        "--valid-every",
-        "1000",
-        "--checkpoint-every",
-        "1000",
-        "--trace-samples",
-        trace,
-    ]
-    return ["language-model", *files, *TINY, *batch, *often]
-
-
-def _trace(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def _same_as_local(site: Site, ranks: RankPool, text: TextFiles, run: Path, steps: int) -> None:
-    """Losses and samples are those of two ranks of one machine that nothing interrupts."""
-    words = _language_model(text, site.folder / "local.trace", steps)
-    here = train(ranks, 2, site.folder / "local", words)
-    assert sorted(losses(run)) == list(range(1, steps + 1))
-    assert losses(run) == pytest.approx(losses(here), rel=1e-5)
-    assert records(run)[-1]["final"] is True
-    assert records(run)[-1]["test_loss"] == pytest.approx(records(here)[-1]["test_loss"], rel=1e-5)
-    assert _trace(site.folder / "slurm.trace") == _trace(site.folder / "local.trace")
-
-
-def _beyond(run: Path, step: int) -> bool:
-    return any(record.get("step", 0) > step for record in records(run))
-
-
-@pytest.mark.slow
-def test_a_recipe_on_two_nodes_over_a_signal_and_a_failed_node_is_the_same_run(
-    site: Site, ranks: RankPool, small_text: TextFiles
-) -> None:
-    words = _language_model(small_text, site.folder / "slurm.trace", 1000)
-    job, run = site.submit(*ONE_EACH, "--retries", "1", *words, "--checkpoint-every", "100")
-    until(lambda: _beyond(run, 10), run)
-    site.cluster.command("scancel", "--signal=USR1", str(job))
-    until(lambda: starts(run) == 2 and _beyond(run, 250), run)
-    assert lives(run)[1]["stopped"] is True
-    site.cluster.set_down("n2")
-    site.ended(job, "COMPLETED", run)
-    assert starts(run) == 3
-    _same_as_local(site, ranks, small_text, run, 1000)
 
 
 # Without torch in the ranks; its life is over when the marker is there, as Deadline leaves it.
