@@ -117,26 +117,26 @@ def test_stop_and_go_on_with_another_number(
 ) -> None:
     out, trace = tmp_path / "out", tmp_path / "trace"
     # As many steps as one epoch has of this size: at its end a step would have fewer samples.
-    small = ("--global-batch", "16", "--micro-batch", "4", "--trace-samples", str(trace))
-    with live(_args(small_text, out, 2, 160, *small), tmp_path, ENV) as run:
+    small = ("--global-batch", "32", "--micro-batch", "4", "--trace-samples", str(trace))
+    with live(_args(small_text, out, 2, 80, *small), tmp_path, ENV) as run:
         run.until(lambda: len(records(out)) >= 3, START)
         run.process.send_signal(signal.SIGTERM)
         assert run.wait(START) == 143, run.err
         run.nobody_left()
-    said = re.search(r"stopped at step (\d+) of 160$", run.err, re.MULTILINE)
+    said = re.search(r"stopped at step (\d+) of 80$", run.err, re.MULTILINE)
     assert said, run.err
     step = int(said[1])
     assert [p.name for p in (out / "checkpoints").iterdir()][-1:] == [f"step-{step:08d}"]
     resumed = run_rankup(["run", "--local", "--nproc", "3", "--resume", out], env=ENV, timeout=200)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"resuming at step {step} of 160" in resumed.stdout
+    assert f"resuming at step {step} of 80" in resumed.stdout
     assert resumed.stdout.count("resuming") == 1
     final = _final(out)
     assert final["workers"] == 3
-    assert final["samples_drawn"] == 16 * (160 - step)
+    assert final["samples_drawn"] == 32 * (80 - step)
     drawn = _drawn(trace)
     assert set(drawn.values()) == {1}
-    assert len(drawn) == 16 * 160, "nothing was left out or done twice"
+    assert len(drawn) == 32 * 80, "nothing was left out or done twice"
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ def test_killed_and_resumed_on_another_number_each_sample_is_drawn_once(gallery:
 def test_kill_at_any_step_and_resume(
     run_rankup: RunRankup, ranks: RankPool, small_text: TextFiles, tmp_path: Path
 ) -> None:
-    _check(run_rankup, ranks, small_text, tmp_path, 2, [2, 3], draw=1)
+    _check(run_rankup, ranks, small_text, tmp_path, 2, [2], draw=1)
 
 
 @pytest.mark.slow
@@ -147,18 +147,3 @@ def test_kills_of_four_ranks_go_on_with_one(
     run_rankup: RunRankup, ranks: RankPool, small_text: TextFiles, tmp_path: Path
 ) -> None:
     _check(run_rankup, ranks, small_text, tmp_path, 4, [1], draw=20)
-
-
-@pytest.mark.slow
-def test_a_kill_before_the_first_checkpoint(
-    run_rankup: RunRankup, small_text: TextFiles, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    args = _args(small_text, out, 2)
-    args[args.index("--checkpoint-every") + 1] = "1000"
-    with live(args, tmp_path, ENV) as run:
-        ranks = run.ranks(2)
-        run.until(lambda: len(records(out)) >= 3)
-        ranks[0].kill()
-        assert run.wait(300) == 137
-    _resume(run_rankup, out, 1)

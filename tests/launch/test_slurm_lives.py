@@ -170,7 +170,7 @@ HANGS = """
 import time
 from datetime import timedelta
 import rankup
-world = rankup.setup(timeout=timedelta(seconds=20))
+world = rankup.setup(timeout=timedelta(seconds=8))
 rankup.barrier()
 if world.rank == 1:
     time.sleep(300)

@@ -24,10 +24,8 @@ from rankup.runtime.world import World
 from rankup.site import rundir
 from tests.conftest import RunRankup
 from tests.gallery import Gallery
-from tests.launch.on_slurm import SECONDS, Site
 from tests.pool import RankPool
-from tests.slurm.cluster import Cluster
-from tests.train.runs import Report, assert_same_run, records, train_task
+from tests.train.runs import Report, assert_same_run, train_task
 
 SMALL = SummarizationOptions(
     global_batch=12, micro_batch=4, steps=7, optimizer="sgd", lr=0.05, momentum=0.0,
@@ -110,17 +108,6 @@ def test_tiny_from_the_command_to_a_summary(run_rankup: RunRankup, tmp_path: Pat
     made = run_rankup(asked, timeout=280)
     assert made.returncode == 0, made.stderr
     assert "summarization, step 20 of run" in made.stderr
-
-
-@pytest.mark.slow
-def test_tiny_on_two_nodes_of_slurm(slurm: Cluster, run_rankup: RunRankup, tmp_path: Path) -> None:
-    site = Site(slurm, run_rankup, tmp_path)
-    job, run = site.submit(
-        "--nodes", "2", "--nproc", "1", "--allow-idle-gpus", "summarization", "--tiny"
-    )
-    site.ended(job, "COMPLETED", run, timeout=4 * SECONDS)
-    assert records(run)[-1]["step"] == 20
-    assert json.loads((run / "summaries.json").read_text())["test"]["summaries"]
 
 
 @pytest.fixture

@@ -124,17 +124,10 @@ def test_a_lock_of_another_host_is_named(world: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "marker",
-    [
-        "venv/bin/pip",
-        "venv/lib/python*/site-packages/rankup",
-    ],
-)
-def test_killed_at_any_moment_the_next_one_goes_on(world: World, marker: str) -> None:
+def test_killed_at_any_moment_the_next_one_goes_on(world: World) -> None:
     _written(world)
     process = _start(world)
-    _wait_for(world.project / "env", marker)
+    _wait_for(world.project / "env", "venv/lib/python*/site-packages/rankup")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=100)
     folder = world.project / "env"
@@ -146,24 +139,10 @@ def test_killed_at_any_moment_the_next_one_goes_on(world: World, marker: str) ->
             assert "is not finished" in staleness(folder)
     done = world.rankup("env", "create")
     assert done.returncode == 0, done.stdout
-    if marker.startswith("venv/.") or "site-packages" in marker:
-        assert "making venv/" not in done.stdout, "what was whole was made again"
+    assert "making venv/" not in done.stdout, "what was whole was made again"
     assert world.bash(_SHOW).stdout == "2.0\n"
     assert world.rankup("env", "check").returncode == 0
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.slow
-def test_only_the_shell_killed_the_next_one_waits_for_what_it_left(world: World) -> None:
-    _written(world)
-    process = _start(world)
-    _wait_for(world.project, "env/venv/bin/python")
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(100)
-    done = world.rankup("env", "create")
-    assert done.returncode == 0, done.stdout
-    process.communicate(timeout=100)
-    assert world.bash(_SHOW).stdout == "2.0\n"
 
 
 @pytest.mark.slow

@@ -100,7 +100,3 @@ def test_torch_from_a_module_and_from_requirements_is_found(world: World) -> Non
     module = world.root / "modules" / "PyTorch"
     assert f"twice: 2.9.0 in venv/, 2.8.0 from a module ({module})" in done.stdout
     assert "RK545" in done.stdout
-    world.require("env", ["shared==2.0", "zlib-ng; python_version < '3'"])
-    done = world.rankup("env", "create")
-    assert "making venv/: torch is not asked for any more" in done.stdout, done.stdout
-    assert world.bash(f"set -eu; source env/activate.sh; {_SHOW}").stdout.startswith("2.0 2.8.0 ")

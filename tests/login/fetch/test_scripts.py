@@ -8,8 +8,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from rankup.launch import ready
 from rankup.site import config
 from rankup.site.rundir import Job
 
-from ...conftest import RunRankup
 from .. import payloads
 from ..payloads import SAMPLES
 from ..stage import Stage
@@ -306,28 +303,6 @@ def test_what_a_script_renames_or_replaces_is_put_back(stage: Stage, web: Web) -
     assert [got.item(f"/{i}.bin").source for i in range(6)] == urls
     came = {f"{i}.bin": bytes([i] * 8) for i in range(6)}
     assert stage.files() == {**before, **came}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_fetches_at_once_do_not_take_each_others_files_for_the_users(
-    stage: Stage, web: Web, run_rankup: RunRankup
-) -> None:
-    web.put("/train.bin", SAMPLES, per_second=512)
-    stage = replace(stage, run_rankup=run_rankup)
-    script = stage.script("flat.py")
-    before = {
-        "flat.py": script.read_bytes(),
-        "results.csv": b"of last week\n",
-        "train.log": b"line 1\n",
-    }
-    for name, content in before.items():
-        (stage.project / name).write_bytes(content)
-    with ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(stage.fetch, script) for _ in range(2)]
-    for future in both:
-        assert future.result().code == 0, future.result().said
-    assert stage.files() == {**before, "data/train.bin": SAMPLES}
 
 
 @pytest.mark.slow

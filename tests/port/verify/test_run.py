@@ -162,7 +162,7 @@ def test_ports_that_wait_for_ever_or_kill_the_process_that_starts_them(project: 
         "kills": ("import os; os.kill(os.getppid(), 9)", "the ranks has ended"),
     }
     ports = {name: _broken((_AT, f"{_AT}    {code}\n")) for name, (code, _) in rude.items()}
-    found = results(project, ONE, ports, seconds=40.0)
+    found = results(project, ONE, ports, seconds=25.0)
     for name, (_, said) in rude.items():
         assert any(said in one.difference for one in found[name]), (name, found[name])
     _nothing_is_left(project)
