@@ -5,8 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Tests wait more than they compute: three processes share two cores. JOBS=0 runs them in one.
+# Tests wait more than they compute, the slow ones above all: three processes share two cores, or
+# four. JOBS=0 runs them in one.
 JOBS ?= 3
+SLOW_JOBS ?= $(if $(filter 3,$(JOBS)),4,$(JOBS))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 FAST = -m 'not slow and not gpu'
 SHELL_FILES = .ci/run $(wildcard tools/*.sh tests/slurm/golden/*.sh tests/login/env/golden/*/*.sh)
@@ -42,7 +44,7 @@ test: setup system-packages dali ## each invariant and each feature once
 	$(PYTEST) $(FAST)
 
 test-slow: setup system-packages dali ## the full matrices, fuzzing, many kills
-	$(PYTEST) -m 'slow and not gpu'
+	$(PYTEST) --numprocesses $(SLOW_JOBS) -m 'slow and not gpu'
 
 test-stress: setup system-packages dali ## the fast tests five times: plain, beside busy loops, in random order
 	tools/stress.sh $(PYTEST) $(FAST)

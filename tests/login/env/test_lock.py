@@ -87,9 +87,6 @@ def test_a_file_that_changed_in_the_index_is_refused_and_a_locked_rankup_stays(
     assert done.returncode == 0, done.stdout
     assert f"requirements.lock names {wheel.name}, which stays" in done.stdout
     assert [*(world.project / "env" / "wheels").iterdir()] == [wheel]
-    assert world.rankup("env", "lock").returncode == 0
-    [newer] = (world.project / "env" / "wheels").iterdir()
-    assert newer.name != wheel.name
 
 
 @pytest.mark.slow
@@ -120,8 +117,6 @@ def test_in_the_kind_modules_what_modules_have_is_not_in_the_lock(world: World) 
     text = _check_lock(world)
     assert "lightning==1.0" in text
     assert "torch==" not in text
-    done = world.rankup("env", "create")
-    assert done.returncode == 0, done.stdout
     with (world.project / "env" / "modules.sh").open("a") as file:
         file.write("# another\n")
     done = world.rankup("env", "create")
