@@ -154,24 +154,6 @@ def test_a_stalled_worker_is_left_out(small_text: TextFiles, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_who_comes_back_goes_on(small_text: TextFiles, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with live(_args(small_text, out, 3, 2000), tmp_path, {**ENV, "RANKUP_PATIENCE": "3"}) as run:
-        workers = _workers(run, 3)
-        run.until(lambda: len(records(out)) >= 3, START)
-        workers[2].send_signal(signal.SIGSTOP)
-        run.until(lambda: "no sign of life" in run.err, START)
-        before = len((out / "metrics-2.jsonl").read_text().splitlines())
-        workers[2].send_signal(signal.SIGCONT)
-        run.until(lambda: "worker 2 " in run.err and "is back" in run.err, START)
-        after = out / "metrics-2.jsonl"
-        run.until(lambda: len(after.read_text().splitlines()) > before + 5, START)
-        run.process.send_signal(signal.SIGTERM)
-        assert run.wait(START) == 143, run.err
-        run.nobody_left()
-
-
-@pytest.mark.slow
 def test_what_is_wrong_for_all_stops_all(
     run_rankup: RunRankup, small_text: TextFiles, tmp_path: Path
 ) -> None:

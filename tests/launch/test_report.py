@@ -60,31 +60,6 @@ def _lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.mark.slow
-def test_a_local_run_is_sampled_and_reported(
-    run_rankup: RunRankup, rankup_here: RunRankup, tmp_path: Path, gpus: dict[str, str]
-) -> None:
-    run, train = tmp_path / "run", script(tmp_path, TRAIN)
-    words = ["run", "--local", "--nproc", "2", "--out", run, train]
-    done = run_rankup(words, env={**gpus, "SAMPLES": "1"}, timeout=300)
-    assert done.returncode == 0, done.stderr
-    head, *samples, end = _lines(run)
-    assert [gpu["uuid"] for gpu in head["gpus"]] == ["GPU-0", "GPU-1"]
-    assert head["ranks"] == 2
-    assert samples
-    assert end["kind"] == "end"
-    page = (run / "report.html").read_text(encoding="utf-8")
-    assert "<script" in page
-    text = (run / "report.txt").read_text()
-    assert text.rstrip() in done.stderr
-    assert not (run / "report.pdf").exists()  # who wants it asks for it
-    asked = rankup_here(["report", run])
-    assert asked.returncode == 0, asked.stderr
-    assert (run / "report.pdf").read_bytes().startswith(b"%PDF")
-    for name in report.FILES.values():
-        assert (run / name).stat().st_mode & 0o777 == 0o600, "only its owner reads it"
-
-
 def _samplers(run: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):

@@ -20,7 +20,7 @@ from tests.monitor import traces
 
 from .handmade import make_run, record
 
-NODES, LENGTH = 250, 4 * 3600.0
+NODES, LENGTH = 250, 2 * 3600.0
 MEMORY = 2 * 2**30
 PAGE = 6_000_000
 PATIENCE = 1200.0  # seconds; on a machine with nothing else to do it is a twentieth of that
@@ -74,7 +74,7 @@ def _memory(pid: int) -> int:
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Iterator[Path]:
-    """A run directory with four hours of 250 nodes of four GPUs, sampled every 10 s: 240 MB."""
+    """A run directory with two hours of 250 nodes of four GPUs, sampled every 10 s: 120 MB."""
     trace = traces.healthy(nodes=NODES, seconds=LENGTH, limit=LENGTH + 3600, step=1.4)
     bill = {"gpus": 4, "unit": "core-h", "per_node_hour": 48.0, "minutes": int(LENGTH // 60) + 60}
     asked = {"submitted": rundir.now(), "nodes": NODES, "nproc": 4, "job": "7", "bill": bill}

@@ -174,34 +174,6 @@ def test_the_commit_is_noted(rankup_here: RunRankup, started: list[Job], tmp_pat
     assert [job.target for job in started] == [str(one)] * 2
 
 
-WORKERS = """
-import sys, torch, rankup
-from torch.utils.data import DataLoader, Dataset
-
-class Squares(Dataset):
-    def __len__(self):
-        return 13
-    def __getitem__(self, index):
-        return index * index
-
-if __name__ == "__main__":
-    world = rankup.setup()
-    context = sys.argv[1]
-    loader = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context=context)
-    total = sum(int(batch.sum()) for batch in rankup.shard(loader))
-    sys.stdout.write(f"total {int(rankup.all_reduce(total))}\\n")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["spawn"])
-def test_loader_processes(run_rankup: RunRankup, tmp_path: Path, context: str) -> None:
-    path = script(tmp_path, WORKERS)
-    done = run_rankup(["run", "--nproc", "2", path, context])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"total {sum(i * i for i in range(13))}\n" * 2
-
-
 STOPS = """
 import os
 from pathlib import Path

@@ -174,14 +174,6 @@ def test_the_life_of_one_made_by_pip_in_a_folder_of_an_odd_name(world: World) ->
     assert "making venv/: lightning is not asked for any more" in done.stdout
     assert not list((folder / "venv").rglob("site-packages/torch"))
 
-    # What cannot be found leaves it as it is: neither the one nor the other is begun.
-    for lines in (["shared==2.0", "no-such-package"], ["no-such-package"]):
-        world.require(name, lines)
-        done = create()
-        assert "venv/ is as it was, and older than requirements.txt" in done.stdout
-        assert f"{__version__} 2.0\n" in shown().stdout
-    world.require(name, ["shared==2.0"])
-
     # Moved, it is made again.
     folder = folder.rename(world.project / "moved")
     done = create()
