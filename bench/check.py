@@ -23,7 +23,7 @@ from libcst.metadata import (
 
 from common import claim, machine, median, paired, parse_effort, spread, table, take_turns
 from rankup.port.check import check_python
-from rankup.port.source import from_bytes
+from rankup.script.source import from_bytes
 
 _STEP = '''
 

@@ -22,7 +22,7 @@ FLOORS = {
     **dict.fromkeys(("launch", "demo", "agent", "worker"), 6),
     **dict.fromkeys(("login", "slurm", "monitor", "port", "recipes"), 5),
     "train": 4,
-    **dict.fromkeys(("parallel", "data", ""), 3),
+    **dict.fromkeys(("parallel", "data", "script", ""), 3),
     **dict.fromkeys(("runtime", "site"), 2),
     "base": 1,
 }
@@ -30,7 +30,7 @@ FLOORS = {
 # A login node answers at once: importing these imports no torch.
 QUICK = (
     *("", "__main__", "cli", "launch", "demo", "agent"),
-    *("site", "slurm", "login", "monitor", "port", "base"),
+    *("site", "slurm", "login", "monitor", "port", "script", "base"),
 )
 # Of the data room what opens, packs, looks at and stages, which stands in front of every job.
 QUICK_DATA = tuple(

@@ -14,7 +14,7 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.port.check import SYNTAX, check, check_python
 from rankup.port.formats import formatted
-from rankup.port.source import from_bytes
+from rankup.script.source import from_bytes
 from tests.conftest import RunRankup
 
 CASES = Path(__file__).parent / "cases"

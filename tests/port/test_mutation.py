@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankup.port.check import check_python
-from rankup.port.source import from_bytes
+from rankup.script.source import from_bytes
 
 from .verify.several import differing, results
 

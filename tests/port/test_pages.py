@@ -9,7 +9,7 @@ import pytest
 
 from rankup.port.check import SYNTAX, check_python
 from rankup.port.rules import RULES
-from rankup.port.source import from_bytes
+from rankup.script.source import from_bytes
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "rules"
 _IMPORTS = """\

@@ -10,9 +10,9 @@ from pathlib import Path
 from ..base.errors import UserError, nearest
 from ..base.findings import Finding
 from ..base.text import clean
-from .roles import understand
+from ..script.source import File, read
+from ..script.understand import understand
 from .rules import RULES
-from .source import Source, read
 
 SYNTAX = "RK100"
 _BATCH_ENDINGS = (".sbatch", ".sh", ".slurm", ".job", ".bash", ".sub")
@@ -52,26 +52,26 @@ def split(place: str) -> tuple[str, int, int]:
     return match["file"], int(match["line"] or 1), int(match["column"] or 1)
 
 
-def check_python(source: Source) -> list[Finding]:
+def check_python(file: File) -> list[Finding]:
     """Findings of one script and the modules of its folder; no file is written, nothing is run."""
-    if not source.concerns_training:
+    if not file.concerns_training:
         return []
-    if source.trouble is not None:
-        trouble = source.trouble
-        place = f"{clean(str(source.path))}:{trouble.line}:{trouble.column}"
-        return [Finding(SYNTAX, "error", place, trouble.message, trouble.todo)]
+    if file.error is not None:
+        error = file.error
+        place = f"{clean(str(file.path))}:{error.line}:{error.column}"
+        return [Finding(SYNTAX, "error", place, error.message, error.hint)]
     try:
-        roles = understand(source)
-        if not roles.trains:
+        script = understand(file)
+        if not script.trains:
             return []
         return [
             one
-            for each in roles.sources
+            for each in script.files
             for rule in RULES
-            for one in _unless_noqa(each, rule.findings(each, roles))
+            for one in _unless_noqa(each, rule.findings(each, script))
         ]
     except RecursionError:
-        place = f"{clean(str(source.path))}:1:1"
+        place = f"{clean(str(file.path))}:1:1"
         return [Finding(SYNTAX, "error", place, "nested too deeply to be understood")]
 
 
@@ -150,10 +150,10 @@ def _selected(code: str, select: Sequence[str], ignore: Sequence[str]) -> bool:
     )
 
 
-def _unless_noqa(source: Source, findings: Iterable[Finding]) -> Iterable[Finding]:
+def _unless_noqa(file: File, findings: Iterable[Finding]) -> Iterable[Finding]:
     for one in findings:
         _, line, _ = split(one.place)
-        text = source.lines[line - 1] if line <= len(source.lines) else ""
+        text = file.lines[line - 1] if line <= len(file.lines) else ""
         match = _NOQA.search(text)
         if match is None:
             yield one

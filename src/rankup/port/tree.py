@@ -8,7 +8,7 @@ from functools import cache
 
 import libcst as cst
 
-from .naming import words
+from ..script.torch_names import words
 
 # Fields without anything that has a name or runs.
 _SKIPPED = words(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.findings import Finding
+from ...script.source import read as read_script
 from .. import killed, record
 from . import codes, script, space
 from .facts import Facts
@@ -75,9 +76,8 @@ def _ported(path: Path, facts: Facts) -> list[Finding]:
     if script.unreadable(path) or path.suffix != ".py":
         return []
     from ...port.check import check
-    from ...port.source import read
 
-    source = read(path)
-    if not source.concerns_training or source.trouble is not None:
+    file = read_script(path)
+    if not file.concerns_training or file.error is not None:
         return []
     return script.check_ported(path, check([path]))

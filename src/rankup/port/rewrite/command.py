@@ -10,7 +10,7 @@ from ...base.errors import UserError
 from ...base.files import write_atomic
 from ...base.say import say
 from ...base.text import clean
-from ..source import read
+from ...script.source import read
 from .ported import Ported, port
 from .vendor import copy_runtime
 
@@ -113,7 +113,7 @@ def _at(line: int) -> str:
 
 def _bytes(path: Path, ported: Ported) -> bytes:
     """In the encoding of the original, with its byte order mark."""
-    source = read(path)
-    mark = b"\xef\xbb\xbf" if source.data.startswith(b"\xef\xbb\xbf") else b""
-    encoding = "utf-8" if mark else source.encoding
+    file = read(path)
+    mark = b"\xef\xbb\xbf" if file.data.startswith(b"\xef\xbb\xbf") else b""
+    encoding = "utf-8" if mark else file.encoding
     return mark + ported.text.encode(encoding)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 import libcst as cst
 
-from ..tree import walk
+from ...script.flow import call_name
+from ...script.names import walk
 from .script import Script
 
 _UNPACKED = {"enumerate", "tqdm", "trange", "iter", "islice", "cycle", "track", "progress_bar"}
@@ -69,13 +72,13 @@ def trains_elsewhere(script: Script, call: cst.Call) -> bool:
     path = script.beside(call)
     if path is None:
         return False
-    if ".backward(" not in script.source(path).text:
+    if ".backward(" not in script.file(path).text:
         return False
     name = script.dotted(call.func).split(".")[-1]
     return any(
-        isinstance(one, cst.Call) and attribute(one) == "backward"
+        isinstance(one, ast.Call) and call_name(one) == "backward"
         for function in script.functions_in(path, name)
-        for one in walk(function.body)
+        for one in walk(function)
     )
 
 

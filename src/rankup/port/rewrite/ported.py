@@ -10,8 +10,9 @@ import libcst as cst
 
 from ...base.errors import UserError
 from ...base.text import clean
-from ..naming import RUNTIME
-from ..source import Source, read
+from ...script.names import RUNTIME
+from ...script.source import File, read
+from ..parsing import parse
 from . import refusals
 from .batch import effective
 from .context import Context, Note, Options
@@ -90,16 +91,16 @@ def port(
     """
     _check(batch, strategy, sync_bn, without)
     try:
-        return _port(_source(path), Options(batch, strategy, sync_bn, frozenset(without)), vendor)
+        return _port(_file(path), Options(batch, strategy, sync_bn, frozenset(without)), vendor)
     except RecursionError:
         raise UserError(f"{path} is nested too deeply to be ported") from None
 
 
-def _port(source: Source, options: Options, vendor: bool) -> Ported:
-    path, text = source.path, source.text
-    if not source.concerns_training:
+def _port(file: File, options: Options, vendor: bool) -> Ported:
+    path, text = file.path, file.text
+    if not file.concerns_training:
         raise UserError(f"{path} is no PyTorch training script: it does not import torch")
-    script = Script(text, source.module, path.parent)
+    script = Script(text, parse(text), path.parent)
     if _ported(script):
         return Ported(
             path, text, text, why=f"{path.name} is ported already: it calls rankup.setup()"
@@ -151,7 +152,7 @@ def _finish(context: Context, path: Path, vendor: bool) -> Ported:
     return Ported(path, original, text, done, left)
 
 
-def _source(path: Path) -> Source:
+def _file(path: Path) -> File:
     if path.suffix == ".ipynb":
         raise UserError(
             f"{path} is a notebook, and ranks run scripts: make one of it with "
@@ -160,12 +161,12 @@ def _source(path: Path) -> Source:
         )
     if not path.exists():
         raise UserError(f"there is no file {clean(str(path))}")
-    source = read(path)
-    if source.trouble is not None:
-        trouble = source.trouble
-        todo = f": {trouble.todo}" if trouble.todo else ""
-        raise UserError(f"{path}:{trouble.line}:{trouble.column}: {trouble.message}{todo}")
-    return source
+    file = read(path)
+    if file.error is not None:
+        error = file.error
+        hint = f": {error.hint}" if error.hint else ""
+        raise UserError(f"{path}:{error.line}:{error.column}: {error.message}{hint}")
+    return file
 
 
 def _ported(script: Script) -> bool:

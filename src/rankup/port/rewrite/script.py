@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
-from ..source import Source, candidates, read
-from ..tree import walk
+from ...script.names import Function
+from ...script.source import File, candidates, read
 from .edits import Edits, Span
 
 Node = TypeVar("Node", bound=cst.CSTNode)
@@ -31,7 +31,7 @@ class Script:
         self._places = wrapper.resolve(PositionProvider)
         self._edits = Edits(text)
         self._beside: dict[str, Path | None] = {}
-        self._sources: dict[Path, Source] = {}
+        self._files: dict[Path, File] = {}
         self._below: dict[cst.CSTNode, Sequence[cst.CSTNode]] = {}
         self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
         self._by_type: dict[type[cst.CSTNode], list[cst.CSTNode]] = {}
@@ -210,26 +210,21 @@ class Script:
             return None
         name = self.name(call.func)
         if name not in self._beside:
-            found = candidates(self.folder, self.folder, name)
-            self._beside[name] = found[0] if found else None
+            self._beside[name] = next(candidates(self.folder, self.folder, name), None)
         return self._beside[name]
 
-    def source(self, path: Path) -> Source:
-        """Another file of the folder, read once; what goes wrong is in `Source.trouble`."""
-        if path not in self._sources:
-            self._sources[path] = read(path)
-        return self._sources[path]
+    def file(self, path: Path) -> File:
+        """Another file of the folder, read once; what goes wrong is in `File.error`."""
+        if path not in self._files:
+            self._files[path] = read(path)
+        return self._files[path]
 
-    def functions_in(self, path: Path, name: str) -> list[cst.FunctionDef]:
+    def functions_in(self, path: Path, name: str) -> list[Function]:
         """The functions and methods of that name in another file; none where it is no Python."""
-        source = self.source(path)
-        if name not in source.text or source.trouble is not None:
+        file = self.file(path)
+        if name not in file.text or file.error is not None:
             return []
-        return [
-            one
-            for one in walk(source.module)
-            if isinstance(one, cst.FunctionDef) and one.name.value == name
-        ]
+        return [one for one in file.names.functions if one.name == name]
 
     @cached_property
     def calls_of(self) -> dict[cst.FunctionDef, list[cst.Call]]:

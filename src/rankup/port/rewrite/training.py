@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from ..naming import EVALUATES
+from ...script.torch_names import EVALUATES
 from ..tree import walk
 from .expressions import (
     attribute,

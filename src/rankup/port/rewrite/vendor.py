@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ... import __version__
 from ...base.files import write_atomic
-from ..naming import RUNTIME
+from ...script.names import RUNTIME
 
 _ROOM = Path(__file__).resolve().parents[2] / "runtime"
 _NAMES = '''"""The runtime of rankup {version}, copied by `rankup port --vendor`; needs torch."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
-import libcst as cst
-
-from ..naming import words
-from ..roles import Loop, Roles
-from ..roles.pieces import call_name, returned
-from ..source import Source
-from ..tree import children, walk
+from ...script.flow import call_name, given, returned
+from ...script.names import Function, children, walk
+from ...script.roles import Loop, Script
+from ...script.source import File
+from ...script.torch_names import words
 from .facts import anywhere, dealt, loops_in, ported, sharded
 from .reduced import handed_to_all, is_reduction, mentions
 from .rule import Hit, Rule
@@ -25,88 +24,87 @@ _CHECKED = re.compile(r"isnan\(|isfinite\(|isinf\(")
 _NO_VALUES = frozenset({"shape", "device", "dtype"})
 
 
-def parted(roles: Roles, loop: Loop) -> bool:
+def parted(script: Script, loop: Loop) -> bool:
     """Whether each rank has other batches in a loop."""
     return (
-        sharded(roles, loop)
-        or any(dealt(roles, loader) for loader in loop.loaders)
-        or (not loop.loaders and anywhere(roles, "deal"))
+        sharded(script, loop)
+        or any(dealt(script, loader) for loader in loop.loaders)
+        or (not loop.loaders and anywhere(script, "deal"))
     )
 
 
-def told(call: cst.Call) -> bool:
+def told(call: ast.Call) -> bool:
     """Whether a call prints, logs or draws what it is given."""
     return call_name(call) in _TELLS
 
 
-def of_batch(source: Source, loop: Loop) -> set[str]:
+def of_batch(file: File, loop: Loop) -> set[str]:
     """Names that a loop gives the batch, and what it makes of it on this rank alone."""
     found: set[str] = set()
-    if isinstance(loop.node, cst.For):
+    if isinstance(loop.node, ast.For):
         found = _names(loop.node.target)
         target = loop.node.target
-        if "enumerate(" in source.code(loop.node.iter) and isinstance(target, cst.Tuple):
-            found -= _names(target.elements[0].value)
-    assigns = [one for one in walk(loop.body) if isinstance(one, cst.Assign)]
+        if "enumerate(" in file.code(loop.node.iter) and isinstance(target, ast.Tuple):
+            found -= _names(target.elts[0])
+    assigns = [one for one in walk(*loop.body) if isinstance(one, ast.Assign)]
     for one in assigns:
-        given = (call_name(c) for c in walk(one.value) if isinstance(c, cst.Call))
+        given = (call_name(c) for c in walk(one.value) if isinstance(c, ast.Call))
         if any(name in ("next", "deal") for name in given):
-            found |= {name for target in one.targets for name in _names(target.target)}
-    return _made_of(source, assigns, found)
+            found |= {name for target in one.targets for name in _names(target)}
+    return _made_of(file, assigns, found)
 
 
 def made_anew(loop: Loop) -> set[str]:
     """Names that every round gives another value: `loss += penalty` is no running sum."""
-    found = _names(loop.node.target) if isinstance(loop.node, cst.For) else set()
-    for line in loop.body.body:
-        for one in line.body if isinstance(line, cst.SimpleStatementLine) else ():
-            if isinstance(one, cst.Assign):
-                names = {name for target in one.targets for name in _names(target.target)}
-                found |= names - mentions(one.value)
+    found = _names(loop.node.target) if isinstance(loop.node, ast.For) else set()
+    for one in loop.body:
+        if isinstance(one, ast.Assign):
+            names = {name for target in one.targets for name in _names(target)}
+            found |= names - mentions(one.value)
     return found
 
 
-def _made_of(source: Source, assigns: list[cst.Assign], names: set[str]) -> set[str]:
+def _made_of(file: File, assigns: list[ast.Assign], names: set[str]) -> set[str]:
     """Names, and those that are made of them without a reduction."""
     found = set(names)
     for _ in range(4):
         before = len(found)
         for one in assigns:
-            if _local_mentions(source, one.value) & found:
-                found |= {name for target in one.targets for name in _names(target.target)}
+            if _local_mentions(file, one.value) & found:
+                found |= {name for target in one.targets for name in _names(target)}
         if len(found) == before:
             break
     return found
 
 
-def _local_mentions(source: Source, node: cst.CSTNode) -> set[str]:
+def _local_mentions(file: File, node: ast.AST) -> set[str]:
     """The names in an expression whose values stay this rank's own: not those in a reduction."""
-    if isinstance(node, cst.Call) and is_reduction(source, node):
+    if isinstance(node, ast.Call) and is_reduction(file, node):
         return set()
-    if isinstance(node, cst.Attribute):
-        if node.attr.value in _NO_VALUES:
+    if isinstance(node, ast.Attribute):
+        if node.attr in _NO_VALUES:
             return set()
-        if isinstance(node.value, cst.Name):
-            return {node.value.value, f"{node.value.value}.{node.attr.value}"} - {"self"}
-    if isinstance(node, cst.Name):
-        return {node.value}
+        if isinstance(node.value, ast.Name):
+            return {node.value.id, f"{node.value.id}.{node.attr}"} - {"self"}
+    if isinstance(node, ast.Name):
+        return {node.id}
     found: set[str] = set()
-    for child in [node.value] if isinstance(node, cst.Arg) else children(node):
-        found |= _local_mentions(source, child)
+    for child in children(node):
+        found |= _local_mentions(file, child)
     return found
 
 
-def _names(target: cst.CSTNode) -> set[str]:
-    return {one.value for one in walk(target) if isinstance(one, cst.Name)} - {"self", "_"}
+def _names(target: ast.AST) -> set[str]:
+    return mentions(target) - {"_"}
 
 
-def loss_of_part(source: Source, roles: Roles) -> Iterator[Hit]:
+def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
     """RK126: the loss of this rank's part of a batch, told as that of the batch."""
-    if not ported(roles):
+    if not ported(script):
         return
-    for loop in loops_in(source, roles.train_loops):
-        if parted(roles, loop):
-            hit = _told_loss(source, roles, loop)
+    for loop in loops_in(file, script.train_loops):
+        if parted(script, loop):
+            hit = _told_loss(file, script, loop)
             if hit is not None:
                 yield Hit(
                     hit[0],
@@ -115,121 +113,120 @@ def loss_of_part(source: Source, roles: Roles) -> Iterator[Hit]:
                 )
 
 
-def _told_loss(source: Source, roles: Roles, loop: Loop) -> tuple[cst.CSTNode, str] | None:
+def _told_loss(file: File, script: Script, loop: Loop) -> tuple[ast.AST, str] | None:
     """The first place where a loss is told in a training loop or behind it, and its name."""
-    around: cst.CSTNode = source.index.function(loop.node) or source.module
-    batch = of_batch(source, loop)
-    inside = set(walk(loop.body))
+    around: ast.AST = file.names.function(loop.node) or file.tree
+    batch = of_batch(file, loop)
+    inside = set(walk(*loop.body))
     trained: set[str] = set()
     for where, call in loop.backwards:
-        if where is source:
+        if where is file:
             trained |= mentions(call)
-    assigns = [one for one in walk(loop.body) if isinstance(one, cst.Assign)]
-    losses = _made_of(source, assigns, trained & batch)
+    assigns = [one for one in walk(*loop.body) if isinstance(one, ast.Assign)]
+    losses = _made_of(file, assigns, trained & batch)
     losses |= {name for name in batch if _LOSSES.search(name)}
-    losses -= _put_together(source, around)
-    end = source.last_line_of(loop.node)
-    later = _made_later(source, around, end)
-    anew = _given_anew(source, assigns)
+    losses -= _put_together(file, around)
+    end = file.last_line(loop.node)
+    later = _made_later(file, around, end)
+    anew = _given_anew(file, assigns)
     for node in walk(around):
-        if isinstance(node, cst.Call) and told(node):
-            values: list[cst.BaseExpression] = [arg.value for arg in node.args]
-        elif isinstance(node, cst.Return) and node.value is not None and node not in inside:
+        if isinstance(node, ast.Call) and told(node):
+            values = given(node)
+        elif isinstance(node, ast.Return) and node.value is not None and node not in inside:
             values = [node.value]
-        elif isinstance(node, cst.If) and node in inside and _leaves(node):
-            values = [] if _CHECKED.search(source.code(node.test)) else [node.test]  # RK181
+        elif isinstance(node, ast.If) and node in inside and _leaves(node):
+            values = [] if _CHECKED.search(file.code(node.test)) else [node.test]  # RK181
         else:
             continue
-        if node not in inside and source.line_of(node)[0] <= end:
+        if node not in inside and file.line(node)[0] <= end:
             continue
-        left = {name for one in values for name in _local_mentions(source, one)} & losses
+        left = {name for one in values for name in _local_mentions(file, one)} & losses
         if left and node not in inside:
-            line = source.line_of(node)[0]
+            line = file.line(node)[0]
             left = {name for name in left if not any(at <= line for at in later.get(name, ()))}
         if node in inside:
-            left = {name for name in left if not _whole_by_now(source, node, anew.get(name, []))}
-        if isinstance(node, cst.Return) and _not_for_telling(source, roles, around, node, left):
+            left = {name for name in left if not _whole_by_now(file, node, anew.get(name, []))}
+        if isinstance(node, ast.Return) and _not_for_telling(file, script, around, node, left):
             continue
         if left:
             return node, min(left)
-        sizes = [] if node not in inside else _sizes(source, values, batch)
-        if sizes and isinstance(node, cst.Call):
+        sizes = [] if node not in inside else _sizes(file, values, batch)
+        if sizes and isinstance(node, ast.Call):
             return node, sizes[0]
     return None
 
 
-def _leaves(node: cst.If) -> bool:
-    return any(isinstance(one, (cst.Raise, cst.Break)) for one in walk(node.body))
+def _leaves(node: ast.If) -> bool:
+    return any(isinstance(one, (ast.Raise, ast.Break)) for one in walk(*node.body))
 
 
-def _sizes(source: Source, values: list[cst.BaseExpression], batch: set[str]) -> list[str]:
+def _sizes(file: File, values: list[ast.expr], batch: set[str]) -> list[str]:
     """`len(x)` and `x.size(0)` of the batch in what is told, where no reduction is around."""
     found: list[str] = []
-    stack: list[cst.CSTNode] = list(values)
+    stack: list[ast.AST] = list(values)
     while stack:
         node = stack.pop()
-        if isinstance(node, cst.Call) and is_reduction(source, node):
+        if isinstance(node, ast.Call) and is_reduction(file, node):
             continue
-        sizes = isinstance(node, cst.Call) and call_name(node) in ("len", "size", "numel")
+        sizes = isinstance(node, ast.Call) and call_name(node) in ("len", "size", "numel")
         if sizes and mentions(node) & batch:
-            found.append(source.code(node))
+            found.append(file.code(node))
         stack += children(node)
     return found
 
 
-def _put_together(source: Source, around: cst.CSTNode) -> set[str]:
+def _put_together(file: File, around: ast.AST) -> set[str]:
     """Names that a collective changes in place: `dist.all_reduce(loss)`."""
     return {
         name
         for one in walk(around)
-        if isinstance(one, cst.Expr)
-        and isinstance(one.value, cst.Call)
-        and is_reduction(source, one.value)
+        if isinstance(one, ast.Expr)
+        and isinstance(one.value, ast.Call)
+        and is_reduction(file, one.value)
         for name in mentions(one.value)
     }
 
 
-def _given_anew(source: Source, assigns: list[cst.Assign]) -> dict[str, list[tuple[int, bool]]]:
+def _given_anew(file: File, assigns: list[ast.Assign]) -> dict[str, list[tuple[int, bool]]]:
     """The lines of a loop where names get a value, and whether a collective puts it together."""
     found: dict[str, list[tuple[int, bool]]] = {}
     for one in assigns:
-        target, value = one.targets[0].target, one.value
-        pairs: list[tuple[cst.BaseExpression, cst.BaseExpression]] = [(target, value)]
-        if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
-            parts = zip(target.elements, value.elements, strict=False)
-            pairs = [(to.value, given.value) for to, given in parts]
-        for to, given in pairs:
-            whole = isinstance(given, cst.Call) and is_reduction(source, given)
+        target, value = one.targets[0], one.value
+        pairs: list[tuple[ast.expr, ast.expr]] = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            parts = zip(target.elts, value.elts, strict=False)
+            pairs = list(parts)
+        for to, made in pairs:
+            whole = isinstance(made, ast.Call) and is_reduction(file, made)
             for name in _names(to):
-                found.setdefault(name, []).append((source.line_of(one)[0], whole))
+                found.setdefault(name, []).append((file.line(one)[0], whole))
     return found
 
 
-def _whole_by_now(source: Source, node: cst.CSTNode, given: list[tuple[int, bool]]) -> bool:
+def _whole_by_now(file: File, node: ast.AST, given: list[tuple[int, bool]]) -> bool:
     """Whether the last value that a name got above a line is of the whole batch."""
-    before = [one for one in given if one[0] < source.line_of(node)[0]]
+    before = [one for one in given if one[0] < file.line(node)[0]]
     return bool(before) and max(before)[1]
 
 
-def _made_later(source: Source, around: cst.CSTNode, first: int) -> dict[str, list[int]]:
+def _made_later(file: File, around: ast.AST, first: int) -> dict[str, list[int]]:
     """Names that are given another value behind a line, and the lines where they are."""
     found: dict[str, list[int]] = {}
     for one in walk(around):
-        if isinstance(one, (cst.Assign, cst.For)) and (line := source.line_of(one)[0]) > first:
-            targets = [t.target for t in one.targets] if isinstance(one, cst.Assign) else []
-            for target in targets or [one.target]:  # type: ignore[union-attr]
+        if isinstance(one, (ast.Assign, ast.For)) and (line := file.line(one)[0]) > first:
+            for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
                 for name in _names(target):
                     found.setdefault(name, []).append(line)
     return found
 
 
 def _not_for_telling(
-    source: Source, roles: Roles, around: cst.CSTNode, node: cst.Return, names: set[str]
+    file: File, script: Script, around: ast.AST, node: ast.Return, names: set[str]
 ) -> bool:
     """Whether another function returns, or whoever called puts together what is returned."""
-    if not isinstance(around, cst.FunctionDef) or node.value not in returned(around):
+    if not isinstance(around, Function) or node.value not in returned(around):
         return True
-    return handed_to_all(source, roles, around, names)
+    return handed_to_all(file, script, around, names)
 
 
 RULES = (Rule("RK126", "loss-of-part", "warning", loss_of_part),)

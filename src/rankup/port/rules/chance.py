@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
-import libcst as cst
-
-from ..naming import words
-from ..roles import Roles
-from ..roles.pieces import argument, call_name
-from ..source import Source
-from ..tree import walk
-from .facts import anywhere, calls, loops_in, ranked, text_of
+from ...script.flow import argument, call_name, first_argument
+from ...script.flow import given as arguments_of
+from ...script.names import Function, walk
+from ...script.roles import Script
+from ...script.source import File
+from ...script.torch_names import words
+from .facts import anywhere, calls, integer, loops_in, ranked, text_of
 from .guards import guard
 from .rule import Hit, Rule
 
@@ -26,39 +26,39 @@ _RANDOM = re.compile(
 _SHARED = ("broadcast", "same_random")
 
 
-def split_unseeded(source: Source, roles: Roles) -> Iterator[Hit]:
+def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
     """RK114: one rank's validation data are another's training data."""
-    seeded = _seeded(roles)
+    seeded = _seeded(script)
     todo = "give it a seed: generator=torch.Generator().manual_seed(0), or random_state=0"
-    for call, _ in calls(source, "random_split", "train_test_split", "random_splitter"):
+    for call, _ in calls(file, "random_split", "train_test_split", "random_splitter"):
         given = argument(call, "generator", 2) or argument(call, "random_state")
-        if call_name(call) == "train_test_split" and _says(source, call, "shuffle", "False"):
+        if call_name(call) == "train_test_split" and _says(file, call, "shuffle", "False"):
             continue
         wants_numpy = call_name(call) == "train_test_split"
         family = "numpy" if wants_numpy else "torch"
-        if given is None and family not in seeded and not _shared(source, roles, call):
+        if given is None and family not in seeded and not _shared(file, script, call):
             yield Hit(call, "each rank would draw a split of its own: validation data leak", todo)
-    for call in source.index.all(cst.Call):
-        dotted = source.index.called(call)
+    for call in file.names.all(ast.Call):
+        dotted = file.names.called(call)
         family = "torch" if dotted == "torch.randperm" else "numpy"
         if dotted not in ("torch.randperm", "numpy.random.permutation"):
             continue
         if family in seeded or argument(call, "generator") is not None:
             continue
-        if _in_loop(source, call) or not _makes_parts(source, call):
+        if _in_loop(file, call) or not _makes_parts(file, call):
             continue
         yield Hit(call, "each rank would draw a permutation of its own to split by", todo)
 
 
-def _seeded(roles: Roles) -> frozenset[str]:
+def _seeded(script: Script) -> frozenset[str]:
     """Of which random states the script sets the same seed on all ranks."""
     found: set[str] = set()
-    if anywhere(roles, "same_random"):
+    if anywhere(script, "same_random"):
         return frozenset({"torch", "numpy", "python"})
-    for source in roles.sources:
-        for call, dotted in calls(source, *_SEEDS):
-            given = call.args[0].value if call.args else None
-            if given is not None and _differs(roles, source, given):
+    for file in script.files:
+        for call, dotted in calls(file, *_SEEDS):
+            given = first_argument(call)
+            if given is not None and _differs(script, file, given):
                 continue
             if call_name(call) in ("seed_everything", "set_seed", "fix_seed"):
                 found |= {"torch", "numpy", "python"}
@@ -71,51 +71,51 @@ def _seeded(roles: Roles) -> frozenset[str]:
     return frozenset(found)
 
 
-def _differs(roles: Roles, source: Source, given: cst.BaseExpression) -> bool:
-    text = text_of(roles, source, given)
+def _differs(script: Script, file: File, given: ast.expr) -> bool:
+    text = text_of(script, file, given)
     return _DRAWN.search(text) is not None or "rank" in text
 
 
-def _says(source: Source, call: cst.Call, name: str, value: str) -> bool:
+def _says(file: File, call: ast.Call, name: str, value: str) -> bool:
     given = argument(call, name)
-    return given is not None and source.code(given) == value
+    return given is not None and file.code(given) == value
 
 
-def _shared(source: Source, roles: Roles, call: cst.Call) -> bool:
+def _shared(file: File, script: Script, call: ast.Call) -> bool:
     """Drawn on one rank, and given to the others."""
-    return bool(guard(source, roles, call)) and any(
-        word in one.text for one in roles.sources for word in _SHARED
+    return bool(guard(file, script, call)) and any(
+        word in one.text for one in script.files for word in _SHARED
     )
 
 
-def _in_loop(source: Source, call: cst.Call) -> bool:
-    for up in source.index.up(call):
-        if isinstance(up, (cst.For, cst.While)):
+def _in_loop(file: File, call: ast.Call) -> bool:
+    for up in file.names.up(call):
+        if isinstance(up, (ast.For, ast.While)):
             return True
-        if isinstance(up, cst.FunctionDef):
-            return up.name.value in ("forward", "__getitem__", "__iter__")
+        if isinstance(up, Function):
+            return up.name in ("forward", "__getitem__", "__iter__")
     return False
 
 
-def _makes_parts(source: Source, call: cst.Call) -> bool:
-    for up in source.index.up(call):
-        if isinstance(up, cst.Assign):
-            return _PARTS.search(source.code(up.targets[0].target)) is not None
-        if isinstance(up, cst.BaseStatement):
+def _makes_parts(file: File, call: ast.Call) -> bool:
+    for up in file.names.up(call):
+        if isinstance(up, ast.Assign):
+            return _PARTS.search(file.code(up.targets[0])) is not None
+        if isinstance(up, ast.stmt):
             return False
     return False
 
 
-def data_drawn(source: Source, roles: Roles) -> Iterator[Hit]:
+def data_drawn(file: File, script: Script) -> Iterator[Hit]:
     """RK110: a data set that each rank draws for itself, as in a first try."""
-    found: dict[cst.CSTNode, tuple[Source, cst.Call]] = {}
-    for loader in (*roles.train_loaders, *roles.eval_loaders):
-        given = argument(loader.node, "dataset", 0) if isinstance(loader.node, cst.Call) else None
+    found: dict[ast.AST, tuple[File, ast.Call]] = {}
+    for loader in (*script.train_loaders, *script.eval_loaders):
+        given = argument(loader.node, "dataset", 0) if isinstance(loader.node, ast.Call) else None
         if given is not None:
-            found |= {one[1]: one for one in _drawn(roles, loader.source, given, 3)}
-    for where, call, draws in _redrawn(source, roles):
-        family = "torch" if where.index.called(draws).startswith("torch") else "numpy"
-        if family not in _seeded(roles):
+            found |= {one[1]: one for one in _drawn(script, loader.file, given, 3)}
+    for where, call, draws in _redrawn(file, script):
+        family = "torch" if where.names.called(draws).startswith("torch") else "numpy"
+        if family not in _seeded(script):
             yield Hit(
                 call,
                 "each rank would draw a data set of its own: they train on parts of different data",
@@ -124,10 +124,10 @@ def data_drawn(source: Source, roles: Roles) -> Iterator[Hit]:
             )
             return
     for where, call in found.values():
-        if where is not source or argument(call, "generator") is not None:
+        if where is not file or argument(call, "generator") is not None:
             continue
-        family = "torch" if source.index.called(call).startswith("torch") else "numpy"
-        if _seeded_before(source, roles, call, family) or _shared(source, roles, call):
+        family = "torch" if file.names.called(call).startswith("torch") else "numpy"
+        if _seeded_before(file, script, call, family) or _shared(file, script, call):
             continue
         yield Hit(
             call,
@@ -139,67 +139,67 @@ def data_drawn(source: Source, roles: Roles) -> Iterator[Hit]:
 
 
 def _drawn(
-    roles: Roles, source: Source, node: cst.CSTNode, depth: int
-) -> Iterator[tuple[Source, cst.Call]]:
+    script: Script, file: File, node: ast.AST, depth: int
+) -> Iterator[tuple[File, ast.Call]]:
     """Calls that draw what a data set holds: in its making, or in what it is made of."""
-    for origin in roles.flow.origins(source, node):
-        owner = roles.flow.class_of(origin.source, origin.node)
+    for origin in script.flow.origins(file, node):
+        owner = script.flow.class_of(origin.file, origin.node)
         if owner is not None:
-            for one in owner[0].index.members(owner[1]).get("__init__", ()):
+            for one in owner[0].names.members(owner[1]).get("__init__", ()):
                 yield from _draws_in(owner[0], one.node)
-        yield from _draws_in(origin.source, origin.node)
-        if depth and isinstance(origin.node, cst.Call):
-            for arg in origin.node.args:
-                yield from _drawn(roles, origin.source, arg.value, depth - 1)
+        yield from _draws_in(origin.file, origin.node)
+        if depth and isinstance(origin.node, ast.Call):
+            for arg in arguments_of(origin.node):
+                yield from _drawn(script, origin.file, arg, depth - 1)
 
 
-def _redrawn(source: Source, roles: Roles) -> Iterator[tuple[Source, cst.Call, cst.Call]]:
+def _redrawn(file: File, script: Script) -> Iterator[tuple[File, ast.Call, ast.Call]]:
     """`loader.dataset.sample()` that draws anew what the data set holds; where, and the draw."""
-    for call in source.index.all(cst.Call):
+    for call in file.names.all(ast.Call):
         func = call.func
-        if not isinstance(func, cst.Attribute) or not isinstance(func.value, cst.Attribute):
+        if not isinstance(func, ast.Attribute) or not isinstance(func.value, ast.Attribute):
             continue
-        if func.value.attr.value != "dataset":
+        if func.value.attr != "dataset":
             continue
-        for where in roles.sources:
-            for made in where.index.all(cst.FunctionDef):
-                if made.name.value == func.attr.value and where.index.class_(made) is not None:
+        for where in script.files:
+            for made in where.names.all(ast.FunctionDef):
+                if made.name == func.attr and where.names.enclosing(made, ast.ClassDef) is not None:
                     for _, draws in _draws_in(where, made):
                         yield where, call, draws
 
 
-def _draws_in(source: Source, node: cst.CSTNode) -> Iterator[tuple[Source, cst.Call]]:
+def _draws_in(file: File, node: ast.AST) -> Iterator[tuple[File, ast.Call]]:
     for call in walk(node):
-        if isinstance(call, cst.Call) and _RANDOM.fullmatch(source.index.called(call)):
-            yield source, call
+        if isinstance(call, ast.Call) and _RANDOM.fullmatch(file.names.called(call)):
+            yield file, call
 
 
-def _seeded_before(source: Source, roles: Roles, call: cst.Call, family: str) -> bool:
+def _seeded_before(file: File, script: Script, call: ast.Call, family: str) -> bool:
     """Whether there is a seed, and in flat code above what is drawn."""
-    if family not in _seeded(roles):
+    if family not in _seeded(script):
         return False
-    if source.index.function(call) is not None or anywhere(roles, "same_random"):
+    if file.names.function(call) is not None or anywhere(script, "same_random"):
         return True
     seeds = [
         one
-        for one, dotted in calls(source, *_SEEDS)
+        for one, dotted in calls(file, *_SEEDS)
         if dotted.startswith((family, "rankup")) or not dotted
     ]
-    flat = [source.line_of(one)[0] for one in seeds if source.index.function(one) is None]
-    return len(flat) < len(seeds) or not flat or min(flat) < source.line_of(call)[0]
+    flat = [file.line(one)[0] for one in seeds if file.names.function(one) is None]
+    return len(flat) < len(seeds) or not flat or min(flat) < file.line(call)[0]
 
 
-def seed_drawn(source: Source, roles: Roles) -> Iterator[Hit]:
+def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
     """RK115: a seed that each rank draws for itself."""
-    if any(word in one.text for one in roles.sources for word in _SHARED):
+    if any(word in one.text for one in script.files for word in _SHARED):
         return
-    for call, dotted in calls(source, "manual_seed", "seed"):
+    for call, dotted in calls(file, "manual_seed", "seed"):
         if not dotted.startswith(("torch", "numpy", "random")):
             continue
-        given = call.args[0].value if call.args else None
-        if given is None or isinstance(given, cst.Integer):
+        given = first_argument(call)
+        if given is None or integer(given):
             continue
-        if _DRAWN.search(text_of(roles, source, given)) and not ranked(roles, source, given):
+        if _DRAWN.search(text_of(script, file, given)) and not ranked(script, file, given):
             yield Hit(
                 call,
                 "the seed is drawn anew by each rank: splits and initial values differ",
@@ -207,14 +207,14 @@ def seed_drawn(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def same_batches(source: Source, roles: Roles) -> Iterator[Hit]:
+def same_batches(file: File, script: Script) -> Iterator[Hit]:
     """RK116: batches drawn at random, and with one seed the same ones on all ranks."""
-    if _rank_in_seed(roles) or anywhere(roles, "deal"):
+    if _rank_in_seed(script) or anywhere(script, "deal"):
         return
-    for loop in loops_in(source, roles.train_loops):
+    for loop in loops_in(file, script.train_loops):
         if loop.loaders:
             continue
-        hit = _draw(source, roles, loop.node)
+        hit = _draw(file, script, loop.node)
         if hit is not None:
             yield Hit(
                 hit,
@@ -223,42 +223,43 @@ def same_batches(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def _rank_in_seed(roles: Roles) -> bool:
+def _rank_in_seed(script: Script) -> bool:
     return any(
-        call.args and re.search(r"rank|offset", text_of(roles, source, call.args[0].value))
-        for source in roles.sources
-        for call, _ in calls(source, *_SEEDS, "default_rng")
+        (seed := first_argument(call)) is not None
+        and re.search(r"rank|offset", text_of(script, file, seed))
+        for file in script.files
+        for call, _ in calls(file, *_SEEDS, "default_rng")
     )
 
 
-def _draw(source: Source, roles: Roles, loop: cst.CSTNode) -> cst.Call | None:
+def _draw(file: File, script: Script, loop: ast.AST) -> ast.Call | None:
     """The first call in a training loop that draws whole batches, itself or one call away."""
     for call in walk(loop):
-        if not isinstance(call, cst.Call):
+        if not isinstance(call, ast.Call):
             continue
-        dotted = source.index.called(call)
-        if _draws_index(source, call, dotted):
+        dotted = file.names.called(call)
+        if _draws_index(file, call, dotted):
             return call
-        callee = roles.flow.callee(source, call)
-        if callee is None or "batch" not in callee[1].name.value.lower():
+        callee = script.flow.callee(file, call)
+        if callee is None or "batch" not in callee[1].name.lower():
             continue
-        for inner in walk(callee[1].body):
-            if isinstance(inner, cst.Call) and _draws_index(
-                callee[0], inner, callee[0].index.called(inner)
+        for inner in walk(callee[1]):
+            if isinstance(inner, ast.Call) and _draws_index(
+                callee[0], inner, callee[0].names.called(inner)
             ):
                 return call
     return None
 
 
-def _draws_index(source: Source, call: cst.Call, dotted: str) -> bool:
+def _draws_index(file: File, call: ast.Call, dotted: str) -> bool:
     if call_name(call) not in _DRAWS or not dotted.startswith(("torch", "numpy", "random")):
         return False
     if argument(call, "generator") is not None:
         return False
-    assign = source.index.enclosing(call, cst.Assign, cst.BaseCompoundStatement)
-    if not isinstance(assign, cst.Assign):
+    assign = file.names.statement(call)
+    if not isinstance(assign, ast.Assign):
         return False
-    name = source.code(assign.targets[0].target).lower()
+    name = file.code(assign.targets[0]).lower()
     return (
         name in ("ix", "idx", "i", "j") or re.search(r"ind|batch|start|sel|pos", name) is not None
     )

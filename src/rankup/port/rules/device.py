@@ -2,82 +2,90 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
-import libcst as cst
-
-from ..roles import Loop, Roles
-from ..roles.pieces import argument, around_model, call_name
-from ..source import Source
-from .facts import anywhere, by_hand, calls, calls_in, loops_in, ranked, string, wrapped
+from ...script.flow import argument, call_name, first_argument, model_wrapper
+from ...script.roles import Loop, Script
+from ...script.source import File
+from .facts import (
+    anywhere,
+    by_hand,
+    calls,
+    calls_in,
+    integer,
+    loops_in,
+    ranked,
+    string,
+    strings,
+    wrapped,
+)
 from .rule import Hit, Rule
 
 _FIXED = re.compile(r"(?:cuda|xpu|hip):\d+")
 _TODO = "use the local rank's: `device = world.device` of rankup.setup(), or plain 'cuda' after it"
 
 
-def device_fixed(source: Source, roles: Roles) -> Iterator[Hit]:
+def device_fixed(file: File, script: Script) -> Iterator[Hit]:
     """RK103: all ranks on GPU 0."""
-    for literal in source.index.all(cst.SimpleString):
-        if "cuda:" in literal.value and _FIXED.fullmatch(string(literal) or ""):
-            call = source.index.enclosing(literal, cst.Call)
-            if isinstance(call, cst.Call) and source.index.called(call) == "torch.load":
+    for literal in strings(file):
+        if _FIXED.fullmatch(string(literal) or ""):
+            call = file.names.enclosing(literal, ast.Call)
+            if isinstance(call, ast.Call) and file.names.called(call) == "torch.load":
                 continue  # RK144
-            if by_hand(roles) or _used(source, literal):
-                yield Hit(literal, f"every rank would use {literal.value}", _TODO)
-    for given in (*_numbers_given(source), *_numbers_joined(source)):
-        if isinstance(given, cst.Integer):
-            yield Hit(given, f"every rank would use GPU {given.value}", _TODO)
-        elif by_hand(roles) and not _known_device(roles, source, given):
-            yield Hit(given, f"every rank would use GPU {source.code(given)}", _TODO)
+            if by_hand(script) or _used(file, literal):
+                yield Hit(literal, f"every rank would use {file.code(literal)}", _TODO)
+    for given in (*_numbers_given(file), *_numbers_joined(file)):
+        if integer(given) or (by_hand(script) and not _known_device(script, file, given)):
+            yield Hit(given, f"every rank would use GPU {file.code(given)}", _TODO)
 
 
-def _numbers_given(source: Source) -> Iterator[cst.BaseExpression]:
+def _numbers_given(file: File) -> Iterator[ast.expr]:
     """`n` of `x.cuda(n)`, `torch.cuda.set_device(n)`, `torch.device("cuda", n)`, `x.to(0)`."""
-    for call, dotted in calls(source, "cuda", "set_device", "device", "to"):
+    for call, dotted in calls(file, "cuda", "set_device", "device", "to"):
         name = call_name(call)
         if name in ("set_device", "device") and not dotted.startswith("torch."):
             continue
         given = argument(call, "index", 1) if name == "device" else argument(call, "device", 0)
         if given is None and name == "device":
             given = argument(call, "type", 0)
-            given = given if isinstance(given, cst.Integer) else None
-        if given is not None and (name != "to" or isinstance(given, cst.Integer)):
+            given = given if integer(given) else None
+        if given is not None and (name != "to" or integer(given)):
             yield given
 
 
-def _numbers_joined(source: Source) -> Iterator[cst.BaseExpression]:
+def _numbers_joined(file: File) -> Iterator[ast.expr]:
     """`n` of `f"cuda:{n}"`, `"cuda:" + str(n)` and `"cuda:%d" % n`."""
-    for text in source.index.all(cst.FormattedString):
-        match text.parts:
-            case [cst.FormattedStringText(value="cuda:"), cst.FormattedStringExpression() as part]:
-                yield part.expression
-    for joined in source.index.all(cst.BinaryOperation):
+    for text in file.names.all(ast.JoinedStr):
+        match text.values:
+            case [ast.Constant(value="cuda:"), ast.FormattedValue() as part]:
+                yield part.value
+    for joined in file.names.all(ast.BinOp):
         if (string(joined.left) or "").startswith("cuda:"):
             number = joined.right
-            if isinstance(number, cst.Call) and call_name(number) == "str" and number.args:
-                number = number.args[0].value
+            if isinstance(number, ast.Call) and call_name(number) == "str":
+                number = first_argument(number) or number
             yield number
 
 
-def _used(source: Source, literal: cst.SimpleString) -> bool:
+def _used(file: File, literal: ast.Constant) -> bool:
     """In a distributed script a literal may be a default that is never used: calls count."""
-    call = source.index.enclosing(literal, cst.Call)
-    return isinstance(call, cst.Call) and call_name(call) in ("device", "to", "cuda", "set_device")
+    call = file.names.enclosing(literal, ast.Call)
+    return isinstance(call, ast.Call) and call_name(call) in ("device", "to", "cuda", "set_device")
 
 
-def _known_device(roles: Roles, source: Source, given: cst.BaseExpression) -> bool:
+def _known_device(script: Script, file: File, given: ast.expr) -> bool:
     """A device that another rule looks at, or that is the local rank's."""
-    return ranked(roles, source, given) or any(
-        isinstance(one.node, (cst.Call, cst.IfExp, cst.SimpleString))
-        for one in roles.flow.origins(source, given)
+    return ranked(script, file, given) or any(
+        isinstance(one.node, (ast.Call, ast.IfExp)) or string(one.node) is not None
+        for one in script.flow.origins(file, given)
     )
 
 
-def data_parallel(source: Source, roles: Roles) -> Iterator[Hit]:
+def data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """RK104: DataParallel inside of ranks."""
-    for call, dotted in calls(source, "DataParallel"):
+    for call, dotted in calls(file, "DataParallel"):
         if not dotted or dotted.startswith("torch"):
             yield Hit(
                 call,
@@ -86,54 +94,52 @@ def data_parallel(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def visible_devices(source: Source, roles: Roles) -> Iterator[Hit]:
+def visible_devices(file: File, script: Script) -> Iterator[Hit]:
     """RK105: a script that hides GPUs from itself."""
-    for literal in source.index.all(cst.SimpleString):
-        if "VISIBLE_DEVICES" not in literal.value:
-            continue
+    for literal in strings(file):
         if string(literal) not in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
             continue
-        value = _set_to(source, literal)
-        if value is not None and not ranked(roles, source, value):
+        value = _set_to(file, literal)
+        if value is not None and not ranked(script, file, value):
             yield Hit(
-                source.index.statement(literal),
+                file.names.statement(literal),
                 "sets CUDA_VISIBLE_DEVICES: all ranks of a node would share what is left visible",
                 "remove it; the launcher and the local rank choose",
             )
 
 
-def _set_to(source: Source, literal: cst.SimpleString) -> cst.BaseExpression | None:
+def _set_to(file: File, literal: ast.Constant) -> ast.expr | None:
     """What an environment variable is set to at this place; None where it is only read."""
-    for up in source.index.up(literal):
-        if isinstance(up, cst.Assign):
-            target = up.targets[0].target
-            return up.value if source.index.inside(literal, target) else None
-        if isinstance(up, cst.Call):
+    for up in file.names.up(literal):
+        if isinstance(up, ast.Assign):
+            target = up.targets[0]
+            return up.value if file.names.inside(literal, target) else None
+        if isinstance(up, ast.Call):
             if call_name(up) in ("setdefault", "putenv"):
                 return argument(up, "value", 1)
             return None
-        if isinstance(up, cst.BaseStatement):
+        if isinstance(up, ast.stmt):
             return None
     return None
 
 
-def not_wrapped(source: Source, roles: Roles) -> Iterator[Hit]:
+def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
     """RK106: ranks that each train a model of their own."""
-    if not roles.runtimes & {"torch", "rankup", "course"} or not roles.train_loops:
+    if not script.runtimes & {"torch", "rankup", "course"} or not script.train_loops:
         return
-    around = wrapped(roles)
-    known = {model.node for model in roles.models}
-    yield from _wrapped_too_late(source, roles)
-    if anywhere(roles, "parallelize", "fully_shard", "parallelize_module", "replicate"):
+    around = wrapped(script)
+    known = {model.node for model in script.models}
+    yield from _wrapped_too_late(file, script)
+    if anywhere(script, "parallelize", "fully_shard", "parallelize_module", "replicate"):
         return
-    if any(".grad" in one.text and "all_reduce" in one.text for one in roles.sources):
+    if any(".grad" in one.text and "all_reduce" in one.text for one in script.files):
         return  # gradients put together by hand
     if around and not known & set(around):
         return  # wrapped in a way that cannot be followed
-    for model in roles.models:
-        if isinstance(source.index.parents.get(model.node), cst.Return):
+    for model in script.models:
+        if isinstance(file.names.parents.get(model.node), ast.Return):
             continue  # given back, and made elsewhere
-        if model.source is source and model.node not in around and model.confidence >= 0.6:
+        if model.file is file and model.node not in around and model.confidence >= 0.6:
             yield Hit(
                 model.node,
                 f"{model.name or 'this model'} is trained, but not wrapped: the ranks' models part "
@@ -142,34 +148,34 @@ def not_wrapped(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def _wrapped_too_late(source: Source, roles: Roles) -> Iterator[Hit]:
+def _wrapped_too_late(file: File, script: Script) -> Iterator[Hit]:
     """Where a model is wrapped behind the loop that trains it, for the first time."""
-    index = source.index
-    wraps: dict[tuple[cst.CSTNode | None, str], list[cst.Call]] = {}
-    for call in index.all(cst.Call):
-        kind = around_model(source, call)
+    index = file.names
+    wraps: dict[tuple[ast.AST | None, str], list[ast.Call]] = {}
+    for call in index.all(ast.Call):
+        kind = model_wrapper(file, call)
         first = argument(call, "module", 0) if kind and kind != "sync-bn" else None
-        if isinstance(first, (cst.Name, cst.Attribute)):
-            wraps.setdefault((index.function(call), source.code(first)), []).append(call)
+        if isinstance(first, (ast.Name, ast.Attribute)):
+            wraps.setdefault((index.function(call), file.code(first)), []).append(call)
     for (function, name), found in wraps.items():
-        call = min(found, key=lambda one: source.line_of(one)[0])
-        line = source.line_of(call)[0]
-        for loop in loops_in(source, roles.train_loops):
-            together = {up for up in index.up(call) if isinstance(up, (cst.For, cst.While))}
+        call = min(found, key=lambda one: file.line(one)[0])
+        line = file.line(call)[0]
+        for loop in loops_in(file, script.train_loops):
+            together = {up for up in index.up(call) if isinstance(up, (ast.For, ast.While))}
             if index.function(loop.node) is not function or together & set(index.up(loop.node)):
                 continue
-            if source.last_line_of(loop.node) < line and _calls(loop, name):
+            if file.last_line(loop.node) < line and _calls(loop, name):
                 yield Hit(
                     call,
                     f"{name} is wrapped behind the loop that trains it (line "
-                    f"{source.line_of(loop.node)[0]}): no gradients are exchanged there",
+                    f"{file.line(loop.node)[0]}): no gradients are exchanged there",
                     f"`{name} = rankup.wrap({name})` before the optimizer is made",
                 )
                 break
 
 
 def _calls(loop: Loop, name: str) -> bool:
-    return any(loop.source.code(call.func) == name for call in calls_in(loop.body))
+    return any(loop.file.code(call.func) == name for call in calls_in(*loop.body))
 
 
 RULES = (

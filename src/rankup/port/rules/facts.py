@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-import libcst as cst
-
-from ..roles import Loop, Role, Roles
-from ..roles.loops import no_grad, taken_from, without_gradients
-from ..roles.pieces import argument, around_model, call_name
-from ..source import Source
-from ..tree import walk
+from ...script.flow import argument, call_name, given, literal, model_wrapper
+from ...script.loops import no_grad, taken_from, without_gradients
+from ...script.names import Function, walk
+from ...script.roles import Loop, Role, Script
+from ...script.source import File
 
 # Not the name of rankup itself, nor `rank0_first`, whose value is the same on all ranks.
 _RANKED = re.compile(
@@ -20,107 +19,103 @@ _RANKED = re.compile(
 )
 
 
-def calls(source: Source, *names: str) -> Iterator[tuple[cst.Call, str]]:
+def calls(file: File, *names: str) -> Iterator[tuple[ast.Call, str]]:
     """Calls by the last word of what is called, with the dotted name."""
-    for call in source.index.all(cst.Call):
+    for call in file.names.all(ast.Call):
         if call_name(call) in names:
-            yield call, source.index.called(call)
+            yield call, file.names.called(call)
 
 
-def anywhere(roles: Roles, *names: str) -> bool:
+def anywhere(script: Script, *names: str) -> bool:
     """Whether something of that name is called in any of the files."""
-    return any(True for source in roles.sources for _ in calls(source, *names))
+    return any(True for file in script.files for _ in calls(file, *names))
 
 
-def ported(roles: Roles) -> bool:
+def ported(script: Script) -> bool:
     """Whether it uses rankup, or its copy beside the script."""
-    return "rankup" in roles.runtimes
+    return "rankup" in script.runtimes
 
 
-def by_hand(roles: Roles) -> bool:
+def by_hand(script: Script) -> bool:
     """Whether a device or a loader is to be judged as in a script for one GPU.
 
     In one that joins ranks by torch.distributed itself much is a default that it never uses; with
     rankup there is nothing left to choose.
     """
-    return not roles.distributed or ported(roles)
+    return not script.distributed or ported(script)
 
 
-def text_of(roles: Roles, source: Source, node: cst.CSTNode) -> str:
+def text_of(script: Script, file: File, node: ast.AST) -> str:
     """The code of an expression and of what it is made by."""
-    parts = [source.code(node)]
-    parts += [one.source.code(one.node) for one in roles.flow.origins(source, node)]
+    parts = [file.code(node)]
+    parts += [one.file.code(one.node) for one in script.flow.origins(file, node)]
     return "\n".join(parts)
 
 
-def ranked(roles: Roles, source: Source, node: cst.CSTNode) -> bool:
+def ranked(script: Script, file: File, node: ast.AST) -> bool:
     """Whether a value depends on the rank."""
-    return _RANKED.search(text_of(roles, source, node)) is not None
+    return _RANKED.search(text_of(script, file, node)) is not None
 
 
-def samplers(roles: Roles, loader: Role) -> list[tuple[Source, cst.CSTNode]]:
+def samplers(script: Script, loader: Role) -> list[tuple[File, ast.AST]]:
     """What a loader's order comes from, if it was given a sampler."""
-    if not isinstance(loader.node, cst.Call):
+    if not isinstance(loader.node, ast.Call):
         return []
     found = []
     for name in ("sampler", "batch_sampler"):
-        given = argument(loader.node, name)
-        if given is not None:
-            found += [(one.source, one.node) for one in roles.flow.origins(loader.source, given)]
+        made = argument(loader.node, name)
+        if made is not None:
+            found += [(one.file, one.node) for one in script.flow.origins(loader.file, made)]
     return found
 
 
-def distributed_sampler(source: Source, node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Call) and (
-        "Distributed" in call_name(node) or _RANKED.search(source.code(node)) is not None
+def distributed_sampler(file: File, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and (
+        "Distributed" in call_name(node) or _RANKED.search(file.code(node)) is not None
     )
 
 
-def dealt(roles: Roles, loader: Role) -> bool:
+def dealt(script: Script, loader: Role) -> bool:
     """Whether each rank gets its own part, by what a loader is made with."""
-    for source, node in samplers(roles, loader):
-        if distributed_sampler(source, node):
+    for file, node in samplers(script, loader):
+        if distributed_sampler(file, node):
             return True
-        if isinstance(node, cst.Call) and any(
+        if isinstance(node, ast.Call) and any(
             distributed_sampler(where, inner)
-            for arg in node.args
-            for where, inner in (
-                (one.source, one.node) for one in roles.flow.origins(source, arg.value)
-            )
+            for arg in given(node)
+            for where, inner in ((one.file, one.node) for one in script.flow.origins(file, arg))
         ):
             return True
-        owner = roles.flow.class_of(source, node)
+        owner = script.flow.class_of(file, node)
         if owner is not None and _RANKED.search(owner[0].code(owner[1])):
             return True
-    if isinstance(loader.node, cst.Call):
+    if isinstance(loader.node, ast.Call):
         if call_name(loader.node) == "prepare":
             return True
-        for arg in loader.node.args[:1]:
-            if ranked(roles, loader.source, arg.value):
+        for arg in given(loader.node)[:1]:
+            if ranked(script, loader.file, arg):
                 return True
-            for origin in roles.flow.origins(loader.source, arg.value):
-                owner = roles.flow.class_of(origin.source, origin.node)
+            for origin in script.flow.origins(loader.file, arg):
+                owner = script.flow.class_of(origin.file, origin.node)
                 if owner and _RANKED.search(owner[0].code(owner[1])):
                     return True
         return any(
-            arg.star == "**" and _RANKED.search(text_of(roles, loader.source, arg.value))
-            for arg in loader.node.args
+            keyword.arg is None and _RANKED.search(text_of(script, loader.file, keyword.value))
+            for keyword in loader.node.keywords
         )
     return False
 
 
-def sharded(roles: Roles, loop: Loop, loader: Role | None = None) -> bool:
+def sharded(script: Script, loop: Loop, loader: Role | None = None) -> bool:
     """Whether a loop's batches come through `rankup.shard`, or an accelerator's `prepare`.
 
     Args:
         loader: the one of its loaders that is asked about; any of them without one.
     """
-    for expression in taken_from(loop.source, loop.node):
-        around = itertools.takewhile(
-            lambda up: up is not loop.node, loop.source.index.up(expression)
-        )
-        here = any(isinstance(up, cst.Call) and call_name(up).endswith("shard") for up in around)
-        for origin in roles.flow.origins(loop.source, expression):
+    for expression in taken_from(loop.file, loop.node):
+        around = itertools.takewhile(lambda up: up is not loop.node, loop.file.names.up(expression))
+        here = any(isinstance(up, ast.Call) and call_name(up).endswith("shard") for up in around)
+        for origin in script.flow.origins(loop.file, expression):
             if loader is not None and origin.node is not loader.node:
                 continue
             if here or any(call_name(call) == "shard" for _, call in origin.through):
@@ -128,46 +123,76 @@ def sharded(roles: Roles, loop: Loop, loader: Role | None = None) -> bool:
     return False
 
 
-def wrapped(roles: Roles) -> dict[cst.CSTNode, set[str]]:
+def wrapped(script: Script) -> dict[ast.AST, set[str]]:
     """What makes each wrapped model, and the wrappers around it."""
-    found: dict[cst.CSTNode, set[str]] = {}
-    for source in roles.sources:
-        for call in source.index.all(cst.Call):
-            kind = around_model(source, call)
+    found: dict[ast.AST, set[str]] = {}
+    for file in script.files:
+        for call in file.names.all(ast.Call):
+            kind = model_wrapper(file, call)
             first = argument(call, "module", 0) if kind else None
             if first is None or kind == "sync-bn":
                 continue
-            for origin in roles.flow.origins(source, first):
+            for origin in script.flow.origins(file, first):
                 found.setdefault(origin.node, set()).add(kind)
     return found
 
 
-def trained_here(source: Source, roles: Roles, node: cst.CSTNode) -> bool:
+def trained_here(file: File, script: Script, node: ast.AST) -> bool:
     """Whether a place runs in a training step with gradients on."""
-    for up in source.index.up(node):
+    for up in file.names.up(node):
         if no_grad(up):
             return False
-        if any(up is loop.node for loop in roles.train_loops):
+        if any(up is loop.node for loop in script.train_loops):
             return True
-        if isinstance(up, cst.FunctionDef):
-            return up in roles.training_functions and not without_gradients(up)
+        if isinstance(up, Function):
+            return up in script.training_functions and not without_gradients(up)
     return False
 
 
-def string(node: cst.CSTNode | None) -> str | None:
+def string(node: ast.AST | None) -> str | None:
     """The value of a literal string."""
-    return str(node.raw_value) if isinstance(node, cst.SimpleString) else None
+    value = literal(node)
+    return value if isinstance(value, str) else None
 
 
-def true(node: cst.CSTNode | None) -> bool:
-    return isinstance(node, cst.Name) and node.value == "True"
+def integer(node: ast.AST | None) -> bool:
+    """True for a literal whole number."""
+    return type(literal(node)) is int
 
 
-def loops_in(source: Source, loops: Iterable[Loop]) -> list[Loop]:
-    return [loop for loop in loops if loop.source is source]
+def strings(file: File) -> Iterator[ast.Constant]:
+    """The literal strings of a file, without the parts of f-strings."""
+    for one in file.names.all(ast.Constant):
+        if isinstance(one.value, str) and not isinstance(file.names.parents[one], ast.JoinedStr):
+            yield one
 
 
-def calls_in(node: cst.CSTNode) -> Iterator[cst.Call]:
-    for one in walk(node):
-        if isinstance(one, cst.Call):
+def true(node: ast.AST | None) -> bool:
+    return literal(node) is True
+
+
+def starred(call: ast.Call) -> bool:
+    """True where arguments are passed on by `*` or `**`."""
+    return any(isinstance(one, ast.Starred) for one in call.args) or any(
+        keyword.arg is None for keyword in call.keywords
+    )
+
+
+def caught(file: File, node: ast.AST) -> bool:
+    """True where a place stands in a `try` of its own function that has handlers."""
+    for up in file.names.up(node):
+        if isinstance(up, Function):
+            return False
+        if isinstance(up, ast.Try):
+            return bool(up.handlers)
+    return False
+
+
+def loops_in(file: File, loops: Iterable[Loop]) -> list[Loop]:
+    return [loop for loop in loops if loop.file is file]
+
+
+def calls_in(*nodes: ast.AST) -> Iterator[ast.Call]:
+    for one in walk(*nodes):
+        if isinstance(one, ast.Call):
             yield one

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
-import libcst as cst
-
-from ..naming import words
-from ..roles import Roles
-from ..roles.pieces import argument, call_name
-from ..source import Source
-from ..tree import walk
+from ...script.flow import argument, call_name
+from ...script.names import walk
+from ...script.roles import Script
+from ...script.source import File
+from ...script.torch_names import words
 from .facts import anywhere, calls, loops_in
 from .guards import guard
 from .rule import Hit, Rule
@@ -31,30 +30,30 @@ _LOCAL_RANK = re.compile(r"['\"](?:LOCAL_RANK|SLURM_LOCALID)['\"]|get_node_local
 _WRAPS_ROUND = re.compile(r"%|device_count|local", re.IGNORECASE)
 
 
-def no_group(source: Source, roles: Roles) -> Iterator[Hit]:
+def no_group(file: File, script: Script) -> Iterator[Hit]:
     """RK101: training that never joins the other ranks."""
-    if "rankup" not in roles.runtimes and roles.frameworks:
-        for call in source.index.all(cst.Call):
-            if source.index.called(call).startswith("rankup."):
+    if "rankup" not in script.runtimes and script.frameworks:
+        for call in file.names.all(ast.Call):
+            if file.names.called(call).startswith("rankup."):
                 yield Hit(
                     call,
                     "uses rankup, but never joins the ranks with it: each takes itself for rank 0",
                     "rankup.setup() behind the imports",
                 )
                 return
-    if roles.distributed:
+    if script.distributed:
         return
-    if "fastai" in roles.frameworks:
-        for call, _ in calls(source, "fit", "fine_tune", "fit_one_cycle", "fit_flat_cos"):
+    if "fastai" in script.frameworks:
+        for call, _ in calls(file, "fit", "fine_tune", "fit_one_cycle", "fit_flat_cos"):
             yield Hit(
                 call,
                 "fastai trains here on each rank alone",
                 "put it into `with learn.distrib_ctx():`; `rankup port` does",
             )
             return
-    if roles.frameworks:
+    if script.frameworks:
         return
-    for loop in loops_in(source, roles.train_loops[:1]):
+    for loop in loops_in(file, script.train_loops[:1]):
         yield Hit(
             loop.node,
             "trains, but never joins a process group: each rank would train alone",
@@ -62,13 +61,13 @@ def no_group(source: Source, roles: Roles) -> Iterator[Hit]:
         )
 
 
-def not_destroyed(source: Source, roles: Roles) -> Iterator[Hit]:
+def not_destroyed(file: File, script: Script) -> Iterator[Hit]:
     """RK102: the group of torch.distributed is not taken down at the end."""
-    if anywhere(roles, "destroy_process_group", "cleanup_distributed"):
+    if anywhere(script, "destroy_process_group", "cleanup_distributed"):
         return
-    if any("destroy_process_group" in one.text for one in roles.sources):
+    if any("destroy_process_group" in one.text for one in script.files):
         return
-    for call, dotted in calls(source, "init_process_group"):
+    for call, dotted in calls(file, "init_process_group"):
         if not dotted.startswith("rankup"):
             yield Hit(
                 call,
@@ -77,12 +76,12 @@ def not_destroyed(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def ranks_mixed_up(source: Source, roles: Roles) -> Iterator[Hit]:
+def ranks_mixed_up(file: File, script: Script) -> Iterator[Hit]:
     """RK107: the rank among all where the one on this node belongs, or the reverse."""
-    for call in source.index.all(cst.Call):
+    for call in file.names.all(ast.Call):
         name = call_name(call)
         for given in _devices_given(call, name):
-            code = _text(source, roles, given)
+            code = _text(file, script, given)
             if _GLOBAL_RANK.search(code) and not _WRAPS_ROUND.search(code):
                 yield Hit(
                     given,
@@ -93,8 +92,8 @@ def ranks_mixed_up(source: Source, roles: Roles) -> Iterator[Hit]:
         if name in ("DistributedSampler", "init_process_group"):
             rank = argument(call, "rank")
             if rank is not None:
-                code = _text(source, roles, rank)
-                if _LOCAL_RANK.search(code) or source.code(rank).lower().endswith("local_rank"):
+                code = _text(file, script, rank)
+                if _LOCAL_RANK.search(code) or file.code(rank).lower().endswith("local_rank"):
                     if _GLOBAL_RANK.search(code) or "node" in code:
                         continue
                     yield Hit(
@@ -104,9 +103,9 @@ def ranks_mixed_up(source: Source, roles: Roles) -> Iterator[Hit]:
                     )
 
 
-def _devices_given(call: cst.Call, name: str) -> list[cst.BaseExpression]:
+def _devices_given(call: ast.Call, name: str) -> list[ast.expr]:
     """The expressions in a call that choose a GPU."""
-    found: list[cst.BaseExpression | None] = []
+    found: list[ast.expr | None] = []
     if name in ("set_device", "cuda"):
         found.append(argument(call, "device", 0))
     elif name == "device":
@@ -115,46 +114,46 @@ def _devices_given(call: cst.Call, name: str) -> list[cst.BaseExpression]:
         found.append(argument(call, "device", 0))
     elif name in ("DistributedDataParallel", "DDP"):
         ids = argument(call, "device_ids", 1)
-        if isinstance(ids, cst.List):
-            found += [one.value for one in ids.elements]
+        if isinstance(ids, ast.List):
+            found += ids.elts
     return [one for one in found if one is not None]
 
 
-def _text(source: Source, roles: Roles, node: cst.BaseExpression) -> str:
+def _text(file: File, script: Script, node: ast.expr) -> str:
     """The code of a rank-like expression, and of the names in it."""
-    parts = [source.code(node)]
+    parts = [file.code(node)]
     for inner in walk(node):
-        if isinstance(inner, cst.Name):
-            for origin in roles.flow.origins(source, inner):
+        if isinstance(inner, ast.Name):
+            for origin in script.flow.origins(file, inner):
                 made = origin.node
-                if isinstance(made, cst.Call) and call_name(made) == "setup":
-                    parts.append(_of_setup(source, inner))
-                elif isinstance(made, (cst.Call, cst.Subscript)) and (
-                    call_name(made) != "device" if isinstance(made, cst.Call) else True
+                if isinstance(made, ast.Call) and call_name(made) == "setup":
+                    parts.append(_of_setup(file, inner))
+                elif isinstance(made, (ast.Call, ast.Subscript)) and (
+                    call_name(made) != "device" if isinstance(made, ast.Call) else True
                 ):
-                    parts.append(origin.source.code(made))
+                    parts.append(origin.file.code(made))
     return " ".join(parts)
 
 
-def _of_setup(source: Source, name: cst.Name) -> str:
+def _of_setup(file: File, name: ast.Name) -> str:
     """Which of the four values of `setup()` a name is."""
-    _, bindings = source.index.bindings(name.value, source.index.scope(name))
+    _, bindings = file.names.bindings(name.id, file.names.scope(name))
     positions = {one.path[0] for one in bindings if one.path}
     return {0: "'LOCAL_RANK'", 1: "get_rank()"}.get(min(positions, default=9), "")
 
 
-def setup_unpacked(source: Source, roles: Roles) -> Iterator[Hit]:
+def setup_unpacked(file: File, script: Script) -> Iterator[Hit]:
     """RK108: `setup()` gives four values."""
-    for call, dotted in calls(source, "setup"):
+    for call, dotted in calls(file, "setup"):
         if dotted != "rankup.setup":
             continue
-        assign = source.index.parents.get(call)
-        if not isinstance(assign, cst.Assign):
+        assign = file.names.parents.get(call)
+        if not isinstance(assign, ast.Assign):
             continue
-        for target in (one.target for one in assign.targets):
-            if isinstance(target, (cst.Tuple, cst.List)):
-                starred = any(isinstance(one, cst.StarredElement) for one in target.elements)
-                number = len(target.elements)
+        for target in assign.targets:
+            if isinstance(target, (ast.Tuple, ast.List)):
+                starred = any(isinstance(one, ast.Starred) for one in target.elts)
+                number = len(target.elts)
                 if number != 4 and not (starred and number <= 5):
                     yield Hit(
                         target,
@@ -164,31 +163,31 @@ def setup_unpacked(source: Source, roles: Roles) -> Iterator[Hit]:
                     )
 
 
-def ours_on_torch(source: Source, roles: Roles) -> Iterator[Hit]:
+def ours_on_torch(file: File, script: Script) -> Iterator[Hit]:
     """RK109: `torch.save0` does not exist; `save0` does."""
-    for node in source.index.all(cst.Attribute):
-        if node.attr.value in _OURS and source.index.dotted(node).startswith("torch."):
-            base = source.index.dotted(node.value)
+    for node in file.names.all(ast.Attribute):
+        if node.attr in _OURS and file.names.dotted(node).startswith("torch."):
+            base = file.names.dotted(node.value)
             if base in ("torch", "torch.distributed"):
                 yield Hit(
                     node,
-                    f"torch has no {node.attr.value}: it is rankup's",
-                    f"write rankup.{node.attr.value}(…)",
+                    f"torch has no {node.attr}: it is rankup's",
+                    f"write rankup.{node.attr}(…)",
                 )
 
 
-def one_rank_collective(source: Source, roles: Roles) -> Iterator[Hit]:
+def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
     """RK182: a collective that only one rank comes to."""
-    if not roles.distributed:
+    if not script.distributed:
         return
-    for call in source.index.all(cst.Call):
-        dotted = source.index.called(call)
+    for call in file.names.all(ast.Call):
+        dotted = file.names.called(call)
         name = call_name(call)
         if name not in _COLLECTIVES and dotted != "rankup.mean":
             continue
         if not dotted.startswith(("torch.distributed", "rankup", "distributed_utils")):
             continue
-        if guard(source, roles, call) and not _both_ways(source, roles, call, name):
+        if guard(file, script, call) and not _both_ways(file, script, call, name):
             yield Hit(
                 call,
                 f"{name} waits for all ranks, and only some come here: the job hangs",
@@ -196,16 +195,16 @@ def one_rank_collective(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def _both_ways(source: Source, roles: Roles, call: cst.Call, name: str) -> bool:
+def _both_ways(file: File, script: Script, call: ast.Call, name: str) -> bool:
     """Whether the other ranks meet it elsewhere (`if rank != 0: barrier()`, then rank 0's)."""
-    function = source.index.function(call) or source.module
+    function = file.names.function(call) or file.tree
     other = [
         one
         for one in walk(function)
-        if isinstance(one, cst.Call) and one is not call and call_name(one) == name
+        if isinstance(one, ast.Call) and one is not call and call_name(one) == name
     ]
-    mine = guard(source, roles, call)
-    return any(guard(source, roles, one) not in ("", mine) for one in other)
+    mine = guard(file, script, call)
+    return any(guard(file, script, one) not in ("", mine) for one in other)
 
 
 RULES = (

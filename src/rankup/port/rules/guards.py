@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Literal
 
-import libcst as cst
-
-from ..roles import Roles
-from ..roles.pieces import call_name
-from ..source import Source
+from ...script.flow import call_name
+from ...script.names import Function
+from ...script.roles import Script
+from ...script.source import File
 
 Guard = Literal["", "rank0", "local", "others"]
 _LOCAL = re.compile(r"local_?rank|LOCAL_RANK|\bgpu\s*==\s*0|device_id\s*==\s*0|SLURM_LOCALID", re.I)
@@ -25,27 +25,30 @@ _NOT_ZERO = re.compile(
 _DEPTH = 3
 
 
-def guard(source: Source, roles: Roles, node: cst.CSTNode, depth: int = _DEPTH) -> Guard:
+def guard(file: File, script: Script, node: ast.AST, depth: int = _DEPTH) -> Guard:
     """For whom a place runs: everybody (""), rank 0, rank 0 of each node, all but rank 0."""
     child = node
-    function: cst.FunctionDef | None = None
-    for up in source.index.up(node):
-        if isinstance(up, (cst.If, cst.IfExp)):
-            kind = _of_test(source, roles, up.test)
+    function: Function | None = None
+    for up in file.names.up(node):
+        kind = _left_before(file, script, child)
+        if kind:
+            return kind
+        if isinstance(up, (ast.If, ast.IfExp)):
+            kind = _of_test(file, script, up.test)
             if kind and child is not up.test:
-                return _turned(kind) if child is up.orelse else kind
-        elif isinstance(up, cst.BooleanOperation) and child is up.right:
-            kind = _of_test(source, roles, up.left)
-            if kind and isinstance(up.operator, cst.And):
-                return kind
-        elif isinstance(up, (cst.IndentedBlock, cst.Module)):
-            kind = _left_before(source, roles, up, child)
-            if kind:
-                return kind
-        elif isinstance(up, cst.FunctionDef):
+                otherwise = up.orelse if isinstance(up.orelse, list) else [up.orelse]
+                return _turned(kind) if child in otherwise else kind
+        elif isinstance(up, ast.BoolOp) and isinstance(up.op, ast.And):
+            for value in up.values:
+                kind = "" if value is child else _of_test(file, script, value)
+                if kind:
+                    return kind
+                if value is child:
+                    break
+        elif isinstance(up, Function):
             function = up
             if any(
-                "zero" in source.code(one) or "main" in source.code(one) for one in up.decorators
+                "zero" in file.code(one) or "main" in file.code(one) for one in up.decorator_list
             ):
                 return "rank0"
             break
@@ -53,40 +56,37 @@ def guard(source: Source, roles: Roles, node: cst.CSTNode, depth: int = _DEPTH) 
     if function is None or depth == 0:
         return ""
     kinds = {
-        guard(where, roles, call, depth - 1) for where, call in roles.flow.callers.get(function, ())
+        guard(where, script, call, depth - 1)
+        for where, call in script.flow.callers.get(function, ())
     }
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def _left_before(source: Source, roles: Roles, block: cst.CSTNode, child: cst.CSTNode) -> Guard:
+def _left_before(file: File, script: Script, child: ast.AST) -> Guard:
     """`if rank != 0: return` further up in the same block."""
-    body = getattr(block, "body", ())
-    for statement in body if isinstance(body, (list, tuple)) else ():
+    for statement in file.names.block(child):
         if statement is child:
             return ""
-        if isinstance(statement, cst.If) and statement.orelse is None and _leaves(statement.body):
-            kind = _of_test(source, roles, statement.test)
+        if isinstance(statement, ast.If) and not statement.orelse and _leaves(statement.body):
+            kind = _of_test(file, script, statement.test)
             if kind:
                 return _turned(kind)
     return ""
 
 
-def _leaves(body: cst.BaseSuite) -> bool:
-    last = body.body[-1] if body.body else None
-    while isinstance(last, cst.SimpleStatementLine):
-        last = last.body[-1]
-    return isinstance(last, (cst.Return, cst.Continue))
+def _leaves(body: list[ast.stmt]) -> bool:
+    return isinstance(body[-1], (ast.Return, ast.Continue))
 
 
-def _of_test(source: Source, roles: Roles, test: cst.BaseExpression) -> Guard:
+def _of_test(file: File, script: Script, test: ast.expr) -> Guard:
     """What a condition lets through."""
-    texts = [source.code(test)]
+    texts = [file.code(test)]
     for name in _names(test):
         texts += [
-            origin.source.code(origin.node)
-            for origin in roles.flow.origins(source, name)
-            if isinstance(origin.node, (cst.Comparison, cst.UnaryOperation))
-            or (isinstance(origin.node, cst.Call) and call_name(origin.node).startswith("is_"))
+            origin.file.code(origin.node)
+            for origin in script.flow.origins(file, name)
+            if isinstance(origin.node, (ast.Compare, ast.UnaryOp))
+            or (isinstance(origin.node, ast.Call) and call_name(origin.node).startswith("is_"))
         ]
     for text in texts:
         if re.search(
@@ -100,25 +100,25 @@ def _of_test(source: Source, roles: Roles, test: cst.BaseExpression) -> Guard:
         everything = re.sub(r"\w*local_?rank\w*", "", text, flags=re.IGNORECASE)
         if local and _RANK.search(everything):
             local = False
-        plain = isinstance(test, cst.Name) and test.value.lower().endswith("rank")
+        plain = isinstance(test, ast.Name) and test.id.lower().endswith("rank")
         if _NOT_ZERO.search(text) or plain:
             return "others"
         return "local" if local else "rank0"
     return ""
 
 
-def _names(test: cst.BaseExpression) -> list[cst.BaseExpression]:
-    found: list[cst.BaseExpression] = []
-    stack: list[cst.BaseExpression] = [test]
+def _names(test: ast.expr) -> list[ast.expr]:
+    found: list[ast.expr] = []
+    stack: list[ast.expr] = [test]
     while stack:
         at = stack.pop()
         match at:
-            case cst.Name() | cst.Attribute():
+            case ast.Name() | ast.Attribute():
                 found.append(at)
-            case cst.BooleanOperation():
-                stack += [at.left, at.right]
-            case cst.UnaryOperation():
-                stack.append(at.expression)
+            case ast.BoolOp():
+                stack += at.values
+            case ast.UnaryOp():
+                stack.append(at.operand)
     return found
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
-import libcst as cst
-
-from ..naming import words
-from ..roles import Roles
-from ..roles.pieces import argument, call_name
-from ..roles.words import STEP_SCHEDULES, last, root
-from ..source import Source
-from ..tree import walk
+from ...script.flow import argument, call_name, first_argument
+from ...script.names import walk
+from ...script.roles import Script
+from ...script.source import File
+from ...script.torch_names import STEP_SCHEDULES, last, root, words
 from .facts import loops_in, string, true
 from .rule import Hit, Rule
 
@@ -25,11 +23,11 @@ _ENVIRONMENTS = ("gym", "gymnasium", "stable_baselines3", "pettingzoo", "procgen
 _FIRST = re.compile(r"rank0_first|main_process_first|rank_zero_first|on_login_node|local_rank")
 
 
-def downloads(source: Source, roles: Roles) -> Iterator[Hit]:
+def downloads(file: File, script: Script) -> Iterator[Hit]:
     """RK177: compute nodes have no network."""
-    for call in source.index.all(cst.Call):
-        what = _fetched(source, call)
-        if what and not _ahead(source, call):
+    for call in file.names.all(ast.Call):
+        what = _fetched(file, call)
+        if what and not _ahead(file, call):
             yield Hit(
                 call,
                 f"{what} in the job: compute nodes have no network, and ranks would race",
@@ -37,9 +35,9 @@ def downloads(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def _fetched(source: Source, call: cst.Call) -> str:
+def _fetched(file: File, call: ast.Call) -> str:
     """What a call brings from the network, if it may."""
-    dotted, name = source.index.called(call), call_name(call)
+    dotted, name = file.names.called(call), call_name(call)
     if name in _DOWNLOADS:
         return f"{name} downloads"
     if true(argument(call, "download")):
@@ -51,7 +49,7 @@ def _fetched(source: Source, call: cst.Call) -> str:
     if true(argument(call, "local_files_only")):
         return ""
     if name in ("from_pretrained", "load_dataset", "load_metric"):
-        given = call.args[0].value if call.args else None
+        given = first_argument(call)
         value = string(given)
         if value is None or value.startswith((".", "/", "~")) or value in ("json", "csv", "text"):
             return ""
@@ -59,20 +57,20 @@ def _fetched(source: Source, call: cst.Call) -> str:
     if true(argument(call, "pretrained")):
         return "pretrained=True downloads"
     weights = argument(call, "weights")
-    if weights is not None and source.code(weights) != "None":
+    if weights is not None and file.code(weights) != "None":
         return "weights= downloads"
     return ""
 
 
-def _ahead(source: Source, call: cst.Call) -> bool:
+def _ahead(file: File, call: ast.Call) -> bool:
     """Whether rank 0 goes first, or only a login node comes here."""
-    for up in (call, *source.index.up(call)):
-        if isinstance(up, cst.With):
-            text = " ".join(source.code(one) for one in up.items)
-        elif isinstance(up, cst.If):
-            text = source.code(up.test)
-        elif isinstance(up, cst.Call):
-            text = source.code(up.func)
+    for up in (call, *file.names.up(call)):
+        if isinstance(up, ast.With):
+            text = " ".join(file.code(one.context_expr) for one in up.items)
+        elif isinstance(up, ast.If):
+            text = file.code(up.test)
+        elif isinstance(up, ast.Call):
+            text = file.code(up.func)
         else:
             continue
         if _FIRST.search(text):
@@ -80,17 +78,17 @@ def _ahead(source: Source, call: cst.Call) -> bool:
     return False
 
 
-def schedule_length(source: Source, roles: Roles) -> Iterator[Hit]:
+def schedule_length(file: File, script: Script) -> Iterator[Hit]:
     """RK179: a schedule for a number of steps that is counted by hand."""
-    for call in source.index.all(cst.Call):
+    for call in file.names.all(ast.Call):
         if call_name(call) not in STEP_SCHEDULES and "schedule" not in call_name(call):
             continue
         for name in ("num_training_steps", "total_steps", "t_total"):
             given = argument(call, name)
             if given is None:
                 continue
-            texts = [source.code(given)]
-            texts += [one.source.code(one.node) for one in roles.flow.origins(source, given)]
+            texts = [file.code(given)]
+            texts += [one.file.code(one.node) for one in script.flow.origins(file, given)]
             if any(re.search(r"len\(.*\)\s*//?.*batch", one) for one in texts) and not any(
                 "world" in one for one in texts
             ):
@@ -103,25 +101,25 @@ def schedule_length(source: Source, roles: Roles) -> Iterator[Hit]:
                 break
 
 
-def stops_alone(source: Source, roles: Roles) -> Iterator[Hit]:
+def stops_alone(file: File, script: Script) -> Iterator[Hit]:
     """RK181: one rank leaves, and the others wait for it."""
-    for node in source.index.all(cst.Try):
+    for node in file.names.all(ast.Try):
         if not any(
-            isinstance(one, cst.Call) and call_name(one) == "backward" for one in walk(node.body)
+            isinstance(one, ast.Call) and call_name(one) == "backward" for one in walk(*node.body)
         ):
             continue
         for handler in node.handlers:
-            if _goes_on(source, handler):
+            if _goes_on(file, handler):
                 yield Hit(
                     handler,
                     "catches what one rank fails with, and goes on: the others wait for its part",
                     "raise again, so that the job ends",
                 )
-    if roles.distributed and any("all_reduce" in one.text for one in roles.sources):
+    if script.distributed and any("all_reduce" in one.text for one in script.files):
         return
-    for loop in loops_in(source, roles.train_loops):
+    for loop in loops_in(file, script.train_loops):
         for test in walk(loop.node):
-            if isinstance(test, cst.If) and _is_nan(source, test.test) and _leaves(test.body):
+            if isinstance(test, ast.If) and _is_nan(file, test.test) and _leaves(test.body):
                 yield Hit(
                     test,
                     "leaves the step by this rank's own loss: the others wait for its part",
@@ -129,42 +127,42 @@ def stops_alone(source: Source, roles: Roles) -> Iterator[Hit]:
                 )
 
 
-def _goes_on(source: Source, handler: cst.ExceptHandler) -> bool:
-    caught = source.code(handler.type) if handler.type is not None else "everything"
+def _goes_on(file: File, handler: ast.ExceptHandler) -> bool:
+    caught = file.code(handler.type) if handler.type is not None else "everything"
     if caught in ("StopIteration", "ImportError", "KeyError", "ValueError", "FileNotFoundError"):
         return False
     return not any(
-        isinstance(one, cst.Raise)
-        or (isinstance(one, cst.Call) and call_name(one) in ("exit", "_exit", "abort"))
-        for one in walk(handler.body)
+        isinstance(one, ast.Raise)
+        or (isinstance(one, ast.Call) and call_name(one) in ("exit", "_exit", "abort"))
+        for one in walk(*handler.body)
     )
 
 
-def _is_nan(source: Source, test: cst.BaseExpression) -> bool:
-    return re.search(r"isnan\(|isfinite\(|isinf\(", source.code(test)) is not None
+def _is_nan(file: File, test: ast.expr) -> bool:
+    return re.search(r"isnan\(|isfinite\(|isinf\(", file.code(test)) is not None
 
 
-def _leaves(body: cst.BaseSuite) -> bool:
+def _leaves(body: list[ast.stmt]) -> bool:
     return any(
-        isinstance(one, (cst.Break, cst.Continue, cst.Return))
-        or (isinstance(one, cst.Call) and call_name(one) in ("exit", "_exit"))
-        for one in walk(body)
+        isinstance(one, (ast.Break, ast.Continue, ast.Return))
+        or (isinstance(one, ast.Call) and call_name(one) in ("exit", "_exit"))
+        for one in walk(*body)
     )
 
 
-def not_data_parallel(source: Source, roles: Roles) -> Iterator[Hit]:
+def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """RK191: training that is not over batches of independent samples."""
-    for optimizer in roles.optimizers:
-        if optimizer.source is source and last(optimizer.dotted) == "LBFGS":
+    for optimizer in script.optimizers:
+        if optimizer.file is file and last(optimizer.dotted) == "LBFGS":
             yield Hit(
                 optimizer.node,
                 "LBFGS evaluates the whole loss several times per step: ranks would part",
                 "another optimizer, or one GPU",
             )
-    if source is not roles.source:
+    if file is not script.file:
         return
-    for call in source.index.all(cst.Call):
-        dotted = source.index.called(call)
+    for call in file.names.all(ast.Call):
+        dotted = file.names.called(call)
         if root(dotted) in _ENVIRONMENTS and call_name(call).startswith("make"):
             yield Hit(
                 call,
@@ -172,10 +170,8 @@ def not_data_parallel(source: Source, roles: Roles) -> Iterator[Hit]:
                 "run one environment per rank by hand, with a seed of its own",
             )
             return
-    for loop in loops_in(source, roles.train_loops):
-        if not loop.loaders and re.search(
-            r"\[[^\]]*train_mask\]|edge_index", source.code(loop.node)
-        ):
+    for loop in loops_in(file, script.train_loops):
+        if not loop.loaders and re.search(r"\[[^\]]*train_mask\]|edge_index", file.code(loop.node)):
             yield Hit(
                 loop.node,
                 "trains on the whole graph at once: there are no batches to deal",

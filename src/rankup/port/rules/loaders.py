@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-import libcst as cst
-
-from ..naming import words
-from ..roles import Roles
-from ..roles.pieces import argument, call_name
-from ..source import Source
-from ..tree import walk
+from ...script.flow import argument, call_name, first_argument, literal
+from ...script.flow import given as arguments_of
+from ...script.names import walk
+from ...script.roles import Script
+from ...script.source import File
+from ...script.torch_names import words
 from .facts import (
     by_hand,
     calls,
@@ -32,17 +32,17 @@ _MAKERS = words("ones zeros full empty rand randn randint arange tensor eye")
 _RESHAPERS = words("view reshape expand new_ones new_zeros new_full")
 
 
-def not_dealt(source: Source, roles: Roles) -> Iterator[Hit]:
+def not_dealt(file: File, script: Script) -> Iterator[Hit]:
     """RK111: every rank trains on everything."""
-    for loop in loops_in(source, roles.train_loops):
+    for loop in loops_in(file, script.train_loops):
         for loader in loop.loaders:
-            if sharded(roles, loop, loader) or dealt(roles, loader):
+            if sharded(script, loop, loader) or dealt(script, loader):
                 continue
-            if loader.confidence < 0.9 and not by_hand(roles):
+            if loader.confidence < 0.9 and not by_hand(script):
                 continue
-            if _iterable(roles, loader.source, loader.node) is not None:
+            if _iterable(script, loader.file, loader.node) is not None:
                 continue  # RK117
-            here = loader.source is source and isinstance(loader.node, cst.Call)
+            here = loader.file is file and isinstance(loader.node, ast.Call)
             place = loader.node if here else loop.iterated
             if place is not None:
                 yield Hit(
@@ -50,14 +50,14 @@ def not_dealt(source: Source, roles: Roles) -> Iterator[Hit]:
                 )
 
 
-def no_set_epoch(source: Source, roles: Roles) -> Iterator[Hit]:
+def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
     """RK112: the same order in every epoch."""
-    if any(".set_epoch(" in one.text for one in roles.sources):
+    if any(".set_epoch(" in one.text for one in script.files):
         return
-    trains = {node for loader in roles.train_loaders for _, node in samplers(roles, loader)}
-    for call, _ in calls(source, "DistributedSampler"):
+    trains = {node for loader in script.train_loaders for _, node in samplers(script, loader)}
+    for call, _ in calls(file, "DistributedSampler"):
         shuffle = argument(call, "shuffle", 3)
-        if call in trains and not (isinstance(shuffle, cst.Name) and shuffle.value == "False"):
+        if call in trains and literal(shuffle) is not False:
             yield Hit(
                 call,
                 "without set_epoch this sampler gives the same order in every epoch",
@@ -65,20 +65,20 @@ def no_set_epoch(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def evaluation_padded(source: Source, roles: Roles) -> Iterator[Hit]:
+def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
     """RK113: samples evaluated twice, or not at all."""
-    trains = {node for loader in roles.train_loaders for _, node in samplers(roles, loader)}
-    in_training = {loader.node for loader in roles.train_loaders}
-    for loader in roles.eval_loaders:
-        if loader.node in in_training or not isinstance(loader.node, cst.Call):
+    trains = {node for loader in script.train_loaders for _, node in samplers(script, loader)}
+    in_training = {loader.node for loader in script.train_loaders}
+    for loader in script.eval_loaders:
+        if loader.node in in_training or not isinstance(loader.node, ast.Call):
             continue
-        for where, node in samplers(roles, loader):
-            if where is not source or not isinstance(node, cst.Call) or node in trains:
+        for where, node in samplers(script, loader):
+            if where is not file or not isinstance(node, ast.Call) or node in trains:
                 continue
             if call_name(node) != "DistributedSampler":
                 continue
             drops = true(argument(node, "drop_last", 5))
-            if drops and any("Subset(" in one.text for one in roles.sources):
+            if drops and any("Subset(" in one.text for one in script.files):
                 continue  # the rest is evaluated apart
             what = "drops" if drops else "repeats"
             yield Hit(
@@ -87,7 +87,7 @@ def evaluation_padded(source: Source, roles: Roles) -> Iterator[Hit]:
                 "evaluation is not of the data set",
                 "`for batch in rankup.shard(loader):` neither pads nor drops, then rankup.mean",
             )
-        if loader.source is source and true(argument(loader.node, "drop_last")):
+        if loader.file is file and true(argument(loader.node, "drop_last")):
             yield Hit(
                 loader.node,
                 "drop_last leaves the last samples out of the evaluation, more with more ranks",
@@ -95,17 +95,17 @@ def evaluation_padded(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def evaluated_by_all(source: Source, roles: Roles) -> Iterator[Hit]:
+def evaluated_by_all(file: File, script: Script) -> Iterator[Hit]:
     """RK119: every rank evaluates everything."""
-    if roles.distributed and not ported(roles):
+    if script.distributed and not ported(script):
         return  # correct, if slow
-    for loop in loops_in(source, roles.eval_loops):
-        if guard(source, roles, loop.node):
+    for loop in loops_in(file, script.eval_loops):
+        if guard(file, script, loop.node):
             continue
         for loader in loop.loaders:
-            if loop.iterated is None or (loader.confidence < 0.9 and not ported(roles)):
+            if loop.iterated is None or (loader.confidence < 0.9 and not ported(script)):
                 continue
-            if sharded(roles, loop, loader) or dealt(roles, loader):
+            if sharded(script, loop, loader) or dealt(script, loader):
                 continue
             yield Hit(
                 loop.iterated,
@@ -115,14 +115,14 @@ def evaluated_by_all(source: Source, roles: Roles) -> Iterator[Hit]:
             break
 
 
-def iterable_not_split(source: Source, roles: Roles) -> Iterator[Hit]:
+def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
     """RK117: every rank reads the same stream."""
-    for loader in roles.train_loaders:
-        if loader.source is not source or dealt(roles, loader):
+    for loader in script.train_loaders:
+        if loader.file is not file or dealt(script, loader):
             continue
-        if any(sharded(roles, loop) for loop in roles.train_loops if loader in loop.loaders):
+        if any(sharded(script, loop) for loop in script.train_loops if loader in loop.loaders):
             continue
-        made = _iterable(roles, source, loader.node)
+        made = _iterable(script, file, loader.node)
         if made is not None:
             yield Hit(
                 loader.node,
@@ -133,19 +133,19 @@ def iterable_not_split(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def _iterable(roles: Roles, source: Source, loader: cst.CSTNode) -> str | None:
+def _iterable(script: Script, file: File, loader: ast.AST) -> str | None:
     """The name of the iterable data set that a loader reads, if it does."""
-    if not isinstance(loader, cst.Call):
+    if not isinstance(loader, ast.Call):
         return None
     given = argument(loader, "dataset", 0)
     if given is None:
         return None
-    for origin in roles.flow.origins(source, given):
-        owner = roles.flow.class_of(origin.source, origin.node)
-        if owner and any(base.endswith("IterableDataset") for base in roles.flow.bases(*owner)):
-            return owner[1].name.value
+    for origin in script.flow.origins(file, given):
+        owner = script.flow.class_of(origin.file, origin.node)
+        if owner and any(base.endswith("IterableDataset") for base in script.flow.bases(*owner)):
+            return owner[1].name
         if (
-            isinstance(origin.node, cst.Call)
+            isinstance(origin.node, ast.Call)
             and call_name(origin.node) == "load_dataset"
             and true(argument(origin.node, "streaming"))
         ):
@@ -153,56 +153,56 @@ def _iterable(roles: Roles, source: Source, loader: cst.CSTNode) -> str | None:
     return None
 
 
-def batch_size_in_shape(source: Source, roles: Roles) -> Iterator[Hit]:
+def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
     """RK118: the last batch is shorter, and a rank's part of any batch is."""
     sizes: dict[str, bool] = {}
-    for loader in roles.train_loaders:
-        if isinstance(loader.node, cst.Call):
+    for loader in script.train_loaders:
+        if isinstance(loader.node, ast.Call):
             size = argument(loader.node, "batch_size", 1)
-            if isinstance(size, (cst.Name, cst.Attribute)):
-                sizes[loader.source.code(size)] = True
+            if isinstance(size, (ast.Name, ast.Attribute)):
+                sizes[loader.file.code(size)] = True
     if not sizes:
         return
-    for loop in loops_in(source, roles.train_loops):
+    for loop in loops_in(file, script.train_loops):
         for call in calls_in(loop.node):
-            dotted = source.index.called(call)
+            dotted = file.names.called(call)
             reshapes = not dotted and call_name(call) in _RESHAPERS
             if not reshapes and not (dotted.startswith("torch.") and call_name(call) in _MAKERS):
                 continue
             for node in walk(call):
-                if isinstance(node, (cst.Name, cst.Attribute)) and source.code(node) in sizes:
+                if isinstance(node, (ast.Name, ast.Attribute)) and file.code(node) in sizes:
                     yield Hit(
                         call,
-                        f"a shape of {source.code(node)}: a rank's part of a batch is smaller",
+                        f"a shape of {file.code(node)}: a rank's part of a batch is smaller",
                         "take the size from the batch: len(batch), x.size(0)",
                     )
                     break
 
 
-def workers(source: Source, roles: Roles) -> Iterator[Hit]:
+def workers(file: File, script: Script) -> Iterator[Hit]:
     """RK178: a number of workers that fails or that all ranks have at once."""
-    for call in source.index.all(cst.Call):
-        if source.index.called(call) != "builtins.int" or not call.args:
+    for call in file.names.all(ast.Call):
+        if file.names.called(call) != "builtins.int":
             continue
-        inner = call.args[0].value
-        if "SLURM_CPUS_PER_TASK" not in source.code(inner):
+        inner = first_argument(call)
+        if inner is None or "SLURM_CPUS_PER_TASK" not in file.code(inner):
             continue
-        safe = isinstance(inner, cst.Call) and len(inner.args) > 1
-        if not safe and not isinstance(inner, cst.BooleanOperation):
+        safe = isinstance(inner, ast.Call) and len(arguments_of(inner)) > 1
+        if not safe and not isinstance(inner, ast.BoolOp):
             yield Hit(
                 call,
                 "SLURM_CPUS_PER_TASK may be unset (srun does not set it without --cpus-per-task), "
                 "and it counts the cores of a task, which all ranks of a node share",
                 'int(os.environ.get("SLURM_CPUS_PER_TASK", 1)) // local_world_size',
             )
-    for loader in (*roles.train_loaders, *roles.eval_loaders):
-        if loader.source is source and isinstance(loader.node, cst.Call):
+    for loader in (*script.train_loaders, *script.eval_loaders):
+        if loader.file is file and isinstance(loader.node, ast.Call):
             given = argument(loader.node, "num_workers", 5)
             if (
                 given is not None
-                and not ranked(roles, source, given)
+                and not ranked(script, file, given)
                 and any(
-                    isinstance(one, cst.Call) and call_name(one) == "cpu_count"
+                    isinstance(one, ast.Call) and call_name(one) == "cpu_count"
                     for one in walk(given)
                 )
             ):
@@ -214,18 +214,18 @@ def workers(source: Source, roles: Roles) -> Iterator[Hit]:
                 )
 
 
-def effective_batch(source: Source, roles: Roles) -> Iterator[Hit]:
+def effective_batch(file: File, script: Script) -> Iterator[Hit]:
     """RK172: whose batch size is it, a GPU's or the run's?"""
-    if roles.distributed:
+    if script.distributed:
         return
-    for loader in roles.train_loaders:
-        if loader.source is not source or not isinstance(loader.node, cst.Call):
+    for loader in script.train_loaders:
+        if loader.file is not file or not isinstance(loader.node, ast.Call):
             continue
         size = argument(loader.node, "batch_size", 1)
         if size is not None and string(size) is None:
             yield Hit(
                 loader.node,
-                f"batch_size={source.code(size)}: with a batch per GPU, N ranks train on batches N "
+                f"batch_size={file.code(size)}: with a batch per GPU, N ranks train on batches N "
                 "times as large",
                 "rankup.shard keeps it the size of the whole batch; `rankup port --batch per-gpu` "
                 "says what becomes of the learning rate",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
-import libcst as cst
-
-from ..naming import words
-from ..roles import Roles
-from ..roles.pieces import argument, around_model, call_name
-from ..roles.words import last
-from ..source import Source
-from ..tree import walk
+from ...script.flow import argument, call_name, model_wrapper
+from ...script.flow import given as arguments_of
+from ...script.names import walk
+from ...script.roles import Script
+from ...script.source import File
+from ...script.torch_names import last, words
 from .facts import anywhere, calls, trained_here, wrapped
 from .guards import guard
 from .rule import Hit, Rule
@@ -32,16 +31,16 @@ _BUFFERS = re.compile(r"register_buffer|BatchNorm|torchvision|timm|transformers|
 _FROZEN = re.compile(r"requires_grad\s*=\s*False|requires_grad_\(False\)")
 
 
-def bypasses_forward(source: Source, roles: Roles) -> Iterator[Hit]:
+def bypasses_forward(file: File, script: Script) -> Iterator[Hit]:
     """RK131: training past the wrapper: gradients are not put together, without a word."""
-    if not roles.distributed:
+    if not script.distributed:
         return
-    around = wrapped(roles)
-    for call in source.index.all(cst.Call):
+    around = wrapped(script)
+    for call in file.names.all(ast.Call):
         inner = _past_module(call.func)
-        if inner is None or not trained_here(source, roles, call):
+        if inner is None or not trained_here(file, script, call):
             continue
-        kinds = set().union(*(around.get(o.node, set()) for o in roles.flow.origins(source, inner)))
+        kinds = set().union(*(around.get(o.node, set()) for o in script.flow.origins(file, inner)))
         if kinds & {"ddp", "rankup"}:
             yield Hit(
                 call,
@@ -50,46 +49,46 @@ def bypasses_forward(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def _past_module(func: cst.BaseExpression) -> cst.BaseExpression | None:
+def _past_module(func: ast.expr) -> ast.expr | None:
     """`model` of `model.module(x)` and `model.module.encode(x)`."""
-    if isinstance(func, cst.Attribute):
-        if func.attr.value == "module":
+    if isinstance(func, ast.Attribute):
+        if func.attr == "module":
             return func.value
-        if func.attr.value in _SILENT or func.attr.value.startswith(("save", "get_", "set_")):
+        if func.attr in _SILENT or func.attr.startswith(("save", "get_", "set_")):
             return None
         value = func.value
-        while isinstance(value, cst.Attribute):
-            if value.attr.value == "module":
+        while isinstance(value, ast.Attribute):
+            if value.attr == "module":
                 return value.value
             value = value.value
     return None
 
 
-def custom_attribute(source: Source, roles: Roles) -> Iterator[Hit]:
+def custom_attribute(file: File, script: Script) -> Iterator[Hit]:
     """RK132: names of one's own on a model, which a plain wrapper has not."""
-    around = wrapped(roles)
-    if roles.distributed and not any("ddp" in kinds for kinds in around.values()):
+    around = wrapped(script)
+    if script.distributed and not any("ddp" in kinds for kinds in around.values()):
         return
-    models = {one.node for one in roles.models}
+    models = {one.node for one in script.models}
     seen: set[str] = set()
-    for node in source.index.all(cst.Attribute):
-        name = node.attr.value
+    for node in file.names.all(ast.Attribute):
+        name = node.attr
         if (
             name in _SILENT
             or name.startswith("__")
-            or not isinstance(node.value, (cst.Name, cst.Attribute))
+            or not isinstance(node.value, (ast.Name, ast.Attribute))
         ):
             continue
-        if isinstance(node.value, cst.Name) and node.value.value in ("self", "cls"):
+        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
             continue
-        if source.index.dotted(node):
+        if file.names.dotted(node):
             continue
-        origins = [one for one in roles.flow.origins(source, node.value) if one.node in models]
-        if roles.distributed:
-            origins = [one for one in origins if one.wrapped() == {"ddp"}]
-            origins = [one for one in origins if not _before_wrap(source, roles, node, one)]
-        spelled = source.code(node)
-        if not origins or spelled in seen or not _own_class(source, roles, origins[0].node, name):
+        origins = [one for one in script.flow.origins(file, node.value) if one.node in models]
+        if script.distributed:
+            origins = [one for one in origins if one.wrappers() == {"ddp"}]
+            origins = [one for one in origins if not _before_wrap(file, script, node, one)]
+        spelled = file.code(node)
+        if not origins or spelled in seen or not _own_class(file, script, origins[0].node, name):
             continue
         seen.add(spelled)
         yield Hit(
@@ -99,53 +98,53 @@ def custom_attribute(source: Source, roles: Roles) -> Iterator[Hit]:
         )
 
 
-def _own_class(source: Source, roles: Roles, made: cst.CSTNode, name: str) -> bool:
+def _own_class(file: File, script: Script, made: ast.AST, name: str) -> bool:
     """Whether it is an attribute of the model, as far as one can see."""
-    for where in roles.sources:
-        if made in where.index.parents:
-            owner = roles.flow.class_of(where, made)
+    for where in script.files:
+        if made in where.names.parents:
+            owner = script.flow.class_of(where, made)
             if owner is None:
                 return True
             return (
-                name in where.index.attributes(owner[1])
-                or name in owner[0].index.members(owner[1])
-                or name in owner[0].index.attributes(owner[1])
+                name in where.names.attributes(owner[1])
+                or name in owner[0].names.members(owner[1])
+                or name in owner[0].names.attributes(owner[1])
             )
     return True
 
 
-def _before_wrap(source: Source, roles: Roles, node: cst.CSTNode, origin: object) -> bool:
+def _before_wrap(file: File, script: Script, node: ast.AST, origin: object) -> bool:
     """Whether a use stands above the wrapping, in the same function."""
-    home = source.index.function(node)
-    line = source.line_of(node)[0]
-    for call in source.index.all(cst.Call):
+    home = file.names.function(node)
+    line = file.line(node)[0]
+    for call in file.names.all(ast.Call):
         if (
-            around_model(source, call) == "ddp"
-            and source.index.function(call) is home
-            and line <= source.last_line_of(call)
+            model_wrapper(file, call) == "ddp"
+            and file.names.function(call) is home
+            and line <= file.last_line(call)
         ):
             return True
     return False
 
 
-def forward_on_one(source: Source, roles: Roles) -> Iterator[Hit]:
+def forward_on_one(file: File, script: Script) -> Iterator[Hit]:
     """RK133: a forward through the wrapper on one rank: its buffers are a collective."""
-    if not roles.distributed:
+    if not script.distributed:
         return
-    around = wrapped(roles)
-    collective = {"ddp", "fsdp"} if _may_have_buffers(roles) else {"fsdp"}
-    for call in source.index.all(cst.Call):
-        if not isinstance(call.func, (cst.Name, cst.Attribute)) or not call.args:
+    around = wrapped(script)
+    collective = {"ddp", "fsdp"} if _may_have_buffers(script) else {"fsdp"}
+    for call in file.names.all(ast.Call):
+        if not isinstance(call.func, (ast.Name, ast.Attribute)) or not arguments_of(call):
             continue
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "module":
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "module":
             continue
-        if source.index.called(call):
+        if file.names.called(call):
             continue
         kinds: set[str] = set()
-        for origin in roles.flow.origins(source, call.func):
+        for origin in script.flow.origins(file, call.func):
             if origin.node in around:
-                kinds |= origin.wrapped()
-        if kinds & collective and guard(source, roles, call) in ("rank0", "local"):
+                kinds |= origin.wrappers()
+        if kinds & collective and guard(file, script, call) in ("rank0", "local"):
             yield Hit(
                 call,
                 "a forward through the wrapper on one rank: it may wait for the others forever",
@@ -153,34 +152,34 @@ def forward_on_one(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def _may_have_buffers(roles: Roles) -> bool:
+def _may_have_buffers(script: Script) -> bool:
     """Whether DDP may have something to send in a forward: not for a model of the script's own
     that registers no buffer and takes none of those that do."""
-    texts = [one.text for one in roles.sources]
+    texts = [one.text for one in script.files]
     own = any(_MODULE.search(text) for text in texts)
     return not own or any(_BUFFERS.search(text) for text in texts)
 
 
-def cpu_round_trip(source: Source, roles: Roles) -> Iterator[Hit]:
+def cpu_round_trip(file: File, script: Script) -> Iterator[Hit]:
     """RK134: a model moved to the CPU and back: gradients are no longer put together."""
-    models = {one.node for one in roles.models}
-    for call, dotted in calls(source, "cpu", "to"):
-        if dotted or not isinstance(call.func, cst.Attribute):
+    models = {one.node for one in script.models}
+    for call, dotted in calls(file, "cpu", "to"):
+        if dotted or not isinstance(call.func, ast.Attribute):
             continue
         if call_name(call) == "to":
             given = argument(call, "device", 0)
-            if given is None or source.code(given).strip("'\"") != "cpu":
+            if given is None or file.code(given).strip("'\"") != "cpu":
                 continue
-        elif call.args:
+        elif arguments_of(call):
             continue
         receiver = call.func.value
-        if not isinstance(receiver, (cst.Name, cst.Attribute)):
+        if not isinstance(receiver, (ast.Name, ast.Attribute)):
             continue
-        if not isinstance(source.index.parents.get(call), (cst.Expr, cst.Assign, cst.Attribute)):
+        if not isinstance(file.names.parents.get(call), (ast.Expr, ast.Assign, ast.Attribute)):
             continue
-        if _after_training(source, roles, call):
+        if _after_training(file, script, call):
             continue
-        if models & {one.node for one in roles.flow.origins(source, receiver)}:
+        if models & {one.node for one in script.flow.origins(file, receiver)}:
             yield Hit(
                 call,
                 "moves the model that is trained to the CPU: gradients are no longer exchanged",
@@ -188,20 +187,20 @@ def cpu_round_trip(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def _after_training(source: Source, roles: Roles, call: cst.Call) -> bool:
+def _after_training(file: File, script: Script, call: ast.Call) -> bool:
     """Whether it stands below all training in flat code, or before it."""
-    loops = [one for one in source.index.up(call) if isinstance(one, (cst.For, cst.While))]
-    return not loops and source.index.function(call) is None
+    loops = [one for one in file.names.up(call) if isinstance(one, (ast.For, ast.While))]
+    return not loops and file.names.function(call) is None
 
 
-def batch_norm(source: Source, roles: Roles) -> Iterator[Hit]:
+def batch_norm(file: File, script: Script) -> Iterator[Hit]:
     """RK135: statistics of a rank's part of the batch."""
-    if roles.distributed or not roles.train_loops:
+    if script.distributed or not script.train_loops:
         return
-    if anywhere(roles, "convert_sync_batchnorm"):
+    if anywhere(script, "convert_sync_batchnorm"):
         return
-    for call in source.index.all(cst.Call):
-        dotted = source.index.called(call)
+    for call in file.names.all(ast.Call):
+        dotted = file.names.called(call)
         if dotted.startswith("torch.nn.") and last(dotted).startswith("BatchNorm"):
             yield Hit(
                 call,
@@ -211,27 +210,27 @@ def batch_norm(source: Source, roles: Roles) -> Iterator[Hit]:
             return
 
 
-def wrap_order(source: Source, roles: Roles) -> Iterator[Hit]:
+def wrap_order(file: File, script: Script) -> Iterator[Hit]:
     """RK136: an optimizer of parameters that sharding replaces; freezing after the wrapping."""
-    if not roles.distributed:
+    if not script.distributed:
         return
-    for scope in {source.index.function(one) for one in source.index.all(cst.Call)}:
-        around: cst.CSTNode = scope or source.module
+    for scope in {file.names.function(one) for one in file.names.all(ast.Call)}:
+        around: ast.AST = scope or file.tree
         lines = {"fsdp": 0, "ddp": 0}
         for call in walk(around):
-            if not isinstance(call, cst.Call) or source.index.function(call) is not scope:
+            if not isinstance(call, ast.Call) or file.names.function(call) is not scope:
                 continue
-            kind = around_model(source, call)
+            kind = model_wrapper(file, call)
             if kind in lines and not lines[kind]:
-                lines[kind] = source.line_of(call)[0]
+                lines[kind] = file.line(call)[0]
         if not any(lines.values()):
             continue
-        for optimizer in roles.optimizers:
+        for optimizer in script.optimizers:
             if (
-                optimizer.source is source
+                optimizer.file is file
                 and optimizer.function is scope
                 and lines["fsdp"]
-                and source.line_of(optimizer.node)[0] < lines["fsdp"]
+                and file.line(optimizer.node)[0] < lines["fsdp"]
             ):
                 yield Hit(
                     optimizer.node,
@@ -243,10 +242,10 @@ def wrap_order(source: Source, roles: Roles) -> Iterator[Hit]:
             continue
         for node in walk(around):
             if (
-                isinstance(node, (cst.Assign, cst.Expr))
-                and "requires_grad" in source.code(node)
-                and _FROZEN.search(source.code(node))
-                and source.line_of(node)[0] > lines["ddp"]
+                isinstance(node, (ast.Assign, ast.Expr))
+                and "requires_grad" in file.code(node)
+                and _FROZEN.search(file.code(node))
+                and file.line(node)[0] > lines["ddp"]
             ):
                 yield Hit(
                     node,

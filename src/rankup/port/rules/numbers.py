@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
-import libcst as cst
-
-from ..roles import Loop, Roles
-from ..roles.pieces import argument, call_name
-from ..similar import similarities
-from ..source import Source
-from ..tree import walk
+from ...script.flow import argument, call_name, first_argument
+from ...script.names import walk
+from ...script.roles import Loop, Script
+from ...script.source import File
 from .batches import of_batch
 from .facts import anywhere, calls, loops_in, trained_here
 from .grown import left_local
 from .guards import guard
 from .reduced import is_reduction, mentions, tainted
 from .rule import Hit, Rule
+from .similar import similarities
 
 _BEST = re.compile(r"best|lowest|highest|min_(?:val|loss)|max_acc|patience", re.IGNORECASE)
 _NETWORK = re.compile(r"net|model|encoder|transform", re.IGNORECASE)
@@ -27,28 +26,29 @@ _CONTRASTIVE = re.compile(
 )
 
 
-def decision(source: Source, roles: Roles) -> Iterator[Hit]:
+def decision(file: File, script: Script) -> Iterator[Hit]:
     """RK122: ranks that decide differently."""
-    for node in source.index.all(cst.If):
+    for node in file.names.all(ast.If):
         compared = _compared(node.test)
-        if not compared or not _local_value(source, roles, node, compared):
+        if not compared or not _local_value(file, script, node, compared):
             continue
-        if guard(source, roles, node):
+        if guard(file, script, node):
             continue
         yield Hit(
             node.test,
             "decides by this rank's value: ranks would disagree on the best model or on stopping",
             "compare the value of all ranks: rankup.mean(total, count)",
         )
-    for scheduler in roles.schedulers:
+    for scheduler in script.schedulers:
         if call_name(scheduler.node) != "ReduceLROnPlateau":  # type: ignore[arg-type]
             continue
-        for call, _ in calls(source, "step"):
-            if not call.args or not isinstance(call.func, cst.Attribute):
+        for call, _ in calls(file, "step"):
+            stepped = first_argument(call)
+            if stepped is None or not isinstance(call.func, ast.Attribute):
                 continue
-            if scheduler not in roles.of(source, call.func.value):
+            if scheduler not in script.of(file, call.func.value):
                 continue
-            if _local_value(source, roles, call, mentions(call.args[0].value)):
+            if _local_value(file, script, call, mentions(stepped)):
                 yield Hit(
                     call,
                     "ReduceLROnPlateau would see each rank's own value: learning rates part",
@@ -56,15 +56,15 @@ def decision(source: Source, roles: Roles) -> Iterator[Hit]:
                 )
 
 
-def _compared(test: cst.BaseExpression) -> set[str]:
+def _compared(test: ast.expr) -> set[str]:
     """The values in `val_loss < best` that are no record themselves."""
     found: set[str] = set()
     for node in walk(test):
-        if not isinstance(node, cst.Comparison):
+        if not isinstance(node, ast.Compare):
             continue
         if not isinstance(
-            node.comparisons[0].operator,
-            (cst.LessThan, cst.GreaterThan, cst.LessThanEqual, cst.GreaterThanEqual),
+            node.ops[0],
+            (ast.Lt, ast.Gt, ast.LtE, ast.GtE),
         ):
             continue
         names = mentions(node)
@@ -73,114 +73,114 @@ def _compared(test: cst.BaseExpression) -> set[str]:
     return found
 
 
-def _local_value(source: Source, roles: Roles, node: cst.CSTNode, names: set[str]) -> bool:
+def _local_value(file: File, script: Script, node: ast.AST, names: set[str]) -> bool:
     """Whether one of these names comes out of a loop whose counts are not put together."""
-    around: cst.CSTNode = source.index.function(node) or source.module
-    for loop in (*roles.eval_loops, *roles.train_loops):
-        left = left_local(loop.source, roles, loop)
+    around: ast.AST = file.names.function(node) or file.tree
+    for loop in (*script.eval_loops, *script.train_loops):
+        left = left_local(loop.file, script, loop)
         if not left:
             continue
         home = loop.function
         if (
-            loop.source is source
-            and (home or source.module) is around
-            and names & tainted(source, around, {one.name for one in left})
+            loop.file is file
+            and (home or file.tree) is around
+            and names & tainted(file, around, {one.name for one in left})
         ):
             return True
         if home is None:
             continue
-        for where, call in roles.flow.callers.get(home, ()):
-            if where is not source or (source.index.function(call) or source.module) is not around:
+        for where, call in script.flow.callers.get(home, ()):
+            if where is not file or (file.names.function(call) or file.tree) is not around:
                 continue
-            assign = source.index.enclosing(call, cst.Assign, cst.BaseCompoundStatement)
-            if isinstance(assign, cst.Assign):
-                targets = mentions(assign.targets[0].target)
-                if names & tainted(source, around, targets) and not _reduced_here(
-                    source, around, targets
+            assign = file.names.statement(call)
+            if isinstance(assign, ast.Assign):
+                targets = mentions(assign.targets[0])
+                if names & tainted(file, around, targets) and not _reduced_here(
+                    file, around, targets
                 ):
                     return True
     return False
 
 
-def _reduced_here(source: Source, around: cst.CSTNode, names: set[str]) -> bool:
+def _reduced_here(file: File, around: ast.AST, names: set[str]) -> bool:
     return any(
-        isinstance(one, cst.Call) and is_reduction(source, one) and mentions(one) & names
+        isinstance(one, ast.Call) and is_reduction(file, one) and mentions(one) & names
         for one in walk(around)
     )
 
 
-def sum_reduced(source: Source, roles: Roles) -> Iterator[Hit]:
+def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
     """RK123: a sum over the batch is trained on."""
-    if any("world_size" in loop_text(loop) for loop in roles.train_loops if roles.distributed):
+    if any("world_size" in loop_text(loop) for loop in script.train_loops if script.distributed):
         return
-    if anywhere(roles, "count", "summed") and "rankup" in roles.runtimes:
+    if anywhere(script, "count", "summed") and "rankup" in script.runtimes:
         return
     todo = "`rankup.summed(loss).backward()`, or multiply the loss by the world size"
     message = "a loss summed over the batch: ranks average their gradients, which makes it smaller"
-    for loss in roles.losses:
+    for loss in script.losses:
         call = loss.node
-        if loss.source is not source or not isinstance(call, cst.Call):
+        if loss.file is not file or not isinstance(call, ast.Call):
             continue
         reduction = argument(call, "reduction")
         old = argument(call, "size_average")
-        summed = reduction is not None and "sum" in source.code(reduction)
-        summed = summed or (old is not None and source.code(old) == "False")
-        if summed and loss_trains(source, roles, call):
+        summed = reduction is not None and "sum" in file.code(reduction)
+        summed = summed or (old is not None and file.code(old) == "False")
+        if summed and loss_trains(file, script, call):
             yield Hit(call, message, todo)
-    for loop in roles.train_loops:
+    for loop in script.train_loops:
         for where, backward in loop.backwards:
-            if where is source and isinstance(backward.func, cst.Attribute):
+            if where is file and isinstance(backward.func, ast.Attribute):
                 value = backward.func.value
-                if isinstance(value, cst.Call) and call_name(value) == "sum":
+                if isinstance(value, ast.Call) and call_name(value) == "sum":
                     yield Hit(backward, message, todo)
 
 
 def loop_text(loop: Loop) -> str:
-    return loop.source.code(loop.node)
+    return loop.file.code(loop.node)
 
 
-def loss_trains(source: Source, roles: Roles, call: cst.Call) -> bool:
+def loss_trains(file: File, script: Script, call: ast.Call) -> bool:
     """Whether a loss is computed in a training step, directly or by the criterion made here."""
-    if trained_here(source, roles, call):
+    if trained_here(file, script, call):
         return True
-    for where in roles.sources:
-        for other in where.index.all(cst.Call):
-            if other is call or not isinstance(other.func, (cst.Name, cst.Attribute)):
+    for where in script.files:
+        for other in where.names.all(ast.Call):
+            if other is call or not isinstance(other.func, (ast.Name, ast.Attribute)):
                 continue
-            if call_name(other) not in _criterion_names(source, call):
+            if call_name(other) not in _criterion_names(file, call):
                 continue
-            if trained_here(where, roles, other) and any(
-                one.node is call for one in roles.flow.origins(where, other.func)
+            if trained_here(where, script, other) and any(
+                one.node is call for one in script.flow.origins(where, other.func)
             ):
                 return True
     return False
 
 
-def _criterion_names(source: Source, call: cst.Call) -> set[str]:
-    assign = source.index.enclosing(call, cst.Assign, cst.BaseCompoundStatement)
+def _criterion_names(file: File, call: ast.Call) -> set[str]:
+    assign = file.names.statement(call)
     names = {"criterion", "loss_fn", "loss_func", "loss_function", "crit"}
-    if isinstance(assign, cst.Assign):
-        target = assign.targets[0].target
-        names.add(target.attr.value if isinstance(target, cst.Attribute) else source.code(target))
+    if isinstance(assign, ast.Assign):
+        target = assign.targets[0]
+        names.add(target.attr if isinstance(target, ast.Attribute) else file.code(target))
     return names
 
 
-def batch_coupled(source: Source, roles: Roles) -> Iterator[Hit]:
+def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
     """RK124: a loss that compares the samples of a batch with each other."""
-    if any("GatherLayer" in one.text or "distributed.nn" in one.text for one in roles.sources):
+    if any("GatherLayer" in one.text or "distributed.nn" in one.text for one in script.files):
         return
-    if roles.distributed and anywhere(roles, "all_gather", "all_gather_with_grad"):
+    if script.distributed and anywhere(script, "all_gather", "all_gather_with_grad"):
         return
     message = "compares the samples of a batch with each other: each rank would only see its own"
     todo = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
-    for call in source.index.all(cst.Call):
+    for call in file.names.all(ast.Call):
         name = call_name(call)
         if not _CONTRASTIVE.search(name) or _NETWORK.search(name):
             continue
-        if loss_trains(source, roles, call):
+        if loss_trains(file, script, call):
             yield Hit(call, message, todo)
-    for loop in loops_in(source, roles.train_loops):
-        for product in similarities(loop.body, of_batch(source, loop)):
+    for loop in loops_in(file, script.train_loops):
+        for product in similarities(loop, of_batch(file, loop)):
             yield Hit(product, message, todo)
             break
 

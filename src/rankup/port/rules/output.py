@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-import libcst as cst
-
-from ..roles import Roles
-from ..roles.pieces import argument, call_name
-from ..source import Source
-from .facts import anywhere, calls, ranked
+from ...script.flow import argument, call_name, given
+from ...script.roles import Script
+from ...script.source import File
+from .facts import anywhere, calls, caught, ranked
 from .guards import guard
 from .rule import Hit, Rule
 
@@ -32,26 +31,26 @@ _DIALOGS = {
 }
 
 
-def _quiet(roles: Roles) -> bool:
-    return anywhere(roles, "quiet") and "rankup" in roles.runtimes
+def _quiet(script: Script) -> bool:
+    return anywhere(script, "quiet") and "rankup" in script.runtimes
 
 
-def printed_by_all(source: Source, roles: Roles) -> Iterator[Hit]:
+def printed_by_all(file: File, script: Script) -> Iterator[Hit]:
     """RK174: every line once per rank."""
-    if _quiet(roles) or _own_print(roles):
+    if _quiet(script) or _own_print(script):
         return
-    found: list[cst.Call] = []
-    for call in source.index.all(cst.Call):
-        name, dotted = call_name(call), source.index.called(call)
+    found: list[ast.Call] = []
+    for call in file.names.all(ast.Call):
+        name, dotted = call_name(call), file.names.called(call)
         if dotted == "builtins.print":
             pass
         elif name in _BARS and dotted.split(".")[0] in ("tqdm", "rich", "progress"):
             disable = argument(call, "disable")
-            if disable is not None and roles.distributed:
+            if disable is not None and script.distributed:
                 continue
         else:
             continue
-        if not guard(source, roles, call) and not _names_the_rank(source, roles, call):
+        if not guard(file, script, call) and not _names_the_rank(file, script, call):
             found.append(call)
     if not found:
         return
@@ -64,30 +63,30 @@ def printed_by_all(source: Source, roles: Roles) -> Iterator[Hit]:
     )
 
 
-def _own_print(roles: Roles) -> bool:
+def _own_print(script: Script) -> bool:
     """`builtins.print` is replaced, as torchvision's references do."""
     return any(
-        "builtins.print =" in one.text or "__builtin__.print =" in one.text for one in roles.sources
-    ) or any("print" in one.index.members(one.module) for one in roles.sources)
+        "builtins.print =" in one.text or "__builtin__.print =" in one.text for one in script.files
+    ) or any("print" in one.names.members(one.tree) for one in script.files)
 
 
-def _names_the_rank(source: Source, roles: Roles, call: cst.Call) -> bool:
+def _names_the_rank(file: File, script: Script, call: ast.Call) -> bool:
     """`print(f"[rank {rank}] …")` is meant to be there for every rank."""
-    return roles.distributed and any(ranked(roles, source, arg.value) for arg in call.args)
+    return script.distributed and any(ranked(script, file, arg) for arg in given(call))
 
 
-def logged_by_all(source: Source, roles: Roles) -> Iterator[Hit]:
+def logged_by_all(file: File, script: Script) -> Iterator[Hit]:
     """RK175: a log of the run per rank."""
-    if _quiet(roles):
+    if _quiet(script):
         return
-    for call in source.index.all(cst.Call):
-        dotted, name = source.index.called(call), call_name(call)
+    for call in file.names.all(ast.Call):
+        dotted, name = file.names.called(call), call_name(call)
         what = _LOGGERS.get(name, "")
         if dotted == "wandb.init":
             what = "wandb"
         if not what or (name != "SummaryWriter" and not dotted):
             continue
-        if guard(source, roles, call):
+        if guard(file, script, call):
             continue
         yield Hit(
             call,
@@ -96,21 +95,21 @@ def logged_by_all(source: Source, roles: Roles) -> Iterator[Hit]:
         )
 
 
-def no_terminal(source: Source, roles: Roles) -> Iterator[Hit]:
+def no_terminal(file: File, script: Script) -> Iterator[Hit]:
     """RK176: nobody answers in a job."""
-    for call in source.index.all(cst.Call):
-        said = _DIALOGS.get(source.index.called(call))
+    for call in file.names.all(ast.Call):
+        said = _DIALOGS.get(file.names.called(call))
         if (
             said is None
             and call_name(call) in ("popen", "check_output", "system", "run")
-            and any("stty size" in source.code(arg.value) for arg in call.args[:1])
+            and any("stty size" in file.code(arg) for arg in given(call)[:1])
         ):
             said = "stty has no terminal"
         if said is None:
             continue
-        if "show" in said and _agg(roles):
+        if "show" in said and _agg(script):
             continue
-        if "stty" in said and _answered(source, call):
+        if "stty" in said and _answered(file, call):
             continue
         yield Hit(
             call,
@@ -119,16 +118,13 @@ def no_terminal(source: Source, roles: Roles) -> Iterator[Hit]:
         )
 
 
-def _answered(source: Source, call: cst.Call) -> bool:
+def _answered(file: File, call: ast.Call) -> bool:
     """Whether the script itself goes on where there is no terminal."""
-    around = source.index.enclosing(call, cst.Try, cst.FunctionDef)
-    return isinstance(around, cst.Try) and bool(around.handlers)
+    return caught(file, call)
 
 
-def _agg(roles: Roles) -> bool:
-    return any(
-        "Agg" in source.code(call) for source in roles.sources for call, _ in calls(source, "use")
-    )
+def _agg(script: Script) -> bool:
+    return any("Agg" in file.code(call) for file in script.files for call, _ in calls(file, "use"))
 
 
 RULES = (

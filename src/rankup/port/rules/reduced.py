@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-import libcst as cst
-
-from ..naming import words
-from ..roles import Count, Loop, Roles
-from ..roles.pieces import call_name, returned
-from ..source import Source
-from ..tree import children, walk
+from ...script.flow import call_name, returned
+from ...script.names import Function, children, walk
+from ...script.roles import Count, Loop, Script
+from ...script.source import File
+from ...script.torch_names import words
 
 _REDUCES = re.compile(r"all_?reduce|all_?gather|^gather|^reduce|synchroni[sz]e|_reduce$|^sync_")
 _OURS = words(
@@ -19,9 +18,9 @@ _OURS = words(
 _DEPTH = 3
 
 
-def is_reduction(source: Source, call: cst.Call) -> bool:
+def is_reduction(file: File, call: ast.Call) -> bool:
     """A collective that puts values together, or a helper of that name."""
-    dotted = source.index.called(call)
+    dotted = file.names.called(call)
     if dotted.startswith("rankup."):
         return dotted.removeprefix("rankup.") in _OURS
     if dotted.startswith(("functools", "builtins", "torch.cuda")) or dotted == "torch.gather":
@@ -29,35 +28,35 @@ def is_reduction(source: Source, call: cst.Call) -> bool:
     return _REDUCES.search(call_name(call)) is not None
 
 
-def reduced(source: Source, roles: Roles, loop: Loop, count: Count) -> bool:
+def reduced(file: File, script: Script, loop: Loop, count: Count) -> bool:
     """Whether a count of a loop, or what is made of it, goes through a reduction."""
-    around: cst.CSTNode = source.index.function(loop.node) or source.module
+    around: ast.AST = file.names.function(loop.node) or file.tree
     if count.name.startswith("self."):
-        around = source.index.class_(loop.node) or around
-    if _reduces_itself(source, roles, count):
+        around = file.names.enclosing(loop.node, ast.ClassDef) or around
+    if _reduces_itself(file, script, count):
         return True
-    if any(isinstance(one, cst.Call) and is_reduction(source, one) for one in walk(count.node)):
+    if any(isinstance(one, ast.Call) and is_reduction(file, one) for one in walk(count.node)):
         return True
-    return _reaches(source, roles, around, {count.name}, _DEPTH)
+    return _reaches(file, script, around, {count.name}, _DEPTH)
 
 
-def handed_to_all(source: Source, roles: Roles, around: cst.CSTNode, names: set[str]) -> bool:
+def handed_to_all(file: File, script: Script, around: ast.AST, names: set[str]) -> bool:
     """Whether what a function makes of these names goes through a reduction, here or above it."""
-    return _reaches(source, roles, around, names, _DEPTH)
+    return _reaches(file, script, around, names, _DEPTH)
 
 
-def tainted(source: Source, around: cst.CSTNode, names: set[str]) -> set[str]:
+def tainted(file: File, around: ast.AST, names: set[str]) -> set[str]:
     """The names in a function that are made of others, those included."""
     found = set(names)
     pairs: list[tuple[set[str], set[str]]] = []
     for node in walk(around):
         match node:
-            case cst.Assign():
-                targets = {name for one in node.targets for name in mentions(one.target)}
+            case ast.Assign():
+                targets = {name for one in node.targets for name in mentions(one)}
                 pairs.append((targets, mentions(node.value)))
-            case cst.AnnAssign() if node.value is not None:
+            case ast.AnnAssign() if node.value is not None:
                 pairs.append((mentions(node.target), mentions(node.value)))
-            case cst.AugAssign():
+            case ast.AugAssign():
                 pairs.append((mentions(node.target), mentions(node.value)))
     for _ in range(4):
         before = len(found)
@@ -69,70 +68,67 @@ def tainted(source: Source, around: cst.CSTNode, names: set[str]) -> set[str]:
     return found
 
 
-def mentions(node: cst.CSTNode) -> set[str]:
+def mentions(node: ast.AST) -> set[str]:
     """Names and attributes in an expression, `total` and `self.total`."""
     found = set()
     stack = [node]
     while stack:
         one = stack.pop()
-        # `loss` of `f(loss=x)` is no name of this function.
-        stack += [one.value] if isinstance(one, cst.Arg) else children(one)
-        if isinstance(one, cst.Name):
-            found.add(one.value)
-        elif isinstance(one, cst.Attribute) and isinstance(one.value, cst.Name):
-            found.add(f"{one.value.value}.{one.attr.value}")
+        stack += children(one)
+        if isinstance(one, ast.Name):
+            found.add(one.id)
+        elif isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
+            found.add(f"{one.value.id}.{one.attr}")
     return found - {"self"}
 
 
-def _reaches(
-    source: Source, roles: Roles, around: cst.CSTNode, names: set[str], depth: int
-) -> bool:
-    found = tainted(source, around, names)
+def _reaches(file: File, script: Script, around: ast.AST, names: set[str], depth: int) -> bool:
+    found = tainted(file, around, names)
     for node in walk(around):
-        if isinstance(node, cst.Call):
-            hands_on = is_reduction(source, node) or _callee_reduces(source, roles, node)
+        if isinstance(node, ast.Call):
+            hands_on = is_reduction(file, node) or _callee_reduces(file, script, node)
             if hands_on and mentions(node) & found:
                 return True
-    if not isinstance(around, cst.FunctionDef) or depth == 0:
+    if not isinstance(around, Function) or depth == 0:
         return False
     if not any(mentions(value) & found for value in returned(around)):
         return False
-    for where, call in roles.flow.callers.get(around, ()):
-        for up in where.index.up(call):
-            if isinstance(up, cst.Call) and is_reduction(where, up):
+    for where, call in script.flow.callers.get(around, ()):
+        for up in where.names.up(call):
+            if isinstance(up, ast.Call) and is_reduction(where, up):
                 return True
-            if isinstance(up, (cst.Assign, cst.AnnAssign)):
-                target = up.targets[0].target if isinstance(up, cst.Assign) else up.target
-                outer: cst.CSTNode = where.index.function(call) or where.module
-                if _reaches(where, roles, outer, mentions(target), depth - 1):
+            if isinstance(up, (ast.Assign, ast.AnnAssign)):
+                target = up.targets[0] if isinstance(up, ast.Assign) else up.target
+                outer: ast.AST = where.names.function(call) or where.tree
+                if _reaches(where, script, outer, mentions(target), depth - 1):
                     return True
                 break
-            if isinstance(up, (cst.BaseStatement, cst.BaseSmallStatement)):
+            if isinstance(up, ast.stmt):
                 break
     return False
 
 
-def _callee_reduces(source: Source, roles: Roles, call: cst.Call) -> bool:
+def _callee_reduces(file: File, script: Script, call: ast.Call) -> bool:
     """A call of a function of the script's own that has a reduction in it."""
-    callee = roles.flow.callee(source, call)
+    callee = script.flow.callee(file, call)
     if callee is None:
         return False
     return any(
-        isinstance(one, cst.Call) and is_reduction(callee[0], one) for one in walk(callee[1].body)
+        isinstance(one, ast.Call) and is_reduction(callee[0], one) for one in walk(callee[1])
     )
 
 
-def _reduces_itself(source: Source, roles: Roles, count: Count) -> bool:
+def _reduces_itself(file: File, script: Script, count: Count) -> bool:
     """A meter whose class has a reduction: torchmetrics, `meter.all_reduce()`."""
-    if not isinstance(count.node, cst.Call) or not isinstance(count.node.func, cst.Attribute):
+    if not isinstance(count.node, ast.Call) or not isinstance(count.node.func, ast.Attribute):
         return False
-    for origin in roles.flow.origins(source, count.node.func.value):
-        if isinstance(origin.node, cst.Call):
-            if origin.source.index.called(origin.node).startswith("torchmetrics"):
+    for origin in script.flow.origins(file, count.node.func.value):
+        if isinstance(origin.node, ast.Call):
+            if origin.file.names.called(origin.node).startswith("torchmetrics"):
                 return True
-            owner = roles.flow.class_of(origin.source, origin.node)
+            owner = script.flow.class_of(origin.file, origin.node)
             if owner is not None and any(
-                isinstance(one, cst.Call) and is_reduction(owner[0], one) for one in walk(owner[1])
+                isinstance(one, ast.Call) and is_reduction(owner[0], one) for one in walk(owner[1])
             ):
                 return True
     return False

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import libcst as cst
-
 from ...base.findings import Finding, Level
-from ..roles import Roles
-from ..source import Source
+from ...script.roles import Script
+from ...script.source import File
 
-Look = Callable[[Source, Roles], Iterable["Hit"]]
+Look = Callable[[File, Script], Iterable["Hit"]]
 
 
 @dataclass(frozen=True, eq=False)
 class Hit:
     """A place where a rule is broken."""
 
-    node: cst.CSTNode
+    node: ast.AST
     message: str
     todo: str
 
@@ -30,7 +29,7 @@ class Rule:
     Attributes:
         code: `RK103`; its page is docs/rules/RK103.md.
         name: in words with hyphens.
-        look: a pure function of a file and the roles of the script that it belongs to; called for
+        look: a pure function of a file and the script of the script that it belongs to; called for
             the script and for each module of its folder that it imports.
         frameworks: whether it holds also where a framework (fastai, Lightning, …) trains.
     """
@@ -41,10 +40,10 @@ class Rule:
     look: Look
     frameworks: bool = False
 
-    def findings(self, source: Source, roles: Roles) -> list[Finding]:
-        if roles.frameworks and not self.frameworks:
+    def findings(self, file: File, script: Script) -> list[Finding]:
+        if script.frameworks and not self.frameworks:
             return []
         return [
-            Finding(self.code, self.level, source.place(hit.node), hit.message, hit.todo)
-            for hit in self.look(source, roles)
+            Finding(self.code, self.level, file.place(hit.node), hit.message, hit.todo)
+            for hit in self.look(file, script)
         ]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
-import libcst as cst
-
-from ..naming import words
-from ..roles import Roles
-from ..roles.pieces import argument, call_name
-from ..source import Source
-from ..tree import walk
-from .facts import calls, ranked, string, true
+from ...script.flow import argument, call_name
+from ...script.flow import given as arguments_of
+from ...script.names import walk
+from ...script.roles import Script
+from ...script.source import File
+from ...script.torch_names import words
+from .facts import calls, caught, ranked, starred, string, true, wrapped
 from .guards import guard
 from .rule import Hit, Rule
 
@@ -24,14 +24,14 @@ _CLOCK = re.compile(r"strftime\(|\.now\(\)|uuid\d?\(|time\.time\(\)|\bctime\(|is
 _FIXED = re.compile(r"cuda(?::\d+)?")
 
 
-def saved_by_all(source: Source, roles: Roles) -> Iterator[Hit]:
+def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
     """RK141: all ranks write the same file."""
-    if "fsdp" in {kind for one in roles.models for kind in _around(roles, one.node)}:
+    if "fsdp" in {kind for one in script.models for kind in _around(script, one.node)}:
         return
-    for site in roles.saves:
-        if site.source is not source or site.kind != "checkpoint":
+    for site in script.saves:
+        if site.file is not file or site.kind != "checkpoint":
             continue
-        if guard(source, roles, site.node) or _own_name(source, roles, site.node):
+        if guard(file, script, site.node) or _own_name(file, script, site.node):
             continue
         yield Hit(
             site.node,
@@ -40,23 +40,21 @@ def saved_by_all(source: Source, roles: Roles) -> Iterator[Hit]:
         )
 
 
-def _around(roles: Roles, node: cst.CSTNode) -> set[str]:
-    from .facts import wrapped
-
-    return wrapped(roles).get(node, set())
+def _around(script: Script, node: ast.AST) -> set[str]:
+    return wrapped(script).get(node, set())
 
 
-def _own_name(source: Source, roles: Roles, call: cst.CSTNode) -> bool:
+def _own_name(file: File, script: Script, call: ast.AST) -> bool:
     """A file name with the rank in it: each its own."""
-    return isinstance(call, cst.Call) and any(
-        ranked(roles, source, arg.value) for arg in call.args[1:2]
+    return isinstance(call, ast.Call) and any(
+        ranked(script, file, arg) for arg in arguments_of(call)[1:2]
     )
 
 
-def saved_by_local(source: Source, roles: Roles) -> Iterator[Hit]:
+def saved_by_local(file: File, script: Script) -> Iterator[Hit]:
     """RK142: the first rank of every node writes."""
-    for site in roles.saves:
-        if site.source is source and guard(source, roles, site.node) == "local":
+    for site in script.saves:
+        if site.file is file and guard(file, script, site.node) == "local":
             yield Hit(
                 site.node,
                 "local rank 0 exists on every node: each node's writes the same file",
@@ -64,16 +62,16 @@ def saved_by_local(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def module_pickled(source: Source, roles: Roles) -> Iterator[Hit]:
+def module_pickled(file: File, script: Script) -> Iterator[Hit]:
     """RK143: the whole module in a pickle, with its wrapper."""
-    models = {one.node for one in roles.models}
-    for call, dotted in calls(source, "save"):
+    models = {one.node for one in script.models}
+    for call, dotted in calls(file, "save"):
         if dotted != "torch.save":
             continue
         given = argument(call, "obj", 0)
-        if not isinstance(given, (cst.Name, cst.Attribute)):
+        if not isinstance(given, (ast.Name, ast.Attribute)):
             continue
-        if models & {one.node for one in roles.flow.origins(source, given)}:
+        if models & {one.node for one in script.flow.origins(file, given)}:
             yield Hit(
                 call,
                 "pickles the whole module, its wrapper included: torch.load refuses it by default",
@@ -81,15 +79,15 @@ def module_pickled(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def load_place(source: Source, roles: Roles) -> Iterator[Hit]:
+def load_place(file: File, script: Script) -> Iterator[Hit]:
     """RK144: all ranks load onto the GPU that the file was saved from."""
-    for site in roles.loads:
+    for site in script.loads:
         call = site.node
-        if site.source is not source or not isinstance(call, cst.Call):
+        if site.file is not file or not isinstance(call, ast.Call):
             continue
         given = argument(call, "map_location", 1)
         if given is None:
-            if not any(arg.star for arg in call.args):
+            if not starred(call):
                 yield Hit(
                     call,
                     "without map_location every rank loads onto the GPU it was saved from",
@@ -103,41 +101,41 @@ def load_place(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def file_race(source: Source, roles: Roles) -> Iterator[Hit]:
+def file_race(file: File, script: Script) -> Iterator[Hit]:
     """RK145: the second rank fails at what the first has done."""
-    for call in source.index.all(cst.Call):
-        dotted = source.index.called(call)
+    for call in file.names.all(ast.Call):
+        dotted = file.names.called(call)
         makes = dotted in ("os.mkdir", "os.makedirs")
-        if not dotted and call_name(call) == "mkdir" and isinstance(call.func, cst.Attribute):
+        if not dotted and call_name(call) == "mkdir" and isinstance(call.func, ast.Attribute):
             makes = True
         if dotted not in _RACY and not makes:
             continue
         if makes and (true(argument(call, "exist_ok")) or true(argument(call, "exist_ok", 2))):
             continue
-        if guard(source, roles, call) or _caught(source, call) or _first(source, call):
+        if guard(file, script, call) or caught(file, call) or _first(file, call):
             continue
-        if any(ranked(roles, source, arg.value) for arg in call.args[:1]):
+        if any(ranked(script, file, arg) for arg in arguments_of(call)[:1]):
             continue
         yield Hit(
             call,
             f"{call_name(call)} on every rank: the second one fails, or takes away what is in use",
             "os.makedirs(path, exist_ok=True)" if makes else "rank 0 alone, then rankup.barrier()",
         )
-    yield from _tokenizers(source, roles)
+    yield from _tokenizers(file, script)
 
 
-def _tokenizers(source: Source, roles: Roles) -> Iterator[Hit]:
+def _tokenizers(file: File, script: Script) -> Iterator[Hit]:
     """One rank reads the tokenizer that another is about to write."""
-    for call, dotted in calls(source, "save"):
-        if dotted.startswith("torch") or not isinstance(call.func, cst.Attribute):
+    for call, dotted in calls(file, "save"):
+        if dotted.startswith("torch") or not isinstance(call.func, ast.Attribute):
             continue
-        origins = roles.flow.origins(source, call.func.value)
+        origins = script.flow.origins(file, call.func.value)
         made = [
-            one.source.index.called(one.node) for one in origins if isinstance(one.node, cst.Call)
+            one.file.names.called(one.node) for one in origins if isinstance(one.node, ast.Call)
         ]
         if not any(one.startswith("tokenizers.") for one in made):
             continue
-        if guard(source, roles, call) or _first(source, call):
+        if guard(file, script, call) or _first(file, call):
             continue
         yield Hit(
             call,
@@ -146,30 +144,26 @@ def _tokenizers(source: Source, roles: Roles) -> Iterator[Hit]:
         )
 
 
-def _caught(source: Source, call: cst.Call) -> bool:
-    up = source.index.enclosing(call, cst.Try, cst.FunctionDef)
-    return isinstance(up, cst.Try)
-
-
-def _first(source: Source, call: cst.Call) -> bool:
+def _first(file: File, call: ast.Call) -> bool:
     """In `with rank0_first():`."""
     return any(
-        isinstance(up, cst.With) and "rank0_first" in "".join(source.code(i) for i in up.items)
-        for up in source.index.up(call)
+        isinstance(up, ast.With)
+        and "rank0_first" in "".join(file.code(one.context_expr) for one in up.items)
+        for up in file.names.up(call)
     )
 
 
-def written_by_all(source: Source, roles: Roles) -> Iterator[Hit]:
+def written_by_all(file: File, script: Script) -> Iterator[Hit]:
     """RK146: a log, a table, a picture that every rank writes."""
-    for site in roles.saves:
-        if site.source is not source or site.kind != "file":
+    for site in script.saves:
+        if site.file is not file or site.kind != "file":
             continue
-        if guard(source, roles, site.node) or _own_name(source, roles, site.node):
+        if guard(file, script, site.node) or _own_name(file, script, site.node):
             continue
-        if "path0(" in source.code(site.node):
+        if "path0(" in file.code(site.node):
             continue
-        if isinstance(site.node, cst.Call) and any(
-            ranked(roles, source, arg.value) for arg in site.node.args[:1]
+        if isinstance(site.node, ast.Call) and any(
+            ranked(script, file, arg) for arg in arguments_of(site.node)[:1]
         ):
             continue
         yield Hit(
@@ -179,17 +173,17 @@ def written_by_all(source: Source, roles: Roles) -> Iterator[Hit]:
         )
 
 
-def name_of_its_own(source: Source, roles: Roles) -> Iterator[Hit]:
+def name_of_its_own(file: File, script: Script) -> Iterator[Hit]:
     """RK147: a name made of the time: each rank's is another."""
-    for node in source.index.all(cst.Assign):
-        name = source.code(node.targets[0].target)
+    for node in file.names.all(ast.Assign):
+        name = file.code(node.targets[0])
         if not re.search(r"(?:run|exp|log|out|save|ckpt|time_?str|stamp)", name, re.IGNORECASE):
             continue
-        if not _CLOCK.search(source.code(node.value)) or not _texts(node.value):
+        if not _CLOCK.search(file.code(node.value)) or not _texts(node.value):
             continue
-        if guard(source, roles, node) or "broadcast" in source.code(node):
+        if guard(file, script, node) or "broadcast" in file.code(node):
             continue
-        if any("broadcast" in one.text for one in roles.sources) or _same(source, node):
+        if any("broadcast" in one.text for one in script.files) or _same(file, node):
             continue
         yield Hit(
             node,
@@ -198,36 +192,37 @@ def name_of_its_own(source: Source, roles: Roles) -> Iterator[Hit]:
         )
 
 
-def _same(source: Source, node: cst.Assign) -> bool:
+def _same(file: File, node: ast.Assign) -> bool:
     """`rankup.rank0_first`, `same_…`: made on one rank for all."""
-    return re.search(r"rank0|same_", source.code(node.value)) is not None
+    return re.search(r"rank0|same_", file.code(node.value)) is not None
 
 
-def _texts(node: cst.BaseExpression) -> bool:
+def _texts(node: ast.expr) -> bool:
     """Whether a text is made: a time that is only subtracted from another is no name."""
     return any(
-        isinstance(one, (cst.SimpleString, cst.FormattedString))
-        or (isinstance(one, cst.Call) and call_name(one) in ("str", "isoformat", "ctime", "uuid4"))
+        isinstance(one, ast.JoinedStr)
+        or string(one) is not None
+        or (isinstance(one, ast.Call) and call_name(one) in ("str", "isoformat", "ctime", "uuid4"))
         for one in walk(node)
     )
 
 
-def prefixed(source: Source, roles: Roles) -> Iterator[Hit]:
+def prefixed(file: File, script: Script) -> Iterator[Hit]:
     """RK148: names in the file begin with `module.`."""
-    if not roles.distributed:
+    if not script.distributed:
         return
-    for call, dotted in calls(source, "state_dict"):
-        if dotted or not isinstance(call.func, cst.Attribute):
+    for call, dotted in calls(file, "state_dict"):
+        if dotted or not isinstance(call.func, ast.Attribute):
             continue
         if not any(
-            (isinstance(up, cst.Call) and "save" in call_name(up)) or isinstance(up, cst.Dict)
-            for up in source.index.up(call)
+            (isinstance(up, ast.Call) and "save" in call_name(up)) or isinstance(up, ast.Dict)
+            for up in file.names.up(call)
         ):
             continue
         receiver = call.func.value
-        if isinstance(receiver, cst.Attribute) and receiver.attr.value == "module":
+        if isinstance(receiver, ast.Attribute) and receiver.attr == "module":
             continue
-        if any(one.wrapped() == {"ddp"} for one in roles.flow.origins(source, receiver)):
+        if any(one.wrappers() == {"ddp"} for one in script.flow.origins(file, receiver)):
             yield Hit(
                 call,
                 "the wrapped model's state: its names begin with module., and the plain model "

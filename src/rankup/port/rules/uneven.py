@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 from collections.abc import Iterator
 
-import libcst as cst
-
-from ..naming import EVALUATES, words
-from ..roles import Loop, Roles
-from ..roles.loops import taken_from
-from ..roles.pieces import argument, call_name
-from ..source import Source
-from ..tree import walk
+from ...script.flow import argument, call_name
+from ...script.loops import taken_from
+from ...script.names import COMPREHENSIONS, Function, walk
+from ...script.roles import Loop, Script
+from ...script.source import File
+from ...script.torch_names import EVALUATES, words
 from .facts import anywhere, calls_in, loops_in, true
 from .rule import Hit, Rule
 
@@ -24,28 +23,28 @@ _WAITS = words(
 _OFF = re.compile(r"no_grad|inference_mode|set_grad_enabled\((?!True\))")
 
 
-def waits_in_uneven_loop(source: Source, roles: Roles) -> Iterator[Hit]:
+def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
     """RK183: a collective in a loop of which one rank may have a round less."""
-    if anywhere(roles, "parallelize"):
+    if anywhere(script, "parallelize"):
         return  # where a forward needs all ranks, all of them go round equally often
-    for loop in loops_in(source, roles.eval_loops):
-        if any(not true(argument(call, "train")) for call in _shards(roles, loop)):
-            yield from _waiting(source, loop, list(calls_in(loop.body)))
-    for loop in loops_in(source, roles.train_loops):
-        if _also_evaluates(roles, loop) and _uneven(roles, loop):
-            always = [call for call in calls_in(loop.body) if not _conditional(loop, call)]
-            yield from _waiting(source, loop, always)
+    for loop in loops_in(file, script.eval_loops):
+        if any(not true(argument(call, "train")) for call in _shards(script, loop)):
+            yield from _waiting(file, loop, list(calls_in(*loop.body)))
+    for loop in loops_in(file, script.train_loops):
+        if _also_evaluates(script, loop) and _uneven(script, loop):
+            always = [call for call in calls_in(*loop.body) if not _conditional(loop, call)]
+            yield from _waiting(file, loop, always)
 
 
-def stand_ins_counted(source: Source, roles: Roles) -> Iterator[Hit]:
+def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
     """RK184: an evaluation that counts the samples that only keep a rank in step."""
-    if anywhere(roles, "parallelize"):
+    if anywhere(script, "parallelize"):
         return
-    for loop in loops_in(source, roles.eval_loops):
-        shards = _shards(roles, loop)
+    for loop in loops_in(file, script.eval_loops):
+        shards = _shards(script, loop)
         if not shards or not all(true(argument(call, "train")) for call in shards):
             continue
-        inside = {source.index.called(call) for call in calls_in(loop.body)}
+        inside = {file.names.called(call) for call in calls_in(*loop.body)}
         if not inside & {"rankup.batch_sum", "rankup.batch_mean"} and loop.iterated is not None:
             yield Hit(
                 loop.iterated,
@@ -55,9 +54,9 @@ def stand_ins_counted(source: Source, roles: Roles) -> Iterator[Hit]:
             )
 
 
-def _waiting(source: Source, loop: Loop, calls: list[cst.Call]) -> Iterator[Hit]:
+def _waiting(file: File, loop: Loop, calls: list[ast.Call]) -> Iterator[Hit]:
     for call in calls:
-        dotted = source.index.called(call)
+        dotted = file.names.called(call)
         if call_name(call) in _WAITS and dotted.startswith(("rankup.", "torch.distributed.")):
             yield Hit(
                 call,
@@ -69,79 +68,78 @@ def _waiting(source: Source, loop: Loop, calls: list[cst.Call]) -> Iterator[Hit]
             return
 
 
-def _shards(roles: Roles, loop: Loop) -> list[cst.Call]:
+def _shards(script: Script, loop: Loop) -> list[ast.Call]:
     """The calls of `rankup.shard` that deal what a loop goes over."""
-    found: dict[cst.Call, None] = {}
-    index = loop.source.index
-    for expression in taken_from(loop.source, loop.node):
+    found: dict[ast.Call, None] = {}
+    index = loop.file.names
+    for expression in taken_from(loop.file, loop.node):
         around = itertools.takewhile(lambda up: up is not loop.node, index.up(expression))
-        through = [(loop.source, up) for up in around if isinstance(up, cst.Call)]
-        for origin in roles.flow.origins(loop.source, expression):
+        through = [(loop.file, up) for up in around if isinstance(up, ast.Call)]
+        for origin in script.flow.origins(loop.file, expression):
             through += [(where, call) for where, call in origin.through]
         for where, call in through:
-            if where.index.called(call) == "rankup.shard":
+            if where.names.called(call) == "rankup.shard":
                 found[call] = None
     return list(found)
 
 
-def _uneven(roles: Roles, loop: Loop) -> bool:
+def _uneven(script: Script, loop: Loop) -> bool:
     """Whether one of the loaders is dealt as an evaluation where a loop evaluates."""
-    shards = _shards(roles, loop)
+    shards = _shards(script, loop)
     loose = [call for call in shards if not true(argument(call, "train"))]
     # What shuffles is trained on, as a rule; where nothing else is there it is evaluated, too.
     still = [call for call in loose if not _shuffles(call)]
     return bool(still) or (bool(loose) and len(loose) == len(shards))
 
 
-def _shuffles(call: cst.Call) -> bool:
+def _shuffles(call: ast.Call) -> bool:
     return any(true(argument(inner, "shuffle", 2)) for inner in calls_in(call))
 
 
-def _also_evaluates(roles: Roles, loop: Loop) -> bool:
+def _also_evaluates(script: Script, loop: Loop) -> bool:
     """Whether a loop that trains is gone round in evaluations as well."""
-    if _gradients_off(roles, loop.source, loop.node, set()):
+    if _gradients_off(script, loop.file, loop.node, set()):
         return True
     several = len(loop.loaders) > 1 or any(
-        isinstance(up, cst.BaseComp)
+        isinstance(up, COMPREHENSIONS)
         for loader in loop.loaders
-        for up in loader.source.index.up(loader.node)
+        for up in loader.file.names.up(loader.node)
     )
     conditional = any(
-        where is loop.source and _conditional(loop, call) for where, call in loop.backwards
+        where is loop.file and _conditional(loop, call) for where, call in loop.backwards
     )
-    return several and conditional and EVALUATES.search(loop.source.text) is not None
+    return several and conditional and EVALUATES.search(loop.file.text) is not None
 
 
-def _conditional(loop: Loop, call: cst.CSTNode) -> bool:
+def _conditional(loop: Loop, call: ast.AST) -> bool:
     """Whether a call in a loop is passed over where a condition says so."""
-    index = loop.source.index
+    index = loop.file.names
     inner = itertools.takewhile(lambda up: up is not loop.node, index.up(call))
-    if any(isinstance(up, cst.If | cst.IfExp) for up in inner):
+    if any(isinstance(up, ast.If | ast.IfExp) for up in inner):
         return True
-    line = loop.source.line_of(call)[0]
+    line = loop.file.line(call)[0]
     return any(
-        isinstance(one, cst.Continue) and loop.source.line_of(one)[0] < line
-        for one in walk(loop.body)
+        isinstance(one, ast.Continue) and loop.file.line(one)[0] < line for one in walk(*loop.body)
     )
 
 
-def _gradients_off(roles: Roles, source: Source, node: cst.CSTNode, seen: set[cst.CSTNode]) -> bool:
+def _gradients_off(script: Script, file: File, node: ast.AST, seen: set[ast.AST]) -> bool:
     """Whether a loop may begin with gradients off: around it, or where its function is called."""
-    for up in source.index.up(node):
-        heads: list[cst.BaseExpression] = []
-        if isinstance(up, cst.With):
-            heads = [item.item for item in up.items]
-        elif isinstance(up, cst.FunctionDef):
-            heads = [one.decorator for one in up.decorators]
-        if any(_OFF.search(source.code(head)) for head in heads):
+    for up in file.names.up(node):
+        heads: list[ast.expr] = []
+        if isinstance(up, ast.With):
+            heads = [item.context_expr for item in up.items]
+        elif isinstance(up, Function):
+            heads = up.decorator_list
+        if any(_OFF.search(file.code(head)) for head in heads):
             return True
-        if isinstance(up, cst.FunctionDef):
+        if isinstance(up, Function):
             if up in seen:
                 return False
             seen.add(up)
             return any(
-                _gradients_off(roles, where, call, seen)
-                for where, call in roles.flow.callers.get(up, ())
+                _gradients_off(script, where, call, seen)
+                for where, call in script.flow.callers.get(up, ())
             )
     return False
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 import libcst as cst
 
-from ...source import Source
-from ...tree import walk
+from ....script.names import Function, parameters, walk
+from ....script.source import File
 from ..context import Context
-from ..expressions import attribute, root_name
 
 _CHANGING = {"step", "backward", "load_state_dict", "requires_grad_", "update"}
 _MODES = ("train", "eval")
@@ -24,16 +24,16 @@ def written_elsewhere(context: Context, writers: set[str], methods: set[str]) ->
     """
     if context.split is not None:
         return  # the parts of a split model are put together by all ranks
-    for call, source, function, place in _found(context, writers, methods):
-        mode = _mode_after(context, call, source, function) if _only_writes(function) else None
+    for call, file, function, place in _found(context, writers, methods):
+        mode = _mode_after(context, call, file, function) if _only_writes(function) else None
         if mode is not None and context.only_root(call):
             if mode:  # as it leaves the model on rank 0
                 context.after(context.script.statement(call), mode)
-            context.done(call, f"rank 0 alone writes this ({_at(source, place)})")
+            context.done(call, f"rank 0 alone writes this ({_at(file, place)})")
         else:
             context.leave(
                 call,
-                f"every rank writes the same file in {_at(source, place)}, which stays as "
+                f"every rank writes the same file in {_at(file, place)}, which stays as "
                 "it is: let rank 0 alone write there, `if rankup.is_root_process():`",
                 comment=False,
             )
@@ -46,81 +46,89 @@ def saved_elsewhere(context: Context) -> bool:
 
 def _found(
     context: Context, writers: set[str], methods: set[str]
-) -> Iterator[tuple[cst.Call, Source, cst.FunctionDef, cst.CSTNode]]:
+) -> Iterator[tuple[cst.Call, File, Function, ast.Call]]:
     """Calls of functions in other files that write, with the function and the first place."""
     script = context.script
     for call in script.all(cst.Call):
         path = script.beside(call)
         if path is None or call in context.training.elsewhere:
             continue
-        source = script.source(path)
-        if source.trouble is not None:
+        file = script.file(path)
+        if file.error is not None:
             continue
         for function in script.functions_in(path, script.name(call.func).split(".")[-1])[:1]:
-            place = _place(source, function, writers, methods)
+            place = _place(file, function, writers, methods)
             if place is not None:
-                yield call, source, function, place
+                yield call, file, function, place
 
 
-def _at(source: Source, node: cst.CSTNode) -> str:
-    return f"{source.path.name}:{source.line_of(node)[0]}"
+def _at(file: File, node: ast.AST) -> str:
+    return f"{file.path.name}:{file.line(node)[0]}"
 
 
-def _place(
-    source: Source, function: cst.FunctionDef, writers: set[str], methods: set[str]
-) -> cst.CSTNode | None:
-    for node in walk(function.body):
-        if isinstance(node, cst.Call) and (
-            source.index.called(node) in writers or attribute(node) in methods
+def _place(file: File, function: Function, writers: set[str], methods: set[str]) -> ast.Call | None:
+    for node in walk(*function.body):
+        if isinstance(node, ast.Call) and (
+            file.names.called(node) in writers or _method(node) in methods
         ):
             return node
     return None
 
 
-def _mode_after(
-    context: Context, call: cst.Call, source: Source, function: cst.FunctionDef
-) -> str | None:
+def _mode_after(context: Context, call: cst.Call, file: File, function: Function) -> str | None:
     """`net.train()` where a function ends with that; empty where it changes no mode.
 
     None where ranks that leave it out could not be as those that run it.
     """
     changed: set[str] = set()
-    given = {one.name.value for one in function.params.params}
-    for node in walk(function.body):
-        if not isinstance(node, cst.Call):
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    for node in walk(*function.body):
+        if not isinstance(node, ast.Call):
             continue
-        if attribute(node) in _MODES:
-            changed.add(source.code(node.func).rpartition(".")[0])
-        elif isinstance(node.func, cst.Name) and node.func.value in given:
-            around = [up for up in source.index.up(node) if isinstance(up, cst.With)]
-            heads = [source.code(item.item) for one in around for item in one.items]
+        if _method(node) in _MODES:
+            changed.add(file.code(node.func).rpartition(".")[0])
+        elif isinstance(node.func, ast.Name) and node.func.id in names:
+            around = [up for up in file.names.up(node) if isinstance(up, ast.With)]
+            heads = [file.code(item.context_expr) for one in around for item in one.items]
             if not any("no_grad" in head or "inference_mode" in head for head in heads):
                 return None  # a forward with gradients on is the start of an exchange
     if not changed:
         return ""
-    ends = source.code(function.body.body[-1]).strip()
+    ends = file.code(function.body[-1])
     name, _, method = ends.rpartition(".")
-    if changed != {name} or name not in given or method not in [f"{one}()" for one in _MODES]:
+    if changed != {name} or name not in names or method not in [f"{one}()" for one in _MODES]:
         return None
-    model = context.script.given(function, name, call)
-    written = context.script.dotted(model) if model is not None else ""
+    model = context.script.argument(call, name, names.index(name))
+    written = context.script.dotted(model.value) if model is not None else ""
     return f"{written}.{method}" if written else None
 
 
-def _only_writes(function: cst.FunctionDef) -> bool:
+def _only_writes(function: Function) -> bool:
     """Whether ranks that leave it out stay as those that run it."""
-    for node in walk(function.body):
-        if isinstance(node, cst.Global | cst.Nonlocal):
+    names = {one.arg for one in parameters(function.args)}
+    for node in walk(*function.body):
+        if isinstance(node, ast.Global | ast.Nonlocal):
             return False
-        if isinstance(node, cst.Call) and attribute(node) in _CHANGING:
+        if isinstance(node, ast.Call) and _method(node) in _CHANGING:
             return False
-        targets: list[cst.BaseExpression] = []
-        if isinstance(node, cst.Assign):
-            targets = [one.target for one in node.targets]
-        elif isinstance(node, cst.AugAssign | cst.AnnAssign):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
             targets = [node.target]
-        given = {one.name.value for one in function.params.params}
         for target in targets:
-            if not isinstance(target, cst.Name | cst.Tuple) and root_name(target) in given:
+            if not isinstance(target, ast.Name | ast.Tuple) and _root(target) in names:
                 return False
     return True
+
+
+def _method(call: ast.Call) -> str:
+    """`save` of `picture.save(path)`; empty for a plain function."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _root(node: ast.expr) -> str:
+    """`x` of `x.y[0]`."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""

@@ -6,8 +6,8 @@ import re
 
 import libcst as cst
 
-from ...naming import RUNTIME
-from ...source import candidates
+from ....script.names import RUNTIME
+from ....script.source import candidates
 from ..context import Context
 from ..script import Script
 
@@ -160,7 +160,7 @@ def _redraws(context: Context) -> bool:
         name = written[-1]
         texts = [script.code(one) for one in script.all(cst.FunctionDef) if one.name.value == name]
         for path in sorted(files):
-            texts += [script.source(path).code(one) for one in script.functions_in(path, name)]
+            texts += [script.file(path).code(one) for one in script.functions_in(path, name)]
         if any(re.search(r"\b(np|numpy)\.random\.", text) for text in texts):
             return True
     return False

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import libcst as cst
+import ast
 
-from .flow import Flow
-from .pieces import call_name
-from .words import FRAMEWORKS, HF_TRAINERS, last, root
+from .flow import Flow, call_name
+from .torch_names import FRAMEWORKS, HF_TRAINERS, last, root
 
 
 def frameworks(flow: Flow) -> frozenset[str]:
     """Those that do the training: what is imported and used, not what is only imported."""
     found: set[str] = set()
-    for source in flow.sources:
-        index = source.index
-        roots = {root(name) for name in index.imported if not name.startswith(".")}
-        calls = [(call, index.called(call)) for call in index.all(cst.Call)]
+    for file in flow.files:
+        names = file.names
+        roots = {root(name) for name in names.imported if not name.startswith(".")}
+        calls = [(call, names.called(call)) for call in names.all(ast.Call)]
         for name, packages in FRAMEWORKS.items():
-            if roots & set(packages) and _trains(name, source.text, calls):
+            if roots & set(packages) and _trains(name, file.text, calls):
                 found.add(name)
         if roots & {"transformers", "trl", "sentence_transformers"} and any(
             last(dotted) in HF_TRAINERS and root(dotted) in ("transformers", "trl")
@@ -33,7 +32,7 @@ def frameworks(flow: Flow) -> frozenset[str]:
     return frozenset(found)
 
 
-def _trains(name: str, text: str, calls: list[tuple[cst.Call, str]]) -> bool:
+def _trains(name: str, text: str, calls: list[tuple[ast.Call, str]]) -> bool:
     match name:
         case "fastai":
             methods = {"fit", "fine_tune", "fit_one_cycle", "fit_flat_cos", "fit_sgdr"}
@@ -57,10 +56,10 @@ def _trains(name: str, text: str, calls: list[tuple[cst.Call, str]]) -> bool:
 def runtimes(flow: Flow) -> frozenset[str]:
     """What joins the ranks: `torch`, `rankup`, `course`, `horovod`, `deepspeed`, …"""
     found: set[str] = set()
-    for source in flow.sources:
-        index = source.index
-        for call in index.all(cst.Call):
-            dotted, name = index.called(call), call_name(call)
+    for file in flow.files:
+        names = file.names
+        for call in names.all(ast.Call):
+            dotted, name = names.called(call), call_name(call)
             if name == "init_process_group" or dotted.endswith("distributed.init_device_mesh"):
                 found.add("torch")
             elif dotted in ("rankup.setup", "rankup.parallelize"):

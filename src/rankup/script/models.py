@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 
-import libcst as cst
-
-from ..naming import words
-from ..source import Source
-from ..tree import walk
-from .flow import Flow
-from .kinds import Role, RoleKind
-from .pieces import Origin, argument, call_name
-from .words import LOADERS, OPTIMIZERS, SCHEDULES, last
+from .flow import Flow, Origin, argument, call_name
+from .names import walk
+from .roles import Role, RoleKind
+from .source import File
+from .torch_names import LOADERS, OPTIMIZERS, SCHEDULES, last, words
 
 _PARAMETERS = frozenset({"parameters", "named_parameters", "trainable_parameters"})
 _MODEL_MAKERS = ("from_pretrained", "from_config", "create_model")
@@ -21,42 +18,42 @@ _NOT_LOADERS = words("builtins.range builtins.open builtins.dict os.listdir")
 
 def role(kind: RoleKind, origin: Origin, confidence: float) -> Role:
     """The role of what a value is made by."""
-    target = _target(origin.source, origin.node)
-    name = origin.source.code(target).strip() if target is not None else _own_name(origin)
-    return Role(origin.source, origin.node, kind, name, target, confidence)
+    target = _target(origin.file, origin.node)
+    name = origin.file.code(target).strip() if target is not None else _own_name(origin)
+    return Role(origin.file, origin.node, kind, name, target, confidence)
 
 
 def _own_name(origin: Origin) -> str:
-    if isinstance(origin.node, cst.Param):
-        return origin.node.name.value
-    if isinstance(origin.node, (cst.Name, cst.Attribute)):
-        return origin.source.code(origin.node)
+    if isinstance(origin.node, ast.arg):
+        return origin.node.arg
+    if isinstance(origin.node, (ast.Name, ast.Attribute)):
+        return origin.file.code(origin.node)
     return ""
 
 
-def _target(source: Source, node: cst.CSTNode) -> cst.CSTNode | None:
+def _target(file: File, node: ast.AST) -> ast.AST | None:
     """What the value of an expression, or that of a call around it, is assigned to."""
-    for at in source.index.up(node):
-        if isinstance(at, cst.Assign):
-            return at.targets[0].target
-        if isinstance(at, (cst.AnnAssign, cst.NamedExpr)):
+    for at in file.names.up(node):
+        if isinstance(at, ast.Assign):
+            return at.targets[0]
+        if isinstance(at, (ast.AnnAssign, ast.NamedExpr)):
             return at.target
-        if isinstance(at, (cst.BaseStatement, cst.Lambda, cst.BaseSmallStatement)):
+        if isinstance(at, (ast.stmt, ast.Lambda)):
             return None
     return None
 
 
 def unique(roles: Iterable[Role]) -> tuple[Role, ...]:
     """One role for each node, the most certain one."""
-    best: dict[cst.CSTNode, Role] = {}
+    best: dict[ast.AST, Role] = {}
     for one in roles:
         if one.node not in best or best[one.node].confidence < one.confidence:
             best[one.node] = one
     return tuple(best.values())
 
 
-def is_optimizer_call(source: Source, call: cst.Call) -> bool:
-    dotted = source.index.called(call)
+def is_optimizer_call(file: File, call: ast.Call) -> bool:
+    dotted = file.names.called(call)
     if dotted.startswith("torch.optim.") and "lr_scheduler" not in dotted:
         return last(dotted) not in SCHEDULES and last(dotted)[:1].isupper()
     return call_name(call) in OPTIMIZERS
@@ -65,33 +62,33 @@ def is_optimizer_call(source: Source, call: cst.Call) -> bool:
 def find_optimizers(flow: Flow) -> tuple[Role, ...]:
     """Calls that make an optimizer; else what `.step()` and `.zero_grad()` are called on."""
     found: list[Role] = []
-    for source in flow.sources:
-        for call in source.index.all(cst.Call):
-            if is_optimizer_call(source, call):
-                found.append(role("optimizer", Origin(source, call), 1.0))
-            elif call_name(call) == "configure_optimizers" and isinstance(call.func, cst.Attribute):
-                found.append(role("optimizer", Origin(source, call), 0.9))
+    for file in flow.files:
+        for call in file.names.all(ast.Call):
+            if is_optimizer_call(file, call):
+                found.append(role("optimizer", Origin(file, call), 1.0))
+            elif call_name(call) == "configure_optimizers" and isinstance(call.func, ast.Attribute):
+                found.append(role("optimizer", Origin(file, call), 0.9))
     known = {one.node for one in found}
-    for source in flow.sources:
-        zeroed = _receivers(source, "zero_grad")
-        for text, receiver in _receivers(source, "step").items():
+    for file in flow.files:
+        zeroed = _receivers(file, "zero_grad")
+        for text, receiver in _receivers(file, "step").items():
             if text not in zeroed and "optim" not in text:
                 continue
-            origins = flow.origins(source, receiver)
+            origins = flow.origins(file, receiver)
             if not known & {one.node for one in origins}:
                 found += [role("optimizer", origin, 0.7) for origin in origins]
     return unique(found)
 
 
-def _receivers(source: Source, method: str) -> dict[str, cst.BaseExpression]:
-    found: dict[str, cst.BaseExpression] = {}
-    for call in source.index.all(cst.Call):
+def _receivers(file: File, method: str) -> dict[str, ast.expr]:
+    found: dict[str, ast.expr] = {}
+    for call in file.names.all(ast.Call):
         if (
-            isinstance(call.func, cst.Attribute)
-            and call.func.attr.value == method
-            and isinstance(call.func.value, (cst.Name, cst.Attribute))
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr == method
+            and isinstance(call.func.value, (ast.Name, ast.Attribute))
         ):
-            found.setdefault(source.code(call.func.value), call.func.value)
+            found.setdefault(file.code(call.func.value), call.func.value)
     return found
 
 
@@ -100,87 +97,87 @@ def find_models(flow: Flow, optimizers: Iterable[Role]) -> tuple[Role, ...]:
     found: list[Role] = []
     for optimizer in optimizers:
         call = optimizer.node
-        if not isinstance(call, cst.Call):
+        if not isinstance(call, ast.Call):
             continue
         if call_name(call) == "configure_optimizers":
-            assert isinstance(call.func, cst.Attribute)
-            for origin in flow.origins(optimizer.source, call.func.value):
+            assert isinstance(call.func, ast.Attribute)
+            for origin in flow.origins(optimizer.file, call.func.value):
                 one = _model_role(origin, 0.9)
                 found += [one] if one is not None else []
             continue
         given = argument(call, "params", 0)
         if given is None and call.args:
-            given = call.args[0].value
+            given = call.args[0]
         if given is not None:
-            found += _owners(flow, optimizer.source, given, 1.0)
+            found += _owners(flow, optimizer.file, given, 1.0)
     if not found:
         found = _guessed(flow)
     return unique(found)
 
 
-def _owners(flow: Flow, source: Source, given: cst.BaseExpression, sure: float) -> list[Role]:
+def _owners(flow: Flow, file: File, given: ast.expr, sure: float) -> list[Role]:
     """The models whose `.parameters()` are in an expression, or in what it is made from."""
     direct = _parameter_calls(given)
     if not direct:
-        for origin in flow.origins(source, given):
+        for origin in flow.origins(file, given):
             if origin.node is not given:
                 for inner in _parameter_calls(origin.node):
-                    for one in flow.origins(origin.source, inner):
+                    for one in flow.origins(origin.file, inner):
                         found = _model_role(one, sure)
                         if found:
                             return [found]
-        names = [one for one in walk(given) if isinstance(one, cst.Name)]
+        names = [one for one in walk(given) if isinstance(one, ast.Name)]
         for name in names:
-            for origin in flow.origins(source, name):
-                direct += [] if origin.source is not source else _parameter_calls(origin.node)
+            for origin in flow.origins(file, name):
+                direct += [] if origin.file is not file else _parameter_calls(origin.node)
         if not direct:  # a list that grows: params += [...model.parameters()]
-            return _grown(flow, source, given, sure)
+            return _grown(flow, file, given, sure)
     roles = []
     for receiver in direct:
-        for origin in flow.origins(source, receiver):
+        for origin in flow.origins(file, receiver):
             found = _model_role(origin, sure)
             if found is not None:
                 roles.append(found)
     return roles
 
 
-def _grown(flow: Flow, source: Source, given: cst.BaseExpression, sure: float) -> list[Role]:
-    function = source.index.function(given)
-    near: cst.CSTNode = function or source.module
+def _grown(flow: Flow, file: File, given: ast.expr, sure: float) -> list[Role]:
+    function = file.names.function(given)
+    near: ast.AST = function or file.tree
     found = []
     for receiver in _parameter_calls(near):
-        for origin in flow.origins(source, receiver):
+        for origin in flow.origins(file, receiver):
             one = _model_role(origin, sure * 0.7)
             if one is not None:
                 found.append(one)
     return found
 
 
-def _parameter_calls(node: cst.CSTNode) -> list[cst.BaseExpression]:
+def _parameter_calls(node: ast.AST) -> list[ast.expr]:
     """`model` of each `model.parameters()` in an expression; `model` of `model.fc.parameters()`."""
     return [
         _whole(call.func.value)
         for call in walk(node)
-        if isinstance(call, cst.Call)
-        and isinstance(call.func, cst.Attribute)
-        and call.func.attr.value in _PARAMETERS
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in _PARAMETERS
     ]
 
 
-def _whole(node: cst.BaseExpression) -> cst.BaseExpression:
+def _whole(node: ast.expr) -> ast.expr:
     """The model of which `model.encoder.fc` is a part; `self.model` of `self.model.fc`."""
     chain = [node]
-    while isinstance(chain[-1], cst.Attribute):
+    while isinstance(chain[-1], ast.Attribute):
         chain.append(chain[-1].value)
-    if isinstance(chain[-1], cst.Name) and chain[-1].value == "self" and len(chain) > 1:
+    if isinstance(chain[-1], ast.Name) and chain[-1].id == "self" and len(chain) > 1:
         return chain[-2]
-    return chain[-1] if isinstance(chain[-1], cst.Name) else node
+    return chain[-1] if isinstance(chain[-1], ast.Name) else node
 
 
 def _model_role(origin: Origin, sure: float) -> Role | None:
-    if isinstance(origin.node, cst.Param) and origin.node.name.value == "self":
+    if isinstance(origin.node, ast.arg) and origin.node.arg == "self":
         return None  # the model's own method (configure_optimizers)
-    if isinstance(origin.node, cst.Call):
+    if isinstance(origin.node, ast.Call):
         return role("model", origin, sure)
     return role("model", origin, sure * 0.6)
 
@@ -188,12 +185,12 @@ def _model_role(origin: Origin, sure: float) -> Role | None:
 def _guessed(flow: Flow) -> list[Role]:
     """Without an optimizer that one knows: what `.train()` or `.parameters()` is called on."""
     found: list[Role] = []
-    for source in flow.sources:
+    for file in flow.files:
         for method in ("train", "parameters"):
-            for receiver in _receivers(source, method).values():
-                if isinstance(receiver, cst.Name) and receiver.value == "self":
+            for receiver in _receivers(file, method).values():
+                if isinstance(receiver, ast.Name) and receiver.id == "self":
                     continue
-                for origin in flow.origins(source, _whole(receiver)):
+                for origin in flow.origins(file, _whole(receiver)):
                     one = _model_role(origin, 0.8 if method != "train" else 0.5)
                     if one is not None and _may_be_model(flow, origin):
                         found.append(one)
@@ -201,9 +198,9 @@ def _guessed(flow: Flow) -> list[Role]:
 
 
 def _may_be_model(flow: Flow, origin: Origin) -> bool:
-    if not isinstance(origin.node, cst.Call):
-        return isinstance(origin.node, cst.Param)
-    owner = flow.class_of(origin.source, origin.node)
+    if not isinstance(origin.node, ast.Call):
+        return isinstance(origin.node, ast.arg)
+    owner = flow.class_of(origin.file, origin.node)
     if owner is not None:
         return any(base.endswith("Module") or "nn." in base for base in flow.bases(*owner))
     return True
@@ -211,17 +208,17 @@ def _may_be_model(flow: Flow, origin: Origin) -> bool:
 
 def is_loader(flow: Flow, origin: Origin) -> float:
     """How sure it is that a value is a loader of batches; 0: it is none."""
-    if isinstance(origin.node, cst.Param):
-        return _by_name(origin.node.name.value)
-    if not isinstance(origin.node, cst.Call):
-        return _by_name(origin.source.code(origin.node)) if _short(origin.node) else 0.0
+    if isinstance(origin.node, ast.arg):
+        return _by_name(origin.node.arg)
+    if not isinstance(origin.node, ast.Call):
+        return _by_name(origin.file.code(origin.node)) if _short(origin.node) else 0.0
     call = origin.node
-    dotted = origin.source.index.called(call)
+    dotted = origin.file.names.called(call)
     if call_name(call) in LOADERS:
         return 1.0
     if dotted in _NOT_LOADERS:
         return 0.0
-    owner = flow.class_of(origin.source, call)
+    owner = flow.class_of(origin.file, call)
     if owner is not None and any(last(base) in LOADERS for base in flow.bases(*owner)):
         return 0.95
     if call_name(call) == "WebLoader":
@@ -230,8 +227,8 @@ def is_loader(flow: Flow, origin: Origin) -> float:
     return 0.6 if "loader" in words or words in ("splits", "iters") else 0.0
 
 
-def _short(node: cst.CSTNode) -> bool:
-    return isinstance(node, (cst.Name, cst.Attribute, cst.Subscript))
+def _short(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
 
 
 def _by_name(name: str) -> float:
@@ -242,10 +239,10 @@ def _by_name(name: str) -> float:
 
 def find_schedulers(flow: Flow) -> tuple[Role, ...]:
     return unique(
-        role("scheduler", Origin(source, call), 1.0)
-        for source in flow.sources
-        for call in source.index.all(cst.Call)
-        if call_name(call) in SCHEDULES or "lr_scheduler." in source.index.called(call)
+        role("scheduler", Origin(file, call), 1.0)
+        for file in flow.files
+        for call in file.names.all(ast.Call)
+        if call_name(call) in SCHEDULES or "lr_scheduler." in file.names.called(call)
     )
 
 

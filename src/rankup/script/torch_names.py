@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from ..naming import words
+import re
 
-# Methods that give back what they are called on, or it in another form.
-SAME = words(
+# Where a script puts a model into its evaluation mode: `model.eval()`, `model.train(training)`.
+EVALUATES = re.compile(r"\.eval\(\)|\.train\(\s*[^)\s]")
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+# Methods that return what they are called on, or it in another form.
+RETURNS_SELF = words(
     "to cuda cpu float half double bfloat16 train eval requires_grad_ type apply share_memory "
     "to_empty compile xpu"
 )
 # Calls whose value is their first argument with something around it.
-AROUND_MODEL = {
+MODEL_WRAPPERS = {
     "DataParallel": "dp",
     "DistributedDataParallel": "ddp",
     "DDP": "ddp",
@@ -20,8 +29,8 @@ AROUND_MODEL = {
     "convert_sync_batchnorm": "sync-bn",
     "BalancedDataParallel": "dp",
 }
-# Calls of an iterable that give its items, perhaps with more beside them.
-AROUND_LOADER = words(
+# Calls of an iterable that return its items, perhaps with more beside them.
+LOADER_WRAPPERS = words(
     "enumerate tqdm trange iter list reversed progress_bar Bar track cycle islice chain shard zip "
     "log_every DeviceLoader prefetch"
 )

@@ -1,17 +1,19 @@
-"""What `understand` finds."""
+"""What is found in a script: models, optimizers, loaders, loops, files."""
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-import libcst as cst
+from .names import Function
 
 if TYPE_CHECKING:
-    from ..source import Source
     from .flow import Flow
+    from .source import File
 
+LoopNode = ast.For | ast.AsyncFor | ast.While
 RoleKind = Literal[
     "model", "optimizer", "scheduler", "train_loader", "eval_loader", "loss", "device"
 ]
@@ -19,26 +21,26 @@ RoleKind = Literal[
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    source: Source
-    node: cst.CSTNode
+    file: File
+    node: ast.AST
 
     @property
     def place(self) -> str:
         """`FILE:LINE:COLUMN`, both from 1."""
-        return self.source.place(self.node)
+        return self.file.place(self.node)
 
     @property
-    def statement(self) -> cst.CSTNode:
+    def statement(self) -> ast.AST:
         """The line or compound statement in which it stands."""
-        return self.source.index.statement(self.node)
+        return self.file.names.statement(self.node)
 
     @property
-    def function(self) -> cst.FunctionDef | None:
-        return self.source.index.function(self.node)
+    def function(self) -> Function | None:
+        return self.file.names.function(self.node)
 
     @property
-    def class_(self) -> cst.ClassDef | None:
-        return self.source.index.class_(self.node)
+    def class_(self) -> ast.ClassDef | None:
+        return self.file.names.enclosing(self.node, ast.ClassDef)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +48,8 @@ class Role(_Placed):
     """An expression and the part that it plays.
 
     Attributes:
-        source: the file in which it is made: the script or a module of its folder.
-        node: the expression that makes it, as `made`: a call in most cases; a cst.Param or a name
+        file: the file in which it is made: the script or a module of its folder.
+        node: the expression that makes it, as `made`: a call in most cases; an ast.arg or a name
             where its making cannot be seen.
         name: what it is called where it is made; empty without a name.
         target: what it is assigned to, if it is.
@@ -56,17 +58,17 @@ class Role(_Placed):
 
     kind: RoleKind
     name: str
-    target: cst.CSTNode | None
+    target: ast.AST | None
     confidence: float
 
     @property
-    def made(self) -> cst.CSTNode:
+    def made(self) -> ast.AST:
         return self.node
 
     @property
     def dotted(self) -> str:
         """What is called to make it (`torch.optim.Adam`); empty for what is the script's own."""
-        return self.source.index.called(self.node) if isinstance(self.node, cst.Call) else ""
+        return self.file.names.called(self.node) if isinstance(self.node, ast.Call) else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +76,13 @@ class Count(_Placed):
     """`total += x` in a loop, or a list that is appended to: a value that grows over the batches.
 
     Attributes:
-        node: the cst.AugAssign, or the cst.Call of `.append`.
+        node: the ast.AugAssign, or the ast.Call of `.append`.
         name: what grows (`total`, `self.total`).
         value: what is added.
     """
 
     name: str
-    value: cst.BaseExpression
+    value: ast.expr
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,7 @@ class Loop(_Placed):
     """A loop over batches.
 
     Attributes:
-        node: cst.For or cst.While.
+        node: ast.For, ast.AsyncFor or ast.While.
         iterated: of a `for`, the expression that is the loader there, without enumerate and bars;
             of a `while`, the argument of its `next(…)`; None where there is neither.
         loaders: the loaders that it may be.
@@ -96,15 +98,15 @@ class Loop(_Placed):
         counts: what grows in it.
     """
 
-    iterated: cst.BaseExpression | None
+    iterated: ast.expr | None
     loaders: tuple[Role, ...]
-    backwards: tuple[tuple[Source, cst.Call], ...]
+    backwards: tuple[tuple[File, ast.Call], ...]
     counts: tuple[Count, ...]
 
     @property
-    def body(self) -> cst.BaseSuite:
+    def body(self) -> list[ast.stmt]:
         """What is done with each batch."""
-        assert isinstance(self.node, (cst.For, cst.While))
+        assert isinstance(self.node, LoopNode)
         return self.node.body
 
 
@@ -113,7 +115,7 @@ class Site(_Placed):
     """A call that writes or reads a file.
 
     Attributes:
-        node: the cst.Call.
+        node: the ast.Call.
         dotted: what is called, `torch.save`; for methods `.save_pretrained`.
         kind: `checkpoint` (torch.save and alike), `load`, `file` (anything else that is written).
     """
@@ -123,20 +125,20 @@ class Site(_Placed):
 
 
 @dataclass(frozen=True, eq=False)
-class Roles:
+class Script:
     """All that `understand` has found.
 
     Attributes:
-        source: the script itself.
-        sources: the script first, then the modules of its folder that it imports.
+        file: the script itself.
+        files: the script first, then the modules of its folder that it imports.
         frameworks: of `fastai`, `hf-trainer`, `lightning`, `accelerate`, `keras`, … those that do
             the training here.
         runtimes: of `torch` (torch.distributed), `rankup`, `course` (distributed_utils),
             `deepspeed`, `horovod`, … those that join ranks here.
     """
 
-    source: Source
-    sources: tuple[Source, ...]
+    file: File
+    files: tuple[File, ...]
     flow: Flow
     frameworks: frozenset[str] = frozenset()
     runtimes: frozenset[str] = frozenset()
@@ -175,27 +177,27 @@ class Roles:
         )
 
     @cached_property
-    def training_functions(self) -> frozenset[cst.FunctionDef]:
+    def training_functions(self) -> frozenset[Function]:
         """Functions that run inside a training step, with gradients on."""
         from .reach import training_functions
 
         return training_functions(self.flow, self.train_loops)
 
     @cached_property
-    def _by_node(self) -> dict[cst.CSTNode, list[Role]]:
-        found: dict[cst.CSTNode, list[Role]] = {}
+    def _by_node(self) -> dict[ast.AST, list[Role]]:
+        found: dict[ast.AST, list[Role]] = {}
         for role in self.everyone:
             found.setdefault(role.node, []).append(role)
         return found
 
-    def of(self, source: Source, node: cst.CSTNode) -> tuple[Role, ...]:
+    def of(self, file: File, node: ast.AST) -> tuple[Role, ...]:
         """The roles that the value of an expression may play, followed to where it is made."""
         return tuple(
             role
-            for origin in self.flow.origins(source, node)
+            for origin in self.flow.origins(file, node)
             for role in self._by_node.get(origin.node, ())
         )
 
-    def kinds(self, source: Source, node: cst.CSTNode) -> frozenset[str]:
+    def kinds(self, file: File, node: ast.AST) -> frozenset[str]:
         """The kinds of `of`."""
-        return frozenset(role.kind for role in self.of(source, node))
+        return frozenset(role.kind for role in self.of(file, node))

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from ..source import Source, neighbours
+from .effects import find_devices, find_losses, find_sites
 from .flow import Flow
-from .kinds import Roles
+from .libraries import frameworks, runtimes
 from .loops import find_loops
-from .others import find_devices, find_losses, find_sites
-from .surroundings import frameworks, runtimes
-from .trained import find_loaders, find_models, find_optimizers, find_schedulers
+from .models import find_loaders, find_models, find_optimizers, find_schedulers
+from .roles import Script
+from .source import File, local_modules
 
 
-def understand(source: Source) -> Roles:
+def understand(file: File) -> Script:
     """Who is who in a script, over the modules of its own folder that it imports.
 
     A source that cannot be parsed, or that is about something else, has no roles at all.
     """
-    if not source.concerns_training or source.trouble is not None:
-        return Roles(source, (source,), Flow([source]))
-    sources = (source, *neighbours(source))
-    flow = Flow(sources)
+    if not file.concerns_training or file.error is not None:
+        return Script(file, (file,), Flow([file]))
+    files = (file, *local_modules(file))
+    flow = Flow(files)
     optimizers = find_optimizers(flow)
     models = find_models(flow, optimizers)
     train, evaluation, loaders = find_loops(flow, models)
     train_loaders, eval_loaders = find_loaders(loaders)
-    return Roles(
-        source,
-        sources,
+    return Script(
+        file,
+        files,
         flow,
         frameworks(flow),
         runtimes(flow),

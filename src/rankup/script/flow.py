@@ -1,0 +1,539 @@
+"""Where a value comes from: through names, attributes, parameters, returns and local modules.
+
+The order of statements is not looked at: a name that is bound twice may be either. What cannot be
+followed (a parameter that nobody passes, a foreign call) is its own origin.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePath
+
+from .names import Binding, Function, Scope, children, default
+from .source import File
+from .torch_names import LOADER_WRAPPERS, MODEL_WRAPPERS, RETURNS_SELF
+
+_DEPTH = 25  # steps of following; what is further apart nobody can follow either
+_MOST = 40  # origins of one expression
+_STEPS = 600  # for one expression, however many callers there are
+# Methods of so many library classes that a class of the script with one says nothing.
+_COMMON_METHODS = RETURNS_SELF | {"step", "forward", "update"}
+
+Path = frozenset[ast.AST]  # the bindings and expressions passed already
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a value may come from.
+
+    Attributes:
+        file, node: the expression that makes it, a call in most cases.
+        through: the calls that it passed on its way (`DDP(model)`, `model.to(device)`), each with
+            its file, the last first.
+    """
+
+    file: File
+    node: ast.AST
+    through: tuple[tuple[File, ast.Call], ...] = ()
+
+    def wrappers(self) -> frozenset[str]:
+        """What is around a model: `ddp`, `dp`, `fsdp`, `rankup`, `sync-bn`."""
+        found = (model_wrapper(file, call) for file, call in self.through)
+        return frozenset(kind for kind in found if kind)
+
+
+class Flow:
+    """Follows names and values over the files of one script.
+
+    Args:
+        files: the script first, then its local modules.
+    """
+
+    def __init__(self, files: Sequence[File]) -> None:
+        self.files = tuple(files)
+        self._modules = {_module_name(one, self.files[0]): one for one in self.files}
+        self._known: dict[ast.AST, tuple[Origin, ...]] = {}
+        self._budget = 0
+
+    # Definitions: which function or class a name means, and who calls it.
+
+    def definition(self, file: File, func: ast.AST) -> tuple[File, Definition] | None:
+        """The function or class of these files that an expression names."""
+        if isinstance(func, ast.Name):
+            return self._named(file, func.id, file.names.scope(func))
+        if not isinstance(func, ast.Attribute):
+            return None
+        if isinstance(func.value, ast.Name) and func.value.id in ("self", "cls"):
+            owner = file.names.enclosing(func, ast.ClassDef)
+            return self._method(file, owner, func.attr) if owner else None
+        dotted = file.names.dotted(func)
+        if dotted:
+            return self._imported(file, dotted)
+        methods = self._methods.get(func.attr, [])
+        return methods[0] if len(methods) == 1 and func.attr not in _COMMON_METHODS else None
+
+    def callee(self, file: File, call: ast.Call) -> tuple[File, Function] | None:
+        """The function of these files that a call runs; of a class its `__init__`."""
+        found = self.definition(file, call.func)
+        if found is None:
+            return None
+        where, node = found
+        if isinstance(node, ast.ClassDef):
+            return self._method(where, node, "__init__")
+        return where, node
+
+    @cached_property
+    def callers(self) -> dict[ast.AST, list[tuple[File, ast.Call]]]:
+        """The calls of each function of these files."""
+        found: dict[ast.AST, list[tuple[File, ast.Call]]] = {}
+        for file in self.files:
+            for call in file.names.all(ast.Call):
+                callee = self.callee(file, call)
+                if callee is not None:
+                    found.setdefault(callee[1], []).append((file, call))
+        return found
+
+    def bases(self, file: File, owner: ast.ClassDef) -> Iterator[str]:
+        """Dotted names of what a class inherits from, through classes of these files."""
+        for where, one in self._family(file, owner):
+            for base in one.bases:
+                dotted = where.names.dotted(base)
+                if dotted:
+                    yield dotted
+
+    def class_of(self, file: File, node: ast.AST) -> tuple[File, ast.ClassDef] | None:
+        """The class of these files that an expression is an instance of."""
+        for origin in self.origins(file, node):
+            if isinstance(origin.node, ast.Call):
+                found = self.definition(origin.file, origin.node.func)
+                if found is not None and isinstance(found[1], ast.ClassDef):
+                    return found[0], found[1]
+        return None
+
+    def _family(self, file: File, owner: ast.ClassDef) -> Iterator[tuple[File, ast.ClassDef]]:
+        """A class and the classes of these files that it inherits from."""
+        waiting, seen = [(file, owner)], {owner}
+        while waiting:
+            where, at = waiting.pop(0)
+            yield where, at
+            for base in at.bases:
+                found = self.definition(where, base)
+                if found and isinstance(found[1], ast.ClassDef) and found[1] not in seen:
+                    seen.add(found[1])
+                    waiting.append((found[0], found[1]))
+
+    @cached_property
+    def _methods(self) -> dict[str, list[tuple[File, Function]]]:
+        found: dict[str, list[tuple[File, Function]]] = {}
+        for file in self.files:
+            for owner in file.names.all(ast.ClassDef):
+                for node in owner.body:
+                    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                        found.setdefault(node.name, []).append((file, node))
+        return found
+
+    def _named(self, file: File, name: str, scope: Scope) -> tuple[File, Definition] | None:
+        _, bindings = file.names.bindings(name, scope)
+        for one in bindings:
+            if one.kind in ("function", "class"):
+                assert isinstance(one.node, Definition)
+                return file, one.node
+            if one.kind == "import":
+                return self._imported(file, one.dotted)
+        if not bindings:
+            for star in file.names.stars:
+                found = self._imported(file, f"{star}.{name}")
+                if found:
+                    return found
+        return None
+
+    def _imported(self, file: File, dotted: str) -> tuple[File, Definition] | None:
+        module, _, name = dotted.rpartition(".")
+        other = self._module(module)
+        if other is None or other is file or not name:
+            return None
+        return self._named(other, name, other.tree)
+
+    def _module(self, dotted: str) -> File | None:
+        stripped = dotted.lstrip(".")
+        if stripped in self._modules:
+            return self._modules[stripped]
+        if dotted.startswith("."):
+            tail = "." + stripped
+            return next((one for name, one in self._modules.items() if name.endswith(tail)), None)
+        return None
+
+    def _method(self, file: File, owner: ast.ClassDef, name: str) -> tuple[File, Function] | None:
+        for where, at in self._family(file, owner):
+            for one in where.names.members(at).get(name, ()):
+                if isinstance(one.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    return where, one.node
+        return None
+
+    # Values: each of these returns origins; `path` is what was passed already, `left` the depth.
+
+    def origins(self, file: File, node: ast.AST) -> tuple[Origin, ...]:
+        """Where the value of an expression may come from; itself where it cannot be followed."""
+        if node not in self._known:
+            self._budget = _STEPS
+            self._known[node] = tuple(self._follow(file, node, frozenset(), _DEPTH))[:_MOST]
+        return self._known[node]
+
+    def _follow(self, file: File, node: ast.AST, path: Path, left: int) -> list[Origin]:
+        if left == 0 or node in path or self._budget == 0:
+            return []
+        self._budget -= 1
+        path |= {node}
+        left -= 1
+        match node:
+            case ast.Name():
+                return self._name(file, node, path, left)
+            case ast.Attribute():
+                return self._attribute(file, node, path, left)
+            case ast.Call():
+                return self._call(file, node, path, left)
+            case ast.IfExp():
+                return self._any(file, _wrapped_alone([node.body, node.orelse]), path, left)
+            case ast.BoolOp():
+                return self._any(file, node.values, path, left)
+            case ast.NamedExpr():
+                return self._follow(file, node.value, path, left)
+            case ast.Subscript():
+                return self._subscript(file, node, path, left)
+        return [Origin(file, node)]
+
+    def _any(self, file: File, nodes: Iterable[ast.AST], path: Path, left: int) -> list[Origin]:
+        return [one for node in nodes for one in self._follow(file, node, path, left)]
+
+    def _name(self, file: File, node: ast.Name, path: Path, left: int) -> list[Origin]:
+        scope, bindings = file.names.bindings(node.id, file.names.scope(node))
+        if not bindings:
+            for star in file.names.stars:
+                other = self._module(star)
+                if other is not None and node.id in other.names.members(other.tree):
+                    bound = other.names.members(other.tree)[node.id]
+                    return self._bound(other, other.tree, bound, path, left)
+        return self._bound(file, scope, bindings, path, left) or [Origin(file, node)]
+
+    def _bound(
+        self, file: File, scope: Scope, bindings: Sequence[Binding], path: Path, left: int
+    ) -> list[Origin]:
+        found: list[Origin] = []
+        kept = _wrapped_alone([one.node for one in bindings])
+        for one in bindings:
+            if one.target not in path and one.node in kept:
+                found += self._binding(file, scope, one, path | {one.target}, left)
+        return found
+
+    def _binding(
+        self, file: File, scope: Scope, one: Binding, path: Path, left: int
+    ) -> list[Origin]:
+        match one.kind:
+            case "value":
+                if one.path:
+                    return self._unpacked(file, one.node, one.path, path, left)
+                return [] if is_none(one.node) else self._follow(file, one.node, path, left)
+            case "parameter" if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return self._parameter(file, scope, one, path, left)
+            case "import":
+                module, _, name = one.dotted.rpartition(".")
+                other = self._module(module)
+                if other is not None and other is not file:
+                    bound = other.names.members(other.tree).get(name)
+                    if bound:
+                        return self._bound(other, other.tree, bound, path, left)
+                return [Origin(file, one.target)]
+            case "item":
+                return self._iterated(file, one, path, left)
+            case "other":
+                return []
+        return [Origin(file, one.node)]
+
+    def _iterated(self, file: File, one: Binding, path: Path, left: int) -> list[Origin]:
+        """What a loop over a written-out list binds: `for phase, loader in [("train", a), …]`."""
+        for where, rows in self._rows(file, one.node, path, left):
+            values = [value for row in rows for value in _part(row, one.path)]
+            if values:
+                return self._any(where, values, path, left)
+        return [Origin(file, one.target)]
+
+    def _rows(
+        self, file: File, node: ast.AST, path: Path, left: int
+    ) -> list[tuple[File, list[ast.expr]]]:
+        """The items of a list, or of `.items()` and `.values()` of a dictionary."""
+        found: list[tuple[File, list[ast.expr]]] = []
+        for origin in self._follow(file, node, path, left):
+            match origin.node:
+                case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                    found.append((origin.file, list(elements)))
+                case ast.Call(func=ast.Attribute(value=value, attr="items" | "values" as method)):
+                    found += [
+                        (inner.file, _dict_rows(inner.node, pairs=method == "items"))
+                        for inner in self._follow(origin.file, value, path, left)
+                        if isinstance(inner.node, ast.Dict)
+                    ]
+        return found
+
+    def _unpacked(
+        self, file: File, node: ast.AST, at: tuple[int, ...], path: Path, left: int
+    ) -> list[Origin]:
+        """Of `a, b = node` what `a` is."""
+        found: list[Origin] = []
+        for origin in self._follow(file, node, path, left):
+            inner = origin.node
+            if isinstance(inner, (ast.Tuple, ast.List)) and at[0] < len(inner.elts):
+                value = inner.elts[at[0]]
+                if len(at) == 1:
+                    found += self._follow(origin.file, value, path, left)
+                else:
+                    found += self._unpacked(origin.file, value, at[1:], path, left)
+            else:
+                found.append(origin)
+        return found
+
+    def _parameter(
+        self, file: File, owner: Function, one: Binding, path: Path, left: int
+    ) -> list[Origin]:
+        parameter = one.node
+        assert isinstance(parameter, ast.arg)
+        positional = [*owner.args.posonlyargs, *owner.args.args]
+        position = positional.index(parameter) if parameter in positional else None
+        method = isinstance(file.names.parents[owner], ast.ClassDef)
+        if method and position == 0:
+            return [Origin(file, parameter)]
+        found: list[Origin] = []
+        for where, call in self.callers.get(owner, ()):
+            shift = 1 if method and not explicit_self(call) else 0
+            place = None if position is None else position - shift
+            value = argument(call, parameter.arg, place)
+            if value is not None:
+                found += self._follow(where, value, path, left)
+        given = default(owner.args, parameter)
+        if not found and given is not None and not is_none(given):
+            found = self._follow(file, given, path, left)
+        return found or [Origin(file, parameter)]
+
+    def _attribute(self, file: File, node: ast.Attribute, path: Path, left: int) -> list[Origin]:
+        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            owner = file.names.enclosing(node, ast.ClassDef)
+            if owner is not None:
+                found = self._of_class(file, owner, node.attr, path, left)
+                return found or [Origin(file, node)]
+        if node.attr == "module":  # what is in the wrapper
+            return [
+                Origin(one.file, one.node, _without_wrappers(one.through))
+                for one in self._follow(file, node.value, path, left)
+            ]
+        if isinstance(node.value, ast.Name):
+            module, _, name = file.names.dotted(node).rpartition(".")
+            other = self._module(module) if module else None
+            if other is not None and other is not file:
+                bound = other.names.members(other.tree).get(name, [])
+                return self._bound(other, other.tree, bound, path, left) or [Origin(file, node)]
+            for origin in self._follow(file, node.value, path, left):
+                values = self._of_instance(origin, node.attr, path, left)
+                if values:
+                    return values
+        return [Origin(file, node)]
+
+    def _of_instance(self, origin: Origin, name: str, path: Path, left: int) -> list[Origin]:
+        if isinstance(origin.node, ast.Call):
+            found = self.definition(origin.file, origin.node.func)
+            if found and isinstance(found[1], ast.ClassDef):
+                return self._of_class(found[0], found[1], name, path, left)
+        return []
+
+    def _of_class(
+        self, file: File, owner: ast.ClassDef, name: str, path: Path, left: int
+    ) -> list[Origin]:
+        found: list[Origin] = []
+        for where, at in self._family(file, owner):
+            for one in where.names.attributes(at).get(name, ()):
+                if one.target not in path:
+                    scope = where.names.scope(one.target)
+                    found += self._binding(where, scope, one, path | {one.target}, left)
+        return found
+
+    def _call(self, file: File, node: ast.Call, path: Path, left: int) -> list[Origin]:
+        passed = passed_through(file, node)
+        if passed is not None:
+            return [
+                Origin(one.file, one.node, (*one.through, (file, node)))
+                for value in passed
+                for one in self._follow(file, value, path, left)
+            ]
+        callee = self.definition(file, node.func)
+        if callee is not None and not isinstance(callee[1], ast.ClassDef):
+            found = self._any(callee[0], returned(callee[1]), path, left)
+            if found:
+                return found
+        return [Origin(file, node)]
+
+    def _subscript(self, file: File, node: ast.Subscript, path: Path, left: int) -> list[Origin]:
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        found: list[Origin] = []
+        for origin in self._follow(file, node.value, path, left):
+            found += self._any(origin.file, _entries(origin.node, key), path, left)
+        return found or [Origin(file, node)]
+
+
+def call_name(call: ast.Call) -> str:
+    """The last word of what is called: `step` of `optimizer.step()`."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """An argument by keyword or position; None where it is not given in a way one can see."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    if position is None or not 0 <= position < len(call.args):
+        return None
+    if any(isinstance(one, ast.Starred) for one in call.args[: position + 1]):
+        return None
+    return call.args[position]
+
+
+def given(call: ast.Call) -> list[ast.expr]:
+    """The values of all arguments of a call, by position and by keyword."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def first_argument(call: ast.Call) -> ast.expr | None:
+    """The value of a call's first argument, by position or by keyword."""
+    return next(iter(given(call)), None)
+
+
+def returned(function: Function) -> list[ast.expr]:
+    """What a function returns at its own level."""
+    found: list[ast.expr] = []
+    stack: list[ast.AST] = list(reversed(function.body))
+    while stack:
+        at = stack.pop()
+        if isinstance(at, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        if isinstance(at, ast.Return) and at.value is not None:
+            found.append(at.value)
+        stack.extend(reversed(children(at)))
+    return found
+
+
+def model_wrapper(file: File, call: ast.Call) -> str:
+    """The kind of wrapper that a call puts around a model, or nothing."""
+    name = call_name(call)
+    if name in MODEL_WRAPPERS:
+        return MODEL_WRAPPERS[name]
+    dotted = file.names.called(call)
+    return "rankup" if name == "wrap" and (dotted.startswith("rankup") or not dotted) else ""
+
+
+def passed_through(file: File, node: ast.Call) -> list[ast.expr] | None:
+    """The arguments that a call returns as they are or wrapped; None where it makes another."""
+    func, name = node.func, call_name(node)
+    if isinstance(func, ast.Attribute) and name in RETURNS_SELF and not file.names.dotted(func):
+        return [func.value]
+    if file.names.called(node) == "torch.compile" and node.args:
+        return [node.args[0]]
+    if model_wrapper(file, node):
+        first = argument(node, "module", 0)
+        return None if first is None else [first]
+    if name in LOADER_WRAPPERS and node.args:
+        if name == "log_every" or not isinstance(func, ast.Attribute):
+            several = name in ("zip", "chain")
+            chosen = node.args if several else node.args[:1]
+            return [one for one in chosen if not isinstance(one, ast.Starred)]
+        if file.names.dotted(func):
+            return [node.args[0]]
+    return None
+
+
+def literal(node: ast.AST | None) -> object:
+    """The value of a literal; None where it is none."""
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def explicit_self(call: ast.Call) -> bool:
+    """`Base.__init__(self, …)`: the instance is among the arguments."""
+    return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id == "self"
+
+
+def _module_name(file: File, script: File) -> str:
+    try:
+        relative: PurePath = file.path.relative_to(script.path.parent)
+    except ValueError:
+        relative = PurePath(file.path.name)
+    parts = list(relative.with_suffix("").parts)
+    if parts[-1:] == ["__init__"]:
+        parts.pop()
+    return ".".join(parts)
+
+
+def _without_wrappers(
+    through: tuple[tuple[File, ast.Call], ...],
+) -> tuple[tuple[File, ast.Call], ...]:
+    return tuple((file, call) for file, call in through if not model_wrapper(file, call))
+
+
+def _wrapped_alone(nodes: Sequence[ast.AST]) -> list[ast.AST]:
+    """Of `model.module if ddp else model`, in either form, the first alone."""
+    inner = {
+        ast.dump(one.value)
+        for one in nodes
+        if isinstance(one, ast.Attribute) and one.attr == "module"
+    }
+    return [one for one in nodes if not inner or ast.dump(one) not in inner]
+
+
+def _dict_rows(node: ast.Dict, pairs: bool) -> list[ast.expr]:
+    if not pairs:
+        return list(node.values)
+    return [
+        ast.Tuple([key, value], ast.Load())
+        for key, value in zip(node.keys, node.values, strict=True)
+        if key is not None
+    ]
+
+
+def _part(row: ast.expr, path: tuple[int, ...]) -> list[ast.expr]:
+    """The part of a row that a name is bound to: at `(1,)` of `("train", loader)` the loader."""
+    for position in path:
+        if not isinstance(row, (ast.Tuple, ast.List)) or position >= len(row.elts):
+            return []
+        row = row.elts[position]
+    return [row]
+
+
+def _entries(node: ast.AST, key: object) -> list[ast.expr]:
+    """The values of a literal container that a key may mean; all where the key is not known."""
+    match node:
+        case ast.Dict():
+            pairs = [
+                (name, value)
+                for name, value in zip(node.keys, node.values, strict=True)
+                if name is not None
+            ]
+            exact = [
+                value
+                for name, value in pairs
+                if key is not None and isinstance(name, ast.Constant) and name.value == key
+            ]
+            return exact or [value for _, value in pairs]
+        case ast.DictComp():
+            return [node.value]
+        case ast.ListComp():
+            return [node.elt]
+        case ast.List() | ast.Tuple():
+            if isinstance(key, int) and -len(node.elts) <= key < len(node.elts):
+                return [node.elts[key]]
+            return list(node.elts)
+    return []

@@ -1,0 +1,229 @@
+"""Which loops train (they reach `.backward()`), and which evaluate."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from .flow import Flow, call_name
+from .models import is_loader, role
+from .names import Function, walk
+from .roles import Count, Loop, LoopNode, Role
+from .source import File
+from .torch_names import LOADER_WRAPPERS, METRIC_METHODS
+
+Backward = tuple[File, ast.Call]
+_DEPTH = 5  # callers of the function with the backward that are looked through for the loop
+
+
+def find_loops(
+    flow: Flow, models: Iterable[Role]
+) -> tuple[tuple[Loop, ...], tuple[Loop, ...], tuple[tuple[bool, Role], ...]]:
+    """Training loops, evaluation loops, and (trains, loader) for each loader in one of them."""
+    reached: dict[LoopNode, tuple[File, list[Backward]]] = {}
+    for file in flow.files:
+        for call in file.names.all(ast.Call):
+            if is_backward(file, call):
+                for where, node in _loops_of(flow, file, call, _DEPTH):
+                    reached.setdefault(node, (where, []))[1].append((file, call))
+    loaders: list[tuple[bool, Role]] = []
+    train = []
+    for node, (file, backwards) in reached.items():
+        iterated, found = _iterated(flow, file, node, "train_loader")
+        loaders += [(True, one) for one in found]
+        train.append(Loop(file, node, iterated, found, tuple(backwards), counts(file, node)))
+    trains = set(reached)
+    around = {up for node, (where, _) in reached.items() for up in where.names.up(node)}
+    called = _calls_reached(flow, reached)
+    evaluation = []
+    nodes = {one.node for one in models}
+    for file in flow.files:
+        every: list[LoopNode] = [
+            *file.names.all(ast.For),
+            *file.names.all(ast.AsyncFor),
+            *file.names.all(ast.While),
+        ]
+        for node in every:
+            if node in trains or node in around or _nested_in(file, node, trains):
+                continue
+            iterated, found = _iterated(flow, file, node, "eval_loader")
+            if not found or called & {file.names.function(node)}:
+                continue
+            if not _evaluates(flow, file, node, nodes):
+                continue
+            loaders += [(False, one) for one in found]
+            evaluation.append(Loop(file, node, iterated, found, (), counts(file, node)))
+    return tuple(train), tuple(evaluation), tuple(loaders)
+
+
+def is_backward(file: File, call: ast.Call) -> bool:
+    """`loss.backward()`, `accelerator.backward(loss)`, `torch.autograd.backward(loss)`."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+        return False
+    receiver = call.func.value
+    return not (isinstance(receiver, ast.Name) and receiver.id in ("self", "ctx", "super"))
+
+
+def _loops_of(flow: Flow, file: File, node: ast.AST, depth: int) -> list[tuple[File, LoopNode]]:
+    """The loop over batches around a node: in its function, else around the function's calls."""
+    around: list[LoopNode] = []
+    function: Function | None = None
+    for up in file.names.up(node):
+        if isinstance(up, LoopNode):
+            around.append(up)
+        elif isinstance(up, Function):
+            function = up
+            break
+    with_loader = [one for one in around if _iterated(flow, file, one, "train_loader")[1]]
+    if with_loader:
+        return [(file, with_loader[0])]
+    outer: list[tuple[File, LoopNode]] = []
+    if function is not None and depth > 0:
+        for where, call in flow.callers.get(function, ()):
+            outer += _loops_of(flow, where, call, depth - 1)
+        # a step function called in a loop over a loader: that is the loop, not one over parts
+        if any(_iterated(flow, where, one, "train_loader")[1] for where, one in outer):
+            return outer
+    if around:
+        return [(file, around[0])]
+    return outer
+
+
+def _nested_in(file: File, node: ast.AST, others: set[LoopNode]) -> bool:
+    """Within a loop that trains and without a loader of its own: a part of a step."""
+    return any(up in others for up in file.names.up(node)) and isinstance(node, ast.While)
+
+
+def _calls_reached(
+    flow: Flow, reached: dict[LoopNode, tuple[File, list[Backward]]]
+) -> set[Function | None]:
+    """Functions with a backward in them that a training loop calls."""
+    found: set[Function | None] = set()
+    for node, (file, backwards) in reached.items():
+        for where, call in backwards:
+            function = where.names.function(call)
+            if function is not None and function is not file.names.function(node):
+                found.add(function)
+    return found
+
+
+def _iterated(
+    flow: Flow, file: File, node: LoopNode, kind: str
+) -> tuple[ast.expr | None, tuple[Role, ...]]:
+    """The expression that a loop takes its batches from, and the loaders that it may be."""
+    expressions = taken_from(file, node)
+    first: ast.expr | None = None
+    roles: dict[ast.AST, Role] = {}
+    for expression in expressions:
+        for origin in flow.origins(file, expression):
+            sure = is_loader(flow, origin)
+            if sure:
+                first = first or expression
+                wanted = "train_loader" if kind == "train_loader" else "eval_loader"
+                roles.setdefault(origin.node, role(wanted, origin, sure))  # type: ignore[arg-type]
+    return first or (expressions[0] if expressions else None), tuple(roles.values())
+
+
+def taken_from(file: File, node: ast.AST) -> list[ast.expr]:
+    """What a loop takes its batches from, without what is around a loader; several with `zip`."""
+    if not isinstance(node, LoopNode):
+        return []
+    given = [] if isinstance(node, ast.While) else [node.iter]
+    return [one for place in (*given, *_next_calls(node)) for one in _unwrapped(file, place)]
+
+
+def _next_calls(node: LoopNode) -> list[ast.expr]:
+    """`it` of each `next(it)` and `it.next()` in a loop's own body."""
+    found: list[ast.expr] = []
+    for one in walk(*node.body):
+        if isinstance(one, ast.Call):
+            if isinstance(one.func, ast.Name) and one.func.id == "next" and one.args:
+                found.append(one.args[0])
+            elif call_name(one) in ("next", "__next__") and isinstance(one.func, ast.Attribute):
+                found.append(one.func.value)
+    return found
+
+
+def _unwrapped(file: File, node: ast.expr) -> list[ast.expr]:
+    """`loader` of `enumerate(tqdm(loader), 1)`; both of `zip(a, b)`."""
+    if isinstance(node, ast.Call) and call_name(node) in LOADER_WRAPPERS and node.args:
+        if call_name(node) in ("range", "trange"):
+            return [node]
+        pick = node.args if call_name(node) in ("zip", "chain") else node.args[:1]
+        return [one for arg in pick for one in _unwrapped(file, arg)]
+    return [node]
+
+
+def _evaluates(flow: Flow, file: File, node: LoopNode, models: set[ast.AST]) -> bool:
+    """Whether a loop without backward runs a model: by its surroundings or by its calls."""
+    if _behind_eval(file, node):
+        return True
+    around = [node, *file.names.up(node)]
+    for up in around:
+        if no_grad(up):
+            return True
+        if isinstance(up, Function):
+            if without_gradients(up):
+                return True
+            words = up.name.lower()
+            if any(word in words for word in ("eval", "valid", "test", "infer", "accuracy")):
+                return True
+    for inner in walk(*node.body):
+        if no_grad(inner):
+            return True
+        if isinstance(inner, ast.Call):
+            if call_name(inner) == "eval" or "eval" in call_name(inner).lower():
+                return True
+            if isinstance(inner.func, (ast.Name, ast.Attribute)) and models & {
+                origin.node for origin in flow.origins(file, inner.func)
+            }:
+                return True
+    return False
+
+
+def _behind_eval(file: File, node: ast.AST) -> bool:
+    """Whether `model.eval()` stands above a loop in its block, and no `model.train()` since."""
+    found = False
+    for one in file.names.block(node):
+        if one is node:
+            return found
+        if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
+            found = (found or call_name(one.value) == "eval") and call_name(one.value) != "train"
+    return False
+
+
+def no_grad(node: ast.AST) -> bool:
+    """Whether it is a `with` that switches gradients off."""
+    return isinstance(node, ast.With) and any(_is_no_grad(item.context_expr) for item in node.items)
+
+
+def without_gradients(function: Function) -> bool:
+    """Whether a function is decorated with `torch.no_grad()`."""
+    return any(_is_no_grad(one) for one in function.decorator_list)
+
+
+def _is_no_grad(node: ast.expr) -> bool:
+    func = node.func if isinstance(node, ast.Call) else node
+    name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    return name in ("no_grad", "inference_mode", "set_grad_enabled")
+
+
+def counts(file: File, node: LoopNode) -> tuple[Count, ...]:
+    """What grows in a loop's body."""
+    found = []
+    for one in walk(*node.body):
+        match one:
+            case ast.AugAssign(op=ast.Add()):
+                found.append(Count(file, one, _grows(file, one.target), one.value))
+            case ast.Call(func=ast.Attribute(attr=word)) if word in METRIC_METHODS:
+                if one.args and isinstance(one.func, ast.Attribute):
+                    name = _grows(file, one.func.value)
+                    found.append(Count(file, one, name, one.args[0]))
+    return tuple(found)
+
+
+def _grows(file: File, node: ast.expr) -> str:
+    """`total` of `total`, and of `total[label]`: what holds the value that grows."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return file.code(node)

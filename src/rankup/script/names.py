@@ -1,0 +1,352 @@
+"""Parents, scopes and bindings: what each name of a file may mean."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, cast
+
+RUNTIME = "rankup_runtime"  # the folder that `port --vendor` puts beside a script
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+Scope = (
+    ast.Module
+    | ast.FunctionDef
+    | ast.AsyncFunctionDef
+    | ast.ClassDef
+    | ast.Lambda
+    | (Comprehension)
+)
+Kind = Literal["import", "value", "item", "entered", "parameter", "function", "class", "other"]
+N = TypeVar("N", bound=ast.AST)
+
+_BUILTINS = frozenset(dir(builtins))
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# Shared between nodes: `ast` has one object for each of them.
+_NO_PLACE = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+_SCOPES = (*_FUNCTIONS, ast.ClassDef, *COMPREHENSIONS)
+
+
+@dataclass(frozen=True, eq=False)
+class Binding:
+    """One way in which a name gets its value.
+
+    Attributes:
+        kind: `value`: that of the expression `node`, or its item at `path` where it is unpacked.
+            `item`: one item of iterating over `node`. `entered`: what `with node as` gives.
+            `parameter`: `node` is the `ast.arg`. `function`, `class`: `node` is the definition.
+            `import`: `dotted` is where it is from. `other`: `except … as`, `del`, `match`, `+=`.
+        target: the node that names it.
+    """
+
+    kind: Kind
+    target: ast.AST
+    node: ast.AST
+    path: tuple[int, ...] = ()
+    dotted: str = ""
+
+
+@dataclass
+class _Bound:
+    names: dict[str, list[Binding]] = field(default_factory=dict)
+    elsewhere: set[str] = field(default_factory=set)  # global and nonlocal
+
+
+class Names:
+    """The names of one file.
+
+    Attributes:
+        parents: the node around each node but the module.
+        imported: dotted names of what is imported; `from a import b` gives `a` and `a.b`.
+        stars: the modules that are imported by `from module import *`.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.imported: list[str] = []
+        self.stars: list[str] = []
+        self._scopes: dict[ast.AST, Scope] = {}
+        self._bound: dict[Scope, _Bound] = {tree: _Bound()}
+        self._attributes: dict[ast.ClassDef, dict[str, list[Binding]]] = {}
+        self._by_type: dict[type, list[ast.AST]] = {}
+        self._walk()
+
+    def all(self, kind: type[N]) -> list[N]:
+        """All nodes of a type, in the order of the text."""
+        return cast("list[N]", self._by_type.get(kind, []))
+
+    @property
+    def functions(self) -> list[Function]:
+        """All functions and methods, in the order of the text."""
+        found: list[Function] = [*self.all(ast.FunctionDef), *self.all(ast.AsyncFunctionDef)]
+        return sorted(found, key=lambda one: one.lineno)
+
+    def up(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around a node, the nearest first."""
+        at = self.parents.get(node)
+        while at is not None:
+            yield at
+            at = self.parents.get(at)
+
+    def enclosing(self, node: ast.AST, kind: type[N]) -> N | None:
+        """The nearest node around a node of this type."""
+        return next((one for one in self.up(node) if isinstance(one, kind)), None)
+
+    def block(self, statement: ast.AST) -> list[ast.stmt]:
+        """The list of statements in which one stands; empty for what is no statement."""
+        parent = self.parents.get(statement)
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(parent, name, None)
+            if isinstance(block, list) and statement in block:
+                return block
+        return []
+
+    def function(self, node: ast.AST) -> Function | None:
+        """The innermost function around a node."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return next((one for one in self.up(node) if isinstance(one, kinds)), None)
+
+    def inside(self, node: ast.AST, other: ast.AST) -> bool:
+        """True where `node` is `other` or lies in it."""
+        return node is other or any(one is other for one in self.up(node))
+
+    def statement(self, node: ast.AST) -> ast.AST:
+        """The statement that a node is or stands in."""
+        return node if isinstance(node, ast.stmt) else self.enclosing(node, ast.stmt) or node
+
+    def scope(self, node: ast.AST) -> Scope:
+        """The scope in which a node looks for its names first."""
+        return self._scopes.get(node, self.tree)
+
+    def bindings(self, name: str, scope: Scope) -> tuple[Scope, list[Binding]]:
+        """What a name is bound to as seen from a scope, and the scope that binds it."""
+        at = scope
+        while True:
+            bound = self._bound[at]
+            visible = at is scope or not isinstance(at, ast.ClassDef)
+            if name in bound.names and name not in bound.elsewhere and visible:
+                return at, bound.names[name]
+            if isinstance(at, ast.Module):
+                return at, []
+            at = self._scopes[at]
+
+    def members(self, scope: Scope) -> dict[str, list[Binding]]:
+        """The names bound in a scope: a module's globals, a class's methods."""
+        return self._bound[scope].names
+
+    def attributes(self, owner: ast.ClassDef) -> dict[str, list[Binding]]:
+        """What `self.NAME` is set to anywhere in a class."""
+        return self._attributes.get(owner, {})
+
+    def dotted(self, node: ast.AST) -> str:
+        """Where a name or attribute comes from: `torch.optim.Adam`, `builtins.print`.
+
+        Empty where it is neither of an imported module nor a builtin.
+        """
+        if isinstance(node, ast.Attribute):
+            base = self.dotted(node.value)
+            return f"{base}.{node.attr}" if base else ""
+        if not isinstance(node, ast.Name):
+            return ""
+        _, found = self.bindings(node.id, self.scope(node))
+        for one in found:
+            if one.kind == "import":
+                return one.dotted
+        if found:
+            return ""
+        if node.id in _BUILTINS:
+            return f"builtins.{node.id}"
+        return f"{self.stars[-1]}.{node.id}" if self.stars else ""
+
+    def called(self, call: ast.Call) -> str:
+        """`dotted` of what a call calls."""
+        return self.dotted(call.func)
+
+    def _walk(self) -> None:
+        stack: list[tuple[ast.AST, Scope]] = [(self.tree, self.tree)]
+        while stack:
+            node, scope = stack.pop()
+            self._by_type.setdefault(type(node), []).append(node)
+            if node is not self.tree:
+                self._scopes[node] = scope
+            if isinstance(node, _SCOPES):
+                self._bound[node] = _Bound()
+            self._bind(node, scope)
+            for child in children(node):
+                self.parents[child] = node
+            stack += [(one, self._inner(node, one, scope)) for one in reversed(children(node))]
+
+    def _inner(self, node: ast.AST, child: ast.AST, scope: Scope) -> Scope:
+        """The scope of a node's child.
+
+        Decorators, defaults, annotations and base classes are evaluated in the scope around a
+        definition, as is the first iterable of a comprehension.
+        """
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                return node if isinstance(child, ast.stmt) else scope
+            case ast.Lambda():
+                return node if child is node.body else scope
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                return node
+            case ast.comprehension() if child is node.iter:
+                around = cast("Comprehension", self.parents[node])
+                return self._scopes[around] if node is around.generators[0] else scope
+        return scope
+
+    def _put(self, scope: Scope, name: str, binding: Binding) -> None:
+        bound = self._bound[scope]
+        if name in bound.elsewhere:
+            bound = self._bound[self.tree]
+        bound.names.setdefault(name, []).append(binding)
+
+    def _bind(self, node: ast.AST, scope: Scope) -> None:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._put(scope, node.name, Binding("function", node, node))
+                self._parameters(node)
+            case ast.Lambda():
+                self._parameters(node)
+            case ast.ClassDef():
+                self._put(scope, node.name, Binding("class", node, node))
+            case ast.Assign():
+                for target in node.targets:
+                    self._assign(target, "value", node.value, scope)
+            case ast.AnnAssign() if node.value is not None:
+                self._assign(node.target, "value", node.value, scope)
+            case ast.AugAssign():
+                self._assign(node.target, "other", node.value, scope)
+            case ast.NamedExpr():
+                self._assign(node.target, "value", node.value, self._around(scope))
+            case ast.For() | ast.AsyncFor():
+                self._assign(node.target, "item", node.iter, scope)
+            case ast.comprehension():
+                self._assign(node.target, "item", node.iter, scope)
+            case ast.withitem() if node.optional_vars is not None:
+                self._assign(node.optional_vars, "entered", node.context_expr, scope)
+            case ast.ExceptHandler() if node.name is not None:
+                self._put(scope, node.name, Binding("other", node, node))
+            case ast.MatchAs() | ast.MatchStar() if node.name is not None:
+                self._put(scope, node.name, Binding("other", node, node))
+            case ast.Delete():
+                for target in node.targets:
+                    self._assign(target, "other", target, scope)
+            case ast.Import() | ast.ImportFrom():
+                self._import(node, scope)
+            case ast.Global() | ast.Nonlocal():
+                self._bound[scope].elsewhere.update(node.names)
+
+    def _around(self, scope: Scope) -> Scope:
+        """The scope that `:=` binds in: the one around comprehensions."""
+        while isinstance(scope, COMPREHENSIONS):
+            scope = self._scopes[scope]
+        return scope
+
+    def _parameters(self, owner: Function | ast.Lambda) -> None:
+        for arg in parameters(owner.args):
+            self._put(owner, arg.arg, Binding("parameter", arg, arg))
+
+    def _assign(
+        self,
+        target: ast.AST,
+        kind: Kind,
+        value: ast.AST,
+        scope: Scope,
+        path: tuple[int, ...] = (),
+    ) -> None:
+        match target:
+            case ast.Name():
+                self._put(scope, target.id, Binding(kind, target, value, path))
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                owner = self._owner(scope)
+                if owner is not None:
+                    attributes = self._attributes.setdefault(owner, {})
+                    binding = Binding(kind, target, value, path)
+                    attributes.setdefault(target.attr, []).append(binding)
+            case ast.Tuple() | ast.List():
+                for position, element in enumerate(target.elts):
+                    self._assign(element, kind, value, scope, (*path, position))
+            case ast.Starred():
+                self._assign(target.value, "other", value, scope)
+
+    def _owner(self, scope: Scope) -> ast.ClassDef | None:
+        at = scope
+        while not isinstance(at, ast.Module):
+            if isinstance(at, ast.ClassDef):
+                return at
+            at = self._scopes[at]
+        return None
+
+    def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                dotted = _unvendored(alias.name)
+                self.imported.append(dotted)
+                first = dotted.split(".")[0]
+                name, means = (alias.asname, dotted) if alias.asname else (first, first)
+                self._put(scope, name, Binding("import", alias, node, (), means))
+            return
+        base = _unvendored("." * node.level + (node.module or ""))
+        self.imported.append(base)
+        for alias in node.names:
+            if alias.name == "*":
+                self.stars.append(base)
+                continue
+            dotted = f"{base}{alias.name}" if base.endswith(".") else f"{base}.{alias.name}"
+            self.imported.append(dotted)
+            name = alias.asname or alias.name
+            self._put(scope, name, Binding("import", alias, node, (), dotted))
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes directly below one, in the order of the text; no operators and no contexts."""
+    found: list[ast.AST] = []
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            found += node.decorator_list
+            found += [one for one in ast.iter_child_nodes(node) if one not in node.decorator_list]
+        case ast.IfExp():
+            found = [node.body, node.test, node.orelse]
+        case ast.Dict():
+            pairs = zip(node.keys, node.values, strict=True)
+            found = [one for pair in pairs for one in pair if one is not None]
+        case _:
+            found = list(ast.iter_child_nodes(node))
+    return [one for one in found if not isinstance(one, _NO_PLACE)]
+
+
+def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
+    """Nodes and all below them, in the order of the text."""
+    stack = list(reversed(nodes))
+    while stack:
+        at = stack.pop()
+        yield at
+        stack.extend(reversed(children(at)))
+
+
+def parameters(args: ast.arguments) -> list[ast.arg]:
+    """All parameters of a function, in the order of the text."""
+    starred = [one for one in (args.vararg, args.kwarg) if one is not None]
+    return [*args.posonlyargs, *args.args, *args.kwonlyargs, *starred]
+
+
+def default(args: ast.arguments, parameter: ast.arg) -> ast.expr | None:
+    """The default value of a parameter, if it has one."""
+    positional = [*args.posonlyargs, *args.args]
+    if parameter in positional:
+        behind = positional.index(parameter) - (len(positional) - len(args.defaults))
+        return args.defaults[behind] if behind >= 0 else None
+    if parameter in args.kwonlyargs:
+        return args.kw_defaults[args.kwonlyargs.index(parameter)]
+    return None
+
+
+def _unvendored(dotted: str) -> str:
+    """`rankup` of the copy of its runtime that lies beside a script."""
+    first, dot, rest = dotted.partition(".")
+    return f"rankup{dot}{rest}" if first == RUNTIME else dotted

@@ -1,0 +1,252 @@
+"""A Python file: its bytes, text, syntax tree and positions. What is wrong with it is data.
+
+A file is parsed when it is first asked for its tree, and once.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import tokenize
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ..base.text import clean
+from .names import Names
+
+# A file without any of these words trains nothing, and is not parsed.
+_WORDS = re.compile(
+    rb"\b(torch|fastai|transformers|lightning|pytorch_lightning|accelerate|rankup|distributed_utils)"
+    rb"\b"
+)
+_LARGEST = 4 * 1024 * 1024  # bytes: a script that a person wrote is far below
+_MOST_MODULES = 50  # of one script
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+@dataclass(frozen=True)
+class ParseError:
+    """Why a file cannot be understood, and what to do; line and column count from 1."""
+
+    line: int
+    column: int
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class File:
+    """One Python file.
+
+    Attributes:
+        path: as it was given, for messages.
+        data: its bytes; empty where it could not be read.
+        text: decoded, without a byte order mark.
+        encoding: of the bytes, by their coding comment or UTF-8.
+        newline: the one it uses most, `"\\n"`, `"\\r\\n"` or `"\\r"`.
+        unreadable: why there is no text, if so.
+    """
+
+    path: Path
+    data: bytes
+    text: str
+    encoding: str
+    newline: str
+    unreadable: ParseError | None = None
+
+    @cached_property
+    def concerns_training(self) -> bool:
+        """True where the text names PyTorch or a library around it; an unreadable file may."""
+        return self.unreadable is not None or _WORDS.search(self.data) is not None
+
+    @cached_property
+    def _parsed(self) -> ast.Module | ParseError:
+        return self.unreadable or _parse(self.text)
+
+    @property
+    def error(self) -> ParseError | None:
+        """Why it cannot be understood: unreadable, or not valid Python."""
+        return self._parsed if isinstance(self._parsed, ParseError) else None
+
+    @property
+    def tree(self) -> ast.Module:
+        """The syntax tree.
+
+        Raises:
+            ValueError: there is an `error`.
+        """
+        if isinstance(self._parsed, ParseError):
+            raise ValueError(f"{self.path}: {self._parsed.message}")
+        return self._parsed
+
+    @cached_property
+    def names(self) -> Names:
+        """Parents, scopes and bindings of the tree."""
+        return Names(self.tree)
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of the text, without their ends."""
+        return tuple(_LINE_END.split(self.text))
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """Where in the text each line begins."""
+        return (0, *(match.end() for match in _LINE_END.finditer(self.text)))
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Begin and end of a node in `text`, in characters; a decorated function without them."""
+        return (
+            self._offset(node.lineno, node.col_offset),  # type: ignore[attr-defined]
+            self._offset(node.end_lineno, node.end_col_offset),  # type: ignore[attr-defined]
+        )
+
+    def code(self, node: ast.AST) -> str:
+        """The text of a node as it was written."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def line(self, node: ast.AST) -> tuple[int, int]:
+        """Line and column of a node's begin, both from 1."""
+        line: int = node.lineno  # type: ignore[attr-defined]
+        start = self._offset(line, node.col_offset)  # type: ignore[attr-defined]
+        return line, start - self._starts[line - 1] + 1
+
+    def last_line(self, node: ast.AST) -> int:
+        """The line in which a node ends, from 1."""
+        line: int = node.end_lineno  # type: ignore[attr-defined]
+        return line
+
+    def place(self, node: ast.AST) -> str:
+        """`FILE:LINE:COLUMN`, as findings have it."""
+        line, column = self.line(node)
+        return f"{clean(str(self.path))}:{line}:{column}"
+
+    def _offset(self, line: int, column: int) -> int:
+        """The place in the text of what `ast` counts in bytes of UTF-8 within a line."""
+        text = self.lines[line - 1]
+        if not text.isascii():
+            column = len(text.encode()[:column].decode())
+        return self._starts[line - 1] + column
+
+
+def read(path: Path) -> File:
+    """Read a file; what is wrong with its content is in `File.error`.
+
+    Raises:
+        OSError: there is no such file, or no permission.
+    """
+    with path.open("rb") as file:
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        size = f"more than {_LARGEST // 1024**2} MiB: not written by a person"
+        return File(path, b"", "", "utf-8", "\n", ParseError(1, 1, size))
+    return from_bytes(path, data)
+
+
+def from_bytes(path: Path, data: bytes) -> File:
+    """The file that these bytes would be."""
+    encoding, text, error = _decode(data)
+    return File(path, data, text, encoding, _newline(data), error)
+
+
+def _decode(data: bytes) -> tuple[str, str, ParseError | None]:
+    if b"\0" in data:
+        line = data[: data.index(b"\0")].count(b"\n") + 1
+        return "utf-8", "", ParseError(line, 1, "a NUL byte: no Python source")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = data.decode(encoding)
+    except SyntaxError as error:
+        return "utf-8", "", ParseError(1, 1, clean(str(error)))
+    except (UnicodeDecodeError, LookupError) as error:
+        at = getattr(error, "start", 0)
+        line = data[:at].count(b"\n") + 1
+        return "utf-8", "", ParseError(line, 1, f"the bytes are not the encoding said: {error}")
+    return encoding, text.removeprefix("\ufeff"), None
+
+
+def _newline(data: bytes) -> str:
+    windows = data.count(b"\r\n")
+    counts = {
+        "\n": data.count(b"\n") - windows,
+        "\r\n": windows,
+        "\r": data.count(b"\r") - windows,
+    }
+    return max(counts, key=lambda name: counts[name])
+
+
+def _parse(text: str) -> ast.Module | ParseError:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of invalid escapes, which are not what was asked
+            return ast.parse(text)
+    except SyntaxError as error:
+        return _explained(text, error)
+    except (RecursionError, MemoryError):
+        return ParseError(1, 1, "nested too deeply to be understood")
+    except ValueError as error:
+        return ParseError(1, 1, clean(str(error)))
+
+
+def _explained(text: str, error: SyntaxError) -> ParseError:
+    line, column = error.lineno or 1, max(1, error.offset or 1)
+    lines = _LINE_END.split(text)
+    here = lines[line - 1] if 0 < line <= len(lines) else ""
+    if re.search(r"\basync\s*=", here):
+        hint = "`async` is a keyword since Python 3.7: write non_blocking=True"
+    elif re.match(r"\s*print\s+[^(=]", here):
+        hint = "Python 2: run `2to3 -w` on it first"
+    elif re.match(r"(<<<<<<<|=======|>>>>>>>)", here):
+        hint = "a conflict of `git merge` is left: resolve it"
+    else:
+        hint = "mend it at this place; for syntax of a newer Python, run rankup with that one"
+    return ParseError(line, column, f"no valid Python: {clean(error.msg or 'syntax error')}", hint)
+
+
+def local_modules(script: File) -> tuple[File, ...]:
+    """The modules of the script's repository that it imports, and those that they import in turn.
+
+    They are read, not imported; each once, also where they import each other. What cannot be read,
+    is no Python or has nothing to do with training is left out: it is not what was asked about.
+    """
+    seen = {os.path.realpath(script.path)}
+    found: list[File] = []
+    waiting = [script]
+    while waiting and len(found) < _MOST_MODULES:
+        at = waiting.pop(0)
+        for dotted in at.names.imported:
+            for path in candidates(script.path.parent, at.path.parent, dotted):
+                real = os.path.realpath(path)  # a loop of links is no error here
+                if real in seen:
+                    continue
+                seen.add(real)
+                try:
+                    other = read(path)
+                except OSError:
+                    continue
+                if other.concerns_training and other.error is None:
+                    found.append(other)
+                    waiting.append(other)
+    return tuple(found)
+
+
+def candidates(folder: Path, own: Path, dotted: str) -> Iterator[Path]:
+    """The files that `import dotted` may mean: beside the script, or relative to the importer."""
+    level = len(dotted) - len(dotted.lstrip("."))
+    start = folder if level == 0 else own
+    for _ in range(level - 1):
+        start = start.parent
+    parts = [part for part in dotted.lstrip(".").split(".") if part]
+    if not parts or parts[0] == "rankup":  # the runtime that `port --vendor` has copied
+        return
+    for length in range(len(parts), 0, -1):
+        base = start.joinpath(*parts[:length])
+        for path in (base.with_suffix(".py"), base / "__init__.py"):
+            if os.path.isfile(path):  # False, too, in a loop of links
+                yield path
