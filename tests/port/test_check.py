@@ -56,6 +56,31 @@ def codes(data: str | bytes) -> list[str]:
     return [one.code for one in check_python(from_bytes(Path("train.py"), data))]
 
 
+SHARDS = SINGLE.replace("make_loader(True)", "wds.WebLoader(wds.WebDataset('{names}'), 8)")
+
+
+@pytest.mark.parametrize("names", ["shards-{0000..0099}.tar", "pieces-{0000..0099}.tar"])
+def test_a_name_of_files_does_not_shard_them(names: str) -> None:
+    assert "RK111" in codes(SHARDS.replace("{names}", names))
+
+
+@pytest.mark.parametrize(
+    ("condition", "one_rank"),
+    [
+        ("rank == 0", True),
+        ("dist.get_rank() == 0", True),
+        ("int(os.environ['LOCAL_RANK']) == 0", True),
+        ("lora_rank > 0", False),
+        ("not rankup.on_login_node()", False),
+    ],
+)
+def test_a_condition_that_tells_the_rank(condition: str, one_rank: bool) -> None:
+    text = SINGLE.replace("torch.save(", f"if {condition}:\n    rankup.barrier()\n    torch.save(")
+    found = codes(f"import rankup\nimport os\nworld = rankup.setup()\n{text}")
+    assert ("RK182" in found) is one_rank
+    assert ("RK141" in found) is not one_rank
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"

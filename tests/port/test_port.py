@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
+from rankup.port.check import check
 from rankup.port.rewrite.command import port_file
 from rankup.port.rewrite.ported import Ported, port
 from rankup.runtime.world import World
@@ -129,7 +130,7 @@ def test_what_must_not_be_ported_is_refused_with_the_place(
 def _port_file(path: Path, **options: bool | str) -> None:
     defaults: dict[str, bool | str] = {
         "batch": "global", "strategy": "ddp", "in_place": False, "diff": False, "vendor": False,
-        "sync_bn": False,
+        "sync_bn": False, "force": False,
     }  # fmt: skip
     port_file(path, **{**defaults, **options})  # type: ignore[arg-type]
 
@@ -273,3 +274,102 @@ def test_ways_to_a_loader_without_number(tmp_path: Path) -> None:
     text = SCRIPT.replace("net = ", f"{chain}{functions}{calls}net = ", 1)
     text = text.replace("for x in Data", "for rows in Data").replace("net(x)", "net(rows)")
     assert "rankup.shard(DataLoader" in port(_script(tmp_path, text)).text
+
+
+def test_a_port_that_was_edited_is_not_overwritten(tmp_path: Path) -> None:
+    path = _script(tmp_path, SCRIPT)
+    _port_file(path)
+    _port_file(path)  # what port wrote itself is written anew
+    ported = tmp_path / "train_dist.py"
+    written = ported.read_text()
+    ported.write_text(written + "# mine\n")
+    with pytest.raises(UserError, match=r"is not what port would write.*--force"):
+        _port_file(path)
+    assert ported.read_text() == written + "# mine\n"
+    _port_file(path, force=True)
+    assert ported.read_text() == written
+
+
+OWN_TRAINER = """
+import torch
+from torch.utils.data import DataLoader
+
+class Trainer:
+    def __init__(self, model, loader):
+        self.model, self.loader = model, loader
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(self):
+        for x in self.loader:
+            loss = self.model(x).mean()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+model = torch.nn.Linear(2, 1)
+loader = DataLoader(torch.randn(8, 2), batch_size=4, shuffle=True)
+trainer = Trainer(model, loader)
+for epoch in range(2):
+    trainer.train()
+    total = 0.0
+    with torch.no_grad():
+        for x in DataLoader(torch.randn(5, 2), batch_size=2):
+            model.train(False)
+            total += model(x).sum().item()
+    print(total)
+"""
+
+
+def test_a_models_own_train_is_no_trainers(tmp_path: Path) -> None:
+    """A collective in the evaluation would hang: ranks have different numbers of batches."""
+    ported = port(_script(tmp_path, OWN_TRAINER))
+    loop = ported.text[ported.text.index("with torch.no_grad():") :].split("print(")[0]
+    assert "batch_sum" not in loop
+    assert "batch_mean" not in loop
+    (tmp_path / "train_dist.py").write_text(ported.text)
+    assert "RK183" not in {one.code for one in check([tmp_path / "train_dist.py"])}
+
+
+WRITES = """
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(2):
+    for x in DataLoader(torch.randn(8, 2), batch_size=4):
+        loss = net(x).mean()
+        loss.backward()
+        optimizer.step()
+    {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('if epoch == 0: np.save("w.npy", net.weight.detach())', "every rank writes this file"),
+        ('x = np.savetxt("w.txt", net.weight.detach())', "every rank writes this file"),
+    ],
+)
+def test_what_every_rank_would_write_is_named(tmp_path: Path, line: str, said: str) -> None:
+    path = _script(tmp_path, WRITES.format(line=line))
+    assert said in "".join(note.text for note in port(path).left)
+    assert "RK146" in {one.code for one in check([path])}
+
+
+def test_a_path_is_wrapped_wherever_it_stands(tmp_path: Path) -> None:
+    path = _script(tmp_path, WRITES.format(line='f = open(mode="w", file="a.txt")'))
+    assert 'open(mode="w", file=rankup.path0("a.txt"))' in port(path).text
+
+
+def test_a_comment_in_parentheses_is_left_alone(tmp_path: Path) -> None:
+    text = SCRIPT.replace(
+        "    optimizer.step()\n",
+        "    optimizer.step()\nwith torch.no_grad():\n    total = 0\n"
+        "    for x in DataLoader(torch.randn(5, 2), batch_size=2):\n"
+        "        total += (  # mean (of batch)\n            net(x).mean().item()\n        )\n"
+        "print(total / 3)\n",
+    )
+    assert "# mean (of batch)" in port(_script(tmp_path, text)).text

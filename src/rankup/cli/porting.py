@@ -29,6 +29,9 @@ def port(
     sync_bn: Annotated[
         bool, typer.Option("--sync-bn", help="Batch norm over the batches of all ranks.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a FILE_dist.py that was edited.")
+    ] = False,
 ) -> None:
     """Rewrite a single-GPU script so that it runs on any number of GPUs."""
     from ..port.rewrite.command import port_file
@@ -41,4 +44,5 @@ def port(
         diff=diff,
         vendor=vendor,
         sync_bn=sync_bn,
+        force=force,
     )

@@ -86,6 +86,7 @@ def _port(script: Path) -> tuple[int, Path]:
         diff=False,
         vendor=False,
         sync_bn=False,
+        force=False,
     )
     print(formatted(check([ported]), "text"), end="")
     _say("3. verify: does it still compute the same? Both run for a few steps")

@@ -13,6 +13,7 @@ from .torch_names import last, words
 _CHECKPOINTS = words("torch.save pickle.dump joblib.dump safetensors.torch.save_file")
 _CHECKPOINT_METHODS = words("save_pretrained save_model save_weights save_checkpoint")
 _LOADS = frozenset({"torch.load"})
+_FILE_FUNCTIONS = words("numpy.save numpy.savez_compressed scipy.io.savemat")
 _FILE_CALLS = words(
     "save_image imsave savefig imwrite to_csv to_json to_pickle savetxt savez write_image"
 )
@@ -71,7 +72,9 @@ def find_sites(flow: Flow) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
                     saves.append(Site(file, call, dotted or f".{name}", "checkpoint"))
             elif dotted in _LOADS:
                 loads.append(Site(file, call, dotted, "load"))
-            elif name in _FILE_CALLS and flow.callee(file, call) is None:
+            elif (name in _FILE_CALLS or dotted in _FILE_FUNCTIONS) and flow.callee(
+                file, call
+            ) is None:
                 saves.append(Site(file, call, dotted or f".{name}", "file"))
             elif dotted == "builtins.open" and _written(call):
                 saves.append(Site(file, call, dotted, "file"))

@@ -24,8 +24,12 @@ def port_file(
     diff: bool,
     vendor: bool,
     sync_bn: bool,
+    force: bool,
 ) -> None:
     """Port a script and write it beside itself or in its place; a diff is only printed.
+
+    Args:
+        force: overwrite a port that was edited.
 
     Raises:
         UserError: it cannot or must not be ported, or its port cannot be written.
@@ -49,6 +53,13 @@ def port_file(
         target = path if in_place else ported.target
         if target.is_dir():
             raise UserError(f"{target} is a folder, where the port would be: move it away")
+        data = _bytes(path, ported)
+        if not (in_place or force) and target.exists() and target.read_bytes() != data:
+            raise UserError(
+                f"{clean(str(target))} is there and is not what port would write: it was edited, "
+                f"or {clean(path.name)} has changed since; --force overwrites it, --diff shows "
+                "the port without writing it"
+            )
         if vendor:
             try:
                 copy_runtime(target.parent)
@@ -56,7 +67,7 @@ def port_file(
                 raise UserError(
                     f"the runtime could not be copied to {target.parent}: {error.strerror}"
                 ) from None
-        _write(target, _bytes(path, ported))
+        _write(target, data)
         print(f"wrote {clean(str(target))}")
     for line in report(ported, in_place):
         # A diff can be piped into `patch`; what is said about it goes past it.

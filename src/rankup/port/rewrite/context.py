@@ -112,7 +112,7 @@ class Context:
 
     def around(self, node: cst.CSTNode, before: str, after: str = ")") -> None:
         """Put a call around an expression."""
-        self.edits.around(self._whole(node), before, after)
+        self.edits.around(self.script.whole(node), before, after)
 
     def replace(self, node: cst.CSTNode, text: str) -> None:
         """Other text for an expression, where no other fix has changed it."""
@@ -166,20 +166,6 @@ class Context:
         body = self.script.text[: self.script.span(statement).end].rstrip()
         last = max(lines[0], self.edits.line(len(body) - 1))
         self.edits.indent_lines(lines[0], last, self.script.module.default_indent, keep)
-
-    def _whole(self, node: cst.CSTNode) -> Span:
-        """A node with the parentheses around it."""
-        span = self.script.span(node)
-        extra = len(getattr(node, "lpar", ()))
-        text, start, end = self.script.text, span.start, span.end
-        for _ in range(extra):
-            while start and text[start - 1] != "(":
-                start -= 1
-            start -= 1
-            while end < len(text) and text[end] != ")":
-                end += 1
-            end += 1
-        return Span(start, end)
 
     def _alone(self, span: Span) -> bool:
         text, end = self.script.text, span.end

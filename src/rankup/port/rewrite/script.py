@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
+from libcst.metadata import (
+    MetadataWrapper,
+    PositionProvider,
+    WhitespaceInclusivePositionProvider,
+)
 
 from ...script.names import Function
 from ...script.source import File, candidates, read
+from ...script.torch_names import RETURNS_SELF
 from .edits import Edits, Span
 
 Node = TypeVar("Node", bound=cst.CSTNode)
@@ -27,8 +32,8 @@ class Script:
 
     def __init__(self, text: str, module: cst.Module, folder: Path | None = None) -> None:
         self.module, self.text, self.folder = module, text, folder
-        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
-        self._places = wrapper.resolve(PositionProvider)
+        self._wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
+        self._places = self._wrapper.resolve(PositionProvider)
         self._edits = Edits(text)
         self._beside: dict[str, Path | None] = {}
         self._files: dict[Path, File] = {}
@@ -101,6 +106,12 @@ class Script:
     def span(self, node: cst.CSTNode) -> Span:
         """Where a node stands, without the parentheses around it."""
         return self._edits.span(self._places[node])
+
+    def whole(self, node: cst.CSTNode) -> Span:
+        """Where a node stands, with the parentheses around it and what they hold."""
+        if not getattr(node, "lpar", ()):
+            return self.span(node)
+        return self._edits.span(self._wrapper.resolve(WhitespaceInclusivePositionProvider)[node])
 
     def line(self, node: cst.CSTNode) -> int:
         """The line, from 1, in which a node starts."""
@@ -184,9 +195,29 @@ class Script:
             function = self.functions.get(call.func.value)
             return function if function is not None and self.owner(function) is None else None
         if isinstance(call.func, cst.Attribute):
+            if call.func.attr.value in RETURNS_SELF and self._is_model(call.func.value):
+                return None
             function = self.functions.get(call.func.attr.value)
             return function if function is not None and self.owner(function) is not None else None
         return None
+
+    def _is_model(self, receiver: cst.BaseExpression) -> bool:
+        """True of `model`, which is called or asked for its parameters: no `Trainer` of the script.
+
+        Its `model.train()` is the module's own method, whatever the script calls its methods.
+        """
+        return self.code(receiver) in self._model_names
+
+    @cached_property
+    def _model_names(self) -> frozenset[str]:
+        found = set()
+        for call in self.all(cst.Call):
+            func = call.func
+            if isinstance(func, cst.Attribute) and func.attr.value == "parameters":
+                found.add(self.code(func.value))
+            elif isinstance(func, cst.Name | cst.Attribute):
+                found.add(self.code(func))
+        return frozenset(found)
 
     def per_sample(self, node: cst.CSTNode) -> bool:
         """Whether it runs as samples are drawn: in `__getitem__` and the like, or called there."""

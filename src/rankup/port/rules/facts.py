@@ -13,10 +13,18 @@ from ...script.names import Function, walk
 from ...script.roles import Loop, Role, Script
 from ...script.source import File
 
-# Not the name of rankup itself, nor `rank0_first`, whose value is the same on all ranks.
-_RANKED = re.compile(
-    r"rank(?!up|0_first)|world|shard|split_by_node|num_replicas|get_worker_info\(\)\.\w*rank"
+# Names that tell the rank or the number of ranks: `local_rank`, `get_world_size`, `shard_id`; not
+# `lora_rank`, nor rankup itself, nor `rank0_first`, whose value is the same on all ranks.
+RANK_WORDS = (
+    r"(?:_|get|my|is|this|self|args|global|local|node|group|process|proc|data|parallel|dist|ddp|dp"
+    r"|hvd|comm|mpi|ompi|slurm|cur|current|first|main|num)*"
 )
+_RANKED = re.compile(
+    rf"{RANK_WORDS}rank(?:s|_?id|_?zero|_?0)?|{RANK_WORDS}world(?:_?size)?"
+    r"|\w*shard\w*|split_\w*by_(?:node|worker)|num_replicas|distributed\w*",
+    re.IGNORECASE,
+)
+_RANK_VARIABLE = re.compile(r"(?:[A-Z]+_)*(?:RANK|WORLD_SIZE|PROCID|LOCALID|NTASKS)")
 
 
 def calls(file: File, *names: str) -> Iterator[tuple[ast.Call, str]]:
@@ -53,8 +61,26 @@ def text_of(script: Script, file: File, node: ast.AST) -> str:
 
 
 def ranked(script: Script, file: File, node: ast.AST) -> bool:
-    """Whether a value depends on the rank."""
-    return _RANKED.search(text_of(script, file, node)) is not None
+    """True where a value is made of the rank or of the number of ranks."""
+    made = [one.node for one in script.flow.origins(file, node)]
+    return any(names_rank(one) for one in (node, *made))
+
+
+def names_rank(node: ast.AST) -> bool:
+    """True where a name in a piece of code, or an environment variable, tells the rank."""
+    for one in walk(node):
+        match one:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                found = _RANKED.fullmatch(name)
+            case ast.keyword(arg=str(name)) | ast.alias(name=name):
+                found = _RANKED.fullmatch(name)
+            case ast.Constant(value=str(text)):
+                found = _RANK_VARIABLE.fullmatch(text)
+            case _:
+                found = None
+        if found:
+            return True
+    return False
 
 
 def samplers(script: Script, loader: Role) -> list[tuple[File, ast.AST]]:
@@ -70,9 +96,7 @@ def samplers(script: Script, loader: Role) -> list[tuple[File, ast.AST]]:
 
 
 def distributed_sampler(file: File, node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and (
-        "Distributed" in call_name(node) or _RANKED.search(file.code(node)) is not None
-    )
+    return isinstance(node, ast.Call) and ("Distributed" in call_name(node) or names_rank(node))
 
 
 def dealt(script: Script, loader: Role) -> bool:
@@ -87,7 +111,7 @@ def dealt(script: Script, loader: Role) -> bool:
         ):
             return True
         owner = script.flow.class_of(file, node)
-        if owner is not None and _RANKED.search(owner[0].code(owner[1])):
+        if owner is not None and names_rank(owner[1]):
             return True
     if isinstance(loader.node, ast.Call):
         if call_name(loader.node) == "prepare":
@@ -97,10 +121,10 @@ def dealt(script: Script, loader: Role) -> bool:
                 return True
             for origin in script.flow.origins(loader.file, arg):
                 owner = script.flow.class_of(origin.file, origin.node)
-                if owner and _RANKED.search(owner[0].code(owner[1])):
+                if owner and names_rank(owner[1]):
                     return True
         return any(
-            keyword.arg is None and _RANKED.search(text_of(script, loader.file, keyword.value))
+            keyword.arg is None and ranked(script, loader.file, keyword.value)
             for keyword in loader.node.keywords
         )
     return False

@@ -10,11 +10,13 @@ from ...script.flow import call_name
 from ...script.names import Function
 from ...script.roles import Script
 from ...script.source import File
+from .facts import RANK_WORDS
 
 Guard = Literal["", "rank0", "local", "others"]
 _LOCAL = re.compile(r"local_?rank|LOCAL_RANK|\bgpu\s*==\s*0|device_id\s*==\s*0|SLURM_LOCALID", re.I)
 _RANK = re.compile(
-    r"\b\w*rank\w*\b|\bis_\w*(?:main|root|master|primary|chief)\w*|\bmain_process\b|\bmaster\w*\b"
+    rf"\b{RANK_WORDS}rank(?:s|_?id|_?zero|_?0)?\b"
+    r"|\bis_\w*(?:main|root|master|primary|chief)\w*|\bmain_process\b|\bmaster\w*\b"
     r"|\bis_(?:main|root|master)\b|process_index|SLURM_PROCID",
     re.IGNORECASE,
 )

@@ -20,6 +20,11 @@ _WRITING_METHODS = {
     "savefig", "to_csv", "to_json", "to_parquet", "write_image", "save_pretrained", "add_graph",
     "write_text", "write_bytes",
 }  # fmt: skip
+# The functions that open a file, and what they call its path.
+_OPENERS = {
+    "open": "file", "io.open": "file", "gzip.open": "filename", "codecs.open": "filename",
+}  # fmt: skip
+_BY_ALL = "every rank writes this file: let rank 0 alone, `if rankup.is_root_process():`"
 _OWN_SAMPLES = (
     "each rank writes what its own samples need, maybe two of them the same file: make all of it "
     "before the job"
@@ -123,6 +128,8 @@ def root_writes(context: Context) -> None:
                     context.leave(
                         call, "what is written here is of rank 0's part of a batch", comment=False
                     )
+            elif not name.endswith(".dump"):  # into a file that is opened elsewhere
+                context.leave(call, _BY_ALL)
         elif name in _CHANGERS and context.only_root(call):
             context.after(script.statement(call), "rankup.barrier()")
             context.done(call, "rank 0 alone changes files; the others wait")
@@ -134,14 +141,15 @@ def opened(context: Context) -> None:
     script = context.script
     for call in script.all(cst.Call):
         name = script.name(call.func)
-        if name in ("open", "io.open", "gzip.open", "codecs.open") and call.args:
+        if name in _OPENERS:
+            path = script.argument(call, _OPENERS[name], 0)
             mode = script.argument(call, "mode", 1)
             text = script.code(mode.value).strip("\"'") if mode is not None else "r"
             if isinstance(mode.value if mode else None, cst.SimpleString) and text[:1] in "wax":
-                if script.per_sample(call):
-                    context.leave(call, _OWN_SAMPLES)
+                if path is None or script.per_sample(call):
+                    context.leave(call, _OWN_SAMPLES if path else _BY_ALL)
                     continue
-                context.around(call.args[0].value, "rankup.path0(")
+                context.around(path.value, "rankup.path0(")
                 context.done(call, "rank 0 alone writes this file (rankup.path0)")
         elif name == "logging.FileHandler" and call.args:
             context.around(call.args[0].value, "rankup.path0(")
