@@ -11,6 +11,8 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.port.sbatch import check, is_batch
 from rankup.port.sbatch.codes import TITLES
+from rankup.port.sbatch.launches import launches
+from rankup.port.sbatch.parsed import load
 
 from .scripts import MANY, ONE, beside
 
@@ -178,3 +180,29 @@ def test_it_reads_what_bash_reads(tmp_path: Path) -> None:
     broken = beside(tmp_path, MANY + 'echo "open\n')
     assert subprocess.run(["bash", "-n", broken], check=False, capture_output=True).returncode
     assert codes(broken)[0][0] == "RK169"
+
+
+HELD = """\
+#!/bin/bash
+#SBATCH --time=01:00:00
+text=$(cat <<EOF
+it's a text (with a paren
+EOF
+)
+bits=$((1<<n))
+echo "$text"
+srun {python} train.py
+"""
+
+
+@pytest.mark.parametrize("python", ["python", "uv run python", "apptainer exec --nv a.sif python"])
+def test_a_text_in_a_substitution_and_a_python_in_an_environment(
+    tmp_path: Path, python: str
+) -> None:
+    path = beside(tmp_path, HELD.replace("{python}", python))
+    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
+    assert "RK169" not in {code for code, _ in codes(path)}
+    (launch,) = launches(load(path))
+    assert launch.kind == "python"
+    assert launch.script == "train.py"
+    assert launch.container is python.startswith("apptainer")

@@ -15,6 +15,8 @@ TORCHRUN = ("torchrun", "torchrun_jsc")
 _OTHERS = ("accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "colossalai", "ray")
 _SHELLS = ("bash", "sh", "zsh", "dash")
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman", "shifter", "charliecloud")
+# Programs that run another in an environment: `uv run python train.py`.
+_RUNNERS = ("uv", "conda", "mamba", "micromamba", "poetry", "pipenv", "pixi", "hatch")
 _PYTHON = re.compile(r"(?:.*/)?(?:i?python[0-9.]*|\$\{?PYTHON\w*\}?)$", re.IGNORECASE)
 _NO_VALUE = {"standalone", "no-python", "module", "m", "run-path", "help", "h"}
 _DEEPEST = 4  # shells in shells
@@ -141,6 +143,10 @@ def _of(words: Sequence[Word], start: _Start, level: int) -> Iterator[Launch]:
         if inner is not None:
             held = _Start(start.command, start.line, start.srun, start.shell, True)
             yield from _of(rest[inner:], held, level)
+    elif name in _RUNNERS and "run" in values:
+        inner = next((at for at, one in enumerate(values) if _program(one)), None)
+        if inner is not None:
+            yield from _of(rest[inner:], start, level)
     elif name in TORCHRUN:
         yield _torchrun(start, name, values, 1)
     elif name in _OTHERS:

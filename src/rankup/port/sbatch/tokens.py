@@ -11,6 +11,8 @@ from dataclasses import dataclass
 _OPERATORS = ("&&", "||", ";;", "|&", "&>>", "&>", ";", "&", "|", "(", ")")
 _BARE = re.compile(r"[^\\'\"`$<>()\s;&|]+")
 _REDIRECTION = re.compile(r"[<>]{1,2}&?\|?")
+# `<<END`, `<<-'END'`, and no `<<<`.
+_DOCUMENT = re.compile(r"<<(?!<)(?P<tabs>-?)[ \t]*(?P<quote>[\"']?)(?P<word>\w+)(?P=quote)")
 _EXPANSION = re.compile(r"\\.|`|\$\(|\$\{|\$\w+|\$[?#@*$!-]", re.DOTALL)
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _DEEPEST = 40  # levels of substitutions in substitutions
@@ -200,10 +202,22 @@ def _end_of_substitution(text: str, at: int, level: int) -> int:
 def _balanced(text: str, at: int, pair: str, level: int) -> int:
     """Behind the bracket that closes one that was opened before `at`."""
     begin, depth = at, 1
+    # In `$((1 << n))` it shifts.
+    commands = pair == "()" and text[at : at + 1] != "("
+    documents: list[re.Match[str]] = []  # here-documents that begin behind this line
     while at < len(text):
         char = text[at]
         if char == "\\":
             at += 2
+            continue
+        document = _DOCUMENT.match(text, at) if commands else None
+        if document is not None:
+            documents.append(document)
+            at = document.end()
+            continue
+        if char == "\n" and documents:
+            at = _end_of_documents(text, at + 1, documents)
+            documents = []
             continue
         if char == "'":
             end = text.find("'", at + 1)
@@ -226,6 +240,17 @@ def _balanced(text: str, at: int, pair: str, level: int) -> int:
         if depth == 0:
             return at
     raise UnreadableError(begin, f"a {pair[0]} has no partner")
+
+
+def _end_of_documents(text: str, at: int, documents: list[re.Match[str]]) -> int:
+    """Behind the last line of here-documents of which the first begins at `at`."""
+    for one in documents:
+        tabs = r"\t*" if one["tabs"] else ""
+        end = re.compile(rf"^{tabs}{re.escape(one['word'])}$", re.MULTILINE).search(text, at)
+        if end is None:
+            raise UnreadableError(one.start(), f"the text behind <<{one['word']} has no end")
+        at = end.end()
+    return at
 
 
 def _expansions(text: str) -> Iterator[str]:
