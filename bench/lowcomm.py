@@ -152,7 +152,7 @@ def _claim(
         f"micro-batch); peer: the workers' speeds alone, added up; at least 0.8; median of "
         f"{len(own)} rounds {spread(own)}; ddp {ddp:.1f}"
     )
-    return claim(name, median(own), median(ideal), "samples/s", note)
+    return claim(name, median(own), median(ideal), "samples/s", note, same_loop=True)
 
 
 def bytes_claim(text: Path, directory: Path, options: dict[str, Any], every: int = 50) -> str:

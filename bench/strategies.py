@@ -1,8 +1,8 @@
-"""Cost of a strategy: steps per second against the same by hand, bytes, memory, checkpoints.
+"""Cost of a strategy: steps per second of FSDP2 against by hand, bytes, memory, checkpoints.
 
 Claims, all at 2 ranks of one thread each:
-`strategies.ddp`, `strategies.fsdp`: steps/s of rankup's loop to those of DDP and FSDP2 by hand, the
-median of paired slices.
+`strategies.fsdp`: steps/s of rankup's loop to those of FSDP2 by hand, the median of paired slices
+(DDP is `overhead.2`).
 `strategies.async_save`: the seconds that the loop waits for an asynchronous checkpoint to those of
 a synchronous one, of 44 million parameters with their Adam state; lower is better.
 
@@ -24,27 +24,8 @@ from common import Effort, claim, machine, median, paired, parse_effort, spread,
 MODEL = {"vocab": "byte", "seq_len": 64, "dropout": 0.1, "warmup": 100, "micro_batch": 8}
 
 
-@dataclass(frozen=True)
-class Case:
-    """A claim: rankup's loop against the loop by hand."""
-
-    claim: str
-    ours: str
-    peer: str
-    layers: int
-    dim: int
-    micro_batches: int
-
-    @property
-    def options(self) -> dict[str, Any]:
-        shape = {"layers": self.layers, "dim": self.dim, "heads": 4}
-        return {**MODEL, **shape, "global_batch": 2 * 8 * self.micro_batches}
-
-
-CASES = (
-    Case("strategies.ddp", "rankup, ddp", "DDP by hand", 2, 64, 4),
-    Case("strategies.fsdp", "rankup, fsdp", "FSDP2 by hand", 4, 128, 2),
-)
+OURS, PEER = "rankup, fsdp", "FSDP2 by hand"
+SHARDED = {**MODEL, "layers": 4, "dim": 128, "heads": 4, "global_batch": 32}
 
 
 @dataclass(frozen=True)
@@ -72,20 +53,20 @@ ROWS = (
 )
 
 
-def compare(case: Case, effort: Effort) -> str:
-    """Measure and print a case; return its claim line."""
+def sharded(effort: Effort) -> str:
+    """Measure and print FSDP2 against that by hand; return its claim line."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        options = write_text(directory, case.options, 160 * case.options["global_batch"])
-        with closing(Team(2, directory, options, [case.ours, case.peer])) as team:
-            found = interleave({case.ours: team, case.peer: team}, effort, least=5)
+        options = write_text(directory, SHARDED, 160 * SHARDED["global_batch"])
+        with closing(Team(2, directory, options, [OURS, PEER])) as team:
+            found = interleave({OURS: team, PEER: team}, effort, least=5)
     seconds = {name: [one.seconds for one in slices] for name, slices in found.items()}
     what = (
-        f"2 ranks, {case.micro_batches} micro-batches of 8 x 64 bytes per rank, {case.layers} "
-        f"layers of width {case.dim}, steps of {median(seconds[case.peer]) * 1e3:.1f} ms"
+        f"2 ranks, 2 micro-batches of 8 x 64 bytes per rank, {SHARDED['layers']} layers of width "
+        f"{SHARDED['dim']}, steps of {median(seconds[PEER]) * 1e3:.1f} ms"
     )
-    show_rates(seconds, case.peer, what)
-    return claimed(case.claim, seconds, case.ours, case.peer, what)
+    show_rates(seconds, PEER, what)
+    return claimed("strategies.fsdp", seconds, OURS, PEER, what)
 
 
 def saves(effort: Effort) -> str:
@@ -147,8 +128,7 @@ def _measured(row: Row, directory: Path, options: dict[str, Any], effort: Effort
 def main() -> None:
     effort = parse_effort(__doc__ or "")
     print(f"{machine('torch')}\n", flush=True)
-    lines = [compare(case, effort) for case in CASES]
-    lines.append(saves(effort))
+    lines = [sharded(effort), saves(effort)]
     overview(effort)
     print("\n".join(lines))
 

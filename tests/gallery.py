@@ -21,6 +21,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ _SUMMARIES = (
     *("--valid-every", "7", "--checkpoint-every", "4"),
 )
 # Rooms of src that no run of a recipe imports.
-_ELSEWHERE = ("port", "login")
+_ELSEWHERE = ("port", "script")
 _DONE = "done.json"
 
 # Kills rank 1 while it writes the checkpoint of step 20: every Python that finds this in its
@@ -78,7 +79,7 @@ sys.addaudithook(_kill)
 
 @dataclass(frozen=True)
 class Recorded:
-    """How a run of the gallery is made: `command` by `rankup run`, else by the rank pool."""
+    """Recipe of a run of the gallery: `command` makes it by `rankup run`, else by the rank pool."""
 
     ranks: int
     words: tuple[str, ...] = ()
@@ -117,7 +118,7 @@ class Gallery:
 
     def __init__(self, root: Path, ranks: Callable[[], RankPool]) -> None:
         self._root, self._ranks = root, ranks
-        self._given: set[str] = set()
+        self._given: dict[str, tuple[Path, dict[str, list[int]]]] = {}
 
     @property
     def texts(self) -> Path:
@@ -126,14 +127,31 @@ class Gallery:
 
     def run(self, name: str) -> Path:
         """The finished run directory; only to be read."""
-        path = self._root / name
-        with _locked(self._root / f"{name}.lock"):
-            if not (path / _DONE).is_file():
-                shutil.rmtree(path, ignore_errors=True)
-                self._make(RUNS[name], path / name)
-                (path / _DONE).write_text(json.dumps(_files(path / name)))
-        self._given.add(name)
-        return path / name
+        if name not in self._given:
+            with _locked(self._root / f"{name}.lock"):
+                self._given[name] = self._kept(name) or self._made(name)
+        return self._given[name][0]
+
+    def _kept(self, name: str) -> tuple[Path, dict[str, list[int]]] | None:
+        """A run that was made before and in which nobody has written since."""
+        try:
+            done = json.loads((self._root / name / _DONE).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        run = self._root / name / done["folder"] / name
+        return (run, done["files"]) if _files(run) == done["files"] else None
+
+    def _made(self, name: str) -> tuple[Path, dict[str, list[int]]]:
+        """Make a run in a folder of its own: what was left of another may still write."""
+        there = self._root / name
+        there.mkdir(exist_ok=True)
+        run = Path(tempfile.mkdtemp(dir=there)) / name
+        self._make(RUNS[name], run)
+        files = _files(run)
+        if fingerprint() == self._root.name:  # no source was changed meanwhile
+            done = {"folder": run.parent.name, "files": files}
+            _write(there / _DONE, json.dumps(done))
+        return run, files
 
     def copy(self, name: str, folder: Path) -> Path:
         """A copy `folder/NAME` that may be written to, resumed on and so forth."""
@@ -147,13 +165,11 @@ class Gallery:
     def assert_unchanged(self) -> None:
         """Fail when a test has written into a run that all share; it is made anew next time."""
         changed = {}
-        for name in sorted(self._given):
-            path = self._root / name
-            before, now = json.loads((path / _DONE).read_text()), _files(path / name)
+        for name, (run, before) in sorted(self._given.items()):
+            now = _files(run)
             differing = {file for file in {*before, *now} if before.get(file) != now.get(file)}
             if differing:
                 changed[name] = sorted(differing)
-                (path / _DONE).unlink()
         assert not changed, f"tests wrote into runs of the gallery: {changed}; take a copy"
 
     def _make(self, recorded: Recorded, run: Path) -> None:
@@ -167,15 +183,15 @@ class Gallery:
             self._by_pool(recorded, run, words)
 
     def _text_words(self) -> list[str]:
-        with _locked(self._root / "texts.lock"):
-            self.texts.mkdir(exist_ok=True)
-            text = (
-                "The quick brown fox jumps over the lazy dog, and the dog looks after it for a "
-                "while. Then it goes to sleep again, as dogs do. "
-            )
-            # The last window of a text is a short one.
-            for part, size in {"train": 8 * SAMPLES - 2, "valid": 60, "test": 45}.items():
-                (self.texts / f"{part}.txt").write_text((text * 4)[:size])
+        self.texts.mkdir(exist_ok=True)
+        text = (
+            "The quick brown fox jumps over the lazy dog, and the dog looks after it for a "
+            "while. Then it goes to sleep again, as dogs do. "
+        )
+        # The last window of a text is a short one.
+        for part, size in {"train": 8 * SAMPLES - 2, "valid": 60, "test": 45}.items():
+            if not (self.texts / f"{part}.txt").is_file():  # others read it
+                _write(self.texts / f"{part}.txt", (text * 4)[:size])
         parts = ("train", "valid", "test")
         return [word for n in parts for word in (f"--{n}", str(self.texts / f"{n}.txt"))]
 
@@ -246,6 +262,12 @@ def _files(run: Path) -> dict[str, list[int]]:
     return found
 
 
+def _write(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
@@ -254,33 +276,44 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def fingerprint() -> str:
-    """A hash over what the runs depend on: sources, this module, Python and torch."""
-    found = hashlib.sha256(f"{sys.version} {version('torch')} {CHECKOUT}".encode())
+    """A hash over what the runs depend on: sources, packages, the tests' pool and this machine."""
+    machine = f"{sys.version} {version('torch')} {platform.node()} {CHECKOUT}"
+    found = hashlib.sha256(machine.encode())
     source = CHECKOUT / "src" / "rankup"
-    files = [p for p in source.rglob("*.py") if p.relative_to(source).parts[0] not in _ELSEWHERE]
-    for path in (*sorted(files), Path(__file__)):
+    files = [
+        path
+        for path in source.rglob("*")
+        if path.relative_to(source).parts[0] not in _ELSEWHERE
+        and "__pycache__" not in path.parts
+        and path.is_file()
+    ]
+    ours = [Path(__file__), CHECKOUT / "tests" / "pool.py", CHECKOUT / "constraints.txt"]
+    for path in (*sorted(files), *ours):
         found.update(str(path.relative_to(CHECKOUT)).encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:16]
 
 
 def _remove_others(folder: Path, ours: str) -> None:
-    """Remove the runs of other sources, but for those that another session reads now."""
+    """Remove the runs of other sources, but for those that another session reads now.
+
+    Their locks stay: a file that is removed could be locked by one session and missing for another.
+    """
     for lock in folder.glob("*.lock"):
         if lock.stem == ours:
             continue
         with lock.open("w") as file, suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder / lock.stem, ignore_errors=True)
-            lock.unlink()
 
 
 @pytest.fixture(scope="session")
 def gallery(request: pytest.FixtureRequest) -> Iterator[Gallery]:
     """The recorded runs, see `tests/gallery.py`."""
     folder, name = CHECKOUT / ".gallery", fingerprint()
-    (folder / name).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     with (folder / f"{name}.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_SH)
+        (folder / name).mkdir(exist_ok=True)
         _remove_others(folder, name)
         found = Gallery(folder / name, lambda: request.getfixturevalue("ranks"))
         yield found

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import common
 from _ranks import Team, recorded, write_text
 
+sys.path.pop(0)  # `bench/` has names that others have, too
+
 
 @pytest.mark.parametrize(("better", "ours"), [("higher", 13.1), ("lower", 7.6)])
 def test_a_ratio_that_cannot_be_is_refused(better: str, ours: float) -> None:

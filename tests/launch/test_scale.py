@@ -24,7 +24,6 @@ SMALL = (
     *("--global-batch", "8", "--micro-batch", "4", "--steps", "12", "--warmup", "2"),
     *("--valid-every", "6", "--checkpoint-every", "6"),
 )
-SCRIPT = "print(1)\n"
 
 
 class Fake:

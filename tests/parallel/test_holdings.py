@@ -19,7 +19,6 @@ from rankup.runtime.world import World
 from tests.pool import RankPool
 
 # 37 words and 7 places come out even over no number of ranks.
-UNEVEN = Shape(37, 7, 3, 16, 4, 0.0)
 Shapes = dict[str, tuple[int, ...]]
 
 

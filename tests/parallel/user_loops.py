@@ -16,8 +16,6 @@ from rankup.runtime.deal import LEDGER
 from rankup.runtime.full import full_state
 from rankup.runtime.world import World
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-
 
 def stack() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 3))

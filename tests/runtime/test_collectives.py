@@ -248,7 +248,7 @@ def _failing_leader(world: World, per_node: bool, failing: int, as_call: bool) -
 def test_a_failing_leader_raises_on_every_rank(
     ranks: RankPool, world_size: int, per_node: bool, failing: int, as_call: bool
 ) -> None:
-    answers = ranks.run(world_size, _failing_leader, per_node, failing, as_call, timeout=20)
+    answers = ranks.run(world_size, _failing_leader, per_node, failing, as_call)
     for rank, (entered, message) in enumerate(answers):
         if rank == failing:
             assert message == "FileNotFoundError: no such cache"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from contextlib import redirect_stdout
 from typing import Any
 from unittest import mock
@@ -19,17 +18,14 @@ from rankup.runtime.world import World
 from tests.pool import RankPool
 
 
-def _probes(world: World) -> float:
+def _probes(world: World) -> None:
     probe(world)  # the first calls of a group also connect its ranks
-    began = time.perf_counter()
     probe(world)
-    return time.perf_counter() - began
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_sound_backend(ranks: RankPool, world_size: int) -> None:
-    took = ranks.run(world_size, _probes)
-    assert min(took) < 1.0  # milliseconds, unless something waits for a time-out
+    ranks.run(world_size, _probes)
 
 
 def _with_wrong(world: World, name: str) -> str:

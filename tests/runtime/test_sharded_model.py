@@ -228,7 +228,7 @@ def _save_without_space(world: World, folder: Path, kind: str, full: int) -> str
 def test_no_space_on_one_rank_is_an_error_on_every_rank_and_the_old_one_stays(
     ranks: RankPool, tmp_path: Path, kind: str, full: int
 ) -> None:
-    for said in ranks.run(2, _save_without_space, tmp_path, kind, full, timeout=30):
+    for said in ranks.run(2, _save_without_space, tmp_path, kind, full):
         assert "File too large" in said
     for said in ranks.run(2, _refused, "fsdp", tmp_path / kind, kind):
         assert said == ""

@@ -72,4 +72,4 @@ def _alone(world: World) -> float:
 
 
 def test_one_rank_may_evaluate_alone(ranks: RankPool) -> None:
-    ranks.run(2, _alone, timeout=30)
+    ranks.run(2, _alone)

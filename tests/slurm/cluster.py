@@ -26,8 +26,8 @@ from . import guard
 from .config import GPUS, Node, gres_conf, node_list, slurm_conf
 
 NODES = 3
-START_TIMEOUT = 30.0
-COMMAND_TIMEOUT = 20.0
+START_TIMEOUT = 120.0
+COMMAND_TIMEOUT = 60.0
 # The states a job does not leave again.
 ENDED = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"}

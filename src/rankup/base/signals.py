@@ -1,7 +1,4 @@
-"""Signals that end a process, as an exception: what is open then is closed and cleared up.
-
-And kept away while that is done.
-"""
+"""Signals that end a process, as an exception: what is open then is closed and cleared up."""
 
 from __future__ import annotations
 
@@ -10,19 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @contextmanager
 def ended_as_an_exception() -> Iterator[None]:
-    """SIGTERM and a closed terminal raise SystemExit in the body; for the main thread."""
+    """SIGTERM and a closed terminal raise SystemExit in the body; for the main thread.
+
+    After the first one no other signal disturbs the clearing up, until the body is left.
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
+        ignore()
         raise SystemExit(128 + number)
 
-    before = {
-        number: signal.signal(number, end)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup means it
-    }
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if before[number] is not signal.SIG_IGN:  # nohup means it
+            signal.signal(number, end)
     try:
         yield
     finally:
@@ -30,16 +32,11 @@ def ended_as_an_exception() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def ignored() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal do nothing while the body clears up: who is asked to
-    stop a second time would leave the half of it. For the main thread."""
-    before = {
-        number: signal.signal(number, signal.SIG_IGN)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def ignore() -> None:
+    """Ignore Ctrl-C, SIGTERM and a closed terminal until `ended_as_an_exception` is left.
+
+    For what clears up: a second request to stop would leave half of it. A signal that comes while
+    this runs raises its exception here, so call it in a `try` whose `finally` clears up.
+    """
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)

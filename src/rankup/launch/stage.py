@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.amounts import size
 from ..base.errors import UserError
 from ..base.files import user_path
-from ..base.signals import ended_as_an_exception, ignored
+from ..base.signals import ended_as_an_exception, ignore
 from ..site.rundir import Job
 
 if TYPE_CHECKING:
@@ -224,7 +224,9 @@ def staged(staging: Staging) -> Iterator[dict[str, str]]:
             points = _mounted(staging.mounts, me)
             yield {**variables, **({"RANKUP_MOUNTS": os.pathsep.join(points)} if points else {})}
         finally:
-            with ignored():
+            try:
+                ignore()
+            finally:
                 for line in data.release(me):
                     print(line, file=sys.stderr)
 

@@ -125,6 +125,7 @@ class ShardedLoader:
         world = setup()
         assert loader.batch_sampler is not None
         self._loader, self._train = loader, train
+        self._other: ShardedLoader | None = None
         self._joined = world.world_size if batch == "per-gpu" else 1
         self._parts = _Parts(
             loader.batch_sampler, world.is_root, world.world_size, train, self._joined
@@ -154,7 +155,11 @@ class ShardedLoader:
         """The same loader, for training or for an evaluation."""
         if train == self._train:
             return self
-        return ShardedLoader(self._loader, train, "per-gpu" if self._joined > 1 else "global")
+        if self._other is None:  # kept, so that its workers may be
+            batch = "per-gpu" if self._joined > 1 else "global"
+            self._other = ShardedLoader(self._loader, train, batch)
+            self._other._other = self
+        return self._other
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_loader":

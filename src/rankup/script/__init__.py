@@ -1,4 +1,4 @@
-"""What a user's script does, read from its text: it is neither imported nor run.
+"""Analysis of a user's script from its text: it is neither imported nor run.
 
 file = source.read(Path("train.py"))
 if file.error is None and file.concerns_training:

@@ -62,7 +62,7 @@ def _is_device(node: ast.AST) -> bool:
 
 
 def find_sites(flow: Flow) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
-    """What is written, and what is loaded."""
+    """The calls that write files, and those that load checkpoints."""
     saves, loads = [], []
     for file in flow.files:
         for call in file.names.all(ast.Call):

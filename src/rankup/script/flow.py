@@ -41,7 +41,7 @@ class Origin:
     through: tuple[tuple[File, ast.Call], ...] = ()
 
     def wrappers(self) -> frozenset[str]:
-        """What is around a model: `ddp`, `dp`, `fsdp`, `rankup`, `sync-bn`."""
+        """The wrappers around a model: `ddp`, `dp`, `fsdp`, `rankup`, `sync-bn`."""
         found = (model_wrapper(file, call) for file, call in self.through)
         return frozenset(kind for kind in found if kind)
 
@@ -254,7 +254,7 @@ class Flow:
         return [Origin(file, one.node)]
 
     def _iterated(self, file: File, one: Binding, path: Path, left: int) -> list[Origin]:
-        """What a loop over a written-out list binds: `for phase, loader in [("train", a), …]`."""
+        """The values that a loop binds: `for phase, loader in [("train", a), …]`."""
         for where, rows in self._rows(file, one.node, path, left):
             values = [value for row in rows for value in _part(row, one.path)]
             if values:
@@ -411,7 +411,7 @@ def first_argument(call: ast.Call) -> ast.expr | None:
 
 
 def returned(function: Function) -> list[ast.expr]:
-    """What a function returns at its own level."""
+    """The values that a function returns at its own level."""
     found: list[ast.expr] = []
     stack: list[ast.AST] = list(reversed(function.body))
     while stack:

@@ -1,4 +1,4 @@
-"""Which framework trains here, and what joins the ranks already."""
+"""The framework that trains in a script, and the library that joins its ranks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _trains(name: str, text: str, calls: list[tuple[ast.Call, str]]) -> bool:
 
 
 def runtimes(flow: Flow) -> frozenset[str]:
-    """What joins the ranks: `torch`, `rankup`, `course`, `horovod`, `deepspeed`, …"""
+    """The libraries that join the ranks: `torch`, `rankup`, `course`, `horovod`, `deepspeed`, …"""
     found: set[str] = set()
     for file in flow.files:
         names = file.names

@@ -1,4 +1,4 @@
-"""Which loops train (they reach `.backward()`), and which evaluate."""
+"""Training loops (they reach `.backward()`) and evaluation loops."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _iterated(
 
 
 def taken_from(file: File, node: ast.AST) -> list[ast.expr]:
-    """What a loop takes its batches from, without what is around a loader; several with `zip`."""
+    """The expressions that give a loop its batches, without wrappers; several with `zip`."""
     if not isinstance(node, LoopNode):
         return []
     given = [] if isinstance(node, ast.While) else [node.iter]
@@ -155,7 +155,7 @@ def _unwrapped(file: File, node: ast.expr) -> list[ast.expr]:
 
 
 def _evaluates(flow: Flow, file: File, node: LoopNode, models: set[ast.AST]) -> bool:
-    """Whether a loop without backward runs a model: by its surroundings or by its calls."""
+    """True where a loop without backward runs a model, by its surroundings or by its calls."""
     if _behind_eval(file, node):
         return True
     around = [node, *file.names.up(node)]
@@ -182,7 +182,7 @@ def _evaluates(flow: Flow, file: File, node: LoopNode, models: set[ast.AST]) -> 
 
 
 def _behind_eval(file: File, node: ast.AST) -> bool:
-    """Whether `model.eval()` stands above a loop in its block, and no `model.train()` since."""
+    """True where `model.eval()` stands above a loop in its block, and no `model.train()` since."""
     found = False
     for one in file.names.block(node):
         if one is node:
@@ -193,12 +193,12 @@ def _behind_eval(file: File, node: ast.AST) -> bool:
 
 
 def no_grad(node: ast.AST) -> bool:
-    """Whether it is a `with` that switches gradients off."""
+    """True of a `with` that switches gradients off."""
     return isinstance(node, ast.With) and any(_is_no_grad(item.context_expr) for item in node.items)
 
 
 def without_gradients(function: Function) -> bool:
-    """Whether a function is decorated with `torch.no_grad()`."""
+    """True of a function that is decorated with `torch.no_grad()`."""
     return any(_is_no_grad(one) for one in function.decorator_list)
 
 
@@ -209,7 +209,7 @@ def _is_no_grad(node: ast.expr) -> bool:
 
 
 def counts(file: File, node: LoopNode) -> tuple[Count, ...]:
-    """What grows in a loop's body."""
+    """The values that grow in a loop's body."""
     found = []
     for one in walk(*node.body):
         match one:
@@ -227,3 +227,30 @@ def _grows(file: File, node: ast.expr) -> str:
     while isinstance(node, ast.Subscript):
         node = node.value
     return file.code(node)
+
+
+def training_functions(flow: Flow, loops: Iterable[Loop]) -> frozenset[Function]:
+    """Functions that training loops call, in turn, apart from those that switch gradients off."""
+    found: set[Function] = set()
+    waiting: list[tuple[File, ast.AST]] = [(loop.file, loop.node) for loop in loops]
+    for loop in loops:
+        for file, call in loop.backwards:
+            function = file.names.function(call)
+            if function is not None and function is not loop.function:
+                waiting.append((file, function))
+                found.add(function)
+    while waiting and len(found) < 500:
+        file, body = waiting.pop()
+        for inner in walk(body):
+            if not isinstance(inner, ast.Call):
+                continue
+            callee = flow.callee(file, inner)
+            if callee is None or callee[1] in found or without_gradients(callee[1]):
+                continue
+            if any(no_grad(up) for up in file.names.up(inner)):
+                continue
+            if any(no_grad(one) for one in walk(callee[1])):
+                continue
+            found.add(callee[1])
+            waiting.append(callee)
+    return frozenset(found)

@@ -32,7 +32,7 @@ def _own_name(origin: Origin) -> str:
 
 
 def _target(file: File, node: ast.AST) -> ast.AST | None:
-    """What the value of an expression, or that of a call around it, is assigned to."""
+    """The target that an expression, or a call around it, is assigned to."""
     for at in file.names.up(node):
         if isinstance(at, ast.Assign):
             return at.targets[0]
@@ -93,7 +93,7 @@ def _receivers(file: File, method: str) -> dict[str, ast.expr]:
 
 
 def find_models(flow: Flow, optimizers: Iterable[Role]) -> tuple[Role, ...]:
-    """What an optimizer was given the parameters of."""
+    """The models whose parameters an optimizer was given."""
     found: list[Role] = []
     for optimizer in optimizers:
         call = optimizer.node
@@ -207,7 +207,7 @@ def _may_be_model(flow: Flow, origin: Origin) -> bool:
 
 
 def is_loader(flow: Flow, origin: Origin) -> float:
-    """How sure it is that a value is a loader of batches; 0: it is none."""
+    """Confidence that a value is a loader of batches, 0 to 1."""
     if isinstance(origin.node, ast.arg):
         return _by_name(origin.node.arg)
     if not isinstance(origin.node, ast.Call):

@@ -124,7 +124,7 @@ class Names:
         return self._scopes.get(node, self.tree)
 
     def bindings(self, name: str, scope: Scope) -> tuple[Scope, list[Binding]]:
-        """What a name is bound to as seen from a scope, and the scope that binds it."""
+        """The bindings of a name as seen from a scope, and the scope that holds them."""
         at = scope
         while True:
             bound = self._bound[at]
@@ -140,7 +140,7 @@ class Names:
         return self._bound[scope].names
 
     def attributes(self, owner: ast.ClassDef) -> dict[str, list[Binding]]:
-        """What `self.NAME` is set to anywhere in a class."""
+        """The bindings of each `self.NAME` anywhere in a class."""
         return self._attributes.get(owner, {})
 
     def dotted(self, node: ast.AST) -> str:

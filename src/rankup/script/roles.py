@@ -1,4 +1,4 @@
-"""What is found in a script: models, optimizers, loaders, loops, files."""
+"""Records of a script: its models, optimizers, loaders, loops and files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Role(_Placed):
 
     @property
     def dotted(self) -> str:
-        """What is called to make it (`torch.optim.Adam`); empty for what is the script's own."""
+        """Dotted name of the call that makes it (`torch.optim.Adam`), if it is a library's."""
         return self.file.names.called(self.node) if isinstance(self.node, ast.Call) else ""
 
 
@@ -105,7 +105,7 @@ class Loop(_Placed):
 
     @property
     def body(self) -> list[ast.stmt]:
-        """What is done with each batch."""
+        """The statements of a round."""
         assert isinstance(self.node, LoopNode)
         return self.node.body
 
@@ -156,12 +156,12 @@ class Script:
 
     @property
     def trains(self) -> bool:
-        """Whether there is training here at all: a `.backward()`, or a framework that has it."""
+        """True where the script trains: by a `.backward()`, or by a framework that has it."""
         return bool(self.train_loops) or bool(self.frameworks)
 
     @property
     def distributed(self) -> bool:
-        """Whether the script joins ranks already."""
+        """True where the script joins ranks already."""
         return bool(self.runtimes)
 
     @cached_property
@@ -179,7 +179,7 @@ class Script:
     @cached_property
     def training_functions(self) -> frozenset[Function]:
         """Functions that run inside a training step, with gradients on."""
-        from .reach import training_functions
+        from .loops import training_functions
 
         return training_functions(self.flow, self.train_loops)
 

@@ -131,7 +131,8 @@ class File:
         """The place in the text of what `ast` counts in bytes of UTF-8 within a line."""
         text = self.lines[line - 1]
         if not text.isascii():
-            column = len(text.encode()[:column].decode())
+            # Within f-strings Python 3.11 and earlier may count wrongly.
+            column = len(text.encode()[:column].decode(errors="ignore"))
         return self._starts[line - 1] + column
 
 

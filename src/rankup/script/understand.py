@@ -12,7 +12,7 @@ from .source import File, local_modules
 
 
 def understand(file: File) -> Script:
-    """Who is who in a script, over the modules of its own folder that it imports.
+    """Models, loaders, loops and files of a script and of the local modules that it imports.
 
     A source that cannot be parsed, or that is about something else, has no roles at all.
     """

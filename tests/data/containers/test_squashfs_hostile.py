@@ -18,7 +18,7 @@ from .squashfs_made import fill, mksquashfs, odd_files
 
 BLOCK = 4096
 # Places of the superblock.
-COMPRESSOR, VERSION, ROOT, USED, INODES, DIRECTORIES, FRAGMENTS = 20, 28, 32, 40, 64, 72, 80
+COMPRESSOR, VERSION, ROOT, USED, INODES, DIRECTORIES = 20, 28, 32, 40, 64, 72
 
 
 @pytest.fixture(scope="module")

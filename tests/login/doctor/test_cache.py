@@ -18,7 +18,6 @@ from rankup.site.needs import Needs
 
 JURECA = profile.load("jureca-dc")
 GENERIC = profile.load("generic")
-LOCAL = profile.load("local")
 HOME = Path("/p/home/jusers/me")
 DAY = 86400.0
 

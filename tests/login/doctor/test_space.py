@@ -16,7 +16,6 @@ from rankup.site.config import Config
 
 JURECA = profile.load("jureca-dc")
 JUPITER = profile.load("jupiter")
-LOCAL = profile.load("local")
 GENERIC = profile.load("generic")
 GB = 10**9
 

@@ -155,6 +155,20 @@ def test_a_flat_scripts_outputs_stay_as_they_were_also_where_a_proof_fails(
 
 
 @pytest.mark.slow
+def test_a_distributed_script_with_a_gpu_in_it_is_a_world_of_one(stage: Stage, web: Web) -> None:
+    url = web.put("/weights.pt", payloads.weights(8, 2))
+    got = stage.fetch(stage.script("distributed.py"))
+    assert got.code == 0, got.said
+    assert got.proved, got.said
+    item = got.item("checkpoints/weights.pt")
+    assert item.source == url
+    assert Path(item.path).is_relative_to(stage.home / ".cache" / "torch")
+    # torch.hub says the whole URL; the rest is ours.
+    said = "".join(line for line in got.said.splitlines() if not line.startswith("Downloading"))
+    assert "not-for-logs" not in said + repr(got.record)
+
+
+@pytest.mark.slow
 def test_a_script_that_refuses_to_start_without_a_gpu_is_told_of_one(
     stage: Stage, web: Web
 ) -> None:

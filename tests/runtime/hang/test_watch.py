@@ -42,16 +42,6 @@ def _said(ranks: RankPool, size: int, program: Callable[[World], tuple[list[str]
     return said
 
 
-def _one_sleeps(world: World) -> tuple[list[str], str]:
-    def act() -> None:
-        if world.rank == 1:
-            time.sleep(TIMEOUT + 1)
-        else:
-            dist.all_reduce(torch.ones(3))
-
-    return _watched(act)
-
-
 def _slow_but_sound(world: World) -> tuple[list[str], str]:
     """Rank 1 validates for most of the time that a collective is given."""
 

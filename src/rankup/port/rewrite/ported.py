@@ -12,7 +12,6 @@ from ...base.errors import UserError
 from ...base.text import clean
 from ...script.names import RUNTIME
 from ...script.source import File, read
-from ..parsing import parse
 from . import refusals
 from .batch import effective
 from .context import Context, Note, Options
@@ -20,7 +19,7 @@ from .edits import Edits
 from .fixes.every import FIXES, NAMES, REMARKS
 from .fixes.start import import_rankup, join
 from .learner import port_learner
-from .script import Script
+from .script import Script, parse
 from .split import Split, plan
 from .states import Unsplit
 from .training import Training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,10 @@ Scope = cst.FunctionDef | cst.Module
 _SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 # Functions that run for each sample, in the processes that load.
 _DRAWING = {"__getitem__", "__getitems__", "__iter__", "__next__"}
+# Bytes, of which only what is used becomes memory: LibCST's parser is native code that overflows
+# its stack on deeply nested text and takes the process along. Python's own, which counts its
+# depth, has looked at the text before.
+_STACK = 256 * 1024 * 1024
 _BLOCKS = (cst.IndentedBlock, cst.SimpleStatementSuite, cst.Module)
 
 
@@ -303,3 +308,30 @@ class Script:
         params = function.params
         every = (*params.posonly_params, *params.params, *params.kwonly_params)
         return {param.name.value for param in every}
+
+
+def parse(text: str) -> cst.Module:
+    """The tree of a text.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+        libcst.ParserSyntaxError: LibCST does not know its syntax.
+    """
+    result: list[cst.Module | Exception] = []
+
+    def work() -> None:
+        try:
+            result.append(cst.parse_module(text))
+        except Exception as error:
+            result.append(error)
+
+    before = threading.stack_size(_STACK)
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    if isinstance(result[0], Exception):
+        raise result[0]
+    return result[0]

@@ -1,4 +1,4 @@
-"""What several rules ask: is a loader dealt to the ranks, what is wrapped, what is called."""
+"""Questions of several rules: is a loader sharded, a model wrapped, a function called?"""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def calls(file: File, *names: str) -> Iterator[tuple[ast.Call, str]]:
 
 
 def anywhere(script: Script, *names: str) -> bool:
-    """Whether something of that name is called in any of the files."""
+    """True where something of that name is called in any of the files."""
     return any(True for file in script.files for _ in calls(file, *names))
 
 
 def ported(script: Script) -> bool:
-    """Whether it uses rankup, or its copy beside the script."""
+    """True where it uses rankup, or its copy beside the script."""
     return "rankup" in script.runtimes
 
 
 def by_hand(script: Script) -> bool:
-    """Whether a device or a loader is to be judged as in a script for one GPU.
+    """True where a device or a loader is to be judged as in a script for one GPU.
 
     In one that joins ranks by torch.distributed itself much is a default that it never uses; with
     rankup there is nothing left to choose.
@@ -84,7 +84,7 @@ def names_rank(node: ast.AST) -> bool:
 
 
 def samplers(script: Script, loader: Role) -> list[tuple[File, ast.AST]]:
-    """What a loader's order comes from, if it was given a sampler."""
+    """The samplers that a loader was given, followed to where they are made."""
     if not isinstance(loader.node, ast.Call):
         return []
     found = []
@@ -100,7 +100,7 @@ def distributed_sampler(file: File, node: ast.AST) -> bool:
 
 
 def dealt(script: Script, loader: Role) -> bool:
-    """Whether each rank gets its own part, by what a loader is made with."""
+    """True where a loader is made so that each rank gets its own part."""
     for file, node in samplers(script, loader):
         if distributed_sampler(file, node):
             return True
@@ -131,7 +131,7 @@ def dealt(script: Script, loader: Role) -> bool:
 
 
 def sharded(script: Script, loop: Loop, loader: Role | None = None) -> bool:
-    """Whether a loop's batches come through `rankup.shard`, or an accelerator's `prepare`.
+    """True where a loop's batches come through `rankup.shard`, or an accelerator's `prepare`.
 
     Args:
         loader: the one of its loaders that is asked about; any of them without one.
@@ -148,7 +148,7 @@ def sharded(script: Script, loop: Loop, loader: Role | None = None) -> bool:
 
 
 def wrapped(script: Script) -> dict[ast.AST, set[str]]:
-    """What makes each wrapped model, and the wrappers around it."""
+    """The wrappers around each wrapped model, by the expression that makes it."""
     found: dict[ast.AST, set[str]] = {}
     for file in script.files:
         for call in file.names.all(ast.Call):
@@ -162,7 +162,7 @@ def wrapped(script: Script) -> dict[ast.AST, set[str]]:
 
 
 def trained_here(file: File, script: Script, node: ast.AST) -> bool:
-    """Whether a place runs in a training step with gradients on."""
+    """True of a place that runs in a training step with gradients on."""
     for up in file.names.up(node):
         if no_grad(up):
             return False

@@ -1,4 +1,4 @@
-"""Whether a place is for one rank only, and for which."""
+"""Conditions that let only some ranks through."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _leaves(body: list[ast.stmt]) -> bool:
 
 
 def _of_test(file: File, script: Script, test: ast.expr) -> Guard:
-    """What a condition lets through."""
+    """The ranks that a condition lets through."""
     texts = [file.code(test)]
     for name in _names(test):
         texts += [

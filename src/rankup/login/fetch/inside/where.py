@@ -8,10 +8,43 @@ import site
 import sys
 import sysconfig
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _WITHIN_RANKUP = os.path.join(os.sep, "login", "fetch", "inside", "")
+
+
+# Threads ask one after the other, so that none switches the collection on while another looks.
+_frames = threading.RLock()
+
+
+def _forget_holder() -> None:
+    """In a forked process nobody holds the lock, whoever held it where it was forked."""
+    global _frames
+    _frames = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_holder)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Around a look at another thread's frames.
+
+    A collection that lets that thread leave a frame which is being made an object breaks the
+    memory of Python 3.11 and earlier.
+    """
+    with _frames:
+        collects = sys.version_info < (3, 12) and gc.isenabled()
+        if collects:
+            gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
 
 
 class Places:
@@ -33,16 +66,9 @@ class Places:
         """
         found = self._innermost(sys._getframe(1))
         if not found:
-            # A collection that lets the other thread leave a frame which is being made an object
-            # breaks the memory of Python 3.11 and earlier.
-            collects = gc.isenabled()
-            gc.disable()
-            try:
+            with _no_collection():
                 main = sys._current_frames().get(threading.main_thread().ident or 0)
                 found = self._innermost(main)
-            finally:
-                if collects:
-                    gc.enable()
         return found
 
     def _innermost(self, frame: FrameType | None) -> str:
