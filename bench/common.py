@@ -1,7 +1,4 @@
-"""Environment with the peers, command line, claims, tables.
-
-`python bench/common.py` alone makes the environment, `bench/.venv-peers`, and prints its versions.
-"""
+"""Environment with the peers, command line, claims, tables."""
 
 from __future__ import annotations
 
@@ -19,8 +16,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 BENCH = Path(__file__).resolve().parent
@@ -163,8 +162,44 @@ def take_turns(
     return found
 
 
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+def run(
+    words: Sequence[object],
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    cores: set[int] | None = None,
+) -> str:
+    """Run a program, on `cores` alone where they are given; return its last line.
+
+    Raises:
+        SystemExit: the program failed; all that it printed.
+    """
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        preexec_fn=partial(os.sched_setaffinity, 0, cores) if cores else None,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"bench: {words}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return (done.stdout.strip().splitlines() or [""])[-1]
+
+
+def seconds(
+    words: Sequence[object],
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    cores: set[int] | None = None,
+) -> float:
+    """Return how long `run` takes."""
+    began = time.perf_counter()
+    run(words, folder=folder, environment=environment, cores=cores)
+    return time.perf_counter() - began
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
@@ -194,8 +229,3 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         print("  ".join(cells).rstrip())
     print(flush=True)
-
-
-if __name__ == "__main__":
-    enter_environment()
-    print(f"{VENV.relative_to(ROOT)} is complete: {machine('torch', 'accelerate')}")

@@ -15,11 +15,9 @@ import hashlib
 import http.server
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -33,6 +31,7 @@ from common import (
     median,
     paired,
     parse_effort,
+    seconds,
     spread,
     table,
     take_turns,
@@ -81,14 +80,15 @@ def bench(folder: Path, effort: Effort) -> list[str]:
     script = folder / "train.py"
     script.write_text(SCRIPT)
     if not effort.quick:
-        hooked = partial(_seconds, [RANKUP, "fetch", "--only-proof", script], folder)
-        plain = partial(_seconds, [sys.executable, script, "--stop"], folder)
+        hooked = partial(seconds, [RANKUP, "fetch", "--only-proof", script], folder=folder)
+        plain = partial(seconds, [sys.executable, script, "--stop"], folder=folder)
         found = take_turns({"ours": hooked, "peer": plain}, rounds)
         rows.append(_row("a script's first forward", found["ours"], found["peer"]))
     table(["seconds of", "rankup fetch", "by hand", "ratio"], rows)
     quick = [["doctor"], ["doctor", "train.py"], ["fetch", "--no-run", "train.py"]]
     times = [
-        (" ".join(one), [_seconds([RANKUP, *one], folder) for _ in range(rounds)]) for one in quick
+        (" ".join(one), [seconds([RANKUP, *one], folder=folder) for _ in range(rounds)])
+        for one in quick
     ]
     cells = [[name, f"{median(all_):.3f}", spread(all_)] for name, all_ in times]
     table(["seconds of", "median", "quartiles"], cells)
@@ -108,7 +108,7 @@ def download(folder: Path, rounds: int, size: int) -> tuple[list[float], list[fl
 
     def fetched(words: list[object]) -> float:
         target.unlink(missing_ok=True)
-        return _seconds(words, folder)
+        return seconds(words, folder=folder)
 
     with _server(served) as address:
         url, sha256 = f"{address}/data.bin", digest.hexdigest()
@@ -146,16 +146,6 @@ def _server(folder: Path) -> Iterator[str]:
 def _row(what: str, ours: list[float], peer: list[float]) -> list[str]:
     first, second = median(ours), median(peer)
     return [what, f"{first:.2f}", f"{second:.2f}", f"{first / second:.2f}"]
-
-
-def _seconds(words: list[object], folder: Path) -> float:
-    start = time.perf_counter()
-    done = subprocess.run(
-        [str(word) for word in words], cwd=folder, capture_output=True, text=True, timeout=300
-    )
-    if done.returncode:
-        sys.exit(f"bench: {words}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

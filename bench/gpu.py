@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="3 short rounds")
     parser.add_argument("--cpu-smoke", action="store_true", help="tiny sizes on the CPU, no claim")
-    parser.add_argument("--micro-batch", type=int, help="samples at once, where memory is short")
     given = parser.parse_args()
     if given.cpu_smoke:
         smoke()
@@ -203,8 +202,7 @@ def main() -> None:
     else:
         nvml(source)
     effort = QUICK if given.quick else FULL
-    cases = [replace(c, micro_batch=given.micro_batch or c.micro_batch) for c in CASES]
-    print("\n".join([bench(case, effort, "cuda") for case in cases]))
+    print("\n".join([bench(case, effort, "cuda") for case in CASES]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,8 @@ from common import (
     median,
     paired,
     parse_effort,
+    run,
+    seconds,
     spread,
     table,
     take_turns,
@@ -35,6 +36,7 @@ from common import (
 
 sys.path.insert(0, str(ROOT))
 BIN = Path(sys.executable).parent
+RANKUP = BIN / "rankup"
 
 SCRIPT = """
 import os, time
@@ -76,7 +78,7 @@ def bench(folder: Path, effort: Effort) -> str:
     script = folder / "first_step.py"
     script.write_text(SCRIPT)
     torchrun: list[str | Path] = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", script]
-    rankup: list[str | Path] = [BIN / "rankup", "run", "--local", "--nproc", "2", script]
+    rankup: list[str | Path] = [RANKUP, "run", "--local", "--nproc", "2", script]
     found = take_turns(
         {
             "rankup": partial(_first_step, rankup, folder),
@@ -87,7 +89,10 @@ def bench(folder: Path, effort: Effort) -> str:
     ours, peer = found["rankup"], found["torchrun"]
     rows = [_row("here, 2 ranks", ours, peer)]
     quick = [["--version"], ["--help"], ["run", "--help"], ["status"]]
-    times = [(" ".join(words), [_seconds(words, folder) for _ in range(rounds)]) for words in quick]
+    times = [
+        (" ".join(words), [seconds([RANKUP, *words], folder=folder) for _ in range(rounds)])
+        for words in quick
+    ]
     if not effort.quick:
         under_slurm(folder, script, max(3, rounds // 2), rows, times)
     table(["seconds to the first step", "rankup", "bare torchrun", "difference"], rows)
@@ -127,8 +132,11 @@ def under_slurm(
         )
         rows.append(_row("as a Slurm job, 2 nodes x 2 ranks", *found.values()))
         for name in (["run", "--dry-run", "--nodes", "2", str(script)], ["status"]):
-            seconds = [_seconds(name, folder, environment) for _ in range(rounds)]
-            times.append((f"{name[0]} {name[1] if len(name) > 1 else ''} (Slurm)", seconds))
+            took = [
+                seconds([RANKUP, *name], folder=folder, environment=environment)
+                for _ in range(rounds)
+            ]
+            times.append((f"{name[0]} {name[1] if len(name) > 1 else ''} (Slurm)", took))
     finally:
         cluster.close()
 
@@ -142,7 +150,7 @@ def _first_step(command: list[str | Path], folder: Path) -> float:
     step = folder / "step"
     environment = {**os.environ, "FIRST_STEP": str(step), "OMP_NUM_THREADS": "1"}
     began = time.time()
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    run(command, folder=folder, environment=environment)
     return float(step.read_text()) - began
 
 
@@ -151,7 +159,7 @@ def _submitted(words: list[str], folder: Path, environment: Mapping[str, str]) -
     step.unlink(missing_ok=True)
     run = folder / f"run-{time.time_ns()}"
     out = [words[0], "--out", str(run), *words[1:]]
-    _rankup(out, folder, {**environment, "FIRST_STEP": str(step)})
+    run([RANKUP, *out], folder=folder, environment={**environment, "FIRST_STEP": str(step)})
     _wait_for(step)
     [starts] = (path for name in ("attempts", "lives") for path in run.rglob(f"{name}.jsonl"))
     first = json.loads(starts.read_text().splitlines()[0])
@@ -162,7 +170,7 @@ def _by_hand(folder: Path, script: Path, environment: Mapping[str, str]) -> floa
     step, begun, job = folder / "step", folder / "begun", folder / "by-hand.sh"
     step.unlink(missing_ok=True)
     job.write_text(BY_HAND.format(step=step, begun=begun, path=BIN, script=script))
-    subprocess.run(["sbatch", job], cwd=folder, env=environment, check=True, capture_output=True)
+    run(["sbatch", job], folder=folder, environment=environment)
     _wait_for(step)
     return float(step.read_text()) - float(begun.read_text())
 
@@ -174,18 +182,6 @@ def _wait_for(step: Path) -> None:
             raise SystemExit("bench: no first step within 120 s")
         time.sleep(0.05)
     time.sleep(2)  # the job ends, so that it does not run beside the next
-
-
-def _seconds(words: list[str], folder: Path, environment: Mapping[str, str] | None = None) -> float:
-    began = time.perf_counter()
-    _rankup(words, folder, environment)
-    return time.perf_counter() - began
-
-
-def _rankup(words: list[str], folder: Path, environment: Mapping[str, str] | None) -> None:
-    subprocess.run(
-        [BIN / "rankup", *words], cwd=folder, env=environment, check=True, capture_output=True
-    )
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ MODEL: dict[str, Any] = {
     "layers": 1, "dim": 64, "heads": 4, "seq_len": 16, "dropout": 0.0, "vocab": "byte",
     "global_batch": 32, "micro_batch": 4, "valid_every": 10**6, "checkpoint_every": 10**6,
 }  # fmt: skip
+SEEDS, ROUNDS = 3, 3  # of the runs that have a bar; of the claims on speed
 _PER_STEP = MODEL["global_batch"] // MODEL["micro_batch"]
 
 EVEN = Setting((SLEEP,) * WORKERS)
@@ -182,8 +183,6 @@ def bytes_claim(text: Path, directory: Path, options: dict[str, Any], every: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="one short round of the claims' runs")
-    parser.add_argument("--seeds", type=int, default=3, help="of the runs that have a bar")
-    parser.add_argument("--rounds", type=int, default=3, help="of the claims on speed")
     parser.add_argument("--parts", nargs="+", choices=("accuracy", "speed"))
     parser.add_argument("--curves", type=Path, help="write loss curves here, as JSON")
     given = parser.parse_args()
@@ -197,11 +196,11 @@ def main() -> None:
             shape = {key: MODEL[key] for key in ("vocab", "seq_len")}
             written = write_text(text, shape, 100 * MODEL["global_batch"])
             options = {key: written[key] for key in ("train", "valid", "test")}
-            rounds = 1 if given.quick else given.rounds
+            rounds = 1 if given.quick else ROUNDS
             lines += measure(text, directory / "speed", options, rounds, given.quick)
             lines.append(bytes_claim(text, directory / "sent", options))
         if "accuracy" in parts:
-            text, seeds = directory / "words", 1 if given.quick else given.seeds
+            text, seeds = directory / "words", 1 if given.quick else SEEDS
             files = _lowcomm_accuracy.write_wikitext(data_folder("wikitext-2"), text)
             place = directory / "accuracy"
             curves = _lowcomm_accuracy.measure(text, place, files, seeds, given.quick)

@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -35,6 +33,8 @@ from common import (
     machine,
     median,
     parse_effort,
+    run,
+    seconds,
     spread,
     table,
     take_turns,
@@ -149,7 +149,7 @@ def pack(
 ) -> float:
     """Return the seconds of the whole command."""
     words = [RANKUP, "pack", source, out / file_name(container), "--to", container, "--no-fsync"]
-    return _seconds([*words, "--workers", workers], cores)
+    return seconds([*words, "--workers", workers], cores=cores)
 
 
 def file_name(container: str) -> str:
@@ -158,40 +158,19 @@ def file_name(container: str) -> str:
 
 
 def gnu_tar(source: Path, out: Path) -> float:
-    return _seconds(["tar", "-cf", out / "photos.tar", "-C", source, "."], None)
+    return seconds(["tar", "-cf", out / "photos.tar", "-C", source, "."])
 
 
 def mksquashfs(source: Path, out: Path) -> float:
     words = ["mksquashfs", source, out / "photos.sqsh", "-noappend", "-no-progress", "-quiet"]
     whole = ["-noD", "-noF", "-no-fragments", "-no-duplicates", "-b", "1M"]
-    return _seconds([*words, *whole, "-processors", "2"], None)
+    return seconds([*words, *whole, "-processors", "2"])
 
 
 def writer(name: str, source: Path, out: Path, *, cores: set[int] | None = None) -> float:
     """Return the seconds that one of `_photos.WRITERS` says it took."""
     program = Path(_photos.__file__)
-    return float(_run([sys.executable, program, name, source, out / "photos"], cores))
-
-
-def _seconds(words: list[object], cores: set[int] | None) -> float:
-    start = time.perf_counter()
-    _run(words, cores)
-    return time.perf_counter() - start
-
-
-def _run(words: list[object], cores: set[int] | None) -> str:
-    bound = partial(os.sched_setaffinity, 0, cores) if cores else None
-    done = subprocess.run(
-        [str(word) for word in words],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        preexec_fn=bound,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(f"bench: {words}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+    return float(run([sys.executable, program, name, source, out / "photos"], cores=cores))
 
 
 def _against(rates: Mapping[str, list[float]], ours: str, peer: str) -> str:

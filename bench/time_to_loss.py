@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,15 +170,11 @@ def _text(folder: Path, quick: bool) -> Path:
 def _arguments() -> tuple[Effort, Path | None]:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="20 steps of the peer, one seed")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--peer-steps", type=int, default=300)
-    parser.add_argument("--no-grid", action="store_true", help="2e-3 for both")
     parser.add_argument("--keep", type=Path, help="keep what is done here, and go on from it")
     given = parser.parse_args()
     if given.quick:
         return Effort(20, 120, 20, 0, 1, True), given.keep
-    effort = Effort(given.peer_steps, 1200, 50, 100, given.seeds)
-    return (replace(effort, grid=0) if given.no_grid else effort), given.keep
+    return Effort(300, 1200, 50, 100, 3), given.keep
 
 
 if __name__ == "__main__":

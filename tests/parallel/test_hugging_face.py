@@ -118,20 +118,15 @@ def _train(world: World, name: str, asked: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "asked"),
-    [("llama", {"tp": 2}), ("t5", {"strategy": "fsdp"})],
-    ids=["llama tp", "t5 fsdp"],
+    ("count", "name", "asked"),
+    [
+        (2, "gpt2", {"strategy": "ddp"}),
+        (2, "t5", {"strategy": "fsdp"}),
+        (4, "llama", {"tp": 2, "shard": 2}),
+    ],
+    ids=["gpt2 ddp", "t5 fsdp", "llama tp x shard"],
 )
-def test_trains_as_in_one_process(ranks: RankPool, name: str, asked: dict[str, Any]) -> None:
-    ranks.run(2, _train, name, asked)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "strategy"), [("gpt2", "ddp"), ("llama", "fsdp")])
-def test_models_by_strategies(ranks: RankPool, name: str, strategy: str) -> None:
-    ranks.run(2, _train, name, {"strategy": strategy})
-
-
-@pytest.mark.slow
-def test_a_llama_cut_and_sharded(ranks: RankPool) -> None:
-    ranks.run(4, _train, "llama", {"tp": 2, "shard": 2})
+def test_trains_as_in_one_process(
+    ranks: RankPool, count: int, name: str, asked: dict[str, Any]
+) -> None:
+    ranks.run(count, _train, name, asked)

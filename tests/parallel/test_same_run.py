@@ -63,14 +63,8 @@ REST = [
 ]  # fmt: skip
 ALL_BUT_COPIES = _case("shard x tp x pp", 2, 1, 2, 2)  # the only one here of eight ranks
 PLAIN: dict[str, Any] = {}
-VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    # what is trained, and how
-    "accumulated and clipped": (PLAIN, {}),
-    "tied, partly frozen, unclipped": (
-        {"tied": True, "frozen": ("blocks.1.feed_forward.up", "positions")},
-        {"clip": 0.0, "micro_batch": 12},
-    ),
-}
+TIED = {"tied": True, "frozen": ("blocks.1.feed_forward.up", "positions")}
+UNCLIPPED = {"clip": 0.0, "micro_batch": 12}
 
 
 def _apart(case: Case, accumulated: bool) -> dict[str, Any]:
@@ -138,8 +132,7 @@ def _assert_same(
 
 
 def test_tied_embeddings_and_frozen_parts_over_stages(same: Same, tmp_path: Path) -> None:
-    shape, changes = VARIANTS["tied, partly frozen, unclipped"]
-    same.hold(tmp_path, CORE[3], shape, changes)
+    same.hold(tmp_path, CORE[3], TIED, UNCLIPPED)
 
 
 @pytest.mark.slow
@@ -151,8 +144,7 @@ def test_every_layout(same: Same, tmp_path: Path, case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [CORE[2], ALL_BUT_COPIES], ids=lambda case: case.name)
 def test_tied_and_frozen_parts(same: Same, tmp_path: Path, case: Case) -> None:
-    shape, changes = VARIANTS["tied, partly frozen, unclipped"]
-    same.hold(tmp_path, case, shape, changes)
+    same.hold(tmp_path, case, TIED, UNCLIPPED)
 
 
 @pytest.mark.slow

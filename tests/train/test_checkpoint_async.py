@@ -195,7 +195,7 @@ def test_a_marker_that_cannot_be_written_is_told(
 def test_close_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     _hold_writes(monkeypatch, gate)
-    monkeypatch.setattr(saver, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(saver, "GRACE_SECONDS", 0.1)
     filled, writer = Filled(4), Saver(tmp_path, 2)
     filled.save(writer, 1)
     writer.close()

@@ -59,27 +59,13 @@ def _uninterrupted(world: World, optimizer: str) -> dict[str, torch.Tensor]:
 def test_saved_in_one_layout_and_resumed_in_another(
     ranks: RankPool, tmp_path: Path, before: str
 ) -> None:
-    """Each writes once and reads once; `test_from_some_layouts_to_two_others` has more."""
+    """Each writes once and reads once; runs from strategy to strategy are in `tests/parallel`."""
     ranks.run(SIZES[before], _save, before, tmp_path, "adamw", True)
     after = SMALL[SMALL.index(before) - 1]
     found = ranks.run(SIZES[after], _resume, after, tmp_path, "adamw")[0]
     assert_equal(found, ranks.run(1, _uninterrupted, "adamw")[0])
     marker = json.loads((tmp_path / "step-00000002" / "COMPLETE").read_text())
     assert marker["aliases"] == {"head.weight": "tokens.weight"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("before", list(SIZES)[::3])
-def test_from_some_layouts_to_two_others(ranks: RankPool, tmp_path: Path, before: str) -> None:
-    """Runs from strategy to strategy are in `tests/parallel/test_resume_layouts.py`."""
-    # Adam keeps a number beside its tensors, momentum a tensor alone: one after the other.
-    optimizer = ("adamw", "momentum")[list(SIZES).index(before) % 2]
-    ranks.run(SIZES[before], _save, before, tmp_path, optimizer, False)
-    wanted = ranks.run(1, _uninterrupted, optimizer)[0]
-    layouts = list(SIZES)
-    for further in (1, 4):
-        after = layouts[(layouts.index(before) + further) % len(layouts)]
-        assert_equal(ranks.run(SIZES[after], _resume, after, tmp_path, optimizer)[0], wanted)
 
 
 def _each_byte_once(world: World, layout: str, root: Path) -> int:

@@ -27,8 +27,7 @@ from .runs import (
 )
 
 N = 72
-# Written while the step waits, so that each moment of a save can be met; those written beside the
-# training are killed in test_checkpoint_kill.py.
+# Written while the step waits, so that each moment of a save can be met; `LONG` writes beside it.
 OPTIONS = TrainOptions(
     24, 8, 6, optimizer="sgd", lr=0.05, seed=2, checkpoint_every=1, valid_every=1,
     async_checkpoints=False,
@@ -83,7 +82,7 @@ def test_killed_before_a_change_of_a_file(
     _assert_goes_on(ranks, tmp_path / "run", whole)
 
 
-LONG = replace(OPTIONS, steps=30)
+LONG = replace(OPTIONS, steps=30, async_checkpoints=True)
 
 
 @pytest.fixture(scope="module")

@@ -82,11 +82,6 @@ def test_losses_weights_and_statistics_of_the_convolutional_net(
     _same_on(ranks, tmp_path, tight, SHORT, (world_size,))
 
 
-@pytest.mark.slow
-def test_fifty_steps(ranks: RankPool, tmp_path: Path) -> None:
-    _same_on(ranks, tmp_path, replace(SGD, steps=50), SHORT, (2, 3, 4))
-
-
 def test_the_run_depends_on_seed_micro_batch_and_clipping(ranks: RankPool, tmp_path: Path) -> None:
     """Or the comparisons above would compare nothing."""
     for name, options in {

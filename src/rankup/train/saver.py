@@ -32,7 +32,7 @@ from .marker import Fingerprint, Saved
 # A file system may be slow; a rank that died shows at once, as its connections close.
 _PATIENCE = timedelta(minutes=30)
 # What the end of a failing run gives a checkpoint that is being written.
-_GRACE_SECONDS = 60.0
+GRACE_SECONDS = 60.0
 _ROOM = 1 << 20  # a disk with less left counts as full
 
 
@@ -114,7 +114,7 @@ class Saver:
     def close(self) -> None:
         """Let a save that is being written come to its end, within bounds, and leave the group."""
         if self._thread is not None:
-            self._thread.join(_GRACE_SECONDS)
+            self._thread.join(GRACE_SECONDS)
             if self._thread.is_alive():
                 return  # its group is still in use
             self._thread = None

@@ -35,23 +35,18 @@ def their_loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tenso
     return loss
 
 
-def trains(world: World, tied: bool, sharded: bool) -> None:
-    build = partial(llama, tie_word_embeddings=tied)
+def trains(world: World) -> None:
+    build = partial(llama, tie_word_embeddings=True)
     # Their norms compute in float32.
     model = assert_same(
-        world, build, text, tp=2, loss=their_loss, sharded=sharded, steps=1, within=2e-6
+        world, build, text, tp=2, loss=their_loss, sharded=True, steps=1, within=2e-6
     )
-    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 @pytest.mark.slow
 def test_a_llama_by_its_own_plan(ranks: RankPool) -> None:
-    ranks.run(2, trains, True, True)
-
-
-@pytest.mark.slow
-def test_a_llama_neither_tied_nor_sharded(ranks: RankPool) -> None:
-    ranks.run(2, trains, False, False)
+    ranks.run(2, trains)
 
 
 def test_its_plan_in_our_words() -> None:

@@ -24,19 +24,6 @@ def the_transformer(world: World, options: dict, shape: dict, vocab: int = 13) -
         assert model.head.weight is model.tokens.weight
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("tied", "sharded"), [(True, False), (False, True)])
-def test_the_transformer(ranks: RankPool, tied: bool, sharded: bool) -> None:
-    # 13 words do not come out even over 2 ranks.
-    ranks.run(2, the_transformer, {"tp": 2, "sharded": sharded}, {"tied": tied})
-
-
-@pytest.mark.slow
-def test_tensor_times_shard(ranks: RankPool) -> None:
-    options = {"tp": 2, "shards": 2, "sharded": True}
-    ranks.run(4, the_transformer, options, {"layers": 1, "vocab_size": 16}, 16)
-
-
 def recomputed(world: World) -> None:
     """A model built on meta, whose blocks are computed again in the backward."""
     torch.manual_seed(0)
