@@ -187,7 +187,7 @@ def test_without_git_the_script_itself_is_kept(
 def test_a_diff_that_is_data_is_left_out_and_the_script_kept(
     folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(code, "MOST_BYTES", 1000)
     (folder / "train.py").write_text("print(7)\n" * 1000)
     code.keep(folder, folder / "train.py", run)
     assert _files(run) == ["train.py"]

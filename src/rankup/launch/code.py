@@ -8,7 +8,7 @@ from typing import Any
 
 from ..base.files import write_atomic
 
-_MOST_BYTES = 20 * 2**20  # a diff larger than this is data
+MOST_BYTES = 20 * 2**20  # a diff larger than this is data
 _MOST_NAMES = 200
 # Whatever the user's settings make of a diff that is looked at, this one has to apply.
 _DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-relative")
@@ -40,7 +40,7 @@ def keep(folder: Path, target: Path | None, directory: Path) -> None:
     copied as well where commit and diff do not hold it.
     """
     diff = _git(folder, *_DIFF, *_PREFIXES, "HEAD")
-    known = diff is not None and len(diff) <= _MOST_BYTES
+    known = diff is not None and len(diff) <= MOST_BYTES
     if diff and known:
         write_atomic(directory / "code.diff", diff, private=True)
     if target is None:

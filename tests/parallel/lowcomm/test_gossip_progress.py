@@ -39,8 +39,13 @@ def test_who_is_stuck_gives_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("RANKUP_PATIENCE", "2")  # a beat each half second
     board = Board(dist.HashStore(), 2)
     board.prepare()
-    now = [0.0]
-    progress = Progress(2, 1000, lambda: now[0])
+    now, asked = [0.0], [0]
+
+    def clock() -> float:
+        asked[0] += 1  # once in each turn of the pulse
+        return now[0]
+
+    progress = Progress(2, 1000, clock)
     pulse = Pulse(board, 0, print, progress)
     progress.step(0.0)
     _until(lambda: pulse.surely_speaker)
@@ -48,7 +53,8 @@ def test_who_is_stuck_gives_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> 
     _until(lambda: not pulse.surely_speaker)  # four beats are over that it has not given
     _until(pulse.was_away)
     before = board.status().beats[0]
-    time.sleep(1.2)
+    turns = asked[0]
+    _until(lambda: asked[0] >= turns + 3)
     assert board.status().beats[0] == before
     assert not pulse.surely_speaker
     assert pulse.was_away()
