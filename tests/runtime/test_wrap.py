@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from rankup.runtime.collectives import broadcast
 from rankup.runtime.deal import LEDGER
 from rankup.runtime.model import Wrapped, unwrap, wrap
 from rankup.runtime.world import World
@@ -109,6 +112,16 @@ def _looks(world: World) -> None:
     assert wrapped.width == 5
     assert wrapped.first is model.first
     assert list(wrapped.state_dict()) == names
+    assert wrap(wrapped) is wrapped
+    assert list(wrapped.children()) == [model.first, model.second]
+    assert [name for name, _ in wrapped.named_children()] == ["first", "second"]
+    assert repr(wrapped) == repr(model)
+    assert wrapped.double() is wrapped
+    assert model.first.weight.dtype == torch.float64
+    wrapped.float()
+    seen: list[nn.Module] = []
+    wrapped.apply(seen.append)
+    assert seen == [model.first, model.second, model]
     assert [name for name, _ in wrapped.named_parameters()] == names
     assert all(a is b for a, b in zip(wrapped.parameters(), model.parameters(), strict=True))
     with pytest.raises(AttributeError, match="nothing_of_this_name"):
@@ -246,13 +259,36 @@ def test_a_deep_copy_is_the_bare_model(ranks: RankPool) -> None:
 
 def _frozen(world: World) -> None:
     model = _start().requires_grad_(False)
-    with pytest.raises(ValueError, match="Net requires a gradient"):
-        wrap(model)
+    with torch.no_grad():
+        model.first.bias += world.rank
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert wrap(model) is model
+    assert said.getvalue().count("no parameter of Net requires a gradient") == world.is_root
+    assert torch.equal(model.first.bias, broadcast(model.first.bias))
     model.second.requires_grad_(True)
     wrapped = wrap(model)
     wrapped(torch.ones(2, 4)).mean().backward()
     assert len(_gradients(wrapped)) == 2
 
 
-def test_a_frozen_model_needs_no_wrapping(ranks: RankPool) -> None:
+def test_a_frozen_model_is_left_bare(ranks: RankPool) -> None:
     ranks.run(2, _frozen)
+
+
+def _reset(world: World, alike: bool) -> str:
+    wrapped = wrap(_start())
+    torch.manual_seed(1 if alike else world.rank)
+    wrapped.apply(lambda part: part.reset_parameters() if isinstance(part, nn.Linear) else None)
+    try:
+        wrapped(torch.ones(2, 4)).mean().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_values_given_behind_wrap_have_to_agree(ranks: RankPool) -> None:
+    assert ranks.run(2, _reset, True) == ["", ""]
+    one, other = ranks.run(2, _reset, False)
+    assert one == other
+    assert "different values of 'first.weight' and 3 more" in one

@@ -1,10 +1,12 @@
 """The exchange of a wrapped model's gradients: weighed, then summed over the ranks."""
 
 # No postponed annotations here: DDP checks those of its communication hook as objects.
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from .compress.ddp import CompressedExchange
 from .deal import LEDGER
@@ -14,6 +16,10 @@ from .world import after_first_step
 
 class Exchange:
     """One model's gradient exchange.
+
+    Args:
+        parameters: of the model, by name; all of them are the same on all ranks at the first
+            exchange, or that is an error.
 
     Attributes:
         compressed: what sums gradients in fewer bytes; None where they are sent whole.
@@ -25,8 +31,12 @@ class Exchange:
     """
 
     def __init__(
-        self, statistics: RunningStatistics, compressed: CompressedExchange | None
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        statistics: RunningStatistics,
+        compressed: CompressedExchange | None,
     ) -> None:
+        self._unchecked = dict(parameters)
         self.statistics, self.compressed = statistics, compressed
         self.expected = self.started = False
         self.weight = 1.0
@@ -48,6 +58,9 @@ class Exchange:
     def begin(self, device: torch.device) -> None:
         """At the first bucket of a backward: find the weights."""
         self._shorten_timeout(device)
+        if self._unchecked:
+            _require_same(self._unchecked, device)
+            self._unchecked = {}
         self.total = None
         self.hold(torch._C._current_graph_task_id())
         units, samples = self.held, LEDGER.samples
@@ -124,6 +137,33 @@ def weighted_sum(exchange: Exchange, bucket: dist.GradBucket) -> torch.futures.F
         return gradient
 
     return torch.futures.collect_all(list(parts.values())).then(finish)
+
+
+def _require_same(parameters: Mapping[str, nn.Parameter], device: torch.device) -> None:
+    """Compare a sum over the bits of each parameter, which is exact in any order.
+
+    Raises:
+        RuntimeError: on all ranks: one of them has other values.
+    """
+    sums = torch.stack([_bits(one.detach()).to(device) for one in parameters.values()])
+    ends = torch.stack([sums, -sums])
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    differ = (ends[0] != -ends[1]).tolist()
+    names = [name for name, other in zip(parameters, differ, strict=True) if other]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise RuntimeError(
+            f"before the first step the ranks have different values of {names[0]!r}{more}: the "
+            "wrapped model was given values that are not the same on all ranks, such as random "
+            "ones. Give the model its values before wrap, which makes them rank 0's on all"
+        )
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return values.contiguous().view(kinds[values.element_size()]).sum(dtype=torch.int64)
 
 
 def _divisor(total: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

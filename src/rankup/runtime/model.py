@@ -4,13 +4,14 @@
 import copy
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .collectives import broadcast
 from .compress.ddp import compressed
 from .compress.names import Compression, parse
 from .deal import LEDGER
@@ -19,7 +20,7 @@ from .statistics import RunningStatistics
 from .world import setup
 
 
-def wrap(model: nn.Module, *, compress: str = "none") -> "Wrapped":
+def wrap(model: nn.Module, *, compress: str = "none") -> nn.Module:
     """Train `model` on all ranks; its attributes, methods and parameter names stay as they were.
 
     The gradient is the exact mean over the samples of all ranks, also where `shard` dealt uneven
@@ -30,22 +31,34 @@ def wrap(model: nn.Module, *, compress: str = "none") -> "Wrapped":
     Running statistics of batch norm become their mean over the ranks with every gradient exchange.
     Without gradients (`torch.no_grad()`) the plain model runs, so that one rank may evaluate alone.
 
+    All ranks begin with rank 0's values. Ranks that part before the first exchange, by values given
+    to the model behind `wrap`, end there with the parameter's name.
+
+    A model that is wrapped already stays as it is. One without a parameter that requires a gradient
+    has nothing to exchange: it gets rank 0's values, is left bare, and a line says so.
+
     Args:
         compress: what ranks send each other instead of whole gradients, for slow networks: `bf16`,
             `int8`, `topk[:FRACTION]` or `powersgd[:RANK]`. What that leaves out of one exchange is
             added to the next, so that gradients are exact over many steps, not in each.
 
     Raises:
-        ValueError: no parameter requires a gradient: there is nothing to exchange, leave it bare;
-            or there is no such compression.
+        ValueError: there is no such compression.
     """
     compression = parse(compress)
-    setup()
+    world = setup()
+    if isinstance(model, Wrapped):
+        return model
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(
-            f"wrap: no parameter of {type(model).__name__} requires a gradient; "
-            "use the model as it is, it needs no wrapping"
-        )
+        if world.is_root:
+            print(
+                f"wrap: no parameter of {type(model).__name__} requires a gradient; "
+                "there is nothing to exchange, the model stays as it is",
+                flush=True,
+            )
+        for tensor in [*model.parameters(), *model.buffers()]:
+            tensor.data.copy_(broadcast(tensor.data))
+        return model
     return Wrapped(model, compression)
 
 
@@ -74,7 +87,9 @@ class Wrapped(DistributedDataParallel):
 
     def __init__(self, model: nn.Module, compression: Compression) -> None:
         super().__init__(model, gradient_as_bucket_view=True, **no_buffer_sync())
-        self._exchange = Exchange(RunningStatistics(model), compressed(model, compression))
+        self._exchange = Exchange(
+            dict(model.named_parameters()), RunningStatistics(model), compressed(model, compression)
+        )
         self.register_comm_hook(self._exchange, weighted_sum)
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -197,6 +212,33 @@ class Wrapped(DistributedDataParallel):
         if not self._ready:  # DDP's own constructor looks at itself
             return super().named_modules(*args, **kwargs)
         return self.module.named_modules(*args, **kwargs)
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        return self.module.named_children()
+
+    # What `Module` does by way of its children would leave out what the model has of its own.
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        if self._ready:
+            self.module.add_module(name, module)
+        else:
+            super().add_module(name, module)
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> "Wrapped":
+        self.module.apply(fn)
+        return self
+
+    def train(self, mode: bool = True) -> "Wrapped":
+        self.training = mode
+        self.module.train(mode)
+        return self
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "Wrapped":
+        self.module._apply(*args, **kwargs)
+        return self
+
+    def __repr__(self) -> str:
+        return repr(self.module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         # A copy (EMA, a teacher) does not train: it is the bare model.
