@@ -25,10 +25,11 @@ def _run(runs: Path, name: str, run_id: str) -> Path:
     return path
 
 
-def test_ids_sort_by_time_and_never_meet() -> None:
+def test_ids_sort_by_time_and_hardly_ever_meet() -> None:
     ids = [rundir.new_id() for _ in range(200)]
     assert all(re.fullmatch(r"\d{8}-\d{6}-[a-z]{4}", one) for one in ids)
-    assert len(set(ids)) == 200
+    # Two of 200 in one second meet in 4 of 100 cases; six meetings do not happen.
+    assert len(set(ids)) > 194
     assert [one[:15] for one in ids] == sorted(one[:15] for one in ids)
 
 

@@ -55,7 +55,7 @@ class Job:
 
 
 def new_id() -> str:
-    """Start time and four random letters, so that names sort by time and never meet."""
+    """Start time and four random letters: names sort by time, and `create` refuses one that is."""
     letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))
     return time.strftime("%Y%m%d-%H%M%S-") + letters
 
