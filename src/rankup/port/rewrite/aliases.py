@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-import libcst as cst
-
+from ...script.names import Function
 from .models import Model
 from .script import Script
 
@@ -18,11 +18,11 @@ class Aliases:
 
     def __init__(self, script: Script, model: Model) -> None:
         self._script, self._model = script, model
-        self._given: set[tuple[cst.FunctionDef, str]] = set()
+        self._given: set[tuple[Function, str]] = set()
         while found := set(self._parameters()) - self._given:
             self._given |= found
 
-    def is_model(self, node: cst.CSTNode) -> bool:
+    def is_model(self, node: ast.AST) -> bool:
         """Whether an expression is the model itself."""
         script, model = self._script, self._model
         written = script.dotted(node)
@@ -31,34 +31,30 @@ class Aliases:
         if "." in model.name and written.endswith(f".{model.name.partition('.')[2]}"):
             return True  # of whatever object: rather one too many than one not seen
         scope = script.scope(node)
-        if isinstance(scope, cst.FunctionDef) and (scope, written) in self._given:
+        if isinstance(scope, Function) and (scope, written) in self._given:
             return True
         if written != model.name:
             return False
         if scope is model.scope:
             return True
         hidden = script.parameters(scope)
-        return model.scope is script.module and written not in hidden
+        return model.scope is script.tree and written not in hidden
 
-    def all(self) -> Iterator[cst.Name | cst.Attribute]:
+    def all(self) -> Iterator[ast.Name | ast.Attribute]:
         """Every place where the model is named, but for those that give the name a value."""
         script = self._script
-        found: tuple[cst.Name | cst.Attribute, ...] = (
-            *script.all(cst.Name),
-            *script.all(cst.Attribute),
+        found: tuple[ast.Name | ast.Attribute, ...] = (
+            *script.all(ast.Name),
+            *script.all(ast.Attribute),
         )
         for node in found:
             parent = script.parents.get(node)
-            if isinstance(parent, cst.AssignTarget | cst.Param | cst.Arg) and (
-                node is not getattr(parent, "value", None)
-            ):
-                continue
-            if isinstance(parent, cst.Attribute) and parent.attr is node:
+            if isinstance(parent, ast.Assign) and node in parent.targets:
                 continue
             if self.is_model(node):
                 yield node
 
-    def _parameters(self) -> Iterator[tuple[cst.FunctionDef, str]]:
+    def _parameters(self) -> Iterator[tuple[Function, str]]:
         script = self._script
         for function, calls in script.calls_of.items():
             for call in calls:
@@ -68,10 +64,10 @@ class Aliases:
                         yield function, name
 
 
-def whole_chain(script: Script, node: cst.CSTNode) -> tuple[cst.CSTNode, str]:
+def whole_chain(script: Script, node: ast.AST) -> tuple[ast.AST, str]:
     """`model.body.encode` around `model`, and `body.encode`."""
     names: list[str] = []
-    while isinstance(parent := script.parents.get(node), cst.Attribute) and parent.value is node:
-        names.append(parent.attr.value)
+    while isinstance(parent := script.parents.get(node), ast.Attribute) and parent.value is node:
+        names.append(parent.attr)
         node = parent
     return node, ".".join(names)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-import libcst as cst
-
+from ...script.flow import argument
 from .context import Context
+from .expressions import integer, number
 
 _EXAMPLE = 4
 
@@ -17,15 +17,11 @@ def effective(context: Context) -> None:
     if context.options.batch == "global":
         return
     for call in context.training.loader_calls:
-        size = script.argument(call, "batch_size", 1)
+        size = argument(call, "batch_size", 1)
         if size is None:
             continue
-        text = script.code(size.value)
-        whole = (
-            f" ({int(text) * _EXAMPLE} on {_EXAMPLE})"
-            if isinstance(size.value, cst.Integer)
-            else ""
-        )
+        text = script.code(size)
+        whole = f" ({int(text) * _EXAMPLE} on {_EXAMPLE})" if integer(size) else ""
         context.leave(
             call,
             f"the effective batch is {text} times the number of GPUs{whole}: fewer steps per epoch",
@@ -34,10 +30,10 @@ def effective(context: Context) -> None:
         break
     rates = []
     for call in context.training.optimizers:
-        rate = script.argument(call, "lr", 1)
-        text = script.code(rate.value) if rate is not None else "lr"
+        rate = argument(call, "lr", 1)
+        text = script.code(rate) if rate is not None else "lr"
         numbers = ""
-        if rate is not None and isinstance(rate.value, cst.Float | cst.Integer):
+        if rate is not None and number(rate):
             value = float(text)
             numbers = (
                 f"; on {_EXAMPLE} GPUs {value * _EXAMPLE:g} and {value * math.sqrt(_EXAMPLE):g}"

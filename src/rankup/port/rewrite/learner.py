@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
-import libcst as cst
-
 from ...base.errors import UserError
+from ...script.flow import argument
 from .context import Context
 from .fixes.fetched import fetch
 
@@ -26,15 +26,15 @@ def port_learner(context: Context, path: Path) -> Context:
         fetch(context)
     found = [
         call
-        for call in script.all(cst.Call)
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value in _TRAINING
+        for call in script.all(ast.Call)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _TRAINING
     ]
     if not found:
         raise UserError(f"{path} imports fastai, but no learner is trained in it (learn.fit(…))")
     context.fix = "distrib_ctx"
-    done: set[cst.CSTNode] = set()
+    done: set[ast.AST] = set()
     for call in found:
-        assert isinstance(call.func, cst.Attribute)
+        assert isinstance(call.func, ast.Attribute)
         statement = script.statement(call)
         if statement in done:
             continue
@@ -43,22 +43,22 @@ def port_learner(context: Context, path: Path) -> Context:
         context.indented(statement, _CONTEXT.format(learner=learner))
         context.done(call, f"{learner} trains on all ranks ({learner}.distrib_ctx)")
     _batch_size(context, found[0])
-    for call in script.all(cst.Call):
-        exports = isinstance(call.func, cst.Attribute) and call.func.attr.value == "export"
+    for call in script.all(ast.Call):
+        exports = isinstance(call.func, ast.Attribute) and call.func.attr == "export"
         if exports and context.only_root(call):
             context.done(call, "rank 0 alone writes this")
     return context
 
 
-def _batch_size(context: Context, trains: cst.Call) -> None:
+def _batch_size(context: Context, trains: ast.Call) -> None:
     """fastai deals whole samples, not parts of batches: its batch size is that of a GPU."""
     script = context.script
-    given = [(call, arg) for call in script.all(cst.Call) if (arg := script.argument(call, "bs"))]
+    given = [(call, arg) for call in script.all(ast.Call) if (arg := argument(call, "bs"))]
     same = "for the same run divide it by rankup.setup().world_size"
     if context.options.batch == "per-gpu":
         same = "fewer steps per epoch"
     for call, arg in given:
-        size = script.code(arg.value)
+        size = script.code(arg)
         context.leave(
             call,
             f"fastai's bs is the batch of each GPU, {size} times their number in all: {same}",

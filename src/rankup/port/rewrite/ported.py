@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-
-import libcst as cst
 
 from ...base.errors import UserError
 from ...base.text import clean
@@ -19,7 +18,7 @@ from .edits import Edits
 from .fixes.every import FIXES, NAMES, REMARKS
 from .fixes.start import import_rankup, join
 from .learner import port_learner
-from .script import Script, parse
+from .script import Script
 from .split import Split, plan
 from .states import Unsplit
 from .training import Training
@@ -99,7 +98,7 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
     path, text = file.path, file.text
     if not file.concerns_training:
         raise UserError(f"{path} is no PyTorch training script: it does not import torch")
-    script = Script(text, parse(text), path.parent)
+    script = Script(file)
     if _ported(script):
         return Ported(
             path, text, text, why=f"{path.name} is ported already: it calls rankup.setup()"
@@ -107,7 +106,7 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
     why = refusals.framework(script)
     if why is not None:
         return Ported(path, text, text, why=why)
-    edits = Edits(text)
+    edits = Edits(file)
     taken_name = refusals.own_name(script)
     if taken_name is not None:
         raise UserError(
@@ -173,7 +172,7 @@ def _ported(script: Script) -> bool:
     return any(
         script.name(call.func).partition(".")[0] in ("rankup", RUNTIME)
         and script.name(call.func).partition(".")[2] in _JOINING
-        for call in script.all(cst.Call)
+        for call in script.all(ast.Call)
     )
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import libcst as cst
+import ast
 
-from .expressions import targets_of, unpacked
+from ...script.flow import given
+from .expressions import targets_of, unpacked, words
+from .script import ForNode, Where
 from .training import Loop, Training
 
 
 def by_hand(training: Training) -> tuple[int, str] | None:
     """The line of such a loop, and what stands in the way there; None where there is none."""
     for loop in training.loops:
-        if loop.trains and isinstance(loop.node, cst.For) and _cuts(training, loop.node):
+        if loop.trains and isinstance(loop.node, ForNode) and _cuts(training, loop.node):
             kept = _kept(training, loop)
             what = "no DataLoader: this loop cuts its batches out of the data by hand, "
             if kept:
@@ -29,48 +31,44 @@ def by_hand(training: Training) -> tuple[int, str] | None:
     return None
 
 
-def _cuts(training: Training, node: cst.For) -> bool:
+def _cuts(training: Training, node: ForNode) -> bool:
     """Whether the counter of a loop over numbers says where to cut, here or one call away."""
     script = training.script
     over = unpacked(script, node.iter)
-    if not isinstance(over, cst.Call) or script.name(over.func) not in ("range", "numpy.arange"):
+    if not isinstance(over, ast.Call) or script.name(over.func) not in ("range", "numpy.arange"):
         return False
-    counters = {one.value for one in script.inside(node.target, cst.Name)}
+    counters = words(node.target)
     if _sliced(training, node.body, counters):
         return True
-    for call in script.inside(node.body, cst.Call, deep=False):
+    for call in script.inside(node.body, ast.Call, deep=False):
         function = script.called(call)
         if function is None:
             continue
         given = {
             name
             for name in script.parameters(function)
-            if isinstance(value := script.given(function, name, call), cst.Name)
-            and value.value in counters
+            if isinstance(value := script.given(function, name, call), ast.Name)
+            and value.id in counters
         }
         if given and _sliced(training, function, given):
             return True
     return False
 
 
-def _sliced(training: Training, where: cst.CSTNode, names: set[str]) -> bool:
+def _sliced(training: Training, where: Where, names: set[str]) -> bool:
     script = training.script
-    return any(
-        name.value in names
-        for part in script.inside(where, cst.Slice)
-        for name in script.inside(part, cst.Name)
-    )
+    return any(names & words(part) for part in script.inside(where, ast.Slice))
 
 
 def _kept(training: Training, loop: Loop) -> str:
     """A name that the model is given and gives back, such as the state of a recurrent one."""
     script = training.script
-    for assign in script.inside(loop.node.body, cst.Assign, deep=False):
-        if not isinstance(assign.value, cst.Call) or len(assign.value.args) < 2:
+    for assign in script.inside(loop.node.body, ast.Assign, deep=False):
+        if not isinstance(assign.value, ast.Call) or len(given(assign.value)) < 2:
             continue
-        given = {script.dotted(arg.value) for arg in assign.value.args}
+        passed = {script.dotted(arg) for arg in given(assign.value)}
         for target in assign.targets:
-            for one in targets_of(target.target):
-                if isinstance(one, cst.Name) and one.value in given:
-                    return one.value
+            for one in targets_of(target):
+                if isinstance(one, ast.Name) and one.id in passed:
+                    return one.id
     return ""

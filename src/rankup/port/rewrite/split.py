@@ -7,16 +7,17 @@ lists here is a reason to leave the script alone.
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 
-import libcst as cst
-
+from ...script.flow import given
 from .aliases import Aliases, whole_chain
 from .context import Context
 from .fixes.data import drawn_batches, without_gradients
 from .fixes.kinds import conditional, increments
 from .fixes.model import ready
 from .models import Model, parameter_roots
+from .script import ForNode
 from .states import Unsplit, clipped_norm, loaded, saved
 
 # Calls of the model's own methods that a split model answers as the whole one does.
@@ -44,11 +45,11 @@ class Split:
     """
 
     model: Model
-    optimizer: cst.Call
+    optimizer: ast.Call
     aliases: Aliases
     methods: tuple[str, ...] = ()
 
-    def before(self, context: Context, node: cst.CSTNode) -> bool:
+    def before(self, context: Context, node: ast.AST) -> bool:
         """Whether something stands before the line that splits the model, in its function."""
         script = context.script
         own = script.scope(node) is self.model.scope
@@ -70,7 +71,7 @@ def plan(context: Context) -> Split:
     return Split(model, optimizer, split.aliases, tuple(sorted(methods)))
 
 
-def _pair(context: Context) -> tuple[Model, cst.Call]:
+def _pair(context: Context) -> tuple[Model, ast.Call]:
     training = context.training
     model, optimizer = training.models[0], training.optimizers[0]
     if len(training.models) > 1:
@@ -81,16 +82,16 @@ def _pair(context: Context) -> tuple[Model, cst.Call]:
     return model, optimizer
 
 
-def _stands_well(context: Context, model: Model, optimizer: cst.Call) -> None:
+def _stands_well(context: Context, model: Model, optimizer: ast.Call) -> None:
     """`optimizer = torch.optim.X(model.parameters(), …)` behind all that changes the model."""
     script = context.script
     if not script.name(optimizer.func).startswith("torch.optim."):
         raise Unsplit(optimizer, "whether an optimizer that is not torch's works is not known")
     assign = script.parents.get(optimizer)
-    one = isinstance(assign, cst.Assign) and len(assign.targets) == 1
-    if not one or not script.dotted(assign.targets[0].target):  # type: ignore[union-attr]
+    one = isinstance(assign, ast.Assign) and len(assign.targets) == 1
+    if not one or not script.dotted(assign.targets[0]):  # type: ignore[union-attr]
         raise Unsplit(optimizer, "the optimizer is not made by a line of its own, `optimizer = …`")
-    roots = parameter_roots(script, optimizer.args[0].value, script.module, depth=3)
+    roots = parameter_roots(script, given(optimizer)[0], script.tree, depth=3)
     own = tuple(f"{model.name}{mark}" for mark in ".[")
     if not roots or any(not f"{script.code(root)}.".startswith(own) for root in roots):
         raise Unsplit(
@@ -106,13 +107,13 @@ def _stands_well(context: Context, model: Model, optimizer: cst.Call) -> None:
         raise Unsplit(place, "the model is changed behind its optimizer, where it is split already")
 
 
-def _optimizer_alone(context: Context, optimizer: cst.Call) -> None:
+def _optimizer_alone(context: Context, optimizer: ast.Call) -> None:
     """Its state is not saved, and nothing scales the gradients."""
     script = context.script
     assign = script.parents[optimizer]
-    assert isinstance(assign, cst.Assign)
-    name = script.dotted(assign.targets[0].target)
-    for call in script.all(cst.Call):
+    assert isinstance(assign, ast.Assign)
+    name = script.dotted(assign.targets[0])
+    for call in script.all(ast.Call):
         if script.code(call.func) in (f"{name}.state_dict", f"{name}.load_state_dict"):
             raise Unsplit(call, f"each rank has a part of the optimizer's state; {_BY_HAND}")
         if script.name(call.func).split(".")[-1] == "GradScaler":
@@ -136,7 +137,7 @@ def _loops(context: Context) -> None:
                 )
 
 
-def _use(context: Context, split: Split, node: cst.CSTNode) -> list[str]:
+def _use(context: Context, split: Split, node: ast.AST) -> list[str]:
     """The methods that a use of the model asks for.
 
     Raises:
@@ -148,7 +149,7 @@ def _use(context: Context, split: Split, node: cst.CSTNode) -> list[str]:
         return []
     parent, before = script.parents.get(chain), split.before(context, node)
     last = rest.split(".")[-1]
-    if isinstance(parent, cst.Call) and parent.func is chain:
+    if isinstance(parent, ast.Call) and parent.func is chain:
         if rest in ("state_dict", "load_state_dict"):
             _state(context, parent, rest, before)
         elif rest in ("parameters", "named_parameters"):
@@ -156,9 +157,8 @@ def _use(context: Context, split: Split, node: cst.CSTNode) -> list[str]:
         elif rest and rest not in _METHODS and not (before and last in _BEFORE):
             return [] if before else _method(context, split, parent, rest)
         return []
-    if isinstance(parent, cst.Arg):
-        call = script.parents.get(parent)
-        assert isinstance(call, cst.Call)
+    call = script.parents.get(parent) if isinstance(parent, ast.keyword) else parent
+    if isinstance(call, ast.Call):
         own = script.called(call) is not None or script.dotted(call.func) in _ASKING
         if not rest and not own and not _gives_the_model(context, split, call):
             function = script.code(call.func)
@@ -171,58 +171,58 @@ def _use(context: Context, split: Split, node: cst.CSTNode) -> list[str]:
             raise Unsplit(call, f"{function}(…) is given the model, and may call parts of it")
     elif before:
         return []
-    elif isinstance(parent, cst.Subscript):
+    elif isinstance(parent, ast.Subscript):
         raise Unsplit(parent, "a part of the model is taken by itself")
-    elif not rest and isinstance(parent, cst.Assign):
+    elif not rest and isinstance(parent, ast.Assign):
         raise Unsplit(parent, "the model gets a second name")
     if last in _VALUES and not before:
         raise Unsplit(chain, "a parameter is used by itself, and each rank has a part of it")
     return []
 
 
-def _gives_the_model(context: Context, split: Split, call: cst.Call) -> bool:
+def _gives_the_model(context: Context, split: Split, call: ast.Call) -> bool:
     """`model = changed(model)` before it is split; not compiled, which is to happen behind."""
     script = context.script
     assign = script.parents.get(call)
     return script.name(call.func).endswith(".DataParallel") or (
-        isinstance(assign, cst.Assign)
-        and script.dotted(assign.targets[0].target) == split.model.name
+        isinstance(assign, ast.Assign)
+        and script.dotted(assign.targets[0]) == split.model.name
         and split.before(context, call)
         and script.name(call.func) != "torch.compile"
     )
 
 
-def _parameters(context: Context, split: Split, call: cst.Call) -> None:
+def _parameters(context: Context, split: Split, call: ast.Call) -> None:
     """Parameters are for the optimizer, for clipping, to be counted, and to be frozen before."""
     script = context.script
     for up in script.above(call):
-        if isinstance(up, cst.Call):
+        if isinstance(up, ast.Call):
             if script.name(up.func).split(".")[-1] == "clip_grad_norm_":
                 clipped_norm(script, up)
                 return
             if "numel()" in script.code(up):
                 return
-        if isinstance(up, cst.For) and split.before(context, call):
+        if isinstance(up, ForNode) and split.before(context, call):
             return
     raise Unsplit(call, "parameters are gone through one by one, and each rank has a part of each")
 
 
-def _method(context: Context, split: Split, call: cst.Call, rest: str) -> list[str]:
+def _method(context: Context, split: Split, call: ast.Call, rest: str) -> list[str]:
     """A method of the script's own class can be routed; other calls of a model cannot."""
     script = context.script
     made = {
-        script.code(one.func) for node in split.model.made for one in script.inside(node, cst.Call)
+        script.code(one.func) for node in split.model.made for one in script.inside(node, ast.Call)
     }
-    for class_ in script.all(cst.ClassDef):
-        for function in script.inside(class_, cst.FunctionDef):
-            if function.name.value == rest and class_.name.value in made:
-                inner = script.inside(function, cst.Call)
+    for class_ in script.all(ast.ClassDef):
+        for function in script.functions_all:
+            if script.owner(function) is class_ and function.name == rest and class_.name in made:
+                inner = script.inside(function, ast.Call)
                 return [] if any(script.code(one.func) == "self" for one in inner) else [rest]
     function_text = script.code(call.func)
     raise Unsplit(call, f"{function_text}(…) goes past the forward that puts its parts together")
 
 
-def _state(context: Context, call: cst.Call, rest: str, before: bool) -> None:
+def _state(context: Context, call: ast.Call, rest: str, before: bool) -> None:
     """A state dict is saved by itself, or loaded straight from a file."""
     if rest == "state_dict" and saved(context.script, call) is None:
         raise Unsplit(
