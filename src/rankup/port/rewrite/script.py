@@ -12,11 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from ...script.flow import argument
+from ...script.flow import Flow, argument
 from ...script.names import Function, children, walk
 from ...script.roles import LoopNode
-from ...script.source import File, candidates, read
-from ...script.torch_names import RETURNS_SELF
+from ...script.source import File, candidates, local_modules, read
 
 Node = TypeVar("Node", bound=ast.AST)
 Scope = Function | ast.Module
@@ -38,6 +37,7 @@ class Script:
         self.parents = file.names.parents
         self.code, self.above, self.all = file.code, file.names.up, file.names.all
         self.functions_all = file.names.functions
+        self.flow = Flow([file, *local_modules(file)])
         self._beside: dict[str, Path | None] = {}
         self._files: dict[Path, File] = {}
 
@@ -147,11 +147,8 @@ class Script:
     def name(self, node: ast.AST) -> str:
         """What a dotted expression means, by the script's imports: `F.relu` ->
         `torch.nn.functional.relu`; empty where it is something else."""
-        dotted = self.dotted(node)
-        if not dotted:
-            return ""
-        first, dot, rest = dotted.partition(".")
-        return self.imports.get(first, first) + dot + rest
+        known = self.file.names.dotted(node).removeprefix("builtins.")
+        return known or self.dotted(node)
 
     def dotted(self, node: ast.AST | None) -> str:
         """`a.b.c` as it is written; empty where it is not of that form."""
@@ -186,41 +183,14 @@ class Script:
         """First names of all modules that are imported anywhere."""
         return {name.lstrip(".").split(".")[0] for name in self.file.names.imported}
 
-    @cached_property
-    def functions(self) -> dict[str, Function]:
-        """The script's own functions and methods by name; not those that share one."""
-        found: dict[str, Function] = {}
-        twice: set[str] = set()
-        for function in self.functions_all:
-            if function.name in found:
-                twice.add(function.name)
-            found[function.name] = function
-        return {name: function for name, function in found.items() if name not in twice}
-
     def called(self, call: ast.Call) -> Function | None:
         """The function of this script that a call runs."""
-        if isinstance(call.func, ast.Name):
-            function = self.functions.get(call.func.id)
-            return function if function is not None and self.owner(function) is None else None
-        if isinstance(call.func, ast.Attribute):
-            # `model.train()` is the module's own, whatever the script calls its methods.
-            if call.func.attr in RETURNS_SELF and self.code(call.func.value) in self._model_names:
-                return None
-            function = self.functions.get(call.func.attr)
-            return function if function is not None and self.owner(function) is not None else None
-        return None
-
-    @cached_property
-    def _model_names(self) -> frozenset[str]:
-        """What is called, or asked for its parameters."""
-        found = set()
-        for call in self.all(ast.Call):
-            func = call.func
-            if isinstance(func, ast.Attribute) and func.attr == "parameters":
-                found.add(self.code(func.value))
-            elif isinstance(func, ast.Name | ast.Attribute):
-                found.add(self.code(func))
-        return frozenset(found)
+        found = self.flow.definition(self.file, call.func)
+        if found is None and isinstance(call.func, ast.Attribute):
+            found = self.flow.method(self.file, call.func.value, call.func.attr)
+        if found is None or found[0] is not self.file or isinstance(found[1], ast.ClassDef):
+            return None
+        return found[1]
 
     def per_sample(self, node: ast.AST) -> bool:
         """Whether it runs as samples are drawn: in `__getitem__` and the like, or called there."""
@@ -262,14 +232,11 @@ class Script:
     def calls_of(self) -> dict[Function, list[ast.Call]]:
         """Where each of the script's own functions is called; a class calls its `__init__`."""
         found: dict[Function, list[ast.Call]] = {}
-        made = {
-            class_.name: function
-            for class_ in self.all(ast.ClassDef)
-            for function in class_.body
-            if isinstance(function, Function) and function.name == "__init__"
-        }
         for call in self.all(ast.Call):
-            function = self.called(call) or made.get(self.dotted(call.func))
+            function = self.called(call)
+            if function is None:
+                callee = self.flow.callee(self.file, call)
+                function = callee[1] if callee and callee[0] is self.file else None
             if function is not None:
                 found.setdefault(function, []).append(call)
         return found

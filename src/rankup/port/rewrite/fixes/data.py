@@ -204,7 +204,7 @@ def drawn_batches(context: Context) -> list[ast.Call]:
     script = context.script
     drawers = {
         function
-        for function in script.functions.values()
+        for function in script.functions_all
         if any(
             script.name(c.func) in ("torch.randint", "numpy.random.randint")
             for c in script.inside(function, ast.Call)
