@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.text import clean
+from ...script.flow import argument
 from ...script.names import RUNTIME
 from ...script.source import File, read
 from . import refusals
-from .batch import effective
 from .context import Context, Note, Options
 from .edits import Edits
+from .expressions import integer, number
 from .fixes.every import FIXES, NAMES, REMARKS
+from .fixes.fetched import fetch
 from .fixes.start import import_rankup, join
-from .learner import port_learner
 from .script import Script
-from .split import Split, plan
-from .states import Unsplit
+from .split import Split, Unsplit, plan
 from .training import Training
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
@@ -242,3 +243,102 @@ def _compile(path: Path, text: str, original: str) -> None:
             f"{path}: the port would be no Python at its line {error.lineno} ({error.msg}); "
             "nothing was written. Please report this with the script"
         ) from None
+
+
+_EXAMPLE = 4
+
+
+def effective(context: Context) -> None:
+    """Say what the effective batch is, and what two rules would make of the learning rate."""
+    script = context.script
+    if context.options.batch == "global":
+        return
+    for call in context.training.loader_calls:
+        size = argument(call, "batch_size", 1)
+        if size is None:
+            continue
+        text = script.code(size)
+        whole = f" ({int(text) * _EXAMPLE} on {_EXAMPLE})" if integer(size) else ""
+        context.leave(
+            call,
+            f"the effective batch is {text} times the number of GPUs{whole}: fewer steps per epoch",
+            comment=False,
+        )
+        break
+    rates = []
+    for call in context.training.optimizers:
+        rate = argument(call, "lr", 1)
+        text = script.code(rate) if rate is not None else "lr"
+        numbers = ""
+        if rate is not None and number(rate):
+            value = float(text)
+            numbers = (
+                f"; on {_EXAMPLE} GPUs {value * _EXAMPLE:g} and {value * math.sqrt(_EXAMPLE):g}"
+            )
+        rates.append((call, text, numbers))
+    for call, text, numbers in rates:
+        context.leave(
+            call,
+            f"learning rate unchanged. The linear rule (SGD, with warm-up) would make it {text} x "
+            f"GPUs, the square-root rule (Adam) {text} x sqrt(GPUs){numbers}",
+            comment=False,
+        )
+
+
+_TRAINING = {"fit", "fit_one_cycle", "fine_tune", "fit_flat_cos", "fit_sgdr"}
+_CONTEXT = "with {learner}.distrib_ctx():"
+
+
+def port_learner(context: Context, path: Path) -> Context:
+    """`rank0_first(untar_data, …)`, and `with learn.distrib_ctx():` around what trains.
+
+    Raises:
+        UserError: no call of a learner that trains.
+    """
+    script = context.script
+    if "rank0_first" not in context.options.without:
+        context.fix = "rank0_first"
+        fetch(context)
+    found = [
+        call
+        for call in script.all(ast.Call)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _TRAINING
+    ]
+    if not found:
+        raise UserError(f"{path} imports fastai, but no learner is trained in it (learn.fit(…))")
+    context.fix = "distrib_ctx"
+    done: set[ast.AST] = set()
+    for call in found:
+        assert isinstance(call.func, ast.Attribute)
+        statement = script.statement(call)
+        if statement in done:
+            continue
+        done.add(statement)
+        learner = script.code(call.func.value)
+        context.indented(statement, _CONTEXT.format(learner=learner))
+        context.done(call, f"{learner} trains on all ranks ({learner}.distrib_ctx)")
+    _batch_size(context, found[0])
+    for call in script.all(ast.Call):
+        exports = isinstance(call.func, ast.Attribute) and call.func.attr == "export"
+        if exports and context.only_root(call):
+            context.done(call, "rank 0 alone writes this")
+    return context
+
+
+def _batch_size(context: Context, trains: ast.Call) -> None:
+    """fastai deals whole samples, not parts of batches: its batch size is that of a GPU."""
+    script = context.script
+    given = [(call, arg) for call in script.all(ast.Call) if (arg := argument(call, "bs"))]
+    same = "for the same run divide it by rankup.setup().world_size"
+    if context.options.batch == "per-gpu":
+        same = "fewer steps per epoch"
+    for call, arg in given:
+        size = script.code(arg)
+        context.leave(
+            call,
+            f"fastai's bs is the batch of each GPU, {size} times their number in all: {same}",
+            comment=False,
+        )
+    if not given:
+        text = f"fastai gives each GPU batches of its own, 64 by default: {same}"
+        context.leave(trains, text, comment=False)

@@ -8,17 +8,18 @@ lists here is a reason to leave the script alone.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...script.flow import given
-from .aliases import Aliases, whole_chain
+from ...script.flow import argument, given
+from ...script.names import Function
 from .context import Context
+from .expressions import text_of
 from .fixes.data import drawn_batches, without_gradients
 from .fixes.kinds import conditional, increments
 from .fixes.model import ready
 from .models import Model, parameter_roots
-from .script import ForNode
-from .states import Unsplit, clipped_norm, loaded, saved
+from .script import ForNode, Script
 
 # Calls of the model's own methods that a split model answers as the whole one does.
 _METHODS = {
@@ -230,3 +231,144 @@ def _state(context: Context, call: ast.Call, rest: str, before: bool) -> None:
         )
     if rest == "load_state_dict" and not before and loaded(context.script, call) is None:
         raise Unsplit(call, f"a split model is loaded straight from a file; {_BY_HAND}")
+
+
+class Unsplit(Exception):  # noqa: N818 - a reason, not an error of the program
+    """Why a model is not split.
+
+    Attributes:
+        node: where the reason stands.
+    """
+
+    def __init__(self, node: ast.AST, why: str) -> None:
+        super().__init__(why)
+        self.node = node
+
+
+def clipped_norm(script: Script, call: ast.Call) -> str:
+    """The text of the norm that gradients are clipped to.
+
+    Raises:
+        Unsplit: it is another norm than the usual one.
+    """
+    kind = argument(call, "norm_type", 2)
+    norm = argument(call, "max_norm", 1)
+    usual = kind is None or script.code(kind) in ("2", "2.0")
+    if norm is None or not usual or len(given(call)) > 3:
+        raise Unsplit(call, "model.clip_grad_norm_(max_norm) of a split model knows one norm alone")
+    return script.code(norm)
+
+
+def saved(script: Script, state: ast.Call) -> tuple[ast.Call, str] | None:
+    """The `torch.save` around `model.state_dict()`, and what is saved beside it as arguments.
+
+    It is saved alone, or as "model" of a dictionary of plain values: the same file comes of it.
+    """
+    holder = script.parents.get(state)
+    extra = ""
+    whole: ast.AST = state
+    if isinstance(holder, ast.Dict):
+        whole = holder
+        for name, item in zip(holder.keys, holder.values, strict=True):
+            key, value = text_of(name), script.code(item)
+            if key is None:
+                return None
+            if item is state:
+                if key != "model":
+                    return None
+            elif key.isidentifier() and key not in _TAKEN and "state_dict" not in value:
+                extra += f", {key}={value}"
+            else:
+                return None
+    call = script.parents[whole]
+    if not isinstance(call, ast.Call) or script.name(call.func) != "torch.save":
+        return None
+    if len(given(call)) != 2 or given(call)[0] is not whole or _opened(script, given(call)[1]):
+        return None
+    return call, extra
+
+
+def _opened(script: Script, value: ast.expr) -> bool:
+    """Whether it is what `with open(…) as f` has opened: a file, where a path is asked for."""
+    return isinstance(value, ast.Name) and any(
+        item.optional_vars is not None and script.code(item.optional_vars) == value.id
+        for one in script.above(value)
+        if isinstance(one, ast.With | ast.AsyncWith)
+        for item in one.items
+    )
+
+
+_TAKEN = ("model", "optimizer", "path", "copies")  # parameters of save_full_model
+
+
+def loaded(script: Script, call: ast.Call) -> str | None:
+    """The text of PATH in `model.load_state_dict(torch.load(PATH, …))`."""
+    if len(call.args) != 1 or call.keywords or not isinstance(call.args[0], ast.Call):
+        return None
+    load = call.args[0]
+    if script.name(load.func) != "torch.load" or not load.args:
+        return None
+    return script.code(load.args[0])
+
+
+class Aliases:
+    """Where an expression is the model: under its own name, or as what a function was given.
+
+    Followed through calls of the script's own functions, not into other files.
+    """
+
+    def __init__(self, script: Script, model: Model) -> None:
+        self._script, self._model = script, model
+        self._given: set[tuple[Function, str]] = set()
+        while found := set(self._parameters()) - self._given:
+            self._given |= found
+
+    def is_model(self, node: ast.AST) -> bool:
+        """Whether an expression is the model itself."""
+        script, model = self._script, self._model
+        written = script.dotted(node)
+        if not written:
+            return False
+        if "." in model.name and written.endswith(f".{model.name.partition('.')[2]}"):
+            return True  # of whatever object: rather one too many than one not seen
+        scope = script.scope(node)
+        if isinstance(scope, Function) and (scope, written) in self._given:
+            return True
+        if written != model.name:
+            return False
+        if scope is model.scope:
+            return True
+        hidden = script.parameters(scope)
+        return model.scope is script.tree and written not in hidden
+
+    def all(self) -> Iterator[ast.Name | ast.Attribute]:
+        """Every place where the model is named, but for those that give the name a value."""
+        script = self._script
+        found: tuple[ast.Name | ast.Attribute, ...] = (
+            *script.all(ast.Name),
+            *script.all(ast.Attribute),
+        )
+        for node in found:
+            parent = script.parents.get(node)
+            if isinstance(parent, ast.Assign) and node in parent.targets:
+                continue
+            if self.is_model(node):
+                yield node
+
+    def _parameters(self) -> Iterator[tuple[Function, str]]:
+        script = self._script
+        for function, calls in script.calls_of.items():
+            for call in calls:
+                for name in script.parameters(function):
+                    value = script.given(function, name, call)
+                    if value is not None and self.is_model(value):
+                        yield function, name
+
+
+def whole_chain(script: Script, node: ast.AST) -> tuple[ast.AST, str]:
+    """`model.body.encode` around `model`, and `body.encode`."""
+    names: list[str] = []
+    while isinstance(parent := script.parents.get(node), ast.Attribute) and parent.value is node:
+        names.append(parent.attr)
+        node = parent
+    return node, ".".join(names)

@@ -6,8 +6,7 @@ import ast
 
 from ....script.flow import given
 from ..context import Context
-from ..split import Split
-from ..states import clipped_norm, loaded, saved
+from ..split import Split, clipped_norm, loaded, saved
 
 _TYPES = ("torch.float", "torch.bfloat", "torch.half", "torch.double")
 
