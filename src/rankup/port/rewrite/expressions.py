@@ -34,10 +34,6 @@ def root_name(expression: ast.AST) -> str | None:
     return expression.id if isinstance(expression, ast.Name) else None
 
 
-def attribute(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
-
-
 def targets_of(target: ast.AST) -> list[ast.AST]:
     if isinstance(target, ast.Tuple | ast.List):
         return [one for element in target.elts for one in targets_of(element)]
@@ -118,15 +114,5 @@ def words(where: Where) -> set[str]:
     return found
 
 
-def integer(node: ast.AST | None) -> bool:
-    return type(literal(node)) is int
-
-
 def number(node: ast.AST | None) -> bool:
     return type(literal(node)) in (int, float)
-
-
-def text_of(node: ast.AST | None) -> str | None:
-    """The value of a literal string."""
-    value = literal(node)
-    return value if isinstance(value, str) else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import dataclass
 
 from ...script.flow import given
+from ...script.models import is_optimizer_call
 from ...script.names import Function
 from .expressions import root_name
 from .script import Scope, Script
@@ -34,8 +34,7 @@ def makes_optimizer(script: Script, call: ast.Call) -> bool:
     if not given(call):
         return False
     name = script.name(call.func)
-    known = name.startswith("torch.optim.") and not re.search(r"\.lr_scheduler|\.swa_utils", name)
-    known = known or name.split(".")[-1] in ("Adam", "AdamW", "SGD", "Adafactor", "Lion")
+    known = is_optimizer_call(script.file, call) and ".swa_utils" not in name
     code = script.code(given(call)[0])
     return known or (
         ".parameters()" in code

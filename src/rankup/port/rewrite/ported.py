@@ -13,10 +13,11 @@ from ...base.text import clean
 from ...script.flow import argument
 from ...script.names import RUNTIME
 from ...script.source import File, read
+from ..rules.facts import integer
 from . import refusals
 from .context import Context, Note, Options
 from .edits import Edits
-from .expressions import integer, number
+from .expressions import number
 from .fixes.every import FIXES, NAMES, REMARKS
 from .fixes.fetched import fetch
 from .fixes.start import import_rankup, join

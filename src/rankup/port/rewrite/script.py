@@ -36,7 +36,7 @@ class Script:
         self.folder = file.path.parent
         self.parents = file.names.parents
         self.code, self.above, self.all = file.code, file.names.up, file.names.all
-        self.functions_all = file.names.functions
+        self.functions = file.names.functions
         self.flow = Flow([file, *local_modules(file)])
         self._beside: dict[str, Path | None] = {}
         self._files: dict[Path, File] = {}
@@ -161,24 +161,6 @@ class Script:
         return ".".join([node.id, *reversed(parts)])
 
     @cached_property
-    def imports(self) -> dict[str, str]:
-        """Local name -> what it was imported as, anywhere."""
-        found: dict[str, str] = {}
-        for node in self.all(ast.Import):
-            for alias in node.names:
-                if alias.asname:
-                    found[alias.asname] = alias.name
-                else:
-                    first = alias.name.split(".")[0]
-                    found.setdefault(first, first)
-        for origin in self.all(ast.ImportFrom):
-            module = "." * origin.level + (origin.module or "")
-            for alias in origin.names:
-                if alias.name != "*":
-                    found[alias.asname or alias.name] = f"{module}.{alias.name}"
-        return found
-
-    @cached_property
     def modules(self) -> set[str]:
         """First names of all modules that are imported anywhere."""
         return {name.lstrip(".").split(".")[0] for name in self.file.names.imported}
@@ -208,9 +190,9 @@ class Script:
 
     def beside(self, call: ast.Call) -> Path | None:
         """The file of the script's own folder that has the function which a call runs."""
-        if self.dotted(call.func).split(".")[0] not in self.imports:
+        name = self.file.names.called(call)
+        if not name or name.startswith("builtins."):
             return None
-        name = self.name(call.func)
         if name not in self._beside:
             self._beside[name] = next(candidates(self.folder, self.folder, name), None)
         return self._beside[name]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from ...script.flow import argument, given
 from ...script.names import Function
+from ..rules.facts import string
 from .context import Context
-from .expressions import text_of
 from .fixes.data import drawn_batches, without_gradients
 from .fixes.kinds import conditional, increments
 from .fixes.model import ready
@@ -215,7 +215,7 @@ def _method(context: Context, split: Split, call: ast.Call, rest: str) -> list[s
         script.code(one.func) for node in split.model.made for one in script.inside(node, ast.Call)
     }
     for class_ in script.all(ast.ClassDef):
-        for function in script.functions_all:
+        for function in script.functions:
             if script.owner(function) is class_ and function.name == rest and class_.name in made:
                 inner = script.inside(function, ast.Call)
                 return [] if any(script.code(one.func) == "self" for one in inner) else [rest]
@@ -270,7 +270,7 @@ def saved(script: Script, state: ast.Call) -> tuple[ast.Call, str] | None:
     if isinstance(holder, ast.Dict):
         whole = holder
         for name, item in zip(holder.keys, holder.values, strict=True):
-            key, value = text_of(name), script.code(item)
+            key, value = string(name), script.code(item)
             if key is None:
                 return None
             if item is state:

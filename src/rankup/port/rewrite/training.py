@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...script.flow import given
+from ...script.loops import is_backward
 from ...script.names import Function, walk
 from ...script.roles import LoopNode
 from ...script.torch_names import EVALUATES
 from .expressions import (
-    attribute,
     loss_names,
     sized,
     targets_of,
@@ -54,13 +54,7 @@ class Training:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.backwards = [
-            call for call in script.all(ast.Call) if attribute(call) == "backward"
-        ] + [
-            call
-            for call in script.all(ast.Call)
-            if script.name(call.func) == "torch.autograd.backward"
-        ]
+        self.backwards = [call for call in script.all(ast.Call) if is_backward(script.file, call)]
         self.elsewhere = [call for call in script.all(ast.Call) if trains_elsewhere(script, call)]
         self._trainers = self._reaching(self.backwards)
         self._leading_away = self._reaching(self.elsewhere)

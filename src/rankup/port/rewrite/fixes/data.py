@@ -7,8 +7,9 @@ import ast
 from ....script.flow import argument, given
 from ....script.names import Function, walk
 from ....script.roles import LoopNode
+from ...rules.facts import integer
 from ..context import Context
-from ..expressions import heads_of, integer
+from ..expressions import heads_of
 from ..script import ForNode
 from ..training import Loop
 
@@ -204,7 +205,7 @@ def drawn_batches(context: Context) -> list[ast.Call]:
     script = context.script
     drawers = {
         function
-        for function in script.functions_all
+        for function in script.functions
         if any(
             script.name(c.func) in ("torch.randint", "numpy.random.randint")
             for c in script.inside(function, ast.Call)

@@ -6,9 +6,8 @@ import ast
 import re
 
 from ....script.flow import given
-from ...rules.facts import strings
+from ...rules.facts import integer, string, strings
 from ..context import Context
-from ..expressions import integer, text_of
 
 _NUMBERED = re.compile(r"""^(["'])cuda:\d+\1$""")
 _DEVICE_NAMES = {"device", "gpu", "gpu_id", "dev", "cuda_device", "device_id"}
@@ -24,11 +23,11 @@ def numbered(context: Context) -> None:
             context.replace(text, code[0] + "cuda" + code[0])
             context.done(text, _TEXT)
     for formatted in script.all(ast.JoinedStr):
-        if formatted.values and text_of(formatted.values[0]) == "cuda:":
+        if formatted.values and string(formatted.values[0]) == "cuda:":
             context.replace(formatted, '"cuda"')
             context.done(formatted, _TEXT)
     for sum_ in script.all(ast.BinOp):
-        if text_of(sum_.left) in ("cuda:", "cuda:%d", "cuda:%s"):
+        if string(sum_.left) in ("cuda:", "cuda:%d", "cuda:%s"):
             context.replace(sum_, '"cuda"')
             context.done(sum_, _TEXT)
     for call in script.all(ast.Call):
@@ -58,7 +57,7 @@ def _call(context: Context, call: ast.Call) -> None:
                 context.done(call, _TEXT)
     elif name == "torch.device" and given(call):
         first = given(call)[0]
-        text = text_of(first)
+        text = string(first)
         if integer(first) or (text == "cuda" and len(given(call)) > 1):
             context.replace(call, script.code(call.func) + '("cuda")')
             context.done(call, _TEXT)

@@ -7,8 +7,9 @@ import re
 
 from ....script.flow import argument, given
 from ....script.roles import LoopNode
+from ...rules.facts import string
 from ..context import Context
-from ..expressions import text_of, words
+from ..expressions import words
 from .beside import saved_elsewhere, written_elsewhere
 from .kinds import derived
 
@@ -142,7 +143,7 @@ def opened(context: Context) -> None:
         if name in _OPENERS:
             path = argument(call, _OPENERS[name], 0)
             mode = argument(call, "mode", 1)
-            text = text_of(mode)
+            text = string(mode)
             if text is not None and text[:1] in "wax":
                 if path is None or script.per_sample(call):
                     context.leave(call, _OWN_SAMPLES if path else _BY_ALL)
@@ -163,7 +164,10 @@ def folders(context: Context) -> None:
             if argument(call, "exist_ok", 2) is not None:
                 continue
             if name == "os.mkdir":
-                context.replace(call.func, "os.makedirs" if "os" in script.imports else "makedirs")
+                context.replace(
+                    call.func,
+                    "os.makedirs" if "os" in script.file.names.members(script.tree) else "makedirs",
+                )
             context.edits.insert(script.span(given(call)[-1])[1], ", exist_ok=True")
             context.done(call, "a folder may be there already: another rank made it")
         elif isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir":

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from ....script.flow import given
 from ....script.names import Function
 from ....script.roles import LoopNode
+from ...rules.facts import integer
 from ..context import Context
-from ..expressions import integer, read, root_name, targets_of, words
+from ..expressions import read, root_name, targets_of, words
 from ..script import ForNode
 from ..training import Loop
 from .model import adds_up

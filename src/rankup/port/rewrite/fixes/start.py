@@ -9,8 +9,8 @@ from ....script.flow import argument, given
 from ....script.names import RUNTIME, Function
 from ....script.roles import LoopNode
 from ....script.source import candidates
+from ...rules.facts import string
 from ..context import Context
-from ..expressions import text_of
 from ..script import Script
 
 _DRAWS = ("torch.rand", "torch.randn", "torch.randint", "torch.normal")
@@ -64,7 +64,6 @@ def join(context: Context) -> None:
 def last_import(script: Script) -> ast.AST | None:
     """The last import of those at the top of the script."""
     last = None
-    torch = {name for name, full in script.imports.items() if full.split(".")[0] == "torch"}
     for statement in script.tree.body:
         if all(isinstance(one, ast.Import | ast.ImportFrom) for one in script.row(statement)):
             last = statement
@@ -73,7 +72,9 @@ def last_import(script: Script) -> ast.AST | None:
             and not any(True for _ in script.inside(statement, ast.Import))
         ):
             break
-        elif any(name.id in torch for name in script.inside(statement, ast.Name)):
+        elif any(
+            script.name(one).split(".")[0] == "torch" for one in script.inside(statement, ast.Name)
+        ):
             break  # work has begun; an import that comes later is too late for the runtime
     return last
 
@@ -147,7 +148,7 @@ def _redraws(context: Context) -> bool:
     script = context.script
     files = {
         path
-        for name in script.imports.values()
+        for name in script.file.names.imported
         if script.folder is not None
         for path in candidates(script.folder, script.folder, name)
     }
@@ -156,7 +157,7 @@ def _redraws(context: Context) -> bool:
         if len(written) < 3 or written[-2] != "dataset":
             continue
         name = written[-1]
-        texts = [script.code(one) for one in script.functions_all if one.name == name]
+        texts = [script.code(one) for one in script.functions if one.name == name]
         for path in sorted(files):
             texts += [script.other(path).code(one) for one in script.functions_in(path, name)]
         if any(re.search(r"\b(np|numpy)\.random\.", text) for text in texts):
@@ -177,4 +178,4 @@ def _works_at_import(context: Context) -> bool:
 
 def _documents(statement: ast.AST) -> bool:
     """A docstring, or an import from the future."""
-    return isinstance(statement, ast.Expr) and text_of(statement.value) is not None
+    return isinstance(statement, ast.Expr) and string(statement.value) is not None

@@ -193,7 +193,7 @@ def _by_the_clock(context: Context) -> None:
 def _ratios(context: Context) -> None:
     """A loss of the script's own that divides sums over the whole batch, as Dice does."""
     script = context.script
-    for function in script.functions_all:
+    for function in script.functions:
         owner = script.owner(function)
         names = [function.name, owner.name if isinstance(owner, ast.ClassDef) else ""]
         if not any(_OF_LOSSES.search(name) for name in names):
