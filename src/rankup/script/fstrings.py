@@ -16,12 +16,9 @@ def correct(tree: ast.Module, text: str, offset: _Offset) -> None:
     """Give the nodes within f-strings the positions that Python 3.12 and later give them."""
     if sys.version_info >= (3, 12):
         return
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
+    for node in ast.walk(tree):  # outer ones first
         if isinstance(node, ast.JoinedStr):
             _correct_string(node, text, offset)
-        waiting.extend(ast.iter_child_nodes(node))
 
 
 def _correct_string(node: ast.JoinedStr, text: str, offset: _Offset) -> None:
@@ -120,14 +117,11 @@ def _move(value: ast.expr, text: str, start: int, end: int) -> None:
     begin = max(text.rfind("\n", 0, start), text.rfind("\r", 0, start)) + 1
     column = len(text[begin:start].encode())
     parsed = ast.parse(f"({text[start:end]})", mode="eval").body
+    if parsed.col_offset == 0 and parsed.lineno == 1:  # a tuple without parentheses of its own
+        parsed.col_offset, parsed.end_col_offset = 1, (parsed.end_col_offset or 1) - 1
     for one, other in zip(ast.walk(value), ast.walk(parsed), strict=True):
-        for name in ("lineno", "end_lineno"):
-            if hasattr(other, name):
-                number = getattr(other, name)
-                setattr(one, name, number + line)
-                if number == 1:
-                    place = "col_offset" if name == "lineno" else "end_col_offset"
-                    setattr(one, place, getattr(other, place) + column - 1)
-                else:
-                    place = "col_offset" if name == "lineno" else "end_col_offset"
-                    setattr(one, place, getattr(other, place))
+        for row, place in (("lineno", "col_offset"), ("end_lineno", "end_col_offset")):
+            if hasattr(other, row):
+                first = getattr(other, row) == 1
+                setattr(one, row, getattr(other, row) + line)
+                setattr(one, place, getattr(other, place) + (column - 1 if first else 0))
