@@ -6,9 +6,11 @@ import ast
 
 from ...script.flow import call_name, given, literal
 from ...script.names import Function, walk
+from ...script.torch_names import LOADER_WRAPPERS
 from .script import Script, Where
 
-_UNPACKED = {"enumerate", "tqdm", "trange", "iter", "islice", "cycle", "track", "progress_bar"}
+# `zip` and `chain` have several.
+_UNPACKED = LOADER_WRAPPERS - {"zip", "chain", "shard"}
 
 
 def unpacked(script: Script, expression: ast.expr) -> ast.expr:

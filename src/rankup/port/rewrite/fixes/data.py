@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 
 from ....script.flow import argument, given
+from ....script.loops import no_grad
+from ....script.loops import without_gradients as decorated
 from ....script.names import Function, walk
 from ....script.roles import LoopNode
 from ...rules.facts import integer
 from ..context import Context
-from ..expressions import heads_of
 from ..script import ForNode
 from ..training import Loop
 
@@ -183,8 +184,7 @@ def without_gradients(context: Context, node: ast.AST) -> bool:
     """Whether a statement stands under `torch.no_grad()` or `inference_mode()`."""
     script = context.script
     for parent in script.above(node):
-        heads = [script.code(one) for one in heads_of(parent)]
-        if any("no_grad" in head or "inference_mode" in head for head in heads):
+        if no_grad(parent) or (isinstance(parent, Function) and decorated(parent)):
             return True
         if isinstance(parent, Function):
             calls = script.calls_of.get(parent, [])

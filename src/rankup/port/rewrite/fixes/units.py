@@ -6,8 +6,9 @@ import ast
 import re
 from dataclasses import dataclass
 
-from ....script.flow import argument, given
+from ....script.flow import argument
 from ....script.names import Function
+from ...rules.masked import counted_by
 from ..context import Context
 from ..expressions import words
 from ..training import Loop
@@ -94,9 +95,8 @@ def masked(
     script = context.script
     found = [one for call in script.inside(expression, ast.Call) if (one := _masked(context, call))]
     for division in script.inside(expression, ast.BinOp):
-        over = _summed(context, division.right)
-        top = script.code(division.left)
-        if isinstance(division.op, ast.Div) and over and over in top and ".sum(" in top:
+        over = counted_by(script.file, division)
+        if over:
             units = script.code(division.right)
             found.append(Masked(division, units if re.fullmatch(r"[\w.\[\]]+", over) else ""))
     if found or depth > 3:
@@ -109,15 +109,6 @@ def masked(
             if value is not expression and name not in script.inside(value, ast.Name):
                 found += masked(context, value, loop, depth + 1)
     return found
-
-
-def _summed(context: Context, value: ast.expr) -> str:
-    """The text of X in `X.sum()`, `X.sum().clamp(min=1)`; else empty."""
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-        if value.func.attr == "sum" and not given(value):
-            return context.script.code(value.func.value)
-        value = value.func.value
-    return ""
 
 
 def _masked(context: Context, call: ast.Call) -> Masked | None:
