@@ -8,6 +8,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 _Offset = Callable[[int, int], int]  # of a line and a column in bytes, as `ast` has them
 
@@ -18,7 +19,9 @@ def correct(tree: ast.Module, text: str, offset: _Offset) -> None:
         return
     for node in ast.walk(tree):  # outer ones first
         if isinstance(node, ast.JoinedStr):
-            _correct_string(node, text, offset)
+            # What this reader does not know keeps the positions that Python has counted.
+            with suppress(SyntaxError, ValueError, IndexError, tokenize.TokenError):
+                _correct_string(node, text, offset)
 
 
 def _correct_string(node: ast.JoinedStr, text: str, offset: _Offset) -> None:

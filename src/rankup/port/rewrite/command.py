@@ -15,6 +15,27 @@ from ...script.names import RUNTIME
 from ...script.source import read
 from .ported import Ported, port
 
+_ROOM = Path(__file__).resolve().parents[2] / "runtime"
+_NAMES = '''"""The runtime of rankup {version}, copied by `rankup port --vendor`; needs torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {{
+{names}
+}}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {{__name__!r}} has no attribute {{name!r}}")
+    value = getattr(importlib.import_module(f".{{_HOME[name]}}", __name__), name)
+    globals()[name] = value
+    return value
+'''
+
 
 def port_file(
     path: Path,
@@ -129,28 +150,6 @@ def _bytes(path: Path, ported: Ported) -> bytes:
     mark = b"\xef\xbb\xbf" if file.data.startswith(b"\xef\xbb\xbf") else b""
     encoding = "utf-8" if mark else file.encoding
     return mark + ported.text.encode(encoding)
-
-
-_ROOM = Path(__file__).resolve().parents[2] / "runtime"
-_NAMES = '''"""The runtime of rankup {version}, copied by `rankup port --vendor`; needs torch."""
-
-from __future__ import annotations
-
-import importlib
-from typing import Any
-
-_HOME = {{
-{names}
-}}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {{__name__!r}} has no attribute {{name!r}}")
-    value = getattr(importlib.import_module(f".{{_HOME[name]}}", __name__), name)
-    globals()[name] = value
-    return value
-'''
 
 
 def copy_runtime(folder: Path) -> Path:

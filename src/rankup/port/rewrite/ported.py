@@ -26,6 +26,9 @@ from .split import Split, Unsplit, plan
 from .training import Training
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
+_EXAMPLE = 4
+_TRAINING = {"fit", "fit_one_cycle", "fine_tune", "fit_flat_cos", "fit_sgdr"}
+_CONTEXT = "with {learner}.distrib_ctx():"
 
 
 @dataclass(frozen=True)
@@ -246,9 +249,6 @@ def _compile(path: Path, text: str, original: str) -> None:
         ) from None
 
 
-_EXAMPLE = 4
-
-
 def effective(context: Context) -> None:
     """Say what the effective batch is, and what two rules would make of the learning rate."""
     script = context.script
@@ -284,10 +284,6 @@ def effective(context: Context) -> None:
             f"GPUs, the square-root rule (Adam) {text} x sqrt(GPUs){numbers}",
             comment=False,
         )
-
-
-_TRAINING = {"fit", "fit_one_cycle", "fine_tune", "fit_flat_cos", "fit_sgdr"}
-_CONTEXT = "with {learner}.distrib_ctx():"
 
 
 def port_learner(context: Context, path: Path) -> Context:

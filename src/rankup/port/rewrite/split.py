@@ -33,6 +33,7 @@ _BEFORE = {
 _ASKING = {"print", "isinstance", "type", "id", "str", "repr", "hasattr", "callable"}
 _VALUES = {"weight", "bias", "data", "grad"}
 _BY_HAND = "by hand: rankup.save_full_model(model, path, optimizer) and rankup.load_full_model"
+_TAKEN = ("model", "optimizer", "path", "copies")  # parameters of save_full_model
 
 
 @dataclass(frozen=True)
@@ -296,9 +297,6 @@ def _opened(script: Script, value: ast.expr) -> bool:
         if isinstance(one, ast.With | ast.AsyncWith)
         for item in one.items
     )
-
-
-_TAKEN = ("model", "optimizer", "path", "copies")  # parameters of save_full_model
 
 
 def loaded(script: Script, call: ast.Call) -> str | None:

@@ -8,6 +8,7 @@ import re
 from ....script.flow import argument, given
 from ....script.roles import LoopNode
 from ...rules.facts import string
+from ...rules.saving import CHANGERS
 from ..context import Context
 from ..expressions import words
 from .beside import saved_elsewhere, written_elsewhere
@@ -32,7 +33,6 @@ _OWN_SAMPLES = (
     "each rank writes what its own samples need, maybe two of them the same file: make all of it "
     "before the job"
 )
-_CHANGERS = {"shutil.rmtree", "os.remove", "os.unlink", "os.rename", "shutil.move", "os.replace"}
 
 
 def save(context: Context) -> None:
@@ -129,7 +129,7 @@ def root_writes(context: Context) -> None:
                     )
             elif not name.endswith(".dump"):  # into a file that is opened elsewhere
                 context.leave(call, _BY_ALL)
-        elif name in _CHANGERS and context.only_root(call):
+        elif name in CHANGERS and context.only_root(call):
             context.after(script.statement(call), "rankup.barrier()")
             context.done(call, "rank 0 alone changes files; the others wait")
     written_elsewhere(context, _WRITERS | {"torch.save"}, _WRITING_METHODS)
