@@ -15,7 +15,7 @@ from typing import TypeVar
 from ...script.flow import Flow, argument
 from ...script.names import Function, children, walk
 from ...script.roles import LoopNode
-from ...script.source import File, candidates, local_modules, read
+from ...script.source import File, candidates, read
 
 Node = TypeVar("Node", bound=ast.AST)
 Scope = Function | ast.Module
@@ -37,7 +37,7 @@ class Script:
         self.parents = file.names.parents
         self.code, self.above, self.all = file.code, file.names.up, file.names.all
         self.functions = file.names.functions
-        self.flow = Flow([file, *local_modules(file)])
+        self.flow = Flow([file])  # only what is defined here can be edited
         self._beside: dict[str, Path | None] = {}
         self._files: dict[Path, File] = {}
 
