@@ -12,19 +12,23 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import libcst as cst
-from libcst.metadata import (
-    MetadataWrapper,
-    ParentNodeProvider,
-    PositionProvider,
-    QualifiedNameProvider,
-    ScopeProvider,
+from common import (
+    BENCH,
+    claim,
+    enter_environment,
+    machine,
+    median,
+    paired,
+    parse_effort,
+    spread,
+    table,
+    take_turns,
 )
-
-from common import claim, machine, median, paired, parse_effort, spread, table, take_turns
 from rankup.port.check import check_python
 from rankup.script.source import from_bytes
 
+VENV = BENCH / ".venv-check"
+PEERS = ("libcst==1.9.0",)
 _STEP = '''
 
 def train_{k}(model, loader, optimizer, device, epoch):
@@ -64,9 +68,16 @@ def ours() -> None:
 
 
 def peer() -> None:
-    wrapper = MetadataWrapper(cst.parse_module(TEXT), unsafe_skip_copy=True)
-    providers = (PositionProvider, ParentNodeProvider, ScopeProvider, QualifiedNameProvider)
-    for provider in providers:
+    import libcst
+    from libcst import metadata
+
+    wrapper = metadata.MetadataWrapper(libcst.parse_module(TEXT), unsafe_skip_copy=True)
+    for provider in (
+        metadata.PositionProvider,
+        metadata.ParentNodeProvider,
+        metadata.ScopeProvider,
+        metadata.QualifiedNameProvider,
+    ):
         wrapper.resolve(provider)
 
 
@@ -79,6 +90,7 @@ def rate(contestant: Callable[[], None]) -> float:
 
 def main() -> None:
     effort = parse_effort(__doc__ or "")
+    enter_environment(VENV, PEERS, torch=False)
     print(machine("libcst") + "\n")
     contestants = {"rankup check": partial(rate, ours), "LibCST": partial(rate, peer)}
     rates = take_turns(contestants, effort.rounds)

@@ -373,3 +373,61 @@ def test_a_comment_in_parentheses_is_left_alone(tmp_path: Path) -> None:
         "print(total / 3)\n",
     )
     assert "# mean (of batch)" in port(_script(tmp_path, text)).text
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        'f"{loss.item():.3f}"',
+        '"Zeile ü" f"{{}} {epoch!r} {loss.item():>{epoch + 1}}" \'x\'',
+        'f"""{epoch}\n  {\n    loss.item()\n  }"""',
+        "f'{loss.item()=}'",
+        'f"{[loss.item(), {1: 2}][0]}"',
+    ],
+)
+def test_what_an_f_string_says_is_found_at_its_place(written: str, tmp_path: Path) -> None:
+    """Python 3.11 and earlier count positions there wrongly."""
+    text = SCRIPT.replace("net = ", "epoch = 1\nnet = ") + f"    print({written})\n"
+    for newline in ("\n", "\r\n"):
+        path = tmp_path / "train.py"
+        path.write_bytes(text.replace("\n", newline).encode())
+        expected = written.replace("loss.item()", "rankup.batch_mean(loss.item())")
+        assert f"print({expected})".replace("\n", newline) in port(path).text
+
+
+def test_what_stands_on_one_row_is_changed_alone(tmp_path: Path) -> None:
+    line = 'import os; os.environ["CUDA_VISIBLE_DEVICES"] = "0"; seed = 1\n'
+    ported = port(_script(tmp_path, SCRIPT.replace("net = ", f"{line}net = ")))
+    assert "import os; pass; seed = 1\n" in ported.text
+
+
+def test_a_method_is_known_by_the_class_of_what_it_is_called_on(tmp_path: Path) -> None:
+    """Two classes have a `train`, and one of them trains."""
+    text = """import torch
+from torch.utils.data import DataLoader
+
+
+class Other:
+    def train(self):
+        pass
+
+
+class Trainer:
+    def __init__(self, net, loader):
+        self.net, self.loader = net, loader
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def train(self):
+        for x in self.loader:
+            self.net(x).mean().backward()
+            self.optimizer.step()
+        torch.save(self.net.state_dict(), "net.pt")
+
+
+net = torch.nn.Linear(2, 1)
+trainer = Trainer(net, DataLoader(torch.randn(8, 2), batch_size=4))
+trainer.train()
+net.load_state_dict(torch.load("net.pt"))
+"""
+    ported = port(_script(tmp_path, text)).text
+    assert "rankup.barrier()\nnet.load_state_dict(" in ported

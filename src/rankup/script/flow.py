@@ -114,6 +114,11 @@ class Flow:
                     return found[0], found[1]
         return None
 
+    def method(self, file: File, receiver: ast.AST, name: str) -> tuple[File, Function] | None:
+        """The method of these files that `receiver.name` is, by the class of the receiver."""
+        owner = self.class_of(file, receiver)
+        return self._method(*owner, name) if owner is not None else None
+
     def _family(self, file: File, owner: ast.ClassDef) -> Iterator[tuple[File, ast.ClassDef]]:
         """A class and the classes of these files that it inherits from."""
         waiting, seen = [(file, owner)], {owner}

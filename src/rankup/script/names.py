@@ -135,6 +135,11 @@ class Names:
                 return at, []
             at = self._scopes[at]
 
+    @property
+    def scopes(self) -> list[Scope]:
+        """All scopes: the module, its classes and functions, and comprehensions."""
+        return list(self._bound)
+
     def members(self, scope: Scope) -> dict[str, list[Binding]]:
         """The names bound in a scope: a module's globals, a class's methods."""
         return self._bound[scope].names

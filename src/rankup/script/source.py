@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..base.text import clean
+from . import fstrings
 from .names import Names
 
 # A file without any of these words trains nothing, and is not parsed.
@@ -66,7 +67,10 @@ class File:
 
     @cached_property
     def _parsed(self) -> ast.Module | ParseError:
-        return self.unreadable or _parse(self.text)
+        parsed = self.unreadable or _parse(self.text)
+        if isinstance(parsed, ast.Module):
+            fstrings.correct(parsed, self.text, self._offset)
+        return parsed
 
     @property
     def error(self) -> ParseError | None:
@@ -95,7 +99,7 @@ class File:
         return tuple(_LINE_END.split(self.text))
 
     @cached_property
-    def _starts(self) -> tuple[int, ...]:
+    def starts(self) -> tuple[int, ...]:
         """Where in the text each line begins."""
         return (0, *(match.end() for match in _LINE_END.finditer(self.text)))
 
@@ -115,7 +119,7 @@ class File:
         """Line and column of a node's begin, both from 1."""
         line: int = node.lineno  # type: ignore[attr-defined]
         start = self._offset(line, node.col_offset)  # type: ignore[attr-defined]
-        return line, start - self._starts[line - 1] + 1
+        return line, start - self.starts[line - 1] + 1
 
     def last_line(self, node: ast.AST) -> int:
         """The line in which a node ends, from 1."""
@@ -131,9 +135,8 @@ class File:
         """The place in the text of what `ast` counts in bytes of UTF-8 within a line."""
         text = self.lines[line - 1]
         if not text.isascii():
-            # Within f-strings Python 3.11 and earlier may count wrongly.
             column = len(text.encode()[:column].decode(errors="ignore"))
-        return self._starts[line - 1] + column
+        return self.starts[line - 1] + column
 
 
 def read(path: Path) -> File:

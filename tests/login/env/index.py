@@ -14,7 +14,7 @@ from rankup.login.env.wheel import facts
 # What rankup needs on every Python; each is there as an empty package.
 _DEPENDENCIES = (
     *("typer", "rich", "numpy", "psutil", "xxhash", "nvidia-ml-py"),
-    *("h5py", "pyarrow", "jinja2", "matplotlib", "orjson", "plotly", "libcst"),
+    *("h5py", "pyarrow", "jinja2", "matplotlib", "orjson", "plotly"),
 )
 
 

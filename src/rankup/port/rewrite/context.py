@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import libcst as cst
-
-from .edits import Edits, Span
+from ...script.flow import argument
+from .edits import Edits
 from .script import Script
 from .training import Loop, Training
 
@@ -61,7 +61,7 @@ class Context:
     notes: list[Note] = field(default_factory=list)
     fix: str = ""
     split: Split | None = None
-    derived: dict[cst.CSTNode, set[str]] = field(default_factory=dict)
+    derived: dict[ast.AST, set[str]] = field(default_factory=dict)
 
     def dealt(self, loop: Loop) -> bool:
         """Whether the ranks have different batches in a loop.
@@ -73,7 +73,7 @@ class Context:
         loader = self.training.loader_of(loop.source)
         return loader is not None and not self.one_by_one(loader)
 
-    def serves_both(self, loader: cst.CSTNode) -> bool:
+    def serves_both(self, loader: ast.AST) -> bool:
         """Whether a loop that trains and evaluates goes over a loader."""
         return any(
             one is loader or one in self.script.above(loader)
@@ -82,22 +82,22 @@ class Context:
             for one in self.training.loaders_of(loop)
         )
 
-    def one_by_one(self, loader: cst.CSTNode) -> bool:
+    def one_by_one(self, loader: ast.AST) -> bool:
         """Whether a loader only evaluates, in batches of one sample."""
         script, training = self.script, self.training
-        if self.split is not None or not isinstance(loader, cst.Call):
+        if self.split is not None or not isinstance(loader, ast.Call):
             return False
-        size = script.argument(loader, "batch_size", 1)
-        if size is None or script.code(size.value) != "1":
+        size = argument(loader, "batch_size", 1)
+        if size is None or script.code(size) != "1":
             return False
         loops = [one for one in training.loops if loader in training.loaders_of(one)]
         return bool(loops) and not any(one.trains for one in loops)
 
-    def done(self, node: cst.CSTNode | None, text: str) -> None:
+    def done(self, node: ast.AST | None, text: str) -> None:
         """Report what the present fix did."""
         self.notes.append(Note(self.script.line(node) if node else 0, text, self.fix))
 
-    def leave(self, node: cst.CSTNode | None, text: str, *, comment: bool = True) -> None:
+    def leave(self, node: ast.AST | None, text: str, *, comment: bool = True) -> None:
         """Leave something for a person: a comment at the place, and a line in the report."""
         line = self.script.line(node) if node else 0
         note = Note(line, text)
@@ -105,71 +105,76 @@ class Context:
             return
         self.notes.append(note)
         if node is not None and comment:
-            statement = self.script.statement(node)
-            start = self.script.span(statement).start
-            if self.edits.first_on_line(start):
+            start = self.script.span(self.script.statement(node))[0]
+            if self.script.first_on_line(start):
                 self.edits.lines_before(start, f"# rankup: {text}")
 
-    def around(self, node: cst.CSTNode, before: str, after: str = ")") -> None:
+    def around(self, node: ast.AST, before: str, after: str = ")") -> None:
         """Put a call around an expression."""
         self.edits.around(self.script.whole(node), before, after)
 
-    def replace(self, node: cst.CSTNode, text: str) -> None:
+    def replace(self, node: ast.AST, text: str) -> None:
         """Other text for an expression, where no other fix has changed it."""
         span = self.script.span(node)
         if not self.edits.taken(span):
             self.edits.replace(span, text)
 
-    def before(self, node: cst.CSTNode, *lines: str) -> None:
+    def before(self, node: ast.AST, *lines: str) -> None:
         """Whole lines before the statement that holds a node."""
-        self.edits.lines_before(self.script.span(self.script.statement(node)).start, *lines)
+        self.edits.lines_before(self.script.span(self.script.statement(node))[0], *lines)
 
-    def after(self, statement: cst.CSTNode, *lines: str) -> None:
+    def after(self, statement: ast.AST, *lines: str) -> None:
         """Whole lines after a statement, at its indentation."""
-        span = self.script.span(statement)
-        self.edits.lines_after(span.end, self.edits.indent(span.start), *lines)
+        row = self.script.row(statement)
+        indent = self.edits.indent(self.script.span(row[0])[0])
+        self.edits.lines_after(self.script.span(row[-1])[1], indent, *lines)
 
-    def remove(self, statement: cst.CSTNode) -> None:
+    def remove(self, statement: ast.AST) -> None:
         """Take a statement of its own lines out; `pass` where its block would be empty."""
-        span = self.script.span(statement)
-        if len(self.script.block(statement)) == 1 or not self._alone(span):
-            self.edits.replace(span, "pass")
+        start, end = self.script.span(statement)
+        text = self.script.text
+        alone = self.script.row(statement) == [statement] and self.script.first_on_line(start)
+        if len(self.script.block(statement)) == 1 or not alone:
+            self.edits.replace((start, end), "pass")
             return
-        text, start, end = self.script.text, span.start, span.end
         while start and text[start - 1] in " \t":
             start -= 1
         while end < len(text) and text[end] not in "\r\n":
             end += 1
         end += 2 if text[end : end + 2] == "\r\n" else 1
-        self.edits.replace(Span(start, min(end, len(text))), "")
+        self.edits.replace((start, min(end, len(text))), "")
 
-    def only_root(self, call: cst.Call) -> bool:
+    def alone(self, call: ast.Call) -> ast.Expr | None:
+        """The statement that is this call and has its lines to itself; None where there is none."""
+        only = self.script.parents[call]
+        if not isinstance(only, ast.Expr) or self.script.row(only) != [only]:
+            return None
+        return only if self.script.first_on_line(self.script.span(only)[0]) else None
+
+    def only_root(self, call: ast.Call) -> bool:
         """Let rank 0 alone run a statement that is one call; False where it is more than that."""
-        statement = self.script.statement(call)
-        if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
-            return False
-        only = statement.body[0]
-        if not isinstance(only, cst.Expr) or only.value is not call:
-            return False
-        self.edits.insert(self.script.span(statement).start, "if rankup.is_root_process(): ")
-        return True
+        only = self.alone(call)
+        if only is not None:
+            self.edits.insert(self.script.span(only)[0], "if rankup.is_root_process(): ")
+        return only is not None
 
-    def indented(self, statement: cst.CSTNode, head: str) -> None:
+    def indented(self, statement: ast.AST, head: str) -> None:
         """Put a statement into a block of its own, `with …:`."""
-        lines = self.script.lines(statement)
-        self.edits.lines_before(self.script.span(statement).start, head)
+        row = self.script.row(statement)
+        first, last = self.script.line(row[0]), self.script.file.last_line(row[-1])
+        self.edits.lines_before(self.script.span(row[0])[0], head)
         keep: set[int] = set()
-        for kind in (cst.SimpleString, cst.FormattedString, cst.ConcatenatedString):
-            for text in self.script.inside(statement, kind):
-                keep |= set(self.script.lines(text)[1:])
-        # LibCST lets a block end on its own last line, or on the one behind it.
-        body = self.script.text[: self.script.span(statement).end].rstrip()
-        last = max(lines[0], self.edits.line(len(body) - 1))
-        self.edits.indent_lines(lines[0], last, self.script.module.default_indent, keep)
+        for text in self.script.inside(row, ast.Constant, ast.JoinedStr):
+            if not isinstance(text, ast.Constant) or isinstance(text.value, str | bytes):
+                keep |= {*range(self.script.line(text) + 1, self.script.file.last_line(text) + 1)}
+        self.edits.indent_lines(first, last, self._indentation, keep)
 
-    def _alone(self, span: Span) -> bool:
-        text, end = self.script.text, span.end
-        while end < len(text) and text[end] in " \t":
-            end += 1
-        tail = end >= len(text) or text[end] in "\r\n#"
-        return self.edits.first_on_line(span.start) and tail
+    @property
+    def _indentation(self) -> str:
+        """What the script indents a block by."""
+        for owner in self.script.inside(self.script.tree, ast.stmt):
+            body = getattr(owner, "body", None)
+            if body and self.script.first_on_line(self.script.span(body[0])[0]):
+                outer = self.edits.indent(self.script.span(owner)[0])
+                return self.edits.indent(self.script.span(body[0])[0]).removeprefix(outer)
+        return "    "

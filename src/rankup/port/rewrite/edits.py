@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 
-from libcst.metadata import CodeRange
-
-
-@dataclass(frozen=True)
-class Span:
-    """Characters `start` to `end` (exclusive) of the text."""
-
-    start: int
-    end: int
+from ...script.source import File
+from .script import Span
 
 
 @dataclass(frozen=True)
@@ -27,39 +21,25 @@ class _Edit:
 class Edits:
     """Insertions and replacements in one text, applied together.
 
-    Insertions may nest: `open(span, "f(", ")")` puts a call around an expression, also around one
-    that other edits change inside.
+    Insertions may nest: `around(span, "f(", ")")` puts a call around an expression, also around one
+    that other edits change inside. What stands inside a replacement is dropped with it.
     """
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, file: File) -> None:
+        self.text = file.text
         self._edits: list[_Edit] = []
-        self._starts = _line_starts(text)
-        self.newline = "\r\n" if "\r\n" in text else "\n"
-
-    def span(self, place: CodeRange) -> Span:
-        """Where a LibCST node stands."""
-        return Span(
-            self._starts[place.start.line - 1] + place.start.column,
-            self._starts[place.end.line - 1] + place.end.column,
-        )
+        self._starts = file.starts
+        self.newline = "\r\n" if "\r\n" in file.text else "\n"
 
     def line(self, offset: int) -> int:
         """The number, from 1, of the line of a place."""
-        low, high = 0, len(self._starts)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._starts[middle] <= offset:
-                low = middle
-            else:
-                high = middle
-        return low + 1
+        return bisect.bisect_right(self._starts, offset)
 
     def around(self, span: Span, before: str, after: str) -> None:
         """Text in front of an expression and behind it."""
-        size = span.end - span.start
-        self._add(span.start, span.start, before, (2, -size))
-        self._add(span.end, span.end, after, (0, size))
+        start, end = span
+        self._add(start, start, before, (2, start - end))
+        self._add(end, end, after, (0, end - start))
 
     def insert(self, offset: int, text: str) -> None:
         """Text at one place, inside whatever is put around there."""
@@ -71,21 +51,20 @@ class Edits:
         Raises:
             ValueError: it overlaps another replacement.
         """
-        for edit in self._edits:
-            if edit.start < span.end and span.start < edit.end:
-                raise ValueError("two changes of one place")
-        self._add(span.start, span.end, text, (3, 0))
+        start, end = span
+        if any(edit.start < end and start < edit.end for edit in self._edits):
+            raise ValueError("two changes of one place")
+        self._add(start, end, text, (3, 0))
 
     def taken(self, span: Span) -> bool:
         """Whether a replacement touches it already."""
-        return any(
-            e.end > e.start and e.start < span.end and span.start < e.end for e in self._edits
-        )
+        start, end = span
+        return any(e.end > e.start and e.start < end and start < e.end for e in self._edits)
 
     def lines_before(self, offset: int, *lines: str) -> None:
         """Whole lines in front of the line of a place, indented as it is."""
         start = self._starts[self.line(offset) - 1]
-        indent = _indent(self.text[start:])
+        indent = self.indent(offset)
         text = "".join(indent + line + self.newline for line in lines)
         self._add(start, start, text, (-1, len(self._edits)))
 
@@ -109,11 +88,8 @@ class Edits:
 
     def indent(self, offset: int) -> str:
         """The indentation of the line of a place."""
-        return _indent(self.text[self._starts[self.line(offset) - 1] :])
-
-    def first_on_line(self, offset: int) -> bool:
-        """Whether nothing but indentation stands before a place in its line."""
-        return not self.text[self._starts[self.line(offset) - 1] : offset].strip()
+        line = self.text[self._starts[self.line(offset) - 1] :]
+        return line[: len(line) - len(line.lstrip(" \t\f"))]
 
     def apply(self) -> str:
         """The changed text."""
@@ -130,19 +106,3 @@ class Edits:
 
     def _add(self, start: int, end: int, text: str, order: tuple[int, int]) -> None:
         self._edits.append(_Edit(start, end, text, order))
-
-
-def _line_starts(text: str) -> list[int]:
-    """Where lines start, as LibCST counts them: an end of line is one of three."""
-    starts, at = [0], 0
-    while at < len(text):
-        if text[at] == "\r" and text[at + 1 : at + 2] == "\n":
-            at += 1
-        if text[at] in "\r\n":
-            starts.append(at + 1)
-        at += 1
-    return starts
-
-
-def _indent(text: str) -> str:
-    return text[: len(text) - len(text.lstrip(" \t\f"))] if text else ""

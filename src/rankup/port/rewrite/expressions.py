@@ -4,45 +4,41 @@ from __future__ import annotations
 
 import ast
 
-import libcst as cst
+from ...script.flow import call_name, given, literal
+from ...script.names import Function, walk
+from ...script.torch_names import LOADER_WRAPPERS
+from .script import Script, Where
 
-from ...script.flow import call_name
-from ...script.names import walk
-from .script import Script
-
-_UNPACKED = {"enumerate", "tqdm", "trange", "iter", "islice", "cycle", "track", "progress_bar"}
+# `zip` and `chain` have several.
+_UNPACKED = LOADER_WRAPPERS - {"zip", "chain", "shard"}
 
 
-def unpacked(script: Script, expression: cst.BaseExpression) -> cst.BaseExpression:
+def unpacked(script: Script, expression: ast.expr) -> ast.expr:
     """What `enumerate(tqdm(loader))` goes over."""
-    while isinstance(expression, cst.Call) and expression.args:
+    while isinstance(expression, ast.Call) and given(expression):
         if script.dotted(expression.func).split(".")[-1] not in _UNPACKED:
             break
-        expression = expression.args[0].value
+        expression = given(expression)[0]
     return expression
 
 
-def sized(script: Script, expression: cst.CSTNode) -> bool:
+def sized(script: Script, expression: ast.AST) -> bool:
     """Whether an expression is a number of samples or a value, no longer a batch."""
     code = script.code(expression)
     ends = (".item()", ".size(0)", ".shape[0]", ".numel()")
     return code.endswith(ends) or code.startswith(("len(", "float(", "int("))
 
 
-def root_name(expression: cst.CSTNode) -> str | None:
+def root_name(expression: ast.AST) -> str | None:
     """`a` of `a.b[0].c`."""
-    while isinstance(expression, cst.Attribute | cst.Subscript):
+    while isinstance(expression, ast.Attribute | ast.Subscript):
         expression = expression.value
-    return expression.value if isinstance(expression, cst.Name) else None
+    return expression.id if isinstance(expression, ast.Name) else None
 
 
-def attribute(call: cst.Call) -> str:
-    return call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
-
-
-def targets_of(target: cst.CSTNode) -> list[cst.CSTNode]:
-    if isinstance(target, cst.Tuple | cst.List):
-        return [one for element in target.elements for one in targets_of(element.value)]
+def targets_of(target: ast.AST) -> list[ast.AST]:
+    if isinstance(target, ast.Tuple | ast.List):
+        return [one for element in target.elts for one in targets_of(element)]
     return [target]
 
 
@@ -51,28 +47,25 @@ def loader_like(code: str) -> bool:
     return "loader" in last or last in ("get_data", "get_dls", "build_dl", "get_dl")
 
 
-def loss_names(script: Script, call: cst.Call) -> set[str]:
+def loss_names(script: Script, call: ast.Call) -> set[str]:
     """`loss` of `loss.backward()`, `scaler.scale(loss / n).backward()` and the like."""
-    start = call.func.value if isinstance(call.func, cst.Attribute) else call
-    if call.args and isinstance(start, cst.Name) and start.value in ("torch", "manager"):
+    start = call.func.value if isinstance(call.func, ast.Attribute) else call
+    if given(call) and isinstance(start, ast.Name) and start.id in ("torch", "manager"):
         start = call
     names = set()
-    for name in script.inside(start, cst.Name):
+    for name in script.inside(start, ast.Name):
         parent = script.parents.get(name)
-        if isinstance(parent, cst.Attribute) and parent.attr is name:
-            continue
-        if isinstance(parent, cst.Call) and parent.func is name:
-            continue
-        names.add(name.value)
+        if not (isinstance(parent, ast.Call) and parent.func is name):
+            names.add(name.id)
     return names - {"scaler", "self", "torch", "amp"}
 
 
-def trains_elsewhere(script: Script, call: cst.Call) -> bool:
+def trains_elsewhere(script: Script, call: ast.Call) -> bool:
     """Whether a call runs a function of another file in the folder that calls backward."""
     path = script.beside(call)
     if path is None:
         return False
-    if ".backward(" not in script.file(path).text:
+    if ".backward(" not in script.other(path).text:
         return False
     name = script.dotted(call.func).split(".")[-1]
     return any(
@@ -82,21 +75,21 @@ def trains_elsewhere(script: Script, call: cst.Call) -> bool:
     )
 
 
-def heads_of(node: cst.CSTNode) -> list[cst.BaseExpression]:
+def heads_of(node: ast.AST) -> list[ast.expr]:
     """What a `with` enters, or what decorates a function."""
-    if isinstance(node, cst.With):
-        return [item.item for item in node.items]
-    return [one.decorator for one in node.decorators] if isinstance(node, cst.FunctionDef) else []
+    if isinstance(node, ast.With | ast.AsyncWith):
+        return [item.context_expr for item in node.items]
+    return node.decorator_list if isinstance(node, Function) else []
 
 
-def turns_gradients_off(script: Script, node: cst.CSTNode) -> bool:
+def turns_gradients_off(script: Script, node: ast.AST) -> bool:
     """Whether what stands in a `with`, or a function, may run without gradients."""
     heads = heads_of(node)
-    names = {one.value for one in heads if isinstance(one, cst.Name)}
+    names = {one.id for one in heads if isinstance(one, ast.Name)}
     heads += [  # `context = torch.no_grad() if … else …`
         one.value
-        for one in script.all(cst.Assign)
-        if names and script.code(one.targets[0].target) in names
+        for one in script.all(ast.Assign)
+        if names and script.code(one.targets[0]) in names
     ]
     texts = [script.code(head) for head in heads]
     return any(
@@ -106,10 +99,22 @@ def turns_gradients_off(script: Script, node: cst.CSTNode) -> bool:
     )
 
 
-def read(script: Script, node: cst.CSTNode) -> set[str]:
-    """The names that an expression reads, not those of attributes: `outputs` of `outputs.loss`."""
-    return {
-        one.value
-        for one in script.inside(node, cst.Name)
-        if not (isinstance(up := script.parents.get(one), cst.Attribute) and up.attr is one)
-    }
+def read(*nodes: ast.AST) -> set[str]:
+    """The names that expressions read, not those of attributes: `outputs` of `outputs.loss`."""
+    return {one.id for one in walk(*nodes) if isinstance(one, ast.Name)}
+
+
+def words(where: Where) -> set[str]:
+    """All names in a node or a block, those of attributes and of keywords, too."""
+    found = set()
+    for one in walk(*([where] if isinstance(where, ast.AST) else where)):
+        match one:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                found.add(name)
+            case ast.keyword(arg=str(name)):
+                found.add(name)
+    return found
+
+
+def number(node: ast.AST | None) -> bool:
+    return type(literal(node)) in (int, float)

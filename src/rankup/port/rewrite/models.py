@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from dataclasses import dataclass
 
-import libcst as cst
-
+from ...script.flow import given
+from ...script.models import is_optimizer_call
+from ...script.names import Function
 from .expressions import root_name
 from .script import Scope, Script
 
@@ -25,17 +26,16 @@ class Model:
 
     name: str
     scope: Scope
-    made: tuple[cst.CSTNode, ...]
+    made: tuple[ast.AST, ...]
 
 
-def makes_optimizer(script: Script, call: cst.Call) -> bool:
+def makes_optimizer(script: Script, call: ast.Call) -> bool:
     """Whether a call makes an optimizer, of torch or of another that is given parameters."""
-    if not call.args:
+    if not given(call):
         return False
     name = script.name(call.func)
-    known = name.startswith("torch.optim.") and not re.search(r"\.lr_scheduler|\.swa_utils", name)
-    known = known or name.split(".")[-1] in ("Adam", "AdamW", "SGD", "Adafactor", "Lion")
-    code = script.code(call.args[0].value)
+    known = is_optimizer_call(script.file, call) and ".swa_utils" not in name
+    code = script.code(given(call)[0])
     return known or (
         ".parameters()" in code
         and name.split(".")[-1]
@@ -44,48 +44,42 @@ def makes_optimizer(script: Script, call: cst.Call) -> bool:
     )
 
 
-def parameter_roots(
-    script: Script, node: cst.CSTNode, scope: Scope, depth: int = 0
-) -> list[cst.CSTNode]:
+def parameter_roots(script: Script, node: ast.AST, scope: Scope, depth: int = 0) -> list[ast.AST]:
     """Expressions `x` of the `x.parameters()` that an optimizer is given."""
-    roots: list[cst.CSTNode] = [
+    roots: list[ast.AST] = [
         call.func.value
-        for call in script.inside(node, cst.Call)
-        if isinstance(call.func, cst.Attribute)
-        and call.func.attr.value in ("parameters", "named_parameters")
+        for call in script.inside(node, ast.Call)
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("parameters", "named_parameters")
     ]
     if not roots and depth < 3:
-        for name in script.inside(node, cst.Name):
-            for _, value in assigned(script, name.value, scope):
+        for name in script.inside(node, ast.Name):
+            for _, value in assigned(script, name.id, scope):
                 roots += parameter_roots(script, value, scope, depth + 1)
     return roots
 
 
-def origin(script: Script, expression: cst.CSTNode, depth: int) -> list[Model]:
+def origin(script: Script, expression: ast.AST, depth: int) -> list[Model]:
     """Where the model behind an expression is made."""
-    if isinstance(expression, cst.Call) or depth > _DEEPEST:
+    if isinstance(expression, ast.Call) or depth > _DEEPEST:
         return []
     scope = script.scope(expression)
     written = script.dotted(expression) or (root_name(expression) or "")
-    if written == "self" and isinstance(scope, cst.FunctionDef):
+    if written == "self" and isinstance(scope, Function):
         # `model.configure_optimizers(…)`, a method of the model's own
         callers = [call.func for call in script.calls_of.get(scope, [])]
-        receivers = [func.value for func in callers if isinstance(func, cst.Attribute)]
+        receivers = [func.value for func in callers if isinstance(func, ast.Attribute)]
         return [model for one in receivers for model in origin(script, one, depth + 1)]
     while written and depth < _DEEPEST:
         root = written.split(".")[0]
-        if (
-            root in script.parameters(scope)
-            and root != "self"
-            and isinstance(scope, cst.FunctionDef)
-        ):
+        if root in script.parameters(scope) and root != "self" and isinstance(scope, Function):
             models = []
             for call in script.calls_of.get(scope, []):
                 value = script.given(scope, root, call)
                 if value is not None:
                     models += origin(script, value, depth + 1)
             return models  # the caller's is wrapped, whatever the function assigns to it
-        for where in (scope, script.module):
+        for where in (scope, script.tree):
             made = [node for node, _ in assigned(script, written, where)]
             if made:
                 return [Model(written, where, tuple(made))]
@@ -97,19 +91,17 @@ def origin(script: Script, expression: cst.CSTNode, depth: int) -> list[Model]:
     return []
 
 
-def assigned(
-    script: Script, name: str, scope: Scope
-) -> list[tuple[cst.CSTNode, cst.BaseExpression]]:
+def assigned(script: Script, name: str, scope: Scope) -> list[tuple[ast.AST, ast.expr]]:
     """Assignments to a name in a scope (of an attribute of self: anywhere in the class)."""
-    found: list[tuple[cst.CSTNode, cst.BaseExpression]] = []
-    for node in script.all(cst.Assign):
+    found: list[tuple[ast.AST, ast.expr]] = []
+    for node in script.all(ast.Assign):
         for target in node.targets:
-            for one, value in _pairs(target.target, node.value):
+            for one, value in _pairs(target, node.value):
                 if script.dotted(one) == name and _same_scope(script, name, node, scope):
                     found.append((node, value))
     found += [
         (node, node.value)
-        for node in script.all(cst.AnnAssign)
+        for node in script.all(ast.AnnAssign)
         if node.value is not None
         and script.dotted(node.target) == name
         and _same_scope(script, name, node, scope)
@@ -117,30 +109,25 @@ def assigned(
     return found
 
 
-def _pairs(
-    target: cst.BaseExpression, value: cst.BaseExpression
-) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
     """What each name of an assignment is given: `a, b = 1, 2`, or all of `a, b = pair`."""
-    if not isinstance(target, cst.Tuple | cst.List):
+    if not isinstance(target, ast.Tuple | ast.List):
         return [(target, value)]
-    parts: list[cst.BaseExpression] = [one.value for one in target.elements]
-    given = [value] * len(parts)
-    inside = value.elements if isinstance(value, cst.Tuple | cst.List) else ()
-    if len(inside) == len(parts) and all(isinstance(one, cst.Element) for one in inside):
-        given = [one.value for one in inside]
-    return [pair for one, what in zip(parts, given, strict=True) for pair in _pairs(one, what)]
+    parts = target.elts
+    values = [value] * len(parts)
+    inside = value.elts if isinstance(value, ast.Tuple | ast.List) else ()
+    if len(inside) == len(parts) and not any(isinstance(o, ast.Starred) for o in inside):
+        values = list(inside)
+    return [pair for one, what in zip(parts, values, strict=True) for pair in _pairs(one, what)]
 
 
-def _same_scope(script: Script, name: str, node: cst.CSTNode, scope: Scope) -> bool:
+def _same_scope(script: Script, name: str, node: ast.AST, scope: Scope) -> bool:
     own = script.scope(node)
     if own is scope:
         return True
     if name.startswith("self."):
         owner = script.owner(own)
         return owner is not None and owner is script.owner(scope)
-    if isinstance(own, cst.FunctionDef) and scope is script.module:
-        return any(
-            name in {item.name.value for item in line.names}
-            for line in script.inside(own, cst.Global)
-        )
+    if isinstance(own, Function) and scope is script.tree:
+        return any(name in line.names for line in script.inside(own, ast.Global))
     return False

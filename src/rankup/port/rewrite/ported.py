@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import libcst as cst
-
 from ...base.errors import UserError
 from ...base.text import clean
+from ...script.flow import argument
 from ...script.names import RUNTIME
 from ...script.source import File, read
+from ..rules.facts import integer
 from . import refusals
-from .batch import effective
 from .context import Context, Note, Options
 from .edits import Edits
+from .expressions import number
 from .fixes.every import FIXES, NAMES, REMARKS
+from .fixes.fetched import fetch
 from .fixes.start import import_rankup, join
-from .learner import port_learner
-from .script import Script, parse
-from .split import Split, plan
-from .states import Unsplit
+from .script import Script
+from .split import Split, Unsplit, plan
 from .training import Training
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
+_EXAMPLE = 4
+_TRAINING = {"fit", "fit_one_cycle", "fine_tune", "fit_flat_cos", "fit_sgdr"}
+_CONTEXT = "with {learner}.distrib_ctx():"
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
     path, text = file.path, file.text
     if not file.concerns_training:
         raise UserError(f"{path} is no PyTorch training script: it does not import torch")
-    script = Script(text, parse(text), path.parent)
+    script = Script(file)
     if _ported(script):
         return Ported(
             path, text, text, why=f"{path.name} is ported already: it calls rankup.setup()"
@@ -107,7 +111,7 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
     why = refusals.framework(script)
     if why is not None:
         return Ported(path, text, text, why=why)
-    edits = Edits(text)
+    edits = Edits(file)
     taken_name = refusals.own_name(script)
     if taken_name is not None:
         raise UserError(
@@ -173,7 +177,7 @@ def _ported(script: Script) -> bool:
     return any(
         script.name(call.func).partition(".")[0] in ("rankup", RUNTIME)
         and script.name(call.func).partition(".")[2] in _JOINING
-        for call in script.all(cst.Call)
+        for call in script.all(ast.Call)
     )
 
 
@@ -243,3 +247,95 @@ def _compile(path: Path, text: str, original: str) -> None:
             f"{path}: the port would be no Python at its line {error.lineno} ({error.msg}); "
             "nothing was written. Please report this with the script"
         ) from None
+
+
+def effective(context: Context) -> None:
+    """Say what the effective batch is, and what two rules would make of the learning rate."""
+    script = context.script
+    if context.options.batch == "global":
+        return
+    for call in context.training.loader_calls:
+        size = argument(call, "batch_size", 1)
+        if size is None:
+            continue
+        text = script.code(size)
+        whole = f" ({int(text) * _EXAMPLE} on {_EXAMPLE})" if integer(size) else ""
+        context.leave(
+            call,
+            f"the effective batch is {text} times the number of GPUs{whole}: fewer steps per epoch",
+            comment=False,
+        )
+        break
+    rates = []
+    for call in context.training.optimizers:
+        rate = argument(call, "lr", 1)
+        text = script.code(rate) if rate is not None else "lr"
+        numbers = ""
+        if rate is not None and number(rate):
+            value = float(text)
+            numbers = (
+                f"; on {_EXAMPLE} GPUs {value * _EXAMPLE:g} and {value * math.sqrt(_EXAMPLE):g}"
+            )
+        rates.append((call, text, numbers))
+    for call, text, numbers in rates:
+        context.leave(
+            call,
+            f"learning rate unchanged. The linear rule (SGD, with warm-up) would make it {text} x "
+            f"GPUs, the square-root rule (Adam) {text} x sqrt(GPUs){numbers}",
+            comment=False,
+        )
+
+
+def port_learner(context: Context, path: Path) -> Context:
+    """`rank0_first(untar_data, …)`, and `with learn.distrib_ctx():` around what trains.
+
+    Raises:
+        UserError: no call of a learner that trains.
+    """
+    script = context.script
+    if "rank0_first" not in context.options.without:
+        context.fix = "rank0_first"
+        fetch(context)
+    found = [
+        call
+        for call in script.all(ast.Call)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _TRAINING
+    ]
+    if not found:
+        raise UserError(f"{path} imports fastai, but no learner is trained in it (learn.fit(…))")
+    context.fix = "distrib_ctx"
+    done: set[ast.AST] = set()
+    for call in found:
+        assert isinstance(call.func, ast.Attribute)
+        statement = script.statement(call)
+        if statement in done:
+            continue
+        done.add(statement)
+        learner = script.code(call.func.value)
+        context.indented(statement, _CONTEXT.format(learner=learner))
+        context.done(call, f"{learner} trains on all ranks ({learner}.distrib_ctx)")
+    _batch_size(context, found[0])
+    for call in script.all(ast.Call):
+        exports = isinstance(call.func, ast.Attribute) and call.func.attr == "export"
+        if exports and context.only_root(call):
+            context.done(call, "rank 0 alone writes this")
+    return context
+
+
+def _batch_size(context: Context, trains: ast.Call) -> None:
+    """fastai deals whole samples, not parts of batches: its batch size is that of a GPU."""
+    script = context.script
+    given = [(call, arg) for call in script.all(ast.Call) if (arg := argument(call, "bs"))]
+    same = "for the same run divide it by rankup.setup().world_size"
+    if context.options.batch == "per-gpu":
+        same = "fewer steps per epoch"
+    for call, arg in given:
+        size = script.code(arg)
+        context.leave(
+            call,
+            f"fastai's bs is the batch of each GPU, {size} times their number in all: {same}",
+            comment=False,
+        )
+    if not given:
+        text = f"fastai gives each GPU batches of its own, 64 by default: {same}"
+        context.leave(trains, text, comment=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-import libcst as cst
-
-from ..similar import similarities
-from .script import Script
-from .sliced import by_hand
+from ...script.flow import given
+from ...script.names import Function
+from ..rules.similar import similarities
+from .expressions import targets_of, unpacked, words
+from .script import ForNode, Script, Where
 from .training import Loop, Training
 
 _ENVIRONMENTS = {"gym", "gymnasium", "pettingzoo", "procgen", "dm_control", "stable_baselines3"}
@@ -27,7 +28,7 @@ _LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 
 def framework(script: Script) -> str | None:
     """What a script needs instead of a rewrite, where a framework does the parallel part."""
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         name = script.name(call.func)
         if name in _LAUNCHED:
             return (
@@ -50,7 +51,7 @@ def fastai(script: Script) -> bool:
 
 def distributed(script: Script) -> tuple[int, str] | None:
     """The line and the reason, where a script is distributed already by another's hand."""
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         name = script.name(call.func)
         last = name.split(".")[-1]
         if last in ("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard") or (
@@ -64,16 +65,21 @@ def distributed(script: Script) -> tuple[int, str] | None:
 
 def own_name(script: Script) -> int | None:
     """The line where a script gives the name `rankup` to something else."""
-    for node in script.all(cst.Name):
-        if node.value == "rankup" and _binds(script, node):
-            return script.line(node)
-    return None
+    lines = [
+        script.line(one.target)
+        for scope in script.file.names.scopes
+        for one in script.file.names.members(scope).get("rankup", ())
+        if not (
+            one.kind == "import" and isinstance(one.node, ast.Import) and one.dotted == "rankup"
+        )
+    ]
+    return min(lines, default=None)
 
 
 def unfit(training: Training) -> tuple[int, str] | None:
     """The line and the reason, where the training itself does not split over ranks."""
     script = training.script
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         name = script.name(call.func)
         if name.endswith(".LBFGS"):
             return script.line(call), (
@@ -82,7 +88,7 @@ def unfit(training: Training) -> tuple[int, str] | None:
             )
     environments = script.modules & _ENVIRONMENTS
     if environments and not training.loader_calls:
-        line = next((script.line(c) for c in script.all(cst.Call) if _steps(script, c)), 1)
+        line = next((script.line(c) for c in script.all(ast.Call) if _steps(script, c)), 1)
         return line, (
             f"reinforcement learning with {sorted(environments)[0]}: the data come out of an "
             "environment, which needs one per rank with its own seed and a decision about the "
@@ -117,23 +123,6 @@ def unfit(training: Training) -> tuple[int, str] | None:
     return None
 
 
-def _binds(script: Script, node: cst.Name) -> bool:
-    whole: cst.CSTNode = node
-    parent = script.parents[node]
-    while isinstance(parent, cst.Element | cst.StarredElement | cst.Tuple | cst.List):
-        whole, parent = parent, script.parents[parent]
-    if isinstance(parent, cst.ImportAlias):  # `from mine import rankup`
-        return isinstance(script.parents[parent], cst.ImportFrom) and parent.asname is None
-    if isinstance(parent, cst.AsName):
-        imported = script.parents[parent]
-        return not isinstance(imported, cst.ImportAlias) or script.dotted(imported.name) != "rankup"
-    if isinstance(parent, cst.AssignTarget | cst.AnnAssign | cst.AugAssign | cst.NamedExpr):
-        return parent.target is whole
-    if isinstance(parent, cst.For | cst.CompFor):
-        return parent.target is whole
-    return isinstance(parent, cst.Param | cst.FunctionDef | cst.ClassDef) and parent.name is whole
-
-
 def _loops_over_loader(training: Training) -> bool:
     return any(
         loop.source is not None and training.loader_of(loop.source) is not None
@@ -145,7 +134,7 @@ def _batches_of(training: Training) -> str:
     """What the innermost loop around the training goes over, if that may be batches."""
     code = training.script.code
     for loop in training.loops:
-        if loop.trains and loop.source is not None and isinstance(loop.source, cst.Name):
+        if loop.trains and loop.source is not None and isinstance(loop.source, ast.Name):
             return code(loop.source)
     return ""
 
@@ -154,19 +143,19 @@ def _draws_batches(training: Training) -> bool:
     script = training.script
     return any(
         script.name(call.func) in ("torch.randint", "numpy.random.randint")
-        and isinstance(script.scope(call), cst.FunctionDef)
-        for call in script.all(cst.Call)
+        and isinstance(script.scope(call), Function)
+        for call in script.all(ast.Call)
     )
 
 
-def _steps(script: Script, call: cst.Call) -> bool:
+def _steps(script: Script, call: ast.Call) -> bool:
     return re.search(r"env(s|ironment)?\.step$", script.code(call.func)) is not None
 
 
-def _contrastive(training: Training) -> cst.CSTNode | None:
+def _contrastive(training: Training) -> ast.AST | None:
     """Where samples of a batch are compared: a loss by its name, or `out @ out.t()` in a step."""
     script = training.script
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         name = script.code(call.func)
         if _CONTRASTIVE.search(name) and not script.code(call).startswith("rankup"):
             return call
@@ -181,10 +170,10 @@ def _contrastive(training: Training) -> cst.CSTNode | None:
     return None
 
 
-def _with_itself(script: Script, function: cst.FunctionDef) -> cst.CSTNode | None:
+def _with_itself(script: Script, function: Function) -> ast.AST | None:
     """`z @ z.T`, or `a @ b.T` whose targets are places in the batch, in a loss."""
-    names = {one.value for one in script.inside(function, cst.Name)}
-    places = "arange(" in script.code(function.body)
+    names = words(function)
+    places = "arange(" in script.body(function.body)
     for product in similarities(function.body, names):
         found = re.fullmatch(r"(\w+)\W.*?(\w+)\.(T|t\(\))\W*", script.code(product), re.DOTALL)
         if found and (found[1] == found[2] or places):
@@ -192,11 +181,75 @@ def _with_itself(script: Script, function: cst.FunctionDef) -> cst.CSTNode | Non
     return None
 
 
-def _losses(training: Training, loop: Loop) -> list[cst.FunctionDef]:
+def _losses(training: Training, loop: Loop) -> list[Function]:
     """The script's own functions that make a loss of a training loop."""
     script, found = training.script, []
-    for assign in script.inside(loop.node.body, cst.Assign, deep=False):
-        if script.dotted(assign.targets[0].target) in loop.losses:
-            calls = script.inside(assign.value, cst.Call)
+    for assign in script.inside(loop.node.body, ast.Assign, deep=False):
+        if script.dotted(assign.targets[0]) in loop.losses:
+            calls = script.inside(assign.value, ast.Call)
             found += [one for call in calls if (one := script.called(call)) is not None]
     return found
+
+
+def by_hand(training: Training) -> tuple[int, str] | None:
+    """The line of such a loop, and what stands in the way there; None where there is none."""
+    for loop in training.loops:
+        if loop.trains and isinstance(loop.node, ForNode) and _cuts(training, loop.node):
+            kept = _kept(training, loop)
+            what = "no DataLoader: this loop cuts its batches out of the data by hand, "
+            if kept:
+                what += (
+                    f"and `{kept}` goes on from each of them to the next. A rank would need the "
+                    "same columns of all of them: cut the data for it first "
+                    "(`data[:, rank::world_size]`), and evaluate likewise"
+                )
+            else:
+                what += (
+                    "and rankup.shard deals those of a torch DataLoader alone. Give the data one, "
+                    "or draw the batches in a function"
+                )
+            return training.script.line(loop.node), what
+    return None
+
+
+def _cuts(training: Training, node: ForNode) -> bool:
+    """Whether the counter of a loop over numbers says where to cut, here or one call away."""
+    script = training.script
+    over = unpacked(script, node.iter)
+    if not isinstance(over, ast.Call) or script.name(over.func) not in ("range", "numpy.arange"):
+        return False
+    counters = words(node.target)
+    if _sliced(training, node.body, counters):
+        return True
+    for call in script.inside(node.body, ast.Call, deep=False):
+        function = script.called(call)
+        if function is None:
+            continue
+        given = {
+            name
+            for name in script.parameters(function)
+            if isinstance(value := script.given(function, name, call), ast.Name)
+            and value.id in counters
+        }
+        if given and _sliced(training, function, given):
+            return True
+    return False
+
+
+def _sliced(training: Training, where: Where, names: set[str]) -> bool:
+    script = training.script
+    return any(names & words(part) for part in script.inside(where, ast.Slice))
+
+
+def _kept(training: Training, loop: Loop) -> str:
+    """A name that the model is given and gives back, such as the state of a recurrent one."""
+    script = training.script
+    for assign in script.inside(loop.node.body, ast.Assign, deep=False):
+        if not isinstance(assign.value, ast.Call) or len(given(assign.value)) < 2:
+            continue
+        passed = {script.dotted(arg) for arg in given(assign.value)}
+        for target in assign.targets:
+            for one in targets_of(target):
+                if isinstance(one, ast.Name) and one.id in passed:
+                    return one.id
+    return ""

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import libcst as cst
-
+from ...script.flow import given
+from ...script.loops import is_backward
+from ...script.names import Function, walk
+from ...script.roles import LoopNode
 from ...script.torch_names import EVALUATES
-from ..tree import walk
 from .expressions import (
-    attribute,
     loss_names,
     sized,
     targets_of,
     trains_elsewhere,
     turns_gradients_off,
     unpacked,
+    words,
 )
 from .loaders import Loaders, holds_loaders
 from .models import Model, assigned, makes_optimizer, origin, parameter_roots
-from .script import Scope, Script
+from .script import ForNode, Scope, Script, Where
 
 
 @dataclass(eq=False)
@@ -38,9 +40,9 @@ class Loop:
             one loop over phases, for both.
     """
 
-    node: cst.For | cst.While
+    node: LoopNode
     trains: bool
-    source: cst.BaseExpression | None
+    source: ast.expr | None
     batch: set[str] = field(default_factory=set)
     index: str | None = None
     losses: set[str] = field(default_factory=set)
@@ -52,48 +54,42 @@ class Training:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.backwards = [
-            call for call in script.all(cst.Call) if attribute(call) == "backward"
-        ] + [
-            call
-            for call in script.all(cst.Call)
-            if script.name(call.func) == "torch.autograd.backward"
-        ]
-        self.elsewhere = [call for call in script.all(cst.Call) if trains_elsewhere(script, call)]
+        self.backwards = [call for call in script.all(ast.Call) if is_backward(script.file, call)]
+        self.elsewhere = [call for call in script.all(ast.Call) if trains_elsewhere(script, call)]
         self._trainers = self._reaching(self.backwards)
         self._leading_away = self._reaching(self.elsewhere)
         self._loaders = Loaders(script)
         self.loader_calls = self._loaders.calls
-        self.optimizers = [call for call in script.all(cst.Call) if makes_optimizer(script, call)]
-        self.unresolved: list[cst.CSTNode] = []
+        self.optimizers = [call for call in script.all(ast.Call) if makes_optimizer(script, call)]
+        self.unresolved: list[ast.AST] = []
         self.parameter_names: set[str] = set()
         self.models = self._models()
         self.loops = self._loops()
 
     # Loaders.
 
-    def loader_of(self, expression: cst.CSTNode) -> cst.CSTNode | None:
+    def loader_of(self, expression: ast.AST) -> ast.AST | None:
         """The `DataLoader(…)`, or the assignment from elsewhere, behind an expression, or None."""
         return self._loaders.of(expression)
 
-    def loaders_of(self, loop: Loop) -> list[cst.CSTNode]:
+    def loaders_of(self, loop: Loop) -> list[ast.AST]:
         """All that a loop may go over."""
         return [] if loop.source is None else self._loaders.all_of(loop.source)
 
-    def foreign(self) -> dict[cst.CSTNode, set[str]]:
+    def foreign(self) -> dict[ast.AST, set[str]]:
         """Assignments of loaders from elsewhere, with the names of those that loops go over."""
         return self._loaders.foreign(one.source for one in self.loops if one.source is not None)
 
     # Models.
 
-    def assigned(self, name: str, scope: Scope) -> list[tuple[cst.CSTNode, cst.BaseExpression]]:
+    def assigned(self, name: str, scope: Scope) -> list[tuple[ast.AST, ast.expr]]:
         """Assignments to a name in a scope (of an attribute of self: anywhere in the class)."""
         return assigned(self.script, name, scope)
 
     def _models(self) -> list[Model]:
-        found: dict[tuple[str, cst.CSTNode], Model] = {}
+        found: dict[tuple[str, ast.AST], Model] = {}
         for call in self.optimizers:
-            roots = parameter_roots(self.script, call.args[0].value, self.script.scope(call))
+            roots = parameter_roots(self.script, given(call)[0], self.script.scope(call))
             if not roots:
                 self.unresolved.append(call)
             for expression in roots:
@@ -104,50 +100,44 @@ class Training:
 
     # Loops.
 
-    def _reaching(self, calls: list[cst.Call]) -> set[cst.FunctionDef]:
+    def _reaching(self, calls: list[ast.Call]) -> set[Function]:
         script = self.script
-        reach = {
-            scope for call in calls if isinstance(scope := script.scope(call), cst.FunctionDef)
-        }
+        reach = {scope for call in calls if isinstance(scope := script.scope(call), Function)}
         while True:
             more = {
                 scope
                 for function in reach
                 for call in script.calls_of.get(function, [])
-                if isinstance(scope := script.scope(call), cst.FunctionDef)
+                if isinstance(scope := script.scope(call), Function)
             } - reach
             if not more:
                 return reach
             reach |= more
 
-    def trains(self, node: cst.CSTNode) -> bool:
+    def trains(self, node: Where) -> bool:
         """Whether running a statement reaches a backward, here or in another file."""
         return self._trains_here(node) or any(
             call in self.elsewhere or self.script.called(call) in self._leading_away
-            for call in self.script.inside(node, cst.Call, deep=False)
+            for call in self.script.inside(node, ast.Call, deep=False)
         )
 
-    def _trains_here(self, node: cst.CSTNode) -> bool:
+    def _trains_here(self, node: Where) -> bool:
         return any(
             call in self.backwards or self.script.called(call) in self._trainers
-            for call in self.script.inside(node, cst.Call, deep=False)
+            for call in self.script.inside(node, ast.Call, deep=False)
         )
 
     def _loops(self) -> list[Loop]:
         loops = []
-        found: list[cst.For | cst.While] = [
-            *self.script.all(cst.For),
-            *self.script.all(cst.While),
-        ]
-        for node in sorted(found, key=self.script.line):
+        for node in self.script.loops:
             trains = self._trains_here(node.body)
             inner = [
                 one
-                for kind in (cst.For, cst.While)
-                for one in self.script.inside(node.body, kind, deep=False)
-                if self._over_batches(one) or self._trains_here(one.body)  # type: ignore[attr-defined]
+                for one in self.script.inside(node.body, ast.AST, deep=False)
+                if isinstance(one, LoopNode)
+                and (self._over_batches(one) or self._trains_here(one.body))
             ]
-            if trains and not any(self._trains_here(one.body) for one in inner):  # type: ignore[attr-defined]
+            if trains and not any(self._trains_here(one.body) for one in inner):
                 loops.append(self._loop(node, True))
             elif not trains and self._over_batches(node):
                 loops.append(self._loop(node, False))
@@ -162,16 +152,26 @@ class Training:
             return False
         loaders = self.loaders_of(loop)
         return len(loaders) > 1 or any(
-            not isinstance(one, cst.Call)
-            or any(isinstance(up, cst.BaseComp) for up in self.script.above(one))
+            not isinstance(one, ast.Call)
+            or any(
+                isinstance(
+                    up,
+                    ast.comprehension
+                    | ast.ListComp
+                    | ast.DictComp
+                    | ast.SetComp
+                    | ast.GeneratorExp,
+                )
+                for up in self.script.above(one)
+            )
             for one in loaders
         )
 
-    def _ways_to(self, node: cst.CSTNode, seen: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+    def _ways_to(self, node: ast.AST, seen: set[ast.AST]) -> Iterator[ast.AST]:
         """All that a node stands in, and that calls of its function do."""
         for up in self.script.above(node):
             yield up
-            if isinstance(up, cst.FunctionDef):
+            if isinstance(up, Function):
                 if up not in seen:
                     seen.add(up)
                     for call in self.script.calls_of.get(up, []):
@@ -181,66 +181,66 @@ class Training:
     def _may_not_train(self, loop: Loop) -> bool:
         """Whether the backward of a loop happens under a condition."""
         script = self.script
-        outer: list[cst.CSTNode] = [loop.node]
-        for call in script.inside(loop.node.body, cst.Call, deep=False):
+        outer: list[ast.AST] = [loop.node]
+        for call in script.inside(loop.node.body, ast.Call, deep=False):
             function = script.called(call)
             if function in self._trainers:
                 outer.append(function)
         return any(
             call in self.backwards or script.called(call) in self._trainers
             for node in outer
-            for call in script.inside(node, cst.Call)
+            for call in script.inside(node, ast.Call)
             if self._conditional(loop, node, call)
         )
 
-    def _conditional(self, loop: Loop, node: cst.CSTNode, call: cst.Call) -> bool:
+    def _conditional(self, loop: Loop, node: ast.AST, call: ast.Call) -> bool:
         """Whether a call in `node` is passed over by a condition; not by one on the loss."""
         script = self.script
 
-        def of_loss(test: cst.BaseExpression) -> bool:
-            names = {one.value for one in script.inside(test, cst.Name)}
+        def of_loss(test: ast.expr) -> bool:
+            names = words(test)
             return bool(names & loop.losses) or bool(names & {"isfinite", "isnan", "isinf"})
 
         for up in script.above(call):
             if up is node:
                 break
-            if isinstance(up, cst.If) and not of_loss(up.test):
-                other = up.orelse
-                if not (isinstance(other, cst.Else) and self._trains_here(other.body)):
+            if isinstance(up, ast.If) and not of_loss(up.test):
+                chained = len(up.orelse) == 1 and script.code(up.orelse[0]).startswith("elif")
+                if chained or not self._trains_here(up.orelse):
                     return True
-        leaves = (cst.Continue, cst.Return, cst.Break)
+        leaves = (ast.Continue, ast.Return, ast.Break)
         return any(
             script.line(one) < script.line(call)
             and not of_loss(one.test)
-            and any(isinstance(leaf, leaves) for leaf in walk(one.body))
-            for one in script.inside(node, cst.If, deep=False)
+            and any(isinstance(leaf, leaves) for leaf in walk(*one.body))
+            for one in script.inside(node, ast.If, deep=False)
         )
 
-    def _over_batches(self, node: cst.CSTNode) -> bool:
-        if not isinstance(node, cst.For):
+    def _over_batches(self, node: ast.AST) -> bool:
+        if not isinstance(node, ForNode):
             return False
         source = unpacked(self.script, self._heads(node)[-1])
         return not holds_loaders(self.script, source) and self.loader_of(source) is not None
 
-    def _heads(self, node: cst.For) -> list[cst.BaseExpression]:
+    def _heads(self, node: ForNode) -> list[ast.expr]:
         """What a loop goes over, and where that is a bar with a name, what the bar goes over."""
         script, source = self.script, unpacked(self.script, node.iter)
-        if not isinstance(source, cst.Name):
+        if not isinstance(source, ast.Name):
             return [node.iter]
         made = [
             (script.line(where), value)
-            for where, value in self.assigned(source.value, script.scope(node))
+            for where, value in self.assigned(source.id, script.scope(node))
             if script.line(where) < script.line(node) and unpacked(script, value) is not value
         ]
         return [node.iter, max(made, key=lambda one: one[0])[1]] if made else [node.iter]
 
-    def _loop(self, node: cst.For | cst.While, trains: bool) -> Loop:
+    def _loop(self, node: LoopNode, trains: bool) -> Loop:
         script = self.script
         loop = Loop(node, trains, None)
-        if isinstance(node, cst.For):
+        if isinstance(node, ForNode):
             heads = self._heads(node)
             loop.source = unpacked(script, heads[-1])
-            names = [n.value for n in script.inside(node.target, cst.Name)]
+            names = [n.id for n in script.inside(node.target, ast.Name)]
             if any("enumerate" in script.code(one) for one in heads) and len(names) > 1:
                 loop.index = names.pop(0)
             if self.loader_of(loop.source) is not None:
@@ -249,12 +249,12 @@ class Training:
             if any(parent is node for parent in script.above(call)):
                 loop.losses |= loss_names(script, call)
         # What is made of a batch has its first dimension, as far as a script's own words go.
-        for assign in script.inside(node.body, cst.Assign, deep=False):
-            used = {n.value for n in script.inside(assign.value, cst.Name)}
+        for assign in script.inside(node.body, ast.Assign, deep=False):
+            used = words(assign.value)
             drawn = "next(" in script.code(assign.value)
             if used & loop.batch or drawn:
                 for target in assign.targets:
-                    for one in targets_of(target.target):
-                        if isinstance(one, cst.Name) and not sized(script, assign.value):
-                            loop.batch.add(one.value)
+                    for one in targets_of(target):
+                        if isinstance(one, ast.Name) and not sized(script, assign.value):
+                            loop.batch.add(one.id)
         return loop

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name
+from ...script.flow import argument, call_name, given
 from ...script.roles import Script
 from ...script.source import File
 from .facts import calls, trained_here
@@ -50,11 +50,7 @@ def masked_mean(file: File, script: Script) -> Iterator[Hit]:
         if _of_transformers(file, script, call) and trained_here(file, script, call):
             yield Hit(call, message, "rankup.count((labels != -100).sum()) before backward()")
     for node in file.names.all(ast.BinOp):
-        if (
-            isinstance(node.op, ast.Div)
-            and _masked(file, node)
-            and trained_here(file, script, node)
-        ):
+        if counted_by(file, node) and trained_here(file, script, node):
             yield Hit(node, message, todo)
 
 
@@ -67,14 +63,17 @@ def _by_class(file: File, call: ast.Call) -> bool:
     return weight is not None and file.code(weight) != "None"
 
 
-def _masked(file: File, node: ast.BinOp) -> bool:
-    """`(loss * mask).sum() / mask.sum()`, and so with weights"""
+def counted_by(file: File, node: ast.BinOp) -> str:
+    """The text of `mask` of `(loss * mask).sum() / mask.sum().clamp(min=1)`; else empty."""
     top, bottom = file.code(node.left), node.right
-    while isinstance(bottom, ast.Call) and isinstance(bottom.func, ast.Attribute):
-        if call_name(bottom) == "sum" and not file.names.called(bottom).startswith("numpy."):
-            return ".sum(" in top and file.code(bottom.func.value) in top
+    while isinstance(node.op, ast.Div) and isinstance(bottom, ast.Call):
+        if not isinstance(bottom.func, ast.Attribute):
+            break
+        if call_name(bottom) == "sum" and not given(bottom) and ".sum(" in top:
+            mask = file.code(bottom.func.value)
+            return mask if mask in top else ""
         bottom = bottom.func.value
-    return False
+    return ""
 
 
 def _of_transformers(file: File, script: Script, call: ast.Call) -> bool:

@@ -180,7 +180,7 @@ def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
         if loss_trains(file, script, call):
             yield Hit(call, message, todo)
     for loop in loops_in(file, script.train_loops):
-        for product in similarities(loop, of_batch(file, loop)):
+        for product in similarities(loop.body, of_batch(file, loop)):
             yield Hit(product, message, todo)
             break
 

@@ -16,10 +16,9 @@ from .facts import calls, caught, ranked, starred, string, true, wrapped
 from .guards import guard
 from .rule import Hit, Rule
 
-_RACY = words(
-    "os.mkdir os.makedirs os.remove os.unlink os.rename os.rmdir shutil.rmtree shutil.move "
-    "os.replace"
-)
+# Calls that fail on the second rank, since the first has done it.
+CHANGERS = words("os.remove os.unlink os.rename os.rmdir shutil.rmtree shutil.move os.replace")
+_RACY = CHANGERS | words("os.mkdir os.makedirs")
 _CLOCK = re.compile(r"strftime\(|\.now\(\)|uuid\d?\(|time\.time\(\)|\bctime\(|isoformat\(")
 _FIXED = re.compile(r"cuda(?::\d+)?")
 

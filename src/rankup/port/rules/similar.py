@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...script.flow import given
 from ...script.names import walk
-from ...script.roles import Loop
 
 _PRODUCTS = ("mm", "matmul")
 _TRANSPOSED = ("t", "transpose")
 _SAME = ("contiguous", "detach", "float", "half")
 
 
-def similarities(loop: Loop, batch: set[str]) -> Iterator[ast.expr]:
+def similarities(body: Sequence[ast.AST], batch: set[str]) -> Iterator[ast.expr]:
     """Products of something made of a batch with something of it transposed: of each two samples.
 
     Args:
+        body: the statements of a loop or of a function.
         batch: names of the batch, and of what is made of it.
     """
-    for node in walk(*loop.body):
+    for node in walk(*body):
         for one, (left, right) in _products(node):
             if _root(left) in batch and _transposed(right) in batch:
                 yield one

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import libcst as cst
-
+from ....script.flow import argument
 from ....script.names import Function, parameters, walk
 from ....script.source import File
 from ..context import Context
@@ -46,14 +45,14 @@ def saved_elsewhere(context: Context) -> bool:
 
 def _found(
     context: Context, writers: set[str], methods: set[str]
-) -> Iterator[tuple[cst.Call, File, Function, ast.Call]]:
+) -> Iterator[tuple[ast.Call, File, Function, ast.Call]]:
     """Calls of functions in other files that write, with the function and the first place."""
     script = context.script
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         path = script.beside(call)
         if path is None or call in context.training.elsewhere:
             continue
-        file = script.file(path)
+        file = script.other(path)
         if file.error is not None:
             continue
         for function in script.functions_in(path, script.name(call.func).split(".")[-1])[:1]:
@@ -75,7 +74,7 @@ def _place(file: File, function: Function, writers: set[str], methods: set[str])
     return None
 
 
-def _mode_after(context: Context, call: cst.Call, file: File, function: Function) -> str | None:
+def _mode_after(context: Context, call: ast.Call, file: File, function: Function) -> str | None:
     """`net.train()` where a function ends with that; empty where it changes no mode.
 
     None where ranks that leave it out could not be as those that run it.
@@ -98,8 +97,8 @@ def _mode_after(context: Context, call: cst.Call, file: File, function: Function
     name, _, method = ends.rpartition(".")
     if changed != {name} or name not in names or method not in [f"{one}()" for one in _MODES]:
         return None
-    model = context.script.argument(call, name, names.index(name))
-    written = context.script.dotted(model.value) if model is not None else ""
+    model = argument(call, name, names.index(name))
+    written = context.script.dotted(model) if model is not None else ""
     return f"{written}.{method}" if written else None
 
 

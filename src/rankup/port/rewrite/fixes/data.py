@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import libcst as cst
+import ast
 
+from ....script.flow import argument, given
+from ....script.loops import no_grad
+from ....script.loops import without_gradients as decorated
+from ....script.names import Function, walk
+from ....script.roles import LoopNode
+from ...rules.facts import integer
 from ..context import Context
-from ..expressions import heads_of
+from ..script import ForNode
 from ..training import Loop
 
 _CONSTRUCTORS = {
@@ -19,8 +25,8 @@ def shard_loaders(context: Context) -> None:
     """`rankup.shard(DataLoader(…))` where the script makes its loaders."""
     for call in context.training.loader_calls:
         if context.one_by_one(call):
-            shuffle = context.script.argument(call, "shuffle", 2)
-            drawn = shuffle is not None and context.script.code(shuffle.value) != "False"
+            shuffle = argument(call, "shuffle", 2)
+            drawn = shuffle is not None and context.script.code(shuffle) != "False"
             context.leave(
                 call,
                 "every rank evaluates all of this, sample by sample: exact, and not faster than on "
@@ -53,15 +59,15 @@ def shard_loaders(context: Context) -> None:
         )
 
 
-def _only_elsewhere(context: Context, loader: cst.Call) -> str:
+def _only_elsewhere(context: Context, loader: ast.Call) -> str:
     """The file beside the script where alone a loader is gone over, and not trained from."""
     script, training = context.script, context.training
     if any(loader in training.loaders_of(one) for one in training.loops):
         return ""
     files = []
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         path = script.beside(call)
-        if path and any(training.loader_of(arg.value) is loader for arg in call.args):
+        if path and any(training.loader_of(arg) is loader for arg in given(call)):
             if call in training.elsewhere:
                 return ""
             files.append(path.name)
@@ -72,12 +78,12 @@ def shard_foreign(context: Context) -> None:
     """`loader = rankup.shard(loader)` behind a call that brings a loader from elsewhere."""
     training = context.training
     names = training.foreign()
-    seen: set[cst.CSTNode] = set()
+    seen: set[ast.AST] = set()
     for loop in training.loops:
         for origin in training.loaders_of(loop):
             if origin in training.loader_calls or origin in seen:
                 continue
-            if isinstance(origin, cst.Assign | cst.AnnAssign):
+            if isinstance(origin, ast.Assign | ast.AnnAssign):
                 found = _loader_names(context, origin, names.get(origin, set()))
                 if not found:
                     text = "every rank would go over all of this: deal it with rankup.shard(loader)"
@@ -89,7 +95,7 @@ def shard_foreign(context: Context) -> None:
                         call = f"{{key: {dealt} for key, one in {name}.items()}}"
                     context.after(context.script.statement(origin), f"{name} = {call}")
                     context.done(origin, f"each rank takes its part of every batch of {name}")
-            elif isinstance(origin, cst.Call):
+            elif isinstance(origin, ast.Call):
                 context.around(origin, "rankup.shard(", f"{_foreign_options(context, loop)})")
                 context.done(origin, "each rank takes its part of every batch (rankup.shard)")
             seen.add(origin)
@@ -99,25 +105,24 @@ def _by_key(context: Context, name: str) -> bool:
     """Whether loops go over values of a dictionary of that name: `loaders[phase]`."""
     sources = [one.source for one in context.training.loops]
     return any(
-        isinstance(one, cst.Subscript)
+        isinstance(one, ast.Subscript)
         and context.script.dotted(one.value) == name
-        and not list(context.script.inside(one, cst.Integer))
+        and not any(integer(inner) for inner in walk(one))
         for one in sources
     )
 
 
 def _loader_names(
-    context: Context, origin: cst.Assign | cst.AnnAssign, iterated: set[str]
+    context: Context, origin: ast.Assign | ast.AnnAssign, iterated: set[str]
 ) -> list[str]:
     """What an assignment calls the loaders: of several values, those that a loop goes over."""
     script, names = context.script, []
-    if isinstance(origin, cst.AnnAssign):
+    if isinstance(origin, ast.AnnAssign):
         return [script.dotted(origin.target)]
     for target in origin.targets:
-        parts = target.target.elements if isinstance(target.target, cst.Tuple) else [target]
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
         for part in parts:
-            one = part.value if isinstance(part, cst.Element) else part.target  # type: ignore[union-attr]
-            written = script.dotted(one)
+            written = script.dotted(part)
             if written and (len(parts) == 1 or written in iterated):
                 names.append(written)
     return names
@@ -129,15 +134,15 @@ def _foreign_options(context: Context, loop: Loop) -> str:
     return f", train=True{options}" if both or context.split is not None else options
 
 
-def _options(context: Context, call: cst.Call) -> str:
+def _options(context: Context, call: ast.Call) -> str:
     """`train=` where neither the order nor the model's mode tells; `batch=` where asked."""
     loops = [one for one in context.training.loops if call in context.training.loaders_of(one)]
     trains = any(loop.trains for loop in loops) or not loops
     options = ""
     if loops and not trains and not all(without_gradients(context, loop.node) for loop in loops):
         options = ", train=False"
-    shuffle = context.script.argument(call, "shuffle", 2)
-    shuffles = shuffle is not None and context.script.code(shuffle.value) == "True"
+    shuffle = argument(call, "shuffle", 2)
+    shuffles = shuffle is not None and context.script.code(shuffle) == "True"
     if (
         loops
         and all(one.trains for one in loops)
@@ -158,16 +163,16 @@ def _in_eval_mode(context: Context, loops: list[Loop]) -> bool:
     """Whether a model may be in its evaluation mode when a training loop begins."""
     script = context.script
 
-    def says(node: cst.CSTNode, mode: str) -> bool:
+    def says(node: ast.AST, mode: str) -> bool:
         return any(
-            isinstance(call.func, cst.Attribute) and call.func.attr.value == mode and not call.args
-            for call in script.inside(node, cst.Call)
+            isinstance(call.func, ast.Attribute) and call.func.attr == mode and not given(call)
+            for call in script.inside(node, ast.Call)
         )
 
-    if not says(script.module, "eval"):
+    if not says(script.tree, "eval"):
         return False
     for loop in loops:
-        around = [one for one in script.above(loop.node) if isinstance(one, cst.For | cst.While)]
+        around = [one for one in script.above(loop.node) if isinstance(one, LoopNode)]
         scope = script.scope(loop.node)
         inner = around[-1] if around else scope
         if not says(inner, "train"):
@@ -175,14 +180,13 @@ def _in_eval_mode(context: Context, loops: list[Loop]) -> bool:
     return False
 
 
-def without_gradients(context: Context, node: cst.CSTNode) -> bool:
+def without_gradients(context: Context, node: ast.AST) -> bool:
     """Whether a statement stands under `torch.no_grad()` or `inference_mode()`."""
     script = context.script
     for parent in script.above(node):
-        heads = [script.code(one) for one in heads_of(parent)]
-        if any("no_grad" in head or "inference_mode" in head for head in heads):
+        if no_grad(parent) or (isinstance(parent, Function) and decorated(parent)):
             return True
-        if isinstance(parent, cst.FunctionDef):
+        if isinstance(parent, Function):
             calls = script.calls_of.get(parent, [])
             return bool(calls) and all(without_gradients(context, call) for call in calls)
     return False
@@ -196,22 +200,22 @@ def deal_drawn(context: Context) -> None:
             context.done(call, "each rank takes its part of a batch drawn by hand (rankup.deal)")
 
 
-def drawn_batches(context: Context) -> list[cst.Call]:
+def drawn_batches(context: Context) -> list[ast.Call]:
     """Calls in a loop that draw a batch by numbers."""
     script = context.script
     drawers = {
         function
-        for function in script.functions.values()
+        for function in script.functions
         if any(
             script.name(c.func) in ("torch.randint", "numpy.random.randint")
-            for c in script.inside(function, cst.Call)
+            for c in script.inside(function, ast.Call)
         )
-        and any(True for _ in script.inside(function, cst.Return))
-        and not isinstance(script.owner(function), cst.ClassDef)
+        and any(True for _ in script.inside(function, ast.Return))
+        and not isinstance(script.owner(function), ast.ClassDef)
     }
     return [
         call
-        for call in script.all(cst.Call)
+        for call in script.all(ast.Call)
         if script.called(call) in drawers
         and any(loop.node in script.above(call) for loop in context.training.loops)
     ]
@@ -221,21 +225,20 @@ def batch_size_names(context: Context) -> None:
     """`torch.ones(batch_size, 1)` in a loop means the part of the batch that this rank has."""
     script = context.script
     sizes = {
-        script.code(arg.value)
+        script.code(arg)
         for call in context.training.loader_calls
-        if (arg := script.argument(call, "batch_size", 1)) is not None
-        and not isinstance(arg.value, cst.Integer)
+        if (arg := argument(call, "batch_size", 1)) is not None and not integer(arg)
     }
     for loop in context.training.loops:
         batch = first_of_batch(context, loop)
         if batch is None:
             continue
-        for call in script.inside(loop.node.body, cst.Call, deep=False):
+        for call in script.inside(loop.node.body, ast.Call, deep=False):
             last = script.code(call.func).split(".")[-1]
             if last not in _CONSTRUCTORS:
                 continue
-            for arg in call.args:
-                for value in _alone_or_in_tuple(arg.value):
+            for arg in given(call):
+                for value in _alone_or_in_tuple(arg):
                     if script.code(value) in sizes:
                         context.replace(value, f"{batch}.size(0)")
                         context.done(value, "a batch here is this rank's part of it")
@@ -247,7 +250,7 @@ def _peeked(context: Context) -> None:
     """`len(next(iter(loader))[0])`: a batch looked at outside of the loops is a rank's part."""
     script = context.script
     known = {script.code(one.source) for one in context.training.loops if one.source is not None}
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         code = script.code(call)
         if not code.startswith("len(next(iter("):
             continue
@@ -261,17 +264,17 @@ def _peeked(context: Context) -> None:
 
 def first_of_batch(context: Context, loop: Loop) -> str | None:
     """The first name that a loop gives a tensor of the batch."""
-    if not isinstance(loop.node, cst.For):
+    if not isinstance(loop.node, ForNode):
         return None
-    target: cst.BaseExpression = loop.node.target
-    if loop.index is not None and isinstance(target, cst.Tuple):
-        target = target.elements[1].value
-    names = [name.value for name in context.script.inside(target, cst.Name)]
-    several = isinstance(target, cst.Tuple | cst.List)
+    target: ast.expr = loop.node.target
+    if loop.index is not None and isinstance(target, ast.Tuple):
+        target = target.elts[1]
+    names = [name.id for name in context.script.inside(target, ast.Name)]
+    several = isinstance(target, ast.Tuple | ast.List)
     return names[0] if names and several and names[0] != "_" else None
 
 
-def _alone_or_in_tuple(value: cst.BaseExpression) -> list[cst.BaseExpression]:
-    if isinstance(value, cst.Tuple | cst.List):
-        return [element.value for element in value.elements]
+def _alone_or_in_tuple(value: ast.expr) -> list[ast.expr]:
+    if isinstance(value, ast.Tuple | ast.List):
+        return value.elts
     return [value]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import libcst as cst
+import ast
 
+from ....script.names import Function
+from ....script.roles import LoopNode
 from ..context import Context
 from ..expressions import targets_of
 from ..training import Loop
@@ -77,9 +79,9 @@ def _evaluation(context: Context, loop: Loop) -> None:
 def _fresh(context: Context, loop: Loop, target: str) -> bool:
     """Whether a sum starts anew before each time the loop runs."""
     script = context.script
-    chain: list[cst.CSTNode] = [loop.node]
+    chain: list[ast.AST] = [loop.node]
     for parent in script.above(loop.node):
-        if isinstance(parent, cst.FunctionDef | cst.For | cst.While):
+        if isinstance(parent, Function | LoopNode):
             break
         chain.append(parent)
     for node in chain:
@@ -87,16 +89,12 @@ def _fresh(context: Context, loop: Loop, target: str) -> bool:
         if node not in block:
             continue
         for before in block[: block.index(node)]:
-            assigns: list[cst.Assign | cst.AnnAssign] = [
-                *script.inside(before, cst.Assign, deep=False),
-                *script.inside(before, cst.AnnAssign, deep=False),
+            assigns: list[ast.Assign | ast.AnnAssign] = [
+                *script.inside(before, ast.Assign, deep=False),
+                *script.inside(before, ast.AnnAssign, deep=False),
             ]
             for assign in assigns:
-                targets = (
-                    [t.target for t in assign.targets]
-                    if isinstance(assign, cst.Assign)
-                    else [assign.target]
-                )
+                targets = assign.targets if isinstance(assign, ast.Assign) else [assign.target]
                 written = {script.dotted(e) for t in targets for e in targets_of(t)}
                 if target in written:
                     return True
@@ -107,7 +105,7 @@ def _used_after(context: Context, loop: Loop, name: str) -> bool:
     script = context.script
     block = script.block(loop.node)
     after = block[block.index(loop.node) + 1 :] if loop.node in block else []
-    return any(n.value == name for one in after for n in script.inside(one, cst.Name, deep=False))
+    return any(n.id == name for n in script.inside(after, ast.Name, deep=False))
 
 
 def _word(one: Increment) -> str:

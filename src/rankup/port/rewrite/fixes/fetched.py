@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import libcst as cst
+import ast
 
+from ....script.flow import argument, given
+from ....script.roles import LoopNode
 from ..context import Context
 
 _FETCHERS = {
@@ -27,11 +29,11 @@ def fetch(context: Context) -> None:
     """`rankup.rank0_first(…)` around downloads."""
     script = context.script
     wrapped = _prepared(context)
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         if not _fetches(context, call):
             continue
         above = list(script.above(call))
-        if any(one in above for one in wrapped) or isinstance(script.scope(call), cst.Lambda):
+        if any(one in above for one in wrapped) or isinstance(script.scope(call), ast.Lambda):
             continue
         if script.per_sample(call):
             context.leave(
@@ -41,12 +43,10 @@ def fetch(context: Context) -> None:
             )
             continue
         asks = next(
-            (one for one in above if isinstance(one, cst.If) and _asks_files(context, one)), None
+            (one for one in above if isinstance(one, ast.If) and _asks_files(context, one)), None
         )
-        if asks is not None and not any(
-            isinstance(p, cst.Else) for p in above[: above.index(asks)]
-        ):
-            if _alike(context, asks) and context.edits.first_on_line(script.span(asks).start):
+        if asks is not None and not _in_else(context, call, asks):
+            if _alike(context, asks) and script.first_on_line(script.span(asks)[0]):
                 context.indented(asks, "with rankup.rank0_first():")
                 wrapped.append(asks)
                 context.done(call, _FETCHED)
@@ -55,72 +55,81 @@ def fetch(context: Context) -> None:
                 call, "all ranks may fetch this at once: put it in `with rankup.rank0_first():`"
             )
             continue
-        func, whole = script.span(call.func), script.span(call)
-        inside = script.text[func.end : whole.end]
-        opening = func.end + inside.index("(")
-        empty = not call.args
-        context.edits.insert(func.start, "rankup.rank0_first(")
-        context.edits.replace(type(func)(opening, opening + 1), "" if empty else ", ")
+        (start, end), whole = script.span(call.func), script.span(call)
+        opening = script.text.index("(", end, whole[1])
+        context.edits.insert(start, "rankup.rank0_first(")
+        context.edits.replace((opening, opening + 1), ", " if given(call) else "")
         wrapped.append(call)
         context.done(call, _FETCHED)
 
 
-def _fetches(context: Context, call: cst.Call) -> bool:
+def _fetches(context: Context, call: ast.Call) -> bool:
     script = context.script
     name = script.name(call.func)
     last = name.split(".")[-1]
     if name in _FETCHERS or last in ("from_pretrained", "untar_data"):
         return True
-    arg = script.argument(call, "download")
-    if arg is not None and script.code(arg.value) == "True":
+    arg = argument(call, "download")
+    if arg is not None and script.code(arg) == "True":
         return True
     if name.startswith("torchvision.models."):
-        weights = script.argument(call, "weights") or script.argument(call, "pretrained", 0)
-        return weights is not None and script.code(weights.value) not in ("None", "False")
+        weights = argument(call, "weights") or argument(call, "pretrained", 0)
+        return weights is not None and script.code(weights) not in ("None", "False")
     return False
 
 
-def _asks_files(context: Context, one: cst.If) -> bool:
+def _asks_files(context: Context, one: ast.If) -> bool:
     code = context.script.code(one.test)
     return any(word in code for word in ("exists(", "isfile(", "isdir(", "is_file(", "is_dir("))
 
 
-def _alike(context: Context, node: cst.If) -> bool:
+def _in_else(context: Context, node: ast.AST, asks: ast.If) -> bool:
+    """Whether a place within `asks` lies in an `else:`, its own or that of a statement in it."""
+    script, below = context.script, node
+    for up in script.above(node):
+        other = getattr(up, "orelse", None)
+        chained = isinstance(below, ast.If) and script.code(below).startswith("elif")
+        if isinstance(other, list) and below in other and not chained:
+            return True
+        if up is asks:
+            break
+        below = up
+    return False
+
+
+def _alike(context: Context, node: ast.If) -> bool:
     """Whether rank 0 may do all of it first: it ends where it began, and trains nothing."""
     script = context.script
-    leaves = any(
-        True
-        for kind in (cst.Return, cst.Break, cst.Continue, cst.Yield)
-        for _ in script.inside(node, kind, deep=False)
-    )
-    saves = any(script.name(one.func) == "torch.save" for one in script.inside(node, cst.Call))
+    leaving = (ast.Return, ast.Break, ast.Continue, ast.Yield)
+    leaves = any(True for _ in script.inside(node, *leaving, deep=False))
+    saves = any(script.name(one.func) == "torch.save" for one in script.inside(node, ast.Call))
     return not leaves and not saves and not context.training.trains(node)
 
 
-def _prepared(context: Context) -> list[cst.CSTNode]:
+def _prepared(context: Context) -> list[ast.AST]:
     """`with rankup.rank0_first():` around `if not exists(data): make(data)`; what was wrapped."""
-    script, wrapped = context.script, list[cst.CSTNode]()
-    for one in script.all(cst.If):
+    script, wrapped = context.script, list[ast.AST]()
+    for one in script.all(ast.If):
         maker = _maker(context, one)
-        inside = any(isinstance(up, cst.For | cst.While) for up in script.above(one))
+        inside = any(isinstance(up, LoopNode) for up in script.above(one))
         if maker is None or inside or not _asks_files(context, one):
             continue
         if "not " not in script.code(one.test) or not _alike(context, one):
             continue
         if script.per_sample(one):
             continue
-        if context.edits.first_on_line(script.span(one).start):
+        if script.first_on_line(script.span(one)[0]):
             context.indented(one, "with rankup.rank0_first():")
             context.done(maker, _MADE)
             wrapped.append(one)
     return wrapped
 
 
-def _maker(context: Context, node: cst.CSTNode, depth: int = 0) -> cst.Call | None:
+def _maker(context: Context, node: ast.AST, depth: int = 0) -> ast.Call | None:
     """The first call that makes files, also in a function of the script."""
     script = context.script
-    for call in script.inside(node, cst.Call):
-        method = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+    for call in script.inside(node, ast.Call):
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
         name = script.name(call.func)
         if name in _MAKERS or (method in _MAKING_METHODS and name != "torch.save"):
             return call

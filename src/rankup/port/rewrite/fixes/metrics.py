@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-import libcst as cst
-
+from ....script.flow import given
+from ....script.names import Function
 from ..context import Context
+from ..expressions import words
 from ..training import Loop
 from .kinds import (
     COUNT,
@@ -38,7 +40,7 @@ def training_numbers(context: Context) -> None:
 def together(context: Context, loop: Loop) -> None:
     """The numbers of a loop that all ranks go round together."""
     script = context.script
-    wrapped: list[cst.CSTNode] = []
+    wrapped: list[ast.AST] = []
     for one in increments(context, loop):
         if one.target in loop.losses:
             continue
@@ -72,9 +74,9 @@ def together(context: Context, loop: Loop) -> None:
                 f"{script.code(read)} is of this rank's part of the last batch: keep "
                 f"rankup.batch_mean({script.code(read)}) before the next loop begins",
             )
-    numbers: list[cst.Call | cst.Subscript] = [
-        *script.inside(loop.node.body, cst.Call, deep=False),
-        *script.inside(loop.node.body, cst.Subscript, deep=False),
+    numbers: list[ast.Call | ast.Subscript] = [
+        *script.inside(loop.node.body, ast.Call, deep=False),
+        *script.inside(loop.node.body, ast.Subscript, deep=False),
         *after,
     ]
     for call in numbers:
@@ -99,16 +101,16 @@ def together(context: Context, loop: Loop) -> None:
         context.done(call, f"this is of the whole batch ({function[:-1]})")
 
 
-def _reading(context: Context, loop: Loop, value: cst.BaseExpression) -> cst.BaseExpression:
+def _reading(context: Context, loop: Loop, value: ast.expr) -> ast.expr:
     """The reading of a value inside an expression; all of it where there is none."""
     script = context.script
-    for call in script.inside(value, cst.Call):
+    for call in script.inside(value, ast.Call):
         if READ.search(script.code(call)) and of_batch(context, loop, call):
             return call
     return value
 
 
-def _after(context: Context, loop: Loop) -> tuple[list[cst.Call], list[cst.Call]]:
+def _after(context: Context, loop: Loop) -> tuple[list[ast.Call], list[ast.Call]]:
     """Calls behind a loop, up to the end of the function, that may read its last loss.
 
     Apart from those behind a further loop, by whose batches the runtime would weigh them.
@@ -116,63 +118,63 @@ def _after(context: Context, loop: Loop) -> tuple[list[cst.Call], list[cst.Call]
     script = context.script
     if not loop.losses:
         return [], []
-    found: list[cst.Call] = []
-    late: list[cst.Call] = []
+    found: list[ast.Call] = []
+    late: list[ast.Call] = []
     calls = found
     for parent in [loop.node, *script.above(loop.node)]:
         block = script.block(parent)
         if parent in block:
             for one in block[block.index(parent) + 1 :]:
-                if isinstance(one, cst.FunctionDef | cst.ClassDef):
+                if isinstance(one, Function | ast.ClassDef):
                     continue
                 names = {
-                    n.value
-                    for a in script.inside(one, cst.Assign, deep=False)
+                    name
+                    for a in script.inside(one, ast.Assign, deep=False)
                     for t in a.targets
-                    for n in script.inside(t.target, cst.Name)
+                    for name in words(t)
                 }
                 if names & loop.losses:
                     break
                 if any(
-                    other.node is one or other.node in list(script.inside(one, cst.For))
+                    other.node is one or other.node in list(script.inside(one, ast.For))
                     for other in context.training.loops
                 ):
                     calls = late
                     continue
                 calls += [
                     call
-                    for call in script.inside(one, cst.Call, deep=False)
-                    if {n.value for n in script.inside(call, cst.Name)} & loop.losses
+                    for call in script.inside(one, ast.Call, deep=False)
+                    if words(call) & loop.losses
                 ]
-        if isinstance(parent, cst.FunctionDef):
+        if isinstance(parent, Function):
             break
     return found, late
 
 
-def _meter(context: Context, loop: Loop, one: Increment) -> list[cst.CSTNode]:
+def _meter(context: Context, loop: Loop, one: Increment) -> list[ast.AST]:
     call = one.node
-    assert isinstance(call, cst.Call)
+    assert isinstance(call, ast.Call)
     context.around(one.value, "rankup.batch_mean(")
-    wrapped: list[cst.CSTNode] = [one.value]
-    for arg in call.args[1:]:
-        if local_count(context, loop, arg.value):
-            context.around(arg.value, "rankup.batch_sum(")
-            wrapped.append(arg.value)
+    wrapped: list[ast.AST] = [one.value]
+    for arg in given(call)[1:]:
+        if local_count(context, loop, arg):
+            context.around(arg, "rankup.batch_sum(")
+            wrapped.append(arg)
     context.done(call, f"{one.target} is of the whole batch (rankup.batch_mean)")
     return wrapped
 
 
-def _reads_loss(context: Context, loop: Loop, call: cst.BaseExpression) -> bool:
+def _reads_loss(context: Context, loop: Loop, call: ast.expr) -> bool:
     """`loss.item()`, `float(loss)` of what the backward starts from, or of its parts.
 
     And `scores.mean().item()` of anything made of the batch.
     """
-    script, code = context.script, context.script.code(call)
+    code = context.script.code(call)
     if not READ.search(code):
         return False
     if code.endswith(".mean().item()") and of_batch(context, loop, call):
         return True
-    names = {name.value for name in script.inside(call, cst.Name)}
+    names = words(call)
     return bool(names & (loop.losses | _losses(context, loop)))
 
 
@@ -181,36 +183,36 @@ def _losses(context: Context, loop: Loop) -> set[str]:
     return {name for name in derived(context, loop) if re.search(r"loss|err|\bacc\b", name)}
 
 
-def _counts(context: Context, loop: Loop, call: cst.CSTNode) -> bool:
+def _counts(context: Context, loop: Loop, call: ast.AST) -> bool:
     return COUNT.match(context.script.code(call)) is not None and of_batch(context, loop, call)
 
 
-def _reported(context: Context, loop: Loop, call: cst.CSTNode) -> bool:
+def _reported(context: Context, loop: Loop, call: ast.AST) -> bool:
     """Whether a value goes into something printed or logged, and into nothing else."""
     script = context.script
     for parent in script.above(call):
-        if isinstance(parent, cst.Call) and script.code(parent.func).split(".")[-1] in _REPORTS:
+        if isinstance(parent, ast.Call) and script.code(parent.func).split(".")[-1] in _REPORTS:
             return True
-        if isinstance(parent, cst.Assign):
+        if isinstance(parent, ast.Assign):
             name = _given_to(context, parent, call)
             uses = [
                 one
-                for one in script.inside(loop.node.body, cst.Name, deep=False)
-                if one.value == name and parent not in script.above(one)
+                for one in script.inside(loop.node.body, ast.Name, deep=False)
+                if one.id == name and parent not in script.above(one)
             ]
             return bool(uses) and all(_said(context, one) for one in uses)
-        if isinstance(parent, cst.BaseStatement):
+        if isinstance(parent, ast.stmt):
             return False
     return False
 
 
-def _said(context: Context, name: cst.Name) -> bool:
+def _said(context: Context, name: ast.Name) -> bool:
     """Whether a name is read to be told: not to be kept, or to be computed with."""
     script = context.script
     for up in script.above(name):
-        if isinstance(up, cst.BaseStatement):
+        if isinstance(up, ast.stmt):
             return False
-        if isinstance(up, cst.Call):
+        if isinstance(up, ast.Call):
             dotted = script.name(up.func)
             last = script.code(up.func).split(".")[-1]
             if dotted.split(".")[0] in ("math", "numpy", "torch"):
@@ -220,42 +222,42 @@ def _said(context: Context, name: cst.Name) -> bool:
     return False
 
 
-def _given_to(context: Context, assign: cst.Assign, call: cst.CSTNode) -> str:
+def _given_to(context: Context, assign: ast.Assign, call: ast.AST) -> str:
     """The name that a value goes to, of several too: `loss, n = loss.item(), len(x)`."""
-    script, target = context.script, assign.targets[0].target
-    if not isinstance(target, cst.Tuple):
+    script, target = context.script, assign.targets[0]
+    if not isinstance(target, ast.Tuple):
         return script.dotted(target) or ""
-    if isinstance(assign.value, cst.Tuple) and len(assign.value.elements) == len(target.elements):
-        for part, value in zip(target.elements, assign.value.elements, strict=True):
-            if value.value is call or value in script.above(call):
-                return script.dotted(part.value) or ""
+    if isinstance(assign.value, ast.Tuple) and len(assign.value.elts) == len(target.elts):
+        for part, value in zip(target.elts, assign.value.elts, strict=True):
+            if value is call or value in script.above(call):
+                return script.dotted(part) or ""
     return ""
 
 
-def _in_backward_value(context: Context, loop: Loop, call: cst.CSTNode) -> bool:
+def _in_backward_value(context: Context, loop: Loop, call: ast.AST) -> bool:
     """Whether a reading flows into the loss itself, as a weight."""
     script = context.script
     for parent in script.above(call):
-        if isinstance(parent, cst.Assign):
-            names = {n.value for t in parent.targets for n in script.inside(t.target, cst.Name)}
+        if isinstance(parent, ast.Assign):
+            names = {name for t in parent.targets for name in words(t)}
             return bool(names & loop.losses) and not _behind(context, loop, parent)
-        if isinstance(parent, cst.BaseStatement):
+        if isinstance(parent, ast.stmt):
             return False
     return False
 
 
-def _behind(context: Context, loop: Loop, assign: cst.Assign) -> bool:
+def _behind(context: Context, loop: Loop, assign: ast.Assign) -> bool:
     """Whether a statement stands behind the backward of its round."""
     script = context.script
     inside = [one for one in context.training.backwards if loop.node in script.above(one)]
-    given = {n.value for t in assign.targets for n in script.inside(t.target, cst.Name)}
-    own = [one for one in inside if given & {n.value for n in script.inside(one, cst.Name)}]
-    at = script.span(assign).start
-    return bool(inside) and all(script.span(one).start < at for one in own or inside)
+    given = {name for t in assign.targets for name in words(t)}
+    own = [one for one in inside if given & words(one)]
+    at = script.span(assign)[0]
+    return bool(inside) and all(script.span(one)[0] < at for one in own or inside)
 
 
-def _loss_sums(context: Context, loop: Loop, call: cst.BaseExpression) -> bool:
-    names = {name.value for name in context.script.inside(call, cst.Name)}
+def _loss_sums(context: Context, loop: Loop, call: ast.expr) -> bool:
+    names = words(call)
     return bool(context.training.backwards) and sums(
         context, context.script.scope(call), names, call
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 
-import libcst as cst
-
+from ....script.flow import given, is_none
+from ....script.names import Function
+from ....script.roles import LoopNode
 from ..context import Context
+from ..expressions import number, words
 from ..models import Model
+from ..script import Script
 
 _READY = ("to", "cuda", "apply", "load_state_dict", "half", "float", "double", "requires_grad_")
 _NORMS = re.compile(r"\bBatchNorm[123]d\b|\bresnet\d+\b|\bLazyBatchNorm")
@@ -35,7 +39,7 @@ def _trained(context: Context, model: Model) -> list[Model]:
     """
     script, training = context.script, context.training
     steps = [
-        call for call in script.inside(model.scope, cst.Call, deep=False) if training.trains(call)
+        call for call in script.inside(model.scope, ast.Call, deep=False) if training.trains(call)
     ]
     made = [one for one in model.made if not training.trains(one) and not _is_none(one)]
     made = [one for one in made if not _goes_on(context, one, model.name, steps)]
@@ -43,38 +47,35 @@ def _trained(context: Context, model: Model) -> list[Model]:
     if not made:
         return [model]
     whole = replace(model, made=tuple(made))
-    groups: dict[tuple[cst.CSTNode, int], list[cst.CSTNode]] = {}
+    groups: dict[tuple[int, int], list[ast.AST]] = {}
     for one in sorted(made, key=script.line):
-        block = next(up for up in script.above(one) if _holds(up))
-        before = [at for at in block.body if training.trains(at)]  # type: ignore[attr-defined]
+        block = _blocks(script, one)[0]
+        before = [at for at in block if training.trains(at)]
         passed = sum(script.line(at) < script.line(one) for at in before)
-        groups.setdefault((block, passed), []).append(one)
+        groups.setdefault((id(block), passed), []).append(one)
     alone = len({block for block, _ in groups}) == 1
     if alone or training.trains(ready(context, whole)):
         return [replace(model, made=tuple(group)) for group in groups.values()]
     return [whole]
 
 
-def _is_none(made: cst.CSTNode) -> bool:
+def _is_none(made: ast.AST) -> bool:
     value = getattr(made, "value", None)
-    return isinstance(value, cst.Name) and value.value == "None"
+    return value is not None and is_none(value)
 
 
-def _goes_on(context: Context, made: cst.CSTNode, name: str, steps: list[cst.Call]) -> bool:
+def _goes_on(context: Context, made: ast.AST, name: str, steps: list[ast.Call]) -> bool:
     """Whether what has trained by now is given back changed: `model = model.to("cpu")`."""
     script, value = context.script, getattr(made, "value", None)
     if value is None or not any(script.line(step) < script.line(made) for step in steps):
         return False
     read = [
-        one
-        for kind in (cst.Name, cst.Attribute)
-        for one in script.inside(value, kind)
-        if script.dotted(one) == name
+        one for one in script.inside(value, ast.Name, ast.Attribute) if script.dotted(one) == name
     ]
     if not read:
         return False
-    func = value.func if isinstance(value, cst.Call) else None
-    if not (isinstance(func, cst.Attribute) and script.dotted(func.value) == name):
+    func = value.func if isinstance(value, ast.Call) else None
+    if not (isinstance(func, ast.Attribute) and script.dotted(func.value) == name):
         context.leave(
             made,
             f"made of a {name} that is wrapped: give it rankup.unwrap({name}), and wrap what "
@@ -83,54 +84,58 @@ def _goes_on(context: Context, made: cst.CSTNode, name: str, steps: list[cst.Cal
     return True
 
 
-def _behind_all(context: Context, made: cst.CSTNode, steps: list[cst.Call]) -> bool:
+def _behind_all(context: Context, made: ast.AST, steps: list[ast.Call]) -> bool:
     """Whether nothing trains behind a line, in no further round of a loop either."""
     script = context.script
-    loops = {up for up in script.above(made) if isinstance(up, cst.For | cst.While)}
+    loops = {up for up in script.above(made) if isinstance(up, LoopNode)}
     return bool(steps) and all(
         script.line(step) < script.line(made) and not loops & set(script.above(step))
         for step in steps
     )
 
 
-def ready(context: Context, model: Model) -> cst.CSTNode:
+def ready(context: Context, model: Model) -> ast.AST:
     """The statement after which the model is ready."""
     script = context.script
     # `model = fit(model, …)` gives back what it was given, and is too late.
     making = [one for one in model.made if not context.training.trains(one)] or model.made
-    chains = [[made, *script.above(made)] for made in making]
-    blocks = [node for node in chains[0] if _holds(node)]
-    common = next(block for block in blocks if all(block in chain for chain in chains[1:]))
-    body = list(common.body)  # type: ignore[attr-defined]
-    tops = [next(node for node in chain if node in body) for chain in chains]
-    last = max(body.index(top) for top in tops)
-    place = body[last]
+    blocks = [_blocks(script, made) for made in making]
+    body = next(
+        block for block in blocks[0] if all(any(one is block for one in b) for b in blocks[1:])
+    )
+    last = max(
+        body.index(next(up for up in (made, *script.above(made)) if up in body))  # type: ignore[arg-type]
+        for made in making
+    )
+    place: ast.AST = body[last]
     if context.training.trains(place):
         return place
     for statement in body[last + 1 :]:
-        if context.training.trains(statement) or isinstance(statement, cst.Return):
+        if context.training.trains(statement) or isinstance(statement, ast.Return):
             break
         if _prepares(context, statement, model.name):
             place = statement
     return place
 
 
-def _holds(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.IndentedBlock | cst.Module)
+def _blocks(script: Script, node: ast.AST) -> list[list[ast.stmt]]:
+    """The blocks that a node stands in, the innermost first; none on the row of its head."""
+    blocks = [script.file.names.block(up) for up in (node, *script.above(node))]
+    return [one for one in blocks if one and script.first_on_line(script.span(one[0])[0])]
 
 
-def _prepares(context: Context, statement: cst.CSTNode, name: str) -> bool:
+def _prepares(context: Context, statement: ast.AST, name: str) -> bool:
     """Whether a statement moves, loads, freezes or changes the model."""
     script = context.script
-    if isinstance(statement, cst.FunctionDef | cst.ClassDef):
+    if isinstance(statement, Function | ast.ClassDef):
         return False
-    for call in script.inside(statement, cst.Call, deep=False):
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value in _READY:
+    for call in script.inside(statement, ast.Call, deep=False):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _READY:
             target = script.dotted(call.func.value)
             if target == name or target.startswith(name + "."):
                 return True
-    for assign in script.inside(statement, cst.Assign, deep=False):
-        target = script.code(assign.targets[0].target)
+    for assign in script.inside(statement, ast.Assign, deep=False):
+        target = script.code(assign.targets[0])
         if target.startswith((f"{name}.", f"{name}[")):
             return True
         if target.endswith(".requires_grad") and re.search(
@@ -147,23 +152,23 @@ def summed_losses(context: Context) -> None:
         loop = next((one for one in context.training.loops if one.node in script.above(call)), None)
         scope = script.scope(call)
         names = loop.losses if loop is not None else set()
-        if not names and isinstance(call.func, cst.Attribute):
-            names = {n.value for n in script.inside(call.func.value, cst.Name)}
+        if not names and isinstance(call.func, ast.Attribute):
+            names = words(call.func.value)
         if not sums(context, scope, names, call):
             continue
-        receiver = call.func.value if isinstance(call.func, cst.Attribute) else None
-        if isinstance(receiver, cst.Call) and script.code(receiver.func).endswith(".scale"):
-            receiver = receiver.args[0].value
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if isinstance(receiver, ast.Call) and script.code(receiver.func).endswith(".scale"):
+            receiver = given(receiver)[0]
         if receiver is not None:
             context.around(receiver, "rankup.summed(")
             context.done(call, "a loss summed over the batch is summed over the ranks too")
 
 
-def sums(context: Context, scope: cst.CSTNode, names: set[str], call: cst.BaseExpression) -> bool:
+def sums(context: Context, scope: ast.AST, names: set[str], call: ast.expr) -> bool:
     """Whether the loss behind these names adds up over the samples of a batch."""
     script = context.script
-    func = call.func if isinstance(call, cst.Call) else None
-    receiver = script.code(func.value) if isinstance(func, cst.Attribute) else ""
+    func = call.func if isinstance(call, ast.Call) else None
+    receiver = script.code(func.value) if isinstance(func, ast.Attribute) else ""
     if receiver.endswith(".sum()"):
         return True
     values = [
@@ -174,46 +179,44 @@ def sums(context: Context, scope: cst.CSTNode, names: set[str], call: cst.BaseEx
     return any(adds_up(context, value, 0) for value in values)
 
 
-def adds_up(context: Context, value: cst.CSTNode, depth: int) -> bool:
+def adds_up(context: Context, value: ast.AST, depth: int) -> bool:
     """Whether an expression is a sum-reduced loss, through the script's own functions."""
     script = context.script
     code = script.code(value)
-    if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Divide):
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
         return _constant(context, value.right) and adds_up(context, value.left, depth)
     if _is_sum(code):
         return True
-    for call in script.inside(value, cst.Call):
+    for call in script.inside(value, ast.Call):
         function = script.called(call)
         if function is not None and depth < 3:
-            inside = script.code(function.body)
+            inside = script.body(function.body)
             if _is_sum_loss(inside):
                 return True
         name = script.dotted(call.func)
         if not name:
             continue
         for _, made in context.training.assigned(name, script.scope(call)) or (
-            context.training.assigned(name, script.module)
+            context.training.assigned(name, script.tree)
         ):
-            if isinstance(made, cst.Call) and _is_sum(script.code(made)):
+            if isinstance(made, ast.Call) and _is_sum(script.code(made)):
                 return True
     return False
 
 
-def _constant(context: Context, value: cst.BaseExpression) -> bool:
+def _constant(context: Context, value: ast.expr) -> bool:
     """Whether a divisor is the same for every batch and on every rank: `batch_size`, 32."""
     script, name = context.script, context.script.dotted(value)
     if not name:
-        return isinstance(value, cst.Integer | cst.Float)
-    if isinstance(value, cst.Attribute):
+        return number(value)
+    if isinstance(value, ast.Attribute):
         return not re.search(r"shape|size\b|num", name) or "batch_size" in name
     scope = script.scope(value)
     made = [
         *context.training.assigned(name, scope),
-        *context.training.assigned(name, script.module),
+        *context.training.assigned(name, script.tree),
     ]
-    return bool(made) and all(
-        isinstance(one, cst.Integer | cst.Float) or "args." in script.code(one) for _, one in made
-    )
+    return bool(made) and all(number(one) or "args." in script.code(one) for _, one in made)
 
 
 def _is_sum(code: str) -> bool:
@@ -230,7 +233,7 @@ def batch_norm(context: Context) -> None:
     """Batch norm sees a rank's part of the batch: that is said, and how to change it."""
     if context.options.sync_bn:
         return
-    for node in (*context.script.all(cst.Attribute), *context.script.all(cst.Name)):
+    for node in (*context.script.all(ast.Attribute), *context.script.all(ast.Name)):
         if _NORMS.fullmatch(context.script.code(node).split(".")[-1]):
             context.leave(
                 node,
@@ -245,11 +248,11 @@ def round_trips(context: Context) -> None:
     """`model.cpu()` inside a loop takes the parameters away from what exchanges gradients."""
     script = context.script
     names = {model.name for model in context.training.models} | context.training.parameter_names
-    for call in script.all(cst.Call):
-        if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in ("cpu", "to"):
+    for call in script.all(ast.Call):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("cpu", "to"):
             continue
         target = script.dotted(call.func.value) or script.code(call.func.value).split(".eval()")[0]
-        away = call.func.attr.value == "cpu" or (call.args and '"cpu"' in script.code(call.args[0]))
+        away = call.func.attr == "cpu" or (call.args and '"cpu"' in script.code(given(call)[0]))
         if away and target in names and _inside_training(context, call):
             context.leave(
                 call,
@@ -258,8 +261,6 @@ def round_trips(context: Context) -> None:
             )
 
 
-def _inside_training(context: Context, node: cst.CSTNode) -> bool:
+def _inside_training(context: Context, node: ast.AST) -> bool:
     above = set(context.script.above(node))
-    return any(
-        isinstance(one, cst.For | cst.While) and context.training.trains(one) for one in above
-    )
+    return any(isinstance(one, LoopNode) and context.training.trains(one) for one in above)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-import libcst as cst
-
+from ....script.flow import argument, given
+from ....script.names import Function
 from ..context import Context
+from ..expressions import words
 from .kinds import derived, increments
 
 _SPOKEN = {"print", "info", "debug", "log", "progress_bar", "add_scalar"}
@@ -25,7 +27,7 @@ def by_hand(context: Context) -> None:
 
 def _alone(context: Context) -> None:
     script = context.script
-    for handler in script.all(cst.ExceptHandler):
+    for handler in script.all(ast.ExceptHandler):
         if not any(
             loop.node in script.above(handler) or any(p is handler for p in script.above(loop.node))
             for loop in context.training.loops
@@ -35,7 +37,7 @@ def _alone(context: Context) -> None:
         what = script.code(handler.type) if handler.type is not None else "anything"
         if "KeyboardInterrupt" in what or "StopIteration" in what:
             continue  # torchrun interrupts all ranks; an epoch ends on all of them
-        ends = any(True for _ in script.inside(handler.body, cst.Raise))
+        ends = any(True for _ in script.inside(handler.body, ast.Raise))
         if not ends:
             context.leave(
                 handler,
@@ -45,15 +47,15 @@ def _alone(context: Context) -> None:
             )
 
 
-def _guards_training(context: Context, handler: cst.ExceptHandler) -> bool:
+def _guards_training(context: Context, handler: ast.ExceptHandler) -> bool:
     guarded = context.script.parents.get(handler)
-    return isinstance(guarded, cst.Try) and any(
-        call in context.training.backwards for call in context.script.inside(guarded.body, cst.Call)
+    return isinstance(guarded, ast.Try) and any(
+        call in context.training.backwards for call in context.script.inside(guarded.body, ast.Call)
     )
 
 
 def _terminal(context: Context) -> None:
-    for call in context.script.all(cst.Call):
+    for call in context.script.all(ast.Call):
         name = context.script.name(call.func)
         if name == "input":
             context.leave(call, "a job has no terminal to ask: take this from an argument")
@@ -63,8 +65,8 @@ def _terminal(context: Context) -> None:
 
 def _streams(context: Context) -> None:
     script = context.script
-    for class_ in script.all(cst.ClassDef):
-        bases = [script.name(base.value).split(".")[-1] for base in class_.bases]
+    for class_ in script.all(ast.ClassDef):
+        bases = [script.name(base).split(".")[-1] for base in class_.bases]
         if "IterableDataset" in bases:
             context.leave(
                 class_,
@@ -72,18 +74,18 @@ def _streams(context: Context) -> None:
                 "world_size-th item from the rank on, and take rankup.shard from its loader",
             )
     for call in context.training.loader_calls:
-        size = script.argument(call, "batch_size", 1)
-        if size is not None and script.code(size.value) == "None":
+        size = argument(call, "batch_size", 1)
+        if size is not None and script.code(size) == "None":
             context.leave(call, "batch_size=None has no batches for rankup.shard to cut")
 
 
 def _flags(context: Context) -> None:
     """Command-line flags that chose a GPU by number."""
     script = context.script
-    for call in script.all(cst.Call):
-        if not (isinstance(call.func, cst.Attribute) and call.func.attr.value == "add_argument"):
+    for call in script.all(ast.Call):
+        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
             continue
-        first = script.code(call.args[0].value) if call.args else ""
+        first = script.code(given(call)[0]) if given(call) else ""
         if re.match(r"""["']--?(gpu|gpus|gpu[_-]ids?|device|cuda[_-]device)["']$""", first):
             context.leave(
                 call,
@@ -99,8 +101,8 @@ def _on_the_way(context: Context) -> None:
         if loop.trains or loop.source is None or not context.dealt(loop):
             continue
         numbers = {one.target for one in increments(context, loop)} | derived(context, loop)
-        for call in script.inside(loop.node.body, cst.Call, deep=False):
-            names = {name.value for name in script.inside(call, cst.Name)}
+        for call in script.inside(loop.node.body, ast.Call, deep=False):
+            names = words(call)
             if script.dotted(call.func).split(".")[-1] in _SPOKEN and names & numbers:
                 context.leave(
                     call,
@@ -125,10 +127,10 @@ def _elsewhere(context: Context) -> None:
 def _masked_in_the_model(context: Context) -> None:
     """A model that returns its loss, a mean over valid targets: `units` looks at loops alone."""
     script = context.script
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         scope = script.scope(call)
-        inside = isinstance(scope, cst.FunctionDef) and scope.name.value == "forward"
-        if inside and script.argument(call, "ignore_index") is not None:
+        inside = isinstance(scope, Function) and scope.name == "forward"
+        if inside and argument(call, "ignore_index") is not None:
             context.leave(
                 call,
                 "a mean over valid targets, of which the ranks have different numbers: call "

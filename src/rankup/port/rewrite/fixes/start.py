@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-import libcst as cst
-
-from ....script.names import RUNTIME
+from ....script.flow import argument, given
+from ....script.names import RUNTIME, Function
+from ....script.roles import LoopNode
 from ....script.source import candidates
+from ...rules.facts import string
 from ..context import Context
 from ..script import Script
 
@@ -22,8 +24,8 @@ def import_rankup(context: Context, vendor: bool) -> None:
     if last is not None:
         context.after(last, line)
         return
-    body = [one for one in script.module.body if not _documents(one)]
-    context.before(body[0], line) if body else context.after(script.module.body[-1], line)
+    body = [one for one in script.tree.body if not _documents(one)]
+    context.before(body[0], line) if body else context.after(script.tree.body[-1], line)
 
 
 def join(context: Context) -> None:
@@ -45,43 +47,42 @@ def join(context: Context) -> None:
         return
     guard = main_guard(context.script)
     if guard is not None and not _works_at_import(context):
-        inner = guard.body.body[0]
-        if isinstance(guard.body, cst.IndentedBlock):
+        inner = guard.body[0]
+        if context.script.first_on_line(context.script.span(inner)[0]):
             context.before(inner, *lines)
         else:  # if __name__ == "__main__": main()
-            context.edits.insert(context.script.span(inner).start, "; ".join(lines) + "; ")
+            context.edits.insert(context.script.span(inner)[0], "; ".join(lines) + "; ")
         return
     last = last_import(context.script)
     if last is not None:
         context.after(last, "", *lines)
     else:
-        body = [one for one in context.script.module.body if not _documents(one)]
+        body = [one for one in context.script.tree.body if not _documents(one)]
         context.before(body[0], *lines, "")
 
 
-def last_import(script: Script) -> cst.CSTNode | None:
+def last_import(script: Script) -> ast.AST | None:
     """The last import of those at the top of the script."""
     last = None
-    torch = {name for name, full in script.imports.items() if full.split(".")[0] == "torch"}
-    for statement in script.module.body:
-        if isinstance(statement, cst.SimpleStatementLine) and all(
-            isinstance(one, cst.Import | cst.ImportFrom) for one in statement.body
-        ):
+    for statement in script.tree.body:
+        if all(isinstance(one, ast.Import | ast.ImportFrom) for one in script.row(statement)):
             last = statement
-        elif isinstance(statement, cst.FunctionDef | cst.ClassDef | cst.For | cst.While) or (
-            isinstance(statement, cst.If | cst.With)
-            and not any(True for _ in script.inside(statement, cst.Import))
+        elif isinstance(statement, Function | ast.ClassDef | LoopNode) or (
+            isinstance(statement, ast.If | ast.With)
+            and not any(True for _ in script.inside(statement, ast.Import))
         ):
             break
-        elif any(name.value in torch for name in script.inside(statement, cst.Name)):
+        elif any(
+            script.name(one).split(".")[0] == "torch" for one in script.inside(statement, ast.Name)
+        ):
             break  # work has begun; an import that comes later is too late for the runtime
     return last
 
 
-def main_guard(script: Script) -> cst.If | None:
+def main_guard(script: Script) -> ast.If | None:
     """`if __name__ == "__main__":`"""
-    for statement in script.module.body:
-        if isinstance(statement, cst.If) and "__name__" in script.code(statement.test):
+    for statement in script.tree.body:
+        if isinstance(statement, ast.If) and "__name__" in script.code(statement.test):
             return statement
     return None
 
@@ -93,8 +94,8 @@ def draws_unseeded(context: Context) -> bool:
     own = ("random.Random", "numpy.random.default_rng", "numpy.random.RandomState")
     names = {
         name
-        for call in script.all(cst.Call)
-        if (name := script.name(call.func)) not in own or not call.args
+        for call in script.all(ast.Call)
+        if (name := script.name(call.func)) not in own or not given(call)
     }
     last = {name.split(".")[-1] for name in names}
     torch_seed = {"torch.manual_seed", "torch.random.manual_seed"} & names
@@ -118,29 +119,27 @@ def _draws_data(context: Context) -> bool:
     script, training = context.script, context.training
     seeds = [
         call
-        for call in script.all(cst.Call)
+        for call in script.all(ast.Call)
         if script.name(call.func) in ("torch.manual_seed", "torch.random.manual_seed")
     ]
-    flat = [script.line(call) for call in seeds if script.scope(call) is script.module]
+    flat = [script.line(call) for call in seeds if script.scope(call) is script.tree]
     if len(flat) < len(seeds):
         return False  # in a function: when it runs cannot be seen
-    seen: set[cst.CSTNode] = set()
-    waiting: list[cst.CSTNode] = [
-        arg.value
-        for call in training.loader_calls
-        if (arg := script.argument(call, "dataset", 0)) is not None
+    seen: set[ast.AST] = set()
+    waiting: list[ast.AST] = [
+        arg for call in training.loader_calls if (arg := argument(call, "dataset", 0)) is not None
     ]
     while waiting:
         node = waiting.pop()
         if node in seen:
             continue
         seen.add(node)
-        for call in script.inside(node, cst.Call):
-            drawn = script.name(call.func) in _DRAWS and script.argument(call, "generator") is None
+        for call in script.inside(node, ast.Call):
+            drawn = script.name(call.func) in _DRAWS and argument(call, "generator") is None
             if drawn and not any(line < script.line(call) for line in flat):
                 return True
-        for name in script.inside(node, cst.Name):
-            waiting += [value for _, value in training.assigned(name.value, script.scope(name))]
+        for name in script.inside(node, ast.Name):
+            waiting += [value for _, value in training.assigned(name.id, script.scope(name))]
     return False
 
 
@@ -149,18 +148,18 @@ def _redraws(context: Context) -> bool:
     script = context.script
     files = {
         path
-        for name in script.imports.values()
+        for name in script.file.names.imported
         if script.folder is not None
         for path in candidates(script.folder, script.folder, name)
     }
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         written = script.dotted(call.func).split(".")
         if len(written) < 3 or written[-2] != "dataset":
             continue
         name = written[-1]
-        texts = [script.code(one) for one in script.all(cst.FunctionDef) if one.name.value == name]
+        texts = [script.code(one) for one in script.functions if one.name == name]
         for path in sorted(files):
-            texts += [script.file(path).code(one) for one in script.functions_in(path, name)]
+            texts += [script.other(path).code(one) for one in script.functions_in(path, name)]
         if any(re.search(r"\b(np|numpy)\.random\.", text) for text in texts):
             return True
     return False
@@ -169,19 +168,14 @@ def _redraws(context: Context) -> bool:
 def _works_at_import(context: Context) -> bool:
     """Whether a model, a loader or a loop stands outside functions and the guard."""
     script, guard = context.script, main_guard(context.script)
-    roles: list[cst.CSTNode] = [*context.training.loader_calls, *context.training.optimizers]
+    roles: list[ast.AST] = [*context.training.loader_calls, *context.training.optimizers]
     roles += [loop.node for loop in context.training.loops]
     return any(
-        script.scope(node) is script.module and not any(one is guard for one in script.above(node))
+        script.scope(node) is script.tree and not any(one is guard for one in script.above(node))
         for node in roles
     )
 
 
-def _documents(statement: cst.CSTNode) -> bool:
+def _documents(statement: ast.AST) -> bool:
     """A docstring, or an import from the future."""
-    if not isinstance(statement, cst.SimpleStatementLine):
-        return False
-    first = statement.body[0]
-    return isinstance(first, cst.Expr) and isinstance(
-        first.value, cst.SimpleString | cst.ConcatenatedString
-    )
+    return isinstance(statement, ast.Expr) and string(statement.value) is not None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 
-import libcst as cst
-
+from ....script.flow import argument
+from ....script.names import Function
+from ...rules.masked import counted_by
 from ..context import Context
+from ..expressions import words
 from ..training import Loop
 from .kinds import Increment
 
@@ -33,7 +36,7 @@ class Masked:
         units: text of what the mean divides by; empty where it could not be said.
     """
 
-    call: cst.BaseExpression
+    call: ast.expr
     units: str
 
 
@@ -42,7 +45,7 @@ def count(context: Context) -> None:
     script = context.script
     for call in context.training.backwards:
         scope = script.scope(call)
-        start = call.func.value if isinstance(call.func, cst.Attribute) else call
+        start = call.func.value if isinstance(call.func, ast.Attribute) else call
         loop = next((one for one in context.training.loops if one.node in script.above(call)), None)
         found = {one.call: one for one in masked(context, start, loop)}
         if not found:
@@ -53,8 +56,9 @@ def count(context: Context) -> None:
             len(found) == 1
             and first.units
             and script.scope(statement) is scope
-            and call not in script.inside(statement, cst.Call)
-            and isinstance(statement, cst.SimpleStatementLine)
+            and call not in script.inside(statement, ast.Call)
+            and not hasattr(statement, "body")
+            and script.first_on_line(script.span(statement)[0])
             and (loop is None or loop.node in script.above(statement))
         )
         if not alone:
@@ -81,7 +85,7 @@ def say_weighed_by_samples(context: Context, loop: Loop, one: Increment) -> None
 
 
 def masked(
-    context: Context, expression: cst.CSTNode, loop: Loop | None, depth: int = 0
+    context: Context, expression: ast.AST, loop: Loop | None, depth: int = 0
 ) -> list[Masked]:
     """The masked means that an expression is made of, through the names of its function.
 
@@ -89,42 +93,29 @@ def masked(
         loop: what it stands in; a name that is given a value there does not have one of elsewhere.
     """
     script = context.script
-    found = [one for call in script.inside(expression, cst.Call) if (one := _masked(context, call))]
-    for division in script.inside(expression, cst.BinaryOperation):
-        over = _summed(context, division.right)
-        top = script.code(division.left)
-        if isinstance(division.operator, cst.Divide) and over and over in top and ".sum(" in top:
+    found = [one for call in script.inside(expression, ast.Call) if (one := _masked(context, call))]
+    for division in script.inside(expression, ast.BinOp):
+        over = counted_by(script.file, division)
+        if over:
             units = script.code(division.right)
             found.append(Masked(division, units if re.fullmatch(r"[\w.\[\]]+", over) else ""))
     if found or depth > 3:
         return found
-    for name in script.inside(expression, cst.Name):
-        parent = script.parents.get(name)
-        if isinstance(parent, cst.Attribute) and parent.attr is name:
-            continue
-        values = [value for _, value in context.training.assigned(name.value, script.scope(name))]
+    for name in script.inside(expression, ast.Name):
+        values = [value for _, value in context.training.assigned(name.id, script.scope(name))]
         if loop is not None:
             values = [one for one in values if loop.node in script.above(one)] or values
         for value in values:
-            if value is not expression and name not in script.inside(value, cst.Name):
+            if value is not expression and name not in script.inside(value, ast.Name):
                 found += masked(context, value, loop, depth + 1)
     return found
 
 
-def _summed(context: Context, value: cst.BaseExpression) -> str:
-    """The text of X in `X.sum()`, `X.sum().clamp(min=1)`; else empty."""
-    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute):
-        if value.func.attr.value == "sum" and not value.args:
-            return context.script.code(value.func.value)
-        value = value.func.value
-    return ""
-
-
-def _masked(context: Context, call: cst.Call) -> Masked | None:
+def _masked(context: Context, call: ast.Call) -> Masked | None:
     return _of_torch(context, call) or _of_transformers(context, call)
 
 
-def _of_torch(context: Context, call: cst.Call) -> Masked | None:
+def _of_torch(context: Context, call: ast.Call) -> Masked | None:
     """`F.cross_entropy(logits, targets, ignore_index=0)`, or a criterion that was made so.
 
     With `weight=` the mean is over the weights of the targets' classes.
@@ -133,31 +124,31 @@ def _of_torch(context: Context, call: cst.Call) -> Masked | None:
     made = call if script.name(call.func) in _LOSSES else _criterion(context, call)
     if made is None or (made is call and script.name(call.func).startswith("torch.nn.C")):
         return None
-    reduction = script.argument(made, "reduction")
-    if reduction is not None and "mean" not in script.code(reduction.value):
+    reduction = argument(made, "reduction")
+    if reduction is not None and "mean" not in script.code(reduction):
         return None
-    given = script.argument(made, "ignore_index")
-    weight = script.argument(made, "weight", 2 if made is call else 0)
-    weighted = weight is not None and script.code(weight.value) != "None"
-    if given is not None:
-        ignored = script.code(given.value)
+    ignore = argument(made, "ignore_index")
+    weight = argument(made, "weight", 2 if made is call else 0)
+    weighted = weight is not None and script.code(weight) != "None"
+    if ignore is not None:
+        ignored = script.code(ignore)
     elif weighted or _says(context, _IGNORED):
         ignored = _IGNORED
     else:
         return None
-    target = script.argument(call, "target", 1)
-    again = _again(context, target.value) if target is not None else ""
+    target = argument(call, "target", 1)
+    again = _again(context, target) if target is not None else ""
     if not weighted or not again:
         return Masked(call, f"({again} != {ignored}).sum()" if again else "")
-    if given is not None or _says(context, _IGNORED):
+    if ignore is not None or _says(context, _IGNORED):
         return Masked(call, "")  # both
     weights = f"{script.dotted(call.func)}.weight"
     if weight is not None and made is call:
-        weights = script.dotted(weight.value)
+        weights = script.dotted(weight)
     return Masked(call, f"{weights}[{again}].sum()" if weights else "")
 
 
-def _criterion(context: Context, call: cst.Call) -> cst.Call | None:
+def _criterion(context: Context, call: ast.Call) -> ast.Call | None:
     """The `CrossEntropyLoss(…)` that is called."""
     script = context.script
     name = script.dotted(call.func)
@@ -165,20 +156,20 @@ def _criterion(context: Context, call: cst.Call) -> cst.Call | None:
         return None
     scope = script.scope(call)
     given = []
-    if isinstance(scope, cst.FunctionDef) and name in script.parameters(scope):
+    if isinstance(scope, Function) and name in script.parameters(scope):
         given = [script.given(scope, name, one) for one in script.calls_of.get(scope, [])]
         names = {(script.dotted(one), script.scope(one)) for one in given if one is not None}
     else:
-        names = {(name, scope), (name, script.module)}
+        names = {(name, scope), (name, script.tree)}
     for written, where in names:
         for _, value in context.training.assigned(written, where) if written else ():
-            for made in script.inside(value, cst.Call):
+            for made in script.inside(value, ast.Call):
                 if script.name(made.func) in _LOSSES:
                     return made
     return None
 
 
-def _of_transformers(context: Context, call: cst.Call) -> Masked | None:
+def _of_transformers(context: Context, call: ast.Call) -> Masked | None:
     """`model(input_ids=…, labels=…)` of a language model of transformers."""
     script = context.script
     if not script.modules & {"transformers"}:
@@ -187,20 +178,16 @@ def _of_transformers(context: Context, call: cst.Call) -> Masked | None:
     name = script.dotted(call.func)
     if name not in names and not name.endswith("model"):
         return None
-    labels = script.argument(call, "labels")
-    stars = [arg.value for arg in call.args if arg.star == "**"]
+    labels = argument(call, "labels")
+    stars = [one.value for one in call.keywords if one.arg is None]
     if labels is not None:
-        targets = _again(context, labels.value)
-    elif len(stars) == 1 and isinstance(stars[0], cst.Name):
-        targets = f'{stars[0].value}["labels"]'
+        targets = _again(context, labels)
+    elif len(stars) == 1 and isinstance(stars[0], ast.Name):
+        targets = f'{stars[0].id}["labels"]'
     else:
         return None
     kinds = {
-        word
-        for model in context.training.models
-        for made in model.made
-        for one in script.inside(made, cst.Name)
-        for word in (one.value,)
+        word for model in context.training.models for made in model.made for word in words(made)
     }
     if any(_BEHIND.match(kind) for kind in kinds):
         targets = f"{targets}[..., 1:]" if targets else ""
@@ -209,13 +196,13 @@ def _of_transformers(context: Context, call: cst.Call) -> Masked | None:
     return Masked(call, f"({targets} != {_IGNORED}).sum()" if targets else "")
 
 
-def _again(context: Context, value: cst.BaseExpression) -> str:
+def _again(context: Context, value: ast.expr) -> str:
     """An expression's text where it may be said a second time, else empty."""
-    for call in context.script.inside(value, cst.Call):
-        if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in _PLAIN:
+    for call in context.script.inside(value, ast.Call):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in _PLAIN:
             return ""
     return context.script.code(value)
 
 
 def _says(context: Context, number: str) -> bool:
-    return any(context.script.code(one) == number for one in context.script.all(cst.UnaryOperation))
+    return any(context.script.code(one) == number for one in context.script.all(ast.UnaryOp))

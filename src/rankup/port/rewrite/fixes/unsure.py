@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-import libcst as cst
-
+from ....script.flow import argument, given
+from ....script.names import Function
+from ....script.roles import LoopNode
 from ..context import Context
-from ..expressions import read, targets_of
+from ..expressions import read, targets_of, words
+from ..script import ForNode
 from ..training import Loop
 from .kinds import derived, increments, made_anew
 
@@ -33,29 +36,26 @@ def of_a_part(context: Context) -> None:
 def _unfrozen(context: Context) -> None:
     """Layers that begin to train when the model was wrapped long ago."""
     script = context.script
-    found: list[cst.CSTNode] = [
+    found: list[ast.AST] = [
         one
-        for one in script.all(cst.Assign)
-        if script.code(one.targets[0].target).endswith(".requires_grad")
+        for one in script.all(ast.Assign)
+        if script.code(one.targets[0]).endswith(".requires_grad")
         and script.code(one.value) == "True"
     ]
     found += [
         call
-        for call in script.all(cst.Call)
-        if isinstance(call.func, cst.Attribute)
-        and call.func.attr.value == "requires_grad_"
-        and all(script.code(arg.value) == "True" for arg in call.args)
+        for call in script.all(ast.Call)
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr == "requires_grad_"
+        and all(script.code(arg) == "True" for arg in given(call))
     ]
     models = {model.name.split(".")[0] for model in context.training.models}
     for node in found:
-        above = [one for one in script.above(node) if isinstance(one, cst.For | cst.While)]
+        above = [one for one in script.above(node) if isinstance(one, LoopNode)]
         names = {
-            one.value
+            name
             for place in (node, *above[:1])
-            for one in script.inside(
-                place.iter if isinstance(place, cst.For) else node,
-                cst.Name,
-            )
+            for name in words(place.iter if isinstance(place, ForNode) else node)
         }
         if names & models and any(context.training.trains(one) for one in above):
             context.leave(
@@ -68,12 +68,12 @@ def _unfrozen(context: Context) -> None:
 def _collected(context: Context) -> None:
     """Comprehensions over a loader that is dealt."""
     script, training = context.script, context.training
-    for one in script.all(cst.CompFor):
+    for one in script.all(ast.comprehension):
         loader = training.loader_of(one.iter)
         if loader is None or context.one_by_one(loader):
             continue
         context.leave(
-            one,
+            one.target,
             "what is collected here is of this rank's part of the batches: write it as a loop, "
             "which port puts together, or call rankup.total or rankup.gather",
         )
@@ -82,9 +82,9 @@ def _collected(context: Context) -> None:
 def _single_batches(context: Context) -> None:
     """`next(iter(loader))` outside a training, and batches that come a second time."""
     script, training = context.script, context.training
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         name = script.name(call.func)
-        if name == "itertools.cycle" and call.args and training.loader_of(call.args[0].value):
+        if name == "itertools.cycle" and call.args and training.loader_of(call.args[0]):
             context.leave(
                 call,
                 "the same batches come again and again, shuffled once: right, but what is printed "
@@ -93,12 +93,12 @@ def _single_batches(context: Context) -> None:
             )
         if name != "next" or not call.args:
             continue
-        inner = _begun(context, call.args[0].value)
+        inner = _begun(context, call.args[0])
         if inner is None or not inner.args:
             continue
         above = set(script.above(call))
         trained = any(loop.trains and loop.node in above for loop in training.loops)
-        if not trained and training.loader_of(inner.args[0].value) is not None:
+        if not trained and training.loader_of(inner.args[0]) is not None:
             context.leave(
                 call,
                 "each rank has its part of this batch: what is computed of it alone is not that of "
@@ -111,15 +111,15 @@ def _side_by_side(context: Context) -> None:
     """`zip(one, other)` over loaders whose batches are of different sizes."""
     script, training = context.script, context.training
     heads = [
-        one.node.iter for one in training.loops if one.trains and isinstance(one.node, cst.For)
+        one.node.iter for one in training.loops if one.trains and isinstance(one.node, ForNode)
     ]
-    for call in (call for head in heads for call in script.inside(head, cst.Call)):
+    for call in (call for head in heads for call in script.inside(head, ast.Call)):
         if script.name(call.func) != "zip":
             continue
-        loaders = [training.loader_of(arg.value) for arg in call.args]
-        made = [one for one in loaders if isinstance(one, cst.Call)]
-        sizes = [script.argument(one, "batch_size", 1) for one in made]
-        if len({script.code(one.value) if one else "1" for one in sizes}) > 1:
+        loaders = [training.loader_of(arg) for arg in given(call)]
+        made = [one for one in loaders if isinstance(one, ast.Call)]
+        sizes = [argument(one, "batch_size", 1) for one in made]
+        if len({script.code(one) if one else "1" for one in sizes}) > 1:
             context.leave(
                 call,
                 "gradients and means are weighed by this rank's part of the last loader's batch: "
@@ -128,15 +128,15 @@ def _side_by_side(context: Context) -> None:
             )
 
 
-def _begun(context: Context, value: cst.BaseExpression) -> cst.Call | None:
+def _begun(context: Context, value: ast.expr) -> ast.Call | None:
     """The `iter(…)` that a `next` is given, itself or by a name."""
     script = context.script
     made = [value]
-    if isinstance(value, cst.Name):
-        given = context.training.assigned(value.value, script.scope(value))
+    if isinstance(value, ast.Name):
+        given = context.training.assigned(value.id, script.scope(value))
         made = [one for _, one in given]
     for one in made:
-        if isinstance(one, cst.Call) and script.name(one.func) == "iter":
+        if isinstance(one, ast.Call) and script.name(one.func) == "iter":
             return one
     return None
 
@@ -148,10 +148,10 @@ def _mixed(context: Context) -> None:
         one
         for loop in training.loops
         if loop.trains
-        for one in script.inside(loop.node.body, cst.Call, deep=False)
+        for one in script.inside(loop.node.body, ast.Call, deep=False)
     ]
     reached = {function for call in steps if (function := script.called(call)) is not None}
-    for call in script.all(cst.Call):
+    for call in script.all(ast.Call):
         name = script.name(call.func)
         if (
             name == "torch.randperm"
@@ -175,9 +175,9 @@ def _mixed(context: Context) -> None:
 def _by_the_clock(context: Context) -> None:
     """A rank that looks at its own clock ends alone."""
     script = context.script
-    for one in script.all(cst.If):
-        leaves = any(True for _ in script.inside(one.body, cst.Break, deep=False))
-        loops = [up for up in script.above(one) if isinstance(up, cst.For | cst.While)]
+    for one in script.all(ast.If):
+        leaves = any(True for _ in script.inside(one.body, ast.Break, deep=False))
+        loops = [up for up in script.above(one) if isinstance(up, LoopNode)]
         if (
             leaves
             and _CLOCK.search(script.code(one.test))
@@ -193,14 +193,14 @@ def _by_the_clock(context: Context) -> None:
 def _ratios(context: Context) -> None:
     """A loss of the script's own that divides sums over the whole batch, as Dice does."""
     script = context.script
-    for function in script.all(cst.FunctionDef):
+    for function in script.functions:
         owner = script.owner(function)
-        names = [function.name.value, owner.name.value if isinstance(owner, cst.ClassDef) else ""]
+        names = [function.name, owner.name if isinstance(owner, ast.ClassDef) else ""]
         if not any(_OF_LOSSES.search(name) for name in names):
             continue
-        for one in script.inside(function.body, cst.BinaryOperation):
+        for one in script.inside(function.body, ast.BinOp):
             sides = [script.code(one.left), script.code(one.right)]
-            if isinstance(one.operator, cst.Divide) and _sums(context, function, sides):
+            if isinstance(one.op, ast.Div) and _sums(context, function, sides):
                 context.leave(
                     one,
                     "a ratio of sums over the batch, of which each rank has its part: not the "
@@ -209,12 +209,12 @@ def _ratios(context: Context) -> None:
                 break
 
 
-def _sums(context: Context, function: cst.FunctionDef, sides: list[str]) -> bool:
+def _sums(context: Context, function: Function, sides: list[str]) -> bool:
     """Whether both sides are sums over all there is, maybe through a name."""
     script = context.script
     made = {
-        script.dotted(one.targets[0].target)
-        for one in script.inside(function.body, cst.Assign)
+        script.dotted(one.targets[0])
+        for one in script.inside(function.body, ast.Assign)
         if ".sum()" in script.code(one.value)
     }
     return all(".sum()" in side or made & set(re.findall(r"\w+", side)) for side in sides)
@@ -224,18 +224,18 @@ def _kept(context: Context, loop: Loop) -> None:
     """What an evaluation keeps in another way than by adding up."""
     script = context.script
     known = {one.target for one in increments(context, loop)} | made_anew(context, loop)
-    assigns = list(script.inside(loop.node.body, cst.Assign, deep=False))
+    assigns = list(script.inside(loop.node.body, ast.Assign, deep=False))
     for assign in assigns:  # under `with`, too
-        used = read(script, assign.value)
-        names = {script.dotted(one) for one in targets_of(assign.targets[0].target)}
+        used = read(assign.value)
+        names = {script.dotted(one) for one in targets_of(assign.targets[0])}
         known |= {name for name in names if name and name not in used}
     made = derived(context, loop)
-    for call in script.inside(loop.node.body, cst.Call, deep=False):
-        if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in _TAKES:
+    for call in script.inside(loop.node.body, ast.Call, deep=False):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in _TAKES:
             continue
         holder = script.dotted(call.func.value)
-        used = {name.value for arg in call.args for name in script.inside(arg, cst.Name)}
-        alone = isinstance(script.parents.get(call), cst.Expr)
+        used = words(given(call))
+        alone = isinstance(script.parents.get(call), ast.Expr)
         if alone and holder and holder not in known and used & made and _own(context, holder):
             context.leave(
                 call,
@@ -244,10 +244,10 @@ def _kept(context: Context, loop: Loop) -> None:
             )
             known.add(holder)
     for assign in assigns:
-        target = assign.targets[0].target
+        target = assign.targets[0]
         written = script.dotted(target)
-        used = read(script, assign.value)
-        if isinstance(target, cst.Subscript):
+        used = read(assign.value)
+        if isinstance(target, ast.Subscript):
             written = script.dotted(target.value)
             grows = True
         else:
@@ -264,9 +264,9 @@ def _kept(context: Context, loop: Loop) -> None:
 def _own(context: Context, name: str) -> bool:
     """Whether an object is of a class of the script, which puts nothing together by itself."""
     script = context.script
-    classes = {one.name.value for one in script.all(cst.ClassDef)}
+    classes = {one.name for one in script.all(ast.ClassDef)}
     return any(
-        isinstance(one.value, cst.Call) and script.dotted(one.value.func) in classes
-        for one in script.all(cst.Assign)
-        if script.dotted(one.targets[0].target) == name
+        isinstance(one.value, ast.Call) and script.dotted(one.value.func) in classes
+        for one in script.all(ast.Assign)
+        if script.dotted(one.targets[0]) == name
     )

@@ -1,0 +1,130 @@
+"""Positions within f-strings, which Python 3.11 and earlier count wrongly or not at all."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+_Offset = Callable[[int, int], int]  # of a line and a column in bytes, as `ast` has them
+
+
+def correct(tree: ast.Module, text: str, offset: _Offset) -> None:
+    """Give the nodes within f-strings the positions that Python 3.12 and later give them."""
+    if sys.version_info >= (3, 12):
+        return
+    for node in ast.walk(tree):  # outer ones first
+        if isinstance(node, ast.JoinedStr):
+            # What this reader does not know keeps the positions that Python has counted.
+            with suppress(SyntaxError, ValueError, IndexError, tokenize.TokenError):
+                _correct_string(node, text, offset)
+
+
+def _correct_string(node: ast.JoinedStr, text: str, offset: _Offset) -> None:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    start = offset(node.lineno, node.col_offset)
+    code = text[start : offset(node.end_lineno, node.end_col_offset)]
+    fields = [span for begin, end in _strings(code) for span in _fields(code, begin, end)]
+    values = list(_values(node))
+    if len(fields) != len(values):
+        return  # within another f-string's format: its own place is not known either
+    for (begin, end), value in zip(fields, values, strict=True):
+        _move(value, text, start + begin, start + end)
+
+
+def _values(node: ast.JoinedStr) -> Iterator[ast.expr]:
+    """What an f-string formats, in the order of the text; of a format's own fields, too."""
+    for one in node.values:
+        if isinstance(one, ast.FormattedValue):
+            yield one.value
+            if isinstance(one.format_spec, ast.JoinedStr):
+                yield from _values(one.format_spec)
+
+
+def _strings(code: str) -> Iterator[tuple[int, int]]:
+    """Begin and end of what each f-string of a row of strings holds."""
+    starts = [0]
+    for line in code.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for token in tokenize.generate_tokens(io.StringIO(f"({code})").readline):
+        if token.type == tokenize.STRING:
+            prefix = re.match(r"\w*", token.string)[0].lower()  # type: ignore[index]
+            if "f" in prefix:
+                row, column = token.start
+                begin = starts[row - 1] + column - (row == 1) + len(prefix)
+                quotes = 3 if code[begin : begin + 3] in ('"""', "'''") else 1
+                end = begin - len(prefix) + len(token.string) - quotes
+                yield begin + quotes, end
+
+
+def _fields(code: str, at: int, end: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of the expressions between braces."""
+    while at < end:
+        if code[at : at + 2] in ("{{", "}}"):
+            at += 2
+        elif code[at] != "{":
+            at += 1
+        else:
+            stop = _expression_end(code, at + 1)
+            yield at + 1, stop
+            colon = stop
+            while code[colon] not in ":}":  # `=` and `!r`
+                colon += 1
+            close = _closing(code, colon)
+            if code[colon] == ":":
+                yield from _fields(code, colon + 1, close)
+            at = close + 1
+
+
+def _expression_end(code: str, at: int) -> int:
+    depth, quote = 0, ""
+    while True:
+        if quote:
+            if code.startswith(quote, at):
+                at += len(quote) - 1
+                quote = ""
+        elif code[at] in "'\"":
+            quote = code[at] * 3 if code.startswith(code[at] * 3, at) else code[at]
+            at += len(quote) - 1
+        elif code[at] in "([{":
+            depth += 1
+        elif depth and code[at] in ")]}":
+            depth -= 1
+        elif not depth:
+            if code[at : at + 2] in ("==", "!=", "<=", ">=", ":="):
+                if code[at] == ":":
+                    return at
+                at += 1
+            elif code[at] in "}:!=":
+                return at
+        at += 1
+
+
+def _closing(code: str, at: int) -> int:
+    """The brace that ends a field whose format begins at a place."""
+    depth = 0
+    while depth or code[at] != "}":
+        depth += (code[at] == "{") - (code[at] == "}")
+        at += 1
+    return at
+
+
+def _move(value: ast.expr, text: str, start: int, end: int) -> None:
+    """Copy the positions of the same expression, parsed at its place, onto its nodes."""
+    line = text.count("\n", 0, start) + text.count("\r", 0, start) - text.count("\r\n", 0, start)
+    begin = max(text.rfind("\n", 0, start), text.rfind("\r", 0, start)) + 1
+    column = len(text[begin:start].encode())
+    parsed = ast.parse(f"({text[start:end]})", mode="eval").body
+    if parsed.col_offset == 0 and parsed.lineno == 1:  # a tuple without parentheses of its own
+        parsed.col_offset, parsed.end_col_offset = 1, (parsed.end_col_offset or 1) - 1
+    for one, other in zip(ast.walk(value), ast.walk(parsed), strict=True):
+        for row, place in (("lineno", "col_offset"), ("end_lineno", "end_col_offset")):
+            if hasattr(other, row):
+                first = getattr(other, row) == 1
+                setattr(one, row, getattr(other, row) + line)
+                setattr(one, place, getattr(other, place) + (column - 1 if first else 0))
