@@ -52,7 +52,7 @@ def _say(path: Path) -> None:
 
 
 def _found(path: Path) -> tuple[Finding, ...]:
-    from ..port.check import check  # LibCST takes a while
+    from ..port.check import check  # not for each command that starts a run
 
     return check([path])
 

@@ -175,7 +175,7 @@ def _folder(name: str) -> Path:
 
 def _port(original: Path, state: Path) -> Path:
     """The port that `rankup port` makes, in a folder of its own."""
-    from ..rewrite.ported import port  # LibCST takes its time
+    from ..rewrite.ported import port  # only where no port is given
 
     ported = port(original)
     if ported.why:
