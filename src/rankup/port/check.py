@@ -132,10 +132,10 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _known(wanted: str) -> None:
+    from . import sbatch
     from .rules import RULES
-    from .sbatch.codes import TITLES
 
-    codes = {SYNTAX, *(rule.code for rule in RULES), *TITLES}
+    codes = {SYNTAX, *(rule.code for rule in RULES), *(rule.code for rule in sbatch.RULES)}
     prefixed = re.fullmatch(r"RK[123]?\d{0,2}", wanted)
     if not prefixed or (wanted.startswith("RK1") and not any(c.startswith(wanted) for c in codes)):
         raise UserError(f"{wanted!r} is no code of a rule; {nearest(wanted, codes)}")

@@ -142,6 +142,9 @@ SHAPES = [
     ('python "$HERE/train.py"', 'on_all_gpus python "$HERE/train_dist.py"'),
     ("for i in 1 2; do python train.py $i; done",
      "for i in 1 2; do on_all_gpus python train_dist.py $i; done"),
+    ("uv run train.py -x", "on_all_gpus uv run train_dist.py -x"),
+    ("conda run -n a python train.py", "on_all_gpus conda run -n a python train_dist.py"),
+    ("python train.py 2> err.txt --lr 1", "on_all_gpus python train_dist.py 2> err.txt --lr 1"),
     ("if ! python train.py; then echo no; fi",
      "if ! on_all_gpus python train_dist.py; then echo no; fi"),
 ]  # fmt: skip
@@ -185,13 +188,52 @@ def test_gpus_are_asked_for_in_many_ways(tmp_path: Path, one: str, many: str) ->
     assert "--nodes=3 --exclusive" not in new  # it stays
 
 
-def test_the_partition_tells_the_machine(tmp_path: Path) -> None:
+def test_what_hides_gpus_is_named_where_it_cannot_go(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH --gres=gpu:1\n{}\npython train.py\n"
+    for line in ("export CUDA_VISIBLE_DEVICES=0; cd x", "if a; then CUDA_VISIBLE_DEVICES=0; fi"):
+        done = port(beside(tmp_path, text.format(line)))
+        assert f"\n{line}\n" in done.text
+        assert any("line 3: CUDA_VISIBLE_DEVICES hides GPUs" in note for note in done.notes)
+
+
+def test_without_a_slurm_the_partition_tells_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
     text = "#!/bin/bash\n#SBATCH -p dc-gpu --gres=gpu:1\npython train.py\n"
     done = port(beside(tmp_path, text))
     assert "#SBATCH -p dc-gpu --gres=gpu:4" in done.text
     assert "#SBATCH --cpus-per-task=128" in done.text
     assert "suffix=i" in done.text
     assert "JURECA-DC" in done.notes[0]
+
+
+ANSWERS = {
+    "scontrol": """case "$*" in
+ping) echo "Slurmctld(primary) at n0 is UP";;
+*partition*) echo "PartitionName=gpus Default=YES State=UP MaxTime=1-00:00:00 TotalNodes=4";;
+*config*) echo "ClusterName = own";;
+esac""",
+    "sinfo": 'echo "gpus|4|64|500000|idle|gpu:a100:8"',
+}
+
+
+def test_a_slurm_that_answers_knows_its_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JUSUF has a partition of that name as well, whose nodes have one GPU."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, body in ANSWERS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    text = "#!/bin/bash\n#SBATCH -p gpus --gres=gpu:1 --cpus-per-task=4\npython train.py\n"
+    done = port(beside(tmp_path, text))
+    assert "#SBATCH -p gpus --gres=gpu:8 --cpus-per-task=64" in done.text
+    assert not any("JUSUF" in note for note in done.notes)
+    with pytest.raises(UserError, match="cluster has none of that name; did you mean gpus"):
+        port(beside(tmp_path, text.replace("-p gpus", "-p dc-gpu")))
 
 
 def test_which_of_several_trains(tmp_path: Path) -> None:
@@ -214,11 +256,19 @@ REFUSED = [
     (ONE.replace("#SBATCH", "##SBATCH"), "no #SBATCH line"),
     (ONE.replace("#!/bin/bash", "#!/bin/csh"), "no bash"),
     (ONE.replace("\n", "\r\n"), "Windows"),
-    (ONE + 'echo "\n', "no partner"),
+    (ONE + 'echo "\n', "bash cannot read it"),
     (ONE + "<<<<<<< HEAD\n=======\n>>>>>>> b\n", "conflict markers"),
     (ONE + "python other.py\n", None),
     ("#!/bin/bash\n#SBATCH -N1\npython a.py\npython b.py\n", "cannot be told"),
     (MANY, "several nodes already"),
+    (
+        ONE.replace("python -u train.py", '"${RUN[@]}"').replace(
+            "\nsrun", "\nRUN=(python a.py)\nsrun"
+        ),
+        "array",
+    ),
+    (ONE.replace("srun --label", "srun --label 2>err.txt"), "redirection"),
+    (ONE + "for name do echo; done\n", "port cannot"),
 ]
 
 
@@ -231,6 +281,16 @@ def test_what_is_refused(tmp_path: Path, text: str, why: str | None) -> None:
     with pytest.raises(UserError, match=why):
         port(path)
     assert list(tmp_path.glob("*_dist*")) == []
+
+
+def test_the_status_is_kept_behind_a_here_document(tmp_path: Path, fakes: dict[str, str]) -> None:
+    """The line that keeps it stands behind the text, not in it."""
+    text = "#!/bin/bash\n#SBATCH --gres=gpu:1\npython train.py <<EOF\nyes\nEOF\necho end\n"
+    done = port(beside(tmp_path, text))
+    done.path.write_text(done.text)
+    found = ran(done.path, fakes, fails=4)
+    assert found.returncode == 4
+    assert found.stdout.endswith("end\n")
 
 
 def test_a_line_that_goes_on_keeps_the_lines_below(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from .options import SHORT
-from .parsed import BatchScript
+from .script import BatchScript
 
 _LETTERS = {name: letter for letter, name in SHORT.items()}
 _MEMORY = re.compile(r"([0-9]{1,9})([KMGT]?B?)", re.IGNORECASE)
