@@ -270,7 +270,7 @@ class NoLog(Rule):
                 folder = Path(option.value).parent
                 if "%" in str(folder) or "$" in str(folder) or not judged(folder):
                     continue
-                if not any((start / folder).is_dir() for start in script.folders()):
+                if not any((start / folder).is_dir() for start in script.folders):
                     yield Hit(
                         one.line,
                         f"the folder {folder} is not there; Slurm does not make it, and the job "

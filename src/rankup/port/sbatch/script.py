@@ -16,7 +16,7 @@ from .launches import TORCHRUN, Launch, launches
 from .options import Option
 from .shell import Command, UnreadableError, commands, is_assignment, rejected
 
-LARGEST = 256 * 1024  # bytes; what people write is a hundredth of it
+LARGEST = 128 * 1024  # bytes; what people write is a hundredth of it
 _LONGEST = 4096  # characters of a directive
 SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".job", ".batch", ".sub")
 BASH = re.compile(r"#!.*\b(?:ba|da)?sh\b")
@@ -173,7 +173,7 @@ class BatchScript:
 
     def find(self, name: str) -> Path | None:
         """Return a file that the job would find."""
-        for folder in (*self.folders(), self.path.resolve().parent, Path.cwd()):
+        for folder in (*self.folders, *self._beside):
             with suppress(OSError, ValueError):
                 if (folder / name).is_file():
                     return folder / name
@@ -190,11 +190,15 @@ class BatchScript:
         except OSError:
             return b""
 
+    @cached_property
     def folders(self) -> Sequence[Path]:
-        """Return the folders that the job may start in."""
+        """The folders that the job may start in."""
         chdir = self.asked("chdir", "workdir") or ""
-        here = (self.path.resolve().parent, Path.cwd())
-        return [start / chdir for start in here] if "$" not in chdir else here
+        return self._beside if "$" in chdir else [start / chdir for start in self._beside]
+
+    @cached_property
+    def _beside(self) -> Sequence[Path]:
+        return (self.path.resolve().parent, Path.cwd())
 
     def _slurm(self, name: str) -> str | None:
         known = {

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _REJECTED = re.compile(r"line (\d+): (.*)")
-_SECONDS = 1.0  # to parse; a script of 256 KiB takes a tenth of it
+_SECONDS = 1.0  # to parse; a script of 128 KiB takes a tenth of it
+_CHUNK = 512  # bytes; the text of a node costs the copy of one
 _DEEPEST = 200  # levels of blocks in blocks
 
 _EXPANSIONS = {"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"}
@@ -176,7 +177,7 @@ def _parse(data: bytes) -> Node:
     parser = Parser(Language(tree_sitter_bash.language()))
     try:
         tree = parser.parse(
-            lambda offset, _: data[offset : offset + (1 << 16)],
+            lambda offset, _: data[offset : offset + _CHUNK],
             progress_callback=lambda *_: time.monotonic() > end,
         )
     except ValueError:
