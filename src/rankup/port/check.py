@@ -15,7 +15,6 @@ from ..script.understand import understand
 from .rules import RULES
 
 SYNTAX = "RK100"
-_BATCH_ENDINGS = (".sbatch", ".sh", ".slurm", ".job", ".bash", ".sub")
 _NOQA = re.compile(r"#\s*noqa(?P<codes>\s*:\s*[A-Za-z]+\d+(?:[,\s]+[A-Za-z]+\d+)*)?", re.IGNORECASE)
 _LARGEST = 200  # files of a folder: more is no folder of scripts
 
@@ -75,23 +74,11 @@ def check_python(file: File) -> list[Finding]:
         return [Finding(SYNTAX, "error", place, "nested too deeply to be understood")]
 
 
-def is_batch_file(path: Path) -> bool:
-    """Whether a file is for `sbatch`: by its name, or by its first line."""
-    if path.suffix in _BATCH_ENDINGS:
-        return True
-    if path.suffix in (".py", ".pyw", ".ipynb"):
-        return False
-    with path.open("rb") as file:
-        start = file.read(4096)
-    shell = re.match(rb"#!\s*\S*(/env\s+)?\S*\b(ba|z|k|da)?sh\b", start)
-    return shell is not None or re.search(rb"^#+\s*SBATCH\b", start, re.MULTILINE) is not None
-
-
 def _check_file(path: Path) -> Iterable[Finding]:
-    try:
-        if is_batch_file(path):
-            from . import sbatch
+    from . import sbatch
 
+    try:
+        if sbatch.is_batch(path):
             return sbatch.check(path)
         return check_python(read(path))
     except OSError as error:

@@ -208,34 +208,6 @@ def test_without_a_slurm_the_partition_tells_the_machine(
     assert "JURECA-DC" in done.notes[0]
 
 
-ANSWERS = {
-    "scontrol": """case "$*" in
-ping) echo "Slurmctld(primary) at n0 is UP";;
-*partition*) echo "PartitionName=gpus Default=YES State=UP MaxTime=1-00:00:00 TotalNodes=4";;
-*config*) echo "ClusterName = own";;
-esac""",
-    "sinfo": 'echo "gpus|4|64|500000|idle|gpu:a100:8"',
-}
-
-
-def test_a_slurm_that_answers_knows_its_partitions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """JUSUF has a partition of that name as well, whose nodes have one GPU."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name, body in ANSWERS.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    text = "#!/bin/bash\n#SBATCH -p gpus --gres=gpu:1 --cpus-per-task=4\npython train.py\n"
-    done = port(beside(tmp_path, text))
-    assert "#SBATCH -p gpus --gres=gpu:8 --cpus-per-task=64" in done.text
-    assert not any("JUSUF" in note for note in done.notes)
-    with pytest.raises(UserError, match="cluster has none of that name; did you mean gpus"):
-        port(beside(tmp_path, text.replace("-p gpus", "-p dc-gpu")))
-
-
 def test_which_of_several_trains(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH --gres=gpu:1\npython prepare.py\npython train.py\n"
     (tmp_path / "prepare.py").write_text("print(1)\n")

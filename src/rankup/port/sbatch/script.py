@@ -20,6 +20,8 @@ LARGEST = 128 * 1024  # bytes; what people write is a hundredth of it
 _LONGEST = 4096  # characters of a directive
 SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".job", ".batch", ".sub")
 BASH = re.compile(r"#!.*\b(?:ba|da)?sh\b")
+_SHELL_SCRIPT = re.compile(rb"#!\s*\S*(/env\s+)?\S*\b(ba|z|k|da)?sh\b")
+_DIRECTIVE = re.compile(rb"^#+\s*SBATCH\b", re.MULTILINE)
 _CONFLICT = re.compile(r"(<{7}|>{7}|\|{7})( |$)|={7}$")
 _MEANT = re.compile(r"#SBATCH[ \t]+(?=[^\s#])|\s*#+\s*SBATCH\b\s*(?=-)", re.IGNORECASE)
 _PLAIN = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -213,17 +215,17 @@ class BatchScript:
 
 
 def is_batch(path: Path) -> bool:
-    """Return whether a file is a batch script: by its name, or by `#SBATCH` in a shell script."""
+    """Return whether a file is for sbatch: by its name, as a shell script, or by its directives."""
     if path.suffix in (".py", ".ipynb", ".pyw"):
         return False
     if path.suffix in SUFFIXES:
         return True
     try:
         with open_regular(path) as file:
-            head = file.read(8192)
+            head = file.read(4096)
     except OSError:
         return False
-    return head.startswith(b"#!") and b"SBATCH" in head
+    return bool(_SHELL_SCRIPT.match(head) or _DIRECTIVE.search(head))
 
 
 def load(path: Path) -> BatchScript:
