@@ -55,7 +55,7 @@ class Launch:
         script: the Python file, as it is written; None for a module or code in the line.
         srun: options of the srun it is under; None without one.
         options: of torchrun, by long name with hyphens; None where one takes no value.
-        shell: how the text of a `bash -c` around it is quoted: `'`, `"`, or empty without one.
+        in_shell: it stands in the text of a `bash -c`.
         container: it runs in a container.
         array: its words stand in an array, `"${COMMAND[@]}"`.
     """
@@ -67,7 +67,7 @@ class Launch:
     script: str | None = None
     srun: tuple[options.Option, ...] | None = None
     options: dict[str, str | None] = field(default_factory=dict)
-    shell: str = ""
+    in_shell: bool = False
     container: bool = False
     array: bool = False
 
@@ -184,23 +184,14 @@ def _in_shell(words: Sequence[Word], around: Launch, level: int) -> Iterator[Lau
     if not all(one.value.startswith("-") for one in words[1:at]):  # a script's own arguments
         return
     text = words[at + 1]
-    quotes = {quote for piece, quote in text.pieces if piece.strip()}
-    inner = "".join(_as_read(piece, quote) for piece, quote in text.pieces)
     try:
-        found, _ = commands(inner.encode())
+        found, _ = commands(text.value.encode())
     except UnreadableError:
         return
     for command in found:
         line = text.line + command.line - 1
-        held = replace(around, line=line, shell="'" if quotes == {"'"} else '"')
+        held = replace(around, line=line, in_shell=True)
         yield from _of(command.words, held, level + 1)
-
-
-def _as_read(piece: str, quote: str) -> str:
-    """The text that the inner shell gets; what the outer one expands stays as it is written."""
-    if quote != '"':
-        return piece
-    return re.sub(r'\\([$`"\\])', r"\1", piece.replace("\\\n", ""))
 
 
 def _behind_options(values: Sequence[str], with_value: Collection[str]) -> list[str]:

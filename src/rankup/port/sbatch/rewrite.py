@@ -232,7 +232,7 @@ def _edits(script: BatchScript, launch: Launch, notes: list[str]) -> list[Edit]:
 
 def _program(launch: Launch, words: list[Word]) -> int:
     """Where the words begin that every rank is to run."""
-    if launch.shell:
+    if launch.in_shell:
         return next(i for i, one in enumerate(words) if base_name(one.value) in SHELLS)
     tail = len(launch.words)
     if launch.torchrun and launch.script is not None:

@@ -237,6 +237,6 @@ def _alone(script: BatchScript, launch: Launch) -> str:
     drawn = _DRAWN.search(launch.option("rdzv-id") or "")
     # What the batch shell expands is the same on all nodes.
     early = drawn and any(drawn[0] in word.live for word in launch.command.words)
-    if drawn and launch.shell and not early:
+    if drawn and launch.in_shell and not early:
         return f"--rdzv-id={launch.option('rdzv-id')} is drawn on each node by itself"
     return ""

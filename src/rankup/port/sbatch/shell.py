@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ class Word:
     Attributes:
         text: as it is written.
         start, end: offsets of its bytes in the script.
-        pieces: (text, quote): quote is `'`, `"`, or empty for what stands bare; of what a
-            backslash or a single quote protects, the text alone.
+        value: what the command gets; what the shell would expand stays as it is written.
         live: what of it the shell that reads the script expands: `$A`, `${A}`, `$(…)`.
         items: the words of an array that it assigns.
     """
@@ -56,14 +54,9 @@ class Word:
     line: int
     start: int
     end: int
-    pieces: tuple[tuple[str, str], ...]
+    value: str
     live: str
     items: tuple[Word, ...] = ()
-
-    @cached_property
-    def value(self) -> str:
-        """Without its quotes; what the shell would expand stays as it is written."""
-        return "".join(text for text, _ in self.pieces)
 
     @property
     def end_line(self) -> int:
@@ -270,12 +263,6 @@ def _words(node: Node) -> Iterator[Word]:
 
 
 def _word(node: Node) -> Word:
-    pieces: list[tuple[str, str]] = []
-    for text, quote in _pieces(node):
-        if pieces and pieces[-1][1] == quote:
-            pieces[-1] = (pieces[-1][0] + text, quote)
-        else:
-            pieces.append((text, quote))
     value = node.child_by_field_name("value")
     array = value.named_children if value is not None and value.type == "array" else ()
     return Word(
@@ -283,35 +270,29 @@ def _word(node: Node) -> Word:
         line=node.start_point.row + 1,
         start=node.start_byte,
         end=node.end_byte,
-        pieces=tuple(pieces),
+        value=_value(node),
         live=" ".join(_live(node)),
         items=tuple(_word(one) for one in array if one.type != "comment"),
     )
 
 
-def _pieces(node: Node) -> Iterator[tuple[str, str]]:
+def _value(node: Node) -> str:
     text = _text(node)
-    value = node.child_by_field_name("value")
-    if node.type == "variable_assignment" and value is not None and value.type != "array":
-        yield text[: len(text) - len(_text(value))], ""
-        yield from _pieces(value)
-    elif node.type == "raw_string":
-        yield text[1:-1], "'"
-    elif node.type == "ansi_c_string":
-        yield text[2:-1], "'"
-    elif node.type in ("string", "translated_string"):
-        yield text[text.index('"') + 1 : -1], '"'
-    elif node.type in ("concatenation", "command_name"):
-        for child in node.children:
-            yield from _pieces(child)
-    elif node.type in ("word", "extglob_pattern"):
-        for bare, protected in re.findall(r"([^\\]+)|\\(.|\n)", text):
-            if bare:
-                yield bare, ""
-            elif protected != "\n":
-                yield protected, "'"
-    else:
-        yield text, ""
+    assigned = node.child_by_field_name("value")
+    if node.type == "variable_assignment" and assigned is not None:
+        return text[: len(text) - len(_text(assigned))] + _value(assigned)
+    if node.type == "raw_string":
+        return text[1:-1]
+    if node.type == "ansi_c_string":
+        return text[2:-1]
+    if node.type in ("string", "translated_string"):
+        inner = text[text.index('"') + 1 : -1].replace("\\\n", "")
+        return re.sub(r'\\([$`"\\])', r"\1", inner)
+    if node.type in ("concatenation", "command_name"):
+        return "".join(map(_value, node.children))
+    if node.type in ("word", "extglob_pattern"):
+        return re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))
+    return text
 
 
 def _live(node: Node) -> Iterator[str]:
