@@ -142,8 +142,7 @@ SHAPES = [
     ('python "$HERE/train.py"', 'on_all_gpus python "$HERE/train_dist.py"'),
     ("for i in 1 2; do python train.py $i; done",
      "for i in 1 2; do on_all_gpus python train_dist.py $i; done"),
-    ("uv run train.py -x", "on_all_gpus uv run train_dist.py -x"),
-    ("conda run -n a python train.py", "on_all_gpus conda run -n a python train_dist.py"),
+    ("python train.py --log train.py.log", "on_all_gpus python train_dist.py --log train.py.log"),
     ("python train.py 2> err.txt --lr 1", "on_all_gpus python train_dist.py 2> err.txt --lr 1"),
     ("if ! python train.py; then echo no; fi",
      "if ! on_all_gpus python train_dist.py; then echo no; fi"),
@@ -233,6 +232,12 @@ REFUSED = [
     (ONE + "python other.py\n", None),
     ("#!/bin/bash\n#SBATCH -N1\npython a.py\npython b.py\n", "cannot be told"),
     (MANY, "several nodes already"),
+    (ONE.replace("python -u", "uv run"), "uv starts it in an environment of its own"),
+    (ONE.replace("\nsrun --label", '\nrun() { "$@"; }\nrun'), "the function run starts it"),
+    (
+        ONE.replace("python -u train.py", "bash -c 'cp train.py x; python train.py'"),
+        "not named once",
+    ),
     (
         ONE.replace("python -u train.py", '"${RUN[@]}"').replace(
             "\nsrun", "\nRUN=(python a.py)\nsrun"

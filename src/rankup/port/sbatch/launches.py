@@ -56,7 +56,7 @@ class Launch:
         srun: options of the srun it is under; None without one.
         options: of torchrun, by long name with hyphens; None where one takes no value.
         in_shell: it stands in the text of a `bash -c`.
-        container: it runs in a container.
+        runner: a program with an environment of its own around it: `apptainer`, `uv`, …
         array: its words stand in an array, `"${COMMAND[@]}"`.
     """
 
@@ -68,7 +68,7 @@ class Launch:
     srun: tuple[options.Option, ...] | None = None
     options: dict[str, str | None] = field(default_factory=dict)
     in_shell: bool = False
-    container: bool = False
+    runner: str = ""
     array: bool = False
 
     def option(self, *names: str) -> str | None:
@@ -83,6 +83,10 @@ class Launch:
     @property
     def torchrun(self) -> bool:
         return self.kind in TORCHRUN
+
+    @property
+    def container(self) -> bool:
+        return self.runner in _CONTAINERS
 
     @property
     def under_srun(self) -> bool:
@@ -154,7 +158,7 @@ def _of(words: Sequence[Word], around: Launch, level: int) -> Iterator[Launch]:
         inner = next((at for at, one in enumerate(values) if at and _program(one, name)), None)
         if inner is None or level >= _DEEPEST:
             return
-        held = replace(around, container=around.container or name in _CONTAINERS)
+        held = replace(around, runner=name)
         if values[inner].endswith(".py"):
             script = values[inner]
             yield replace(held, kind="python", words=tuple(values[inner:]), script=script)

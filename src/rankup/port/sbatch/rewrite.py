@@ -159,8 +159,17 @@ def _refuse(script: BatchScript, launch: Launch) -> None:
             f"{place}: it runs in a container, inside which torchrun would have to start; "
             "`rankup run --container IMAGE` makes such jobs"
         )
+    if launch.runner:
+        raise UserError(
+            f"{place}: {launch.runner} starts it in an environment of its own, which torchrun is "
+            "not in; activate that environment above (source …/bin/activate) and write python"
+        )
     if launch.array:
         raise UserError(f"{place}: its words stand in an array; write the command out there")
+    if launch.command.name() in script.functions:
+        raise UserError(
+            f"{place}: the function {launch.command.name()} starts it; write the command out there"
+        )
     if launch.command.background:
         raise UserError(
             f"{place}: it is started in the background, so several runs share the GPUs of a node; "
@@ -184,16 +193,21 @@ def _refuse(script: BatchScript, launch: Launch) -> None:
 
 def _hidden_gpus(script: BatchScript, lines: Lines) -> list[str]:
     """Take `CUDA_VISIBLE_DEVICES=0` away: each rank has a GPU of its own."""
-    command = script.sets("CUDA_VISIBLE_DEVICES")
-    if command is None or any(one.command is command for one in script.launches):
-        return []
-    beside = [one for one in script.commands if one.first <= command.line <= one.last]
-    alone = command.name() in ("", "export") and len(command.words) <= 2 and len(beside) == 1
-    if not alone or command.depth or command.line != command.end_line:
-        return [f"line {command.line}: CUDA_VISIBLE_DEVICES hides GPUs from the ranks; remove it"]
-    line = lines.lines[command.line - 1] or ""
-    lines.lines[command.line - 1] = f"# rankup port: {line.strip()}"
-    return [f"line {command.line}: CUDA_VISIBLE_DEVICES is not set any more"]
+    notes = []
+    for command in script.commands:
+        if not command.sets("CUDA_VISIBLE_DEVICES"):
+            continue
+        if any(one.command is command for one in script.launches):  # an edit takes it away
+            continue
+        line = command.line
+        beside = [one for one in script.commands if one.first <= line <= one.last]
+        alone = command.name() in ("", "export") and len(command.words) <= 2 and len(beside) == 1
+        if alone and not command.depth and line == command.end_line:
+            lines.lines[line - 1] = f"# rankup port: {script.lines[line - 1].strip()}"
+            notes.append(f"line {line}: CUDA_VISIBLE_DEVICES is not set any more")
+        else:
+            notes.append(f"line {line}: CUDA_VISIBLE_DEVICES hides GPUs from the ranks; remove it")
+    return notes
 
 
 def _edits(script: BatchScript, launch: Launch, notes: list[str]) -> list[Edit]:
@@ -221,13 +235,24 @@ def _edits(script: BatchScript, launch: Launch, notes: list[str]) -> list[Edit]:
     # As many lines as before, so that the lines below keep their numbers.
     breaks = "\\\n" * script.text.encode().count(b"\n", begin, end)
     edits = [Edit(begin, end, " ".join(free) + " " + breaks)]
+    interpreter = words[program].value
+    if is_python(interpreter) and "/" in interpreter:
+        folder = interpreter.rpartition("/")[0]
+        notes.append(f"line {launch.line}: torchrun has to be on PATH as well, from {folder}")
     old = base_name(launch.script or "")
     new = _renamed(script, launch, notes)
-    place = next((word for word in words[program:] if old and old in word.text), None)
-    if new and place is not None:
-        start = place.start + len(place.text[: place.text.rindex(old)].encode())
-        edits.append(Edit(start, start + len(old.encode()), new))
-    return edits
+    if not new:
+        return edits
+    named = re.compile(rf"(?<![\w.-]){re.escape(old)}(?![\w.-])")
+    place = next((one for one in words[program:] if named.search(one.text)), None)
+    found = list(named.finditer(place.text)) if place else []
+    if place is None or len(found) != 1:
+        raise UserError(
+            f"{script.path}:{launch.line}: {old} is not named once in this command, so that port "
+            f"cannot put {new} there; start it in a line of its own"
+        )
+    start = place.start + len(place.text[: found[0].start()].encode())
+    return [*edits, Edit(start, start + len(old.encode()), new)]
 
 
 def _program(launch: Launch, words: list[Word]) -> int:

@@ -159,10 +159,7 @@ class BatchScript:
 
     def sets(self, name: str) -> Command | None:
         """Return the first command that sets a variable."""
-        for command in self.commands:
-            if any(word.text.startswith(f"{name}=") for word in command.words):
-                return command
-        return None
+        return next((one for one in self.commands if one.sets(name)), None)
 
     def resolve(self, text: str) -> str:
         """Return the text with the variables put in whose value is known; the others stay."""

@@ -104,6 +104,10 @@ class Command:
     def values(self) -> tuple[str, ...]:
         return tuple(word.value for word in self.words)
 
+    def sets(self, name: str) -> bool:
+        """Return whether it sets a variable."""
+        return any(word.text.startswith(f"{name}=") for word in self.words)
+
     def name(self) -> str:
         """The command's own name, behind assignments; empty for assignments alone."""
         return next((word.value for word in self.words if not is_assignment(word)), "")
