@@ -175,6 +175,7 @@ DIRECTIVES = [
     ("-G a100:1", "--gpus-per-node=a100:4"),
     ("--gpus-per-task=1 --ntasks=1", "--gpus-per-node=4"),
     ("--gres=craynetwork:1,gpu:1", "--gres=craynetwork:1,gpu:4"),
+    ("--gres=gpu:1 # not --gres=gpu:2", "--gres=gpu:4 # not --gres=gpu:2"),
 ]
 
 

@@ -24,7 +24,7 @@ BEGIN = "# ---- written by `rankup port`: a command on every GPU of every node "
 
 @dataclass(frozen=True)
 class Site:
-    """What a launch has to know of the machine.
+    """The machine, as far as a launch has to know it.
 
     Attributes:
         gpus, cores: of a node; None where they are not known.

@@ -74,7 +74,7 @@ def finding(script: BatchScript, rule: Rule, hit: Hit) -> Finding:
 
 
 def _silenced(script: BatchScript, code: str, line: int, above: int | None) -> bool:
-    """Whether `# noqa` says that it is meant so: on its line, or above the command it is in."""
+    """Return True where `# noqa` stands on the line, or above the command it is in."""
     texts = [script.lines[line - 1]] if line <= len(script.lines) else []
     if above is not None and script.lines[above - 1].lstrip().startswith("#"):
         texts.append(script.lines[above - 1])

@@ -132,7 +132,7 @@ def _expanded(word: Word, arrays: Mapping[str, tuple[Word, ...]]) -> Sequence[Wo
 
 
 def _of(words: Sequence[Word], around: Launch, level: int) -> Iterator[Launch]:
-    """Launches of a command; `around` has what stands in front of the program."""
+    """Yield the launches of a command; `around` has what stands in front of the program."""
     rest = _behind_assignments(words)
     values = [word.value for word in rest]
     while values:
@@ -174,7 +174,7 @@ def _of(words: Sequence[Word], around: Launch, level: int) -> Iterator[Launch]:
 
 
 def _program(word: str, runner: str) -> bool:
-    """Whether a word of `uv run …` and the like is the program; uv also starts a script itself."""
+    """Return True for the program behind `uv run …` and the like; uv also starts a script."""
     known = (*TORCHRUN, *_OTHERS, *SHELLS)
     itself = runner == "uv" and word.endswith(".py")
     return itself or is_python(word) or base_name(word) in known
@@ -255,7 +255,7 @@ def _python(around: Launch, values: list[str]) -> Launch:
 
 
 def _helper(launch: Launch) -> bool:
-    """Whether it is a module that trains nothing: pip, venv, a download."""
+    """Return True for a module that trains nothing: pip, venv, a download."""
     words = launch.words
     if launch.script is not None or "-m" not in words[:-1]:
         return False

@@ -55,7 +55,7 @@ class Option:
 
 
 def read(words: Iterable[str]) -> tuple[list[Option], list[str]]:
-    """The options that lead `words`, and what follows them.
+    """Return the options that lead `words`, and the words behind them.
 
     Long names have hyphens, whatever was written (srun takes `--cpu_bind`, too).
     """
@@ -81,7 +81,7 @@ def read(words: Iterable[str]) -> tuple[list[Option], list[str]]:
 
 
 def split(line: str) -> list[str]:
-    """The words of what follows `#SBATCH`; a `#` begins a comment.
+    """Return the words of what follows `#SBATCH`; a `#` begins a comment.
 
     Raises:
         ValueError: a quote does not end.
@@ -93,7 +93,7 @@ def split(line: str) -> list[str]:
 
 
 def unknown(option: Option) -> bool:
-    """Whether sbatch has no such option; a beginning that is unique stands for the whole name."""
+    """Return True where sbatch has no such option; a unique beginning stands for a whole name."""
     if option.name in OF_SBATCH:
         return False
     if len(option.name) == 1:
@@ -102,7 +102,7 @@ def unknown(option: Option) -> bool:
 
 
 def gpus_of(gres: str) -> int | None:
-    """GPUs in `gpu:4`, `gpu:a100:4`, `craynetwork:1,gpu`; 0 where there are none of them."""
+    """Return the GPUs in `gpu:4`, `gpu:a100:4`, `craynetwork:1,gpu`; 0 for none, None if unclear."""
     count = 0
     for one in gres.split(","):
         kind, *rest = one.split("(")[0].split(":")

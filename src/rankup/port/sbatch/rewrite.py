@@ -53,7 +53,7 @@ class Ported:
 
 
 def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Ported:
-    """The batch script for many nodes; nothing is written.
+    """Return the batch script for many nodes; nothing is written.
 
     Args:
         nodes: by default those that it asks for, two where that is one.
@@ -123,7 +123,7 @@ def _refuse_form(script: BatchScript) -> None:
 
 
 def _chosen(script: BatchScript) -> list[Launch]:
-    """The launches that are to go to all GPUs; UserError where it cannot be told which."""
+    """Return the launches that are to go to all GPUs; UserError where that is not clear."""
     path = script.path
     able = [one for one in script.launches if one.script is not None or "-m" in one.words]
     for one in script.launches:
@@ -211,7 +211,7 @@ def _hidden_gpus(script: BatchScript, lines: Lines) -> list[str]:
 
 
 def _edits(script: BatchScript, launch: Launch, notes: list[str]) -> list[Edit]:
-    """What sends a launch to all GPUs, as changes of the script's text."""
+    """Return the changes of the text that send a launch to all GPUs."""
     words = list(launch.command.words)
     program = _program(launch, words)
     assigned = list(itertools.takewhile(is_assignment, words[:program]))
@@ -256,7 +256,7 @@ def _edits(script: BatchScript, launch: Launch, notes: list[str]) -> list[Edit]:
 
 
 def _program(launch: Launch, words: list[Word]) -> int:
-    """Where the words begin that every rank is to run."""
+    """Return the place of the first word that every rank is to run."""
     if launch.in_shell:
         return next(i for i, one in enumerate(words) if base_name(one.value) in SHELLS)
     tail = len(launch.words)
@@ -266,7 +266,7 @@ def _program(launch: Launch, words: list[Word]) -> int:
 
 
 def _wrappers(launch: Launch, lead: list[Word], notes: list[str]) -> list[str]:
-    """What stands in front of the program, without srun, torchrun, and an exec of a function."""
+    """Return the words in front of the program, without srun, torchrun and exec."""
     texts, values = [word.text for word in lead], [word.value for word in lead]
     if launch.torchrun:
         at = next(i for i, one in enumerate(values) if base_name(one) in TORCHRUN or is_python(one))
@@ -283,7 +283,7 @@ def _wrappers(launch: Launch, lead: list[Word], notes: list[str]) -> list[str]:
 
 
 def _renamed(script: BatchScript, launch: Launch, notes: list[str]) -> str:
-    """The name of the ported script; empty where the script stays."""
+    """Return the name of the ported script; empty where the script stays."""
     if launch.script is None:
         notes.append(f"line {launch.line}: a module is started; port its file by itself")
         return ""
@@ -304,7 +304,7 @@ def _renamed(script: BatchScript, launch: Launch, notes: list[str]) -> str:
 
 
 def _put_together(lines: Lines, edits: list[Edit], definition: str) -> str:
-    """The text with all changes; offsets of `edits` are those of the original."""
+    """Return the text with all changes; offsets of `edits` are those of the original."""
     script = lines.script
     data = script.text.encode()
     for edit in sorted(edits, key=lambda one: -one.start):
@@ -330,7 +330,7 @@ def _put_together(lines: Lines, edits: list[Edit], definition: str) -> str:
 
 
 def _with_status(path: Path, text: str) -> tuple[str, list[str]]:
-    """The text with the run's exit code as the job's, where later commands would hide it."""
+    """Return the text with the run's exit code as the job's, where later commands would hide it."""
     script = parse(path, text)
     if not list(rules_use.LostStatus().look(script)):
         return text, []

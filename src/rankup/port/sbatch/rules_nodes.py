@@ -223,7 +223,7 @@ class NeverMeet(Rule):
 
 
 def _alone(script: BatchScript, launch: Launch) -> str:
-    """Why each node trains by itself, or waits for ever; empty where nothing says so."""
+    """Return the reason why nodes do not find one another; empty where they may."""
     if "standalone" in launch.options:
         return "--standalone: each node trains by itself, on all of the data"
     if launch.option("nnodes") is None:

@@ -284,7 +284,7 @@ class NoCpus(Rule):
 
 
 def _used(script: BatchScript, launch: Launch) -> int | None:
-    """GPUs of a node that a launch can use; None where it cannot be told."""
+    """Return the GPUs of a node that a launch can use; None where it cannot be told."""
     tasks = script.tasks_per_node(launch)
     if tasks is None or script.spread(launch):
         return None
@@ -297,14 +297,14 @@ def _used(script: BatchScript, launch: Launch) -> int | None:
 
 
 def _kept(later: Sequence[Command]) -> bool:
-    """Whether a status is read, and is what the script ends with."""
+    """Return True where a status is read, and the script ends with one."""
     text = " ".join(word.text for one in later for word in one.words)
     ends = [one for one in later if one.name() in ("exit", "end_life")]
     return bool(_STATUS.search(text)) and bool(ends) and len(ends[-1].words) > 1
 
 
 def _switched_on(commands: Sequence[Command], letter: str, name: str) -> bool:
-    """Whether `set` switches an option on."""
+    """Return True where `set` switches an option on."""
     for command in commands:
         if command.name() != "set" or command.function:
             continue

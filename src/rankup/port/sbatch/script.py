@@ -49,7 +49,7 @@ class Directive:
 
 @dataclass(frozen=True)
 class BatchScript:
-    """What stands in a batch script.
+    """A batch script, read.
 
     Attributes:
         conflicts: lines with git's conflict markers; the commands are not read then.
