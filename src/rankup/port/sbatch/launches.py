@@ -110,7 +110,7 @@ def launches(commands: Iterable[Command], functions: Collection[str]) -> Iterato
 
 
 def is_python(word: str) -> bool:
-    """Return whether a word is a Python interpreter."""
+    """Return True for a Python interpreter."""
     return bool(_PYTHON.match(word))
 
 

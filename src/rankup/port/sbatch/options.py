@@ -102,7 +102,7 @@ def unknown(option: Option) -> bool:
 
 
 def gpus_of(gres: str) -> int | None:
-    """Return the GPUs in `gpu:4`, `gpu:a100:4`, `craynetwork:1,gpu`; 0 for none, None if unclear."""
+    """Return the GPUs in `gpu:4`, `gpu:a100:4`, `craynetwork:1,gpu`; 0 for none, None unclear."""
     count = 0
     for one in gres.split(","):
         kind, *rest = one.split("(")[0].split(":")

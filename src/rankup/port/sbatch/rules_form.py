@@ -340,7 +340,7 @@ class NoBash(Rule):
 
 
 def judged(path: Path) -> bool:
-    """Return whether this machine can say if a path is there: not on another's file system."""
+    """Return True where this machine can say if a path is there: not on another's file system."""
     if not path.is_absolute():
         return True
     return len(path.parts) > 1 and Path(*path.parts[:2]).exists()

@@ -153,7 +153,7 @@ class BatchScript:
         return 1 if text is None else _whole(self.resolve(text))
 
     def spread(self, launch: Launch) -> bool:
-        """Return whether another launcher than srun spreads it: mpirun, or a function."""
+        """Return True where another launcher than srun spreads it: mpirun, or a function."""
         own = launch.command.function is not None or launch.command.name() in self.functions
         return own or launch.kind not in ("python", *TORCHRUN)
 
@@ -212,7 +212,7 @@ class BatchScript:
 
 
 def is_batch(path: Path) -> bool:
-    """Return whether a file is for sbatch: by its name, as a shell script, or by its directives."""
+    """Return True for a file for sbatch: by its name, as a shell script, or by its directives."""
     if path.suffix in (".py", ".ipynb", ".pyw"):
         return False
     if path.suffix in SUFFIXES:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _REJECTED = re.compile(r"line (\d+): (.*)")
-_SECONDS = 1.0  # to parse; a script of 128 KiB takes a tenth of it
+_SECONDS = 1.0  # of the CPU to parse; a script of 128 KiB takes a tenth of it
 _CHUNK = 512  # bytes; the text of a node costs the copy of one
 _DEEPEST = 200  # levels of blocks in blocks
 
@@ -105,7 +105,7 @@ class Command:
         return tuple(word.value for word in self.words)
 
     def sets(self, name: str) -> bool:
-        """Return whether it sets a variable."""
+        """Return True where it sets a variable."""
         return any(word.text.startswith(f"{name}=") for word in self.words)
 
     def name(self) -> str:
@@ -114,7 +114,7 @@ class Command:
 
 
 def is_assignment(word: Word) -> bool:
-    """Return whether a word is `NAME=…`."""
+    """Return True for a word `NAME=…`."""
     return bool(_ASSIGNMENT.match(word.text))
 
 
@@ -155,7 +155,7 @@ def rejected(data: bytes) -> tuple[int, str] | None:
             input=data,
             env={"LC_ALL": "C"},
             capture_output=True,
-            timeout=5,
+            timeout=30,
             check=False,
         )
     except (subprocess.TimeoutExpired, OSError):
@@ -170,12 +170,12 @@ def _parse(data: bytes) -> Node:
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
-    end = time.monotonic() + _SECONDS
+    end = time.thread_time() + _SECONDS
     parser = Parser(Language(tree_sitter_bash.language()))
     try:
         tree = parser.parse(
             lambda offset, _: data[offset : offset + _CHUNK],
-            progress_callback=lambda *_: time.monotonic() > end,
+            progress_callback=lambda *_: time.thread_time() > end,
         )
     except ValueError:
         raise UnreadableError("it takes too long to parse") from None
@@ -183,7 +183,7 @@ def _parse(data: bytes) -> Node:
 
 
 def _statements(block: Node) -> Iterator[tuple[Node, bool]]:
-    """Children of a block, and whether each is started with `&`."""
+    """Yield the children of a block, each with True where it is started with `&`."""
     children = block.children
     for at, child in enumerate(children):
         if child.is_named:
@@ -199,7 +199,7 @@ def _around(node: Node, background: bool) -> Command:
 def _commands(
     node: Node, around: Command, level: int, more: tuple[Word, ...] = ()
 ) -> Iterator[Command]:
-    """Commands in a node; `more` are words that stand behind redirections."""
+    """Yield the commands in a node; `more` are words that stand behind redirections."""
     if level > _DEEPEST:
         raise UnreadableError(f"it has more than {_DEEPEST} blocks in one another")
     arithmetic = node.type == "compound_statement" and node.children[0].type == "(("
@@ -222,7 +222,7 @@ def _commands(
 
 
 def _joined(node: Node, around: Command, level: int) -> Iterator[Command]:
-    """Commands of a list, a pipeline, or a statement with redirections."""
+    """Yield the commands of a list, a pipeline, or a statement with redirections."""
     children = node.named_children
     if node.type in ("list", "negated_command"):
         around = replace(around, tested=True)
@@ -245,7 +245,7 @@ def _joined(node: Node, around: Command, level: int) -> Iterator[Command]:
 
 
 def _behind(redirect: Node) -> Iterator[Word]:
-    """Words of a command that stand behind one of its redirections."""
+    """Yield the words of a command that stand behind one of its redirections."""
     if redirect.type == "file_redirect":
         yield from map(_word, redirect.children_by_field_name("destination")[1:])
     elif redirect.type == "heredoc_redirect":
@@ -262,7 +262,7 @@ def _words(node: Node) -> Iterator[Word]:
         if child.type.endswith("_redirect"):
             if child.type == "file_redirect":
                 yield from map(_word, child.children_by_field_name("destination")[1:])
-        elif child.is_named or child.type in _DECLARE:
+        elif child.type != "comment" and (child.is_named or child.type in _DECLARE):
             yield _word(child)
 
 
