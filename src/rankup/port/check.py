@@ -74,11 +74,18 @@ def check_python(file: File) -> list[Finding]:
         return [Finding(SYNTAX, "error", place, "nested too deeply to be understood")]
 
 
-def _check_file(path: Path) -> Iterable[Finding]:
+def is_batch_file(path: Path) -> bool:
+    """Return True for a file for `sbatch`; others are taken for Python."""
     from . import sbatch
 
+    return sbatch.is_batch(path)
+
+
+def _check_file(path: Path) -> Iterable[Finding]:
     try:
-        if sbatch.is_batch(path):
+        if is_batch_file(path):
+            from . import sbatch
+
             return sbatch.check(path)
         return check_python(read(path))
     except OSError as error:
