@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
+from rankup.cli import main
 from rankup.port.sbatch import block, check, port
 
 from .scripts import MANY, ONE, beside
@@ -81,6 +82,22 @@ def test_a_second_time_changes_nothing_and_finds_nothing(tmp_path: Path) -> None
     assert subprocess.run(["bash", "-n", done.path], check=False).returncode == 0
     linted = ["shellcheck", "--severity=warning", "--exclude=SC1091", done.path]
     assert subprocess.run(linted, check=False).returncode == 0
+
+
+def test_an_edited_port_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = beside(tmp_path, ONE)
+    made = tmp_path / "job_dist.sbatch"
+    monkeypatch.setattr("sys.argv", ["rankup", "port", str(path)])
+    with pytest.raises(SystemExit):
+        main()
+    made.write_text(made.read_text() + "# mine\n")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "--force overwrites it" in capsys.readouterr().err
+    assert made.read_text().endswith("# mine\n")
 
 
 @pytest.fixture
