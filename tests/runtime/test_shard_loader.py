@@ -7,6 +7,7 @@ import gc
 import io
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ class Moving(DataLoader[int]):
     """A loader that does something to each batch."""
 
     def __iter__(self) -> Iterator[int]:  # type: ignore[override]
-        return (batch + 1 for batch in super().__iter__())
+        return (batch + 1 for batch in DataLoader.__iter__(self))
 
 
 def test_a_loader_that_iterates_in_its_own_way_is_refused() -> None:
@@ -115,7 +116,7 @@ def _forgotten(world: World) -> list[bool]:
     """Whether loader and sharded loader are gone when the script has let go of them."""
     loader = _loader("shuffled", 14)
     sharded = shard(loader)
-    gone = [weakref.ref(loader), weakref.ref(sharded)]
+    gone: list[weakref.ref[Any]] = [weakref.ref(loader), weakref.ref(sharded)]
     del loader, sharded
     gc.collect()
     return [one() is None for one in gone]

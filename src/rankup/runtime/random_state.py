@@ -79,12 +79,12 @@ class RandomStreams:
 
     def synchronize(self) -> None:
         """Make the common states rank 0's on all ranks; collective."""
-        active = self._common is None or self._swapped
-        box = [capture() if active else self._common]
+        aside = None if self._swapped else self._common
+        box = [capture() if aside is None else aside]
         dist.broadcast_object_list(box, 0)
-        if active:
+        if aside is None:
             restore(box[0])
-        if self._common is not None:
+        else:
             self._common = box[0]
 
     def reset(self) -> None:

@@ -66,7 +66,7 @@ def joined(batches: Iterable[list[int]], number: int) -> Iterator[list[int]]:
 
 
 def shard(
-    loader: DataLoader[Any],
+    loader: DataLoader[Any] | ShardedLoader,
     *,
     train: bool | None = None,
     batch: Literal["global", "per-gpu"] = "global",
