@@ -129,7 +129,7 @@ def test_what_must_not_be_ported_is_refused_with_the_place(
 
 def _port_file(path: Path, **options: bool | str) -> None:
     defaults: dict[str, bool | str] = {
-        "batch": "global", "strategy": "ddp", "in_place": False, "diff": False, "vendor": False,
+        "batch": "global", "in_place": False, "diff": False, "vendor": False,
         "sync_bn": False, "force": False,
     }  # fmt: skip
     port_file(path, **{**defaults, **options})  # type: ignore[arg-type]
@@ -140,9 +140,6 @@ def test_other_mistakes_of_a_user(tmp_path: Path) -> None:
         ("none.py", "", {}, "there is no file"),
         ("some.ipynb", "", {}, "nbconvert"),
         ("train.py", SCRIPT, {"batch": "node"}, "global or per-gpu"),
-        ("train.py", SCRIPT, {"strategy": "zero"}, "ddp or fsdp"),
-        ("train.py", SCRIPT, {"strategy": "fsdp", "sync_bn": True}, "sync-bn"),
-        ("train.py", SCRIPT, {"strategy": "fsdp", "vendor": True}, "vendor"),
         ("train.py", "import rankup\n" + SCRIPT, {"vendor": True}, "imports rankup"),
     ):
         if text:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ...script.flow import argument
 from .edits import Edits
 from .script import Script
 from .training import Loop, Training
-
-if TYPE_CHECKING:
-    from .split import Split
 
 
 @dataclass(frozen=True)
@@ -21,13 +17,11 @@ class Options:
 
     Attributes:
         batch: `global`, or `per-gpu`.
-        strategy: `ddp`, or `fsdp`.
         sync_bn: batch norm over the batches of all ranks.
         without: names of fixes to leave out.
     """
 
     batch: str = "global"
-    strategy: str = "ddp"
     sync_bn: bool = False
     without: frozenset[str] = frozenset()
 
@@ -48,11 +42,7 @@ class Note:
 
 @dataclass
 class Context:
-    """One port under way.
-
-    Attributes:
-        split: how the model is split, where that was asked for.
-    """
+    """One port under way."""
 
     script: Script
     training: Training
@@ -60,7 +50,6 @@ class Context:
     edits: Edits
     notes: list[Note] = field(default_factory=list)
     fix: str = ""
-    split: Split | None = None
     derived: dict[ast.AST, set[str]] = field(default_factory=dict)
 
     def dealt(self, loop: Loop) -> bool:
@@ -85,7 +74,7 @@ class Context:
     def one_by_one(self, loader: ast.AST) -> bool:
         """Whether a loader only evaluates, in batches of one sample."""
         script, training = self.script, self.training
-        if self.split is not None or not isinstance(loader, ast.Call):
+        if not isinstance(loader, ast.Call):
             return False
         size = argument(loader, "batch_size", 1)
         if size is None or script.code(size) != "1":

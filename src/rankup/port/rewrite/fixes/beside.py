@@ -21,8 +21,6 @@ def written_elsewhere(context: Context, writers: set[str], methods: set[str]) ->
         writers: full names of functions that write a file.
         methods: names of methods that do.
     """
-    if context.split is not None:
-        return  # the parts of a split model are put together by all ranks
     for call, file, function, place in _found(context, writers, methods):
         mode = _mode_after(context, call, file, function) if _only_writes(function) else None
         if mode is not None and context.only_root(call):

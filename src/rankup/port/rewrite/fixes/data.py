@@ -131,7 +131,7 @@ def _loader_names(
 def _foreign_options(context: Context, loop: Loop) -> str:
     options = ', batch="per-gpu"' if context.options.batch == "per-gpu" and loop.trains else ""
     both = any(context.serves_both(one) for one in context.training.loaders_of(loop))
-    return f", train=True{options}" if both or context.split is not None else options
+    return f", train=True{options}" if both else options
 
 
 def _options(context: Context, call: ast.Call) -> str:
@@ -150,8 +150,6 @@ def _options(context: Context, call: ast.Call) -> str:
         and _in_eval_mode(context, loops)
     ):
         options = ", train=True"
-    if context.split is not None and not all(loop.trains for loop in loops):
-        options = ", train=True"  # each forward needs all ranks, in an evaluation, too
     if context.serves_both(call):
         options = ", train=True"  # what the loop says of its batches needs all ranks
     if context.options.batch == "per-gpu" and trains:

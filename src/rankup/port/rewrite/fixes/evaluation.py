@@ -10,21 +10,16 @@ from ..context import Context
 from ..expressions import targets_of
 from ..training import Loop
 from .kinds import Increment, increments
-from .metrics import together
 from .units import say_weighed_by_samples
 
 
 def evaluation_numbers(context: Context) -> None:
     """`rankup.total(…)` behind a loop that evaluates, and `share` in it for means over batches.
 
-    Where the model is split, all ranks go round together, so that it is as in training. What
-    another loop trains from as well is dealt for this one anew.
+    What another loop trains from as well is dealt for this one anew.
     """
     for loop in context.training.loops:
         if loop.trains or not context.dealt(loop):
-            continue
-        if context.split is not None:
-            together(context, loop)
             continue
         if loop.source is not None and any(
             context.serves_both(one) for one in context.training.loaders_of(loop)

@@ -13,15 +13,8 @@ from .files import folders, load, opened, root_writes, same_names, save, wait_fo
 from .metrics import training_numbers
 from .model import batch_norm, round_trips, summed_losses, wrap_models
 from .person import by_hand
-from .split import split_model
 from .units import count
 from .unsure import of_a_part
-
-
-def ready_models(context: Context) -> None:
-    """The models are made ready to train: copied to all ranks, or split over them."""
-    split_model(context, context.split) if context.split is not None else wrap_models(context)
-
 
 FIXES: dict[str, Callable[[Context], None]] = {
     "data_parallel": data_parallel,
@@ -31,7 +24,7 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "shard_foreign": shard_foreign,
     "deal": deal_drawn,
     "batch_size": batch_size_names,
-    "wrap": ready_models,
+    "wrap": wrap_models,
     "summed": summed_losses,
     "count": count,
     "training_numbers": training_numbers,

@@ -41,8 +41,6 @@ def save(context: Context) -> None:
     for call in script.all(ast.Call):
         if script.name(call.func) != "torch.save" or not given(call):
             continue
-        if context.edits.taken(script.span(call)):
-            continue  # the model of it is split, and saved in another way
         context.replace(call.func, "rankup.save0")
         value = given(call)[0]
         if not _loads_safely(context, value):
@@ -83,8 +81,6 @@ def load(context: Context) -> None:
     script = context.script
     for call in script.all(ast.Call):
         if script.name(call.func) != "torch.load" or not given(call):
-            continue
-        if context.edits.taken(script.span(call)):
             continue
         if argument(call, "map_location", 1) is None:
             context.edits.insert(script.span(given(call)[-1])[1], ", map_location=rankup.here")
