@@ -129,8 +129,8 @@ def test_ranks_wait_for_the_tokenizer_that_rank_0_makes(tmp_path: Path) -> None:
     ported = _ported(tmp_path, text)
     assert "with rankup.rank0_first():\n    if not os" in ported.text
     assert "\n    else:\n        tokenizer" in ported.text
-    assert "RK145" in {one.code for one in check([ported.path])}
-    assert "RK145" not in _codes(ported)
+    assert "RK146" in {one.code for one in check([ported.path])}
+    assert "RK146" not in _codes(ported)
 
 
 def test_a_data_set_that_draws_itself_anew_is_the_same_on_all_ranks(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from ...script.flow import Flow, argument
 from ...script.names import Function, children, walk
 from ...script.roles import LoopNode
-from ...script.source import File, candidates, read
+from ...script.source import File, candidates, local_modules, read, roots
 
 Node = TypeVar("Node", bound=ast.AST)
 Scope = Function | ast.Module
@@ -40,6 +40,11 @@ class Script:
         self.flow = Flow([file])  # only what is defined here can be edited
         self._beside: dict[str, Path | None] = {}
         self._files: dict[Path, File] = {}
+
+    @cached_property
+    def repository(self) -> Flow:
+        """The script with the modules of its repository, which stay as they are."""
+        return Flow((self.file, *local_modules(self.file)))
 
     @cached_property
     def loops(self) -> list[LoopNode]:
@@ -194,7 +199,7 @@ class Script:
         if not name or name.startswith("builtins."):
             return None
         if name not in self._beside:
-            self._beside[name] = next(candidates(self.folder, self.folder, name), None)
+            self._beside[name] = next(candidates(roots(self.folder), self.folder, name), None)
         return self._beside[name]
 
     def other(self, path: Path) -> File:

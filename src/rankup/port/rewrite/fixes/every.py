@@ -29,13 +29,13 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "count": count,
     "training_numbers": training_numbers,
     "evaluation_numbers": evaluation_numbers,
+    "rank0_first": fetch,
     "save0": save,
     "load": load,
     "wait_for_saved": wait_for_saved,
     "root_writes": root_writes,
     "path0": opened,
     "folders": folders,
-    "rank0_first": fetch,
     "same_names": same_names,
 }
 # What is said but not changed.

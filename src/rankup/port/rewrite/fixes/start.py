@@ -150,7 +150,7 @@ def _redraws(context: Context) -> bool:
         path
         for name in script.file.names.imported
         if script.folder is not None
-        for path in candidates(script.folder, script.folder, name)
+        for path in candidates((script.folder,), script.folder, name)
     }
     for call in script.all(ast.Call):
         written = script.dotted(call.func).split(".")
