@@ -10,7 +10,6 @@ table = Table("out")
 loader = DataLoader(TensorDataset(torch.randn(22, 5)), batch_size=6, shuffle=True)
 model = torch.nn.Linear(5, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-pictures = []
 for epoch in range(2):
     for (inputs,) in loader:
         optimizer.zero_grad()
@@ -19,6 +18,5 @@ for epoch in range(2):
         optimizer.step()
     save_all([model.weight.detach().numpy()], "out")
     draw("drawn.npy")
-    pictures.append(save_grid(model.weight.detach().numpy(), "last.png"))
 animation = FuncAnimation(figure, update, frames=5)
 animation.save("training.gif", writer="pillow")

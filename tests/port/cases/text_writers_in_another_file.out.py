@@ -16,7 +16,6 @@ loader = rankup.shard(DataLoader(TensorDataset(torch.randn(22, 5)), batch_size=6
 model = torch.nn.Linear(5, 1)
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-pictures = []
 for epoch in range(2):
     for (inputs,) in loader:
         optimizer.zero_grad()
@@ -25,6 +24,5 @@ for epoch in range(2):
         optimizer.step()
     if rankup.is_root_process(): save_all([model.weight.detach().numpy()], "out")
     draw("drawn.npy")
-    pictures.append(save_grid(model.weight.detach().numpy(), "last.png"))
 animation = FuncAnimation(figure, update, frames=5)
 if rankup.is_root_process(): animation.save("training.gif", writer="pillow")

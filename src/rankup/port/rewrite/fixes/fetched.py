@@ -106,7 +106,7 @@ def _constructed(context: Context) -> None:
         made = flow.definition(script.file, call.func)
         if made is None or not isinstance(made[1], ast.ClassDef) or context.goes_first(call):
             continue
-        file, owner = made
+        file, owner = made[0], made[1]
         bases = {base.rpartition(".")[2] for base in flow.bases(file, owner)}
         holds = flow.member(file, owner, "__getitem__") is not None
         if not holds and not any(base.endswith("Dataset") for base in bases):

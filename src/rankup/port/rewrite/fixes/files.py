@@ -130,6 +130,8 @@ def root_writes(context: Context) -> None:
         assert isinstance(call, ast.Call)
         if site.dotted == "torch.save":
             continue
+        if context.goes_first(call) and _where_missing(context, call):
+            continue  # the other ranks find it there
         if script.per_sample(call):
             context.leave(call, _OWN_SAMPLES)
         elif context.needs_all(call):
@@ -148,6 +150,13 @@ def root_writes(context: Context) -> None:
     written_elsewhere(context)
     for site in _sites(context, "object"):
         _object(context, site)
+
+
+def _where_missing(context: Context, call: ast.Call) -> bool:
+    """Whether a call stands under a condition that asks for files."""
+    return any(
+        isinstance(up, ast.If) and context.asks_files(up.test) for up in context.script.above(call)
+    )
 
 
 def _changes(context: Context, call: ast.Call) -> bool:
