@@ -66,6 +66,11 @@ class Edits:
         start, end = span
         return " ".join(edit.text for edit in self._edits if start <= edit.start < end)
 
+    def lines_at(self, offset: int) -> str:
+        """The lines that are put in front of the line of a place."""
+        start = self._starts[self.line(offset) - 1]
+        return "".join(edit.text for edit in self._edits if edit.start == edit.end == start)
+
     def lines_before(self, offset: int, *lines: str) -> None:
         """Whole lines in front of the line of a place, indented as it is."""
         start = self._starts[self.line(offset) - 1]

@@ -9,7 +9,16 @@ from .data import batch_size_names, deal_drawn, shard_foreign, shard_loaders
 from .device import data_parallel, numbered, own_choice
 from .evaluation import evaluation_numbers
 from .fetched import fetch
-from .files import folders, load, opened, root_writes, same_names, save, wait_for_saved
+from .files import (
+    folders,
+    load,
+    opened,
+    root_writes,
+    same_names,
+    save,
+    wait_for_saved,
+    wait_for_written,
+)
 from .metrics import training_numbers
 from .model import batch_norm, round_trips, summed_losses, wrap_models
 from .person import by_hand
@@ -35,6 +44,7 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "wait_for_saved": wait_for_saved,
     "root_writes": root_writes,
     "path0": opened,
+    "wait_for_written": wait_for_written,
     "folders": folders,
     "same_names": same_names,
 }

@@ -10,6 +10,7 @@ from ....script.flow import argument, call_name, given
 from ....script.names import walk
 from ....script.roles import LoopNode, Site
 from ....script.torch_names import words as names_of
+from ...rules.reading import named, reads_too_early
 from ...rules.saving import CHANGERS
 from ..context import Context
 from ..expressions import words
@@ -118,6 +119,27 @@ def wait_for_saved(context: Context) -> None:
         if trained and script.first_on_line(script.span(statement)[0]):
             context.before(call, "rankup.barrier()")
             context.done(call, "waits until rank 0 has saved (rankup.barrier)")
+
+
+def wait_for_written(context: Context) -> None:
+    """`rankup.barrier()` before all ranks read what rank 0 has written in the same function."""
+    script = context.script
+    written_here = [
+        (script.code(named(site.path)), site.node)
+        for site in _sites(context, "call", "path", "object")
+        if site.path is not None and isinstance(site.node, ast.Call)
+    ]
+    meetings = [script.line(one) for one in context.training.backwards]
+    places: set[ast.AST] = set()
+    for call, _ in reads_too_early(script.file, written_here, meetings):
+        place = context.meeting(call)
+        if place is None or place in places or context.goes_first(call):
+            continue
+        if "rankup.barrier()" in context.edits.lines_at(script.span(place)[0]):
+            continue
+        places.add(place)
+        context.before(place, "rankup.barrier()")
+        context.done(call, "waits until rank 0 has written this (rankup.barrier)")
 
 
 def root_writes(context: Context) -> None:
