@@ -59,6 +59,7 @@ class Context:
     Attributes:
         first: statements, calls and functions that rank 0 runs before the others, where no rank
             may wait for another.
+        missing: those of them that run where a file is missing, and so on rank 0 alone.
     """
 
     script: Script
@@ -68,6 +69,7 @@ class Context:
     notes: list[Note] = field(default_factory=list)
     fix: str = ""
     first: set[ast.AST] = field(default_factory=set)
+    missing: set[ast.AST] = field(default_factory=set)
     derived: dict[ast.AST, set[str]] = field(default_factory=dict)
 
     def dealt(self, loop: Loop) -> bool:

@@ -56,7 +56,7 @@ def fetch(context: Context) -> None:
         if asks is not None and not _in_else(context, call, asks):
             if _alike(context, asks) and script.first_on_line(script.span(asks)[0]):
                 context.indented(asks, "with rankup.rank0_first():")
-                context.first |= {asks, *_led_to(context, asks)}
+                _where_missing(context, asks)
                 context.done(call, _FETCHED)
                 continue
             context.leave(
@@ -75,6 +75,12 @@ def _goes_first(context: Context, call: ast.Call) -> None:
     context.edits.insert(start, "rankup.rank0_first(")
     context.edits.replace((opening, opening + 1), ", " if given(call) else "")
     context.first.add(call)
+
+
+def _where_missing(context: Context, asks: ast.If) -> None:
+    found = {asks, *_led_to(context, asks)}
+    context.first |= found
+    context.missing |= found
 
 
 def _led_to(context: Context, node: ast.AST) -> set[ast.AST]:
@@ -189,7 +195,7 @@ def _prepared(context: Context) -> None:
         if script.first_on_line(script.span(one)[0]):
             context.indented(one, "with rankup.rank0_first():")
             context.done(maker, _MADE)
-            context.first |= {one, *_led_to(context, one)}
+            _where_missing(context, one)
 
 
 def _operators(test: ast.expr) -> list[ast.unaryop]:

@@ -152,7 +152,7 @@ def root_writes(context: Context) -> None:
         assert isinstance(call, ast.Call)
         if site.dotted == "torch.save":
             continue
-        if context.goes_first(call) and _where_missing(context, call):
+        if _where_missing(context, call):
             continue  # the other ranks find it there
         if script.per_sample(call):
             context.leave(call, _OWN_SAMPLES)
@@ -175,9 +175,11 @@ def root_writes(context: Context) -> None:
 
 
 def _where_missing(context: Context, call: ast.Call) -> bool:
-    """Whether a call stands under a condition that asks for files."""
-    return any(
-        isinstance(up, ast.If) and context.asks_files(up.test) for up in context.script.above(call)
+    """Whether rank 0 makes a file before the others look, which then find it."""
+    above = list(context.script.above(call))
+    return any(up in context.missing for up in above) or (
+        context.goes_first(call)
+        and any(isinstance(up, ast.If) and context.asks_files(up.test) for up in above)
     )
 
 
