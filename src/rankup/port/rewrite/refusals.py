@@ -171,7 +171,7 @@ def _contrastive(training: Training) -> tuple[int, str] | None:
     for loop in training.loops:
         if not loop.trains:
             continue
-        for found in comparisons(script.repository, script.file, loop.node.body, loop.batch):
+        for found in comparisons(script.whole_flow, script.file, loop.node.body, loop.batch):
             place = found.file.line(found.node)[0]
             if found.file is script.file:
                 return place, _CONTRASTIVE
@@ -183,7 +183,7 @@ def _contrastive(training: Training) -> tuple[int, str] | None:
 def _unsharded(training: Training) -> tuple[int, str] | None:
     """Where a loop that trains goes over what `rankup.shard` cannot cut: no loader, or a stream."""
     script = training.script
-    flow = script.repository
+    flow = script.whole_flow
     for loop in training.loops:
         if not loop.trains or loop.source is None:
             continue

@@ -42,9 +42,9 @@ class Script:
         self._files: dict[Path, File] = {}
 
     @cached_property
-    def repository(self) -> Flow:
-        """The script with the modules of its repository, which stay as they are."""
-        return Flow((self.file, *local_modules(self.file)))
+    def whole_flow(self) -> Flow:
+        """Follows values through the script's own modules as well."""
+        return Flow([self.file, *local_modules(self.file)])
 
     @cached_property
     def loops(self) -> list[LoopNode]:

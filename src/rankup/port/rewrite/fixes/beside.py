@@ -50,7 +50,7 @@ class Helper:
 def helpers(context: Context) -> Iterator[Helper]:
     """The script's calls of functions in other files that write."""
     script = context.script
-    flow = script.repository
+    flow = script.whole_flow
     for call in script.all(ast.Call):
         if call in context.training.elsewhere:
             continue

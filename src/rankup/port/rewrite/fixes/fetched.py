@@ -86,7 +86,7 @@ def _where_missing(context: Context, asks: ast.If) -> None:
 def _led_to(context: Context, node: ast.AST) -> set[ast.AST]:
     """The script's own functions that only a node leads to."""
     script = context.script
-    flow = script.repository
+    flow = script.whole_flow
     found: set[ast.AST] = set()
     for call in script.inside(node, ast.Call):
         first = callee(flow, script.file, call)
@@ -107,7 +107,7 @@ def _led_to(context: Context, node: ast.AST) -> set[ast.AST]:
 def _constructed(context: Context) -> None:
     """Data sets whose constructor writes files, in this file or another one."""
     script = context.script
-    flow = script.repository
+    flow = script.whole_flow
     for call in script.all(ast.Call):
         made = flow.definition(script.file, call.func)
         if made is None or not isinstance(made[1], ast.ClassDef) or context.goes_first(call):
@@ -206,12 +206,12 @@ def _maker(context: Context, node: ast.AST) -> ast.Call | None:
     """The first call that makes files, also in a function of the repository."""
     script = context.script
     for call in script.inside(node, ast.Call):
-        if _makes(script.repository, script.file, call):
+        if _makes(script.whole_flow, script.file, call):
             return call
-        found = callee(script.repository, script.file, call)
+        found = callee(script.whole_flow, script.file, call)
         if found is not None and any(
-            _makes(script.repository, file, one)
-            for file, function in leads_to(script.repository, *found)
+            _makes(script.whole_flow, file, one)
+            for file, function in leads_to(script.whole_flow, *found)
             for one in walk(*function.body)
             if isinstance(one, ast.Call)
         ):

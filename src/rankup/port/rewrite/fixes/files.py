@@ -42,7 +42,7 @@ _REMOVING = names_of("unlink rmdir")
 def _sites(context: Context, *forms: str) -> list[Site]:
     """The script's own calls that write, of these forms."""
     script = context.script
-    found = [written(script.repository, script.file, call) for call in script.all(ast.Call)]
+    found = [written(script.whole_flow, script.file, call) for call in script.all(ast.Call)]
     return [one for one in found if one is not None and one.form in forms]
 
 
@@ -238,8 +238,8 @@ def _self_contained(context: Context, block: ast.With) -> bool:
     for call in script.inside(block, ast.Call):
         if script.dotted(call.func) in models or call_name(call) in ("train", "eval"):
             return False
-        found = callee(script.repository, script.file, call)
-        if found is not None and not harmless(leads_to(script.repository, *found)):
+        found = callee(script.whole_flow, script.file, call)
+        if found is not None and not harmless(leads_to(script.whole_flow, *found)):
             return False
     return True
 
