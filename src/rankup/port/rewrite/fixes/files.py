@@ -12,7 +12,6 @@ from ...rules.saving import CHANGERS
 from ..context import Context
 from ..expressions import words
 from .beside import saved_elsewhere, written_elsewhere
-from .kinds import derived
 
 _WRITERS = {
     "torchvision.utils.save_image", "matplotlib.pyplot.savefig", "matplotlib.pyplot.imsave",
@@ -108,8 +107,8 @@ def wait_for_saved(context: Context) -> None:
 def root_writes(context: Context) -> None:
     """Plots, images and tables are written by rank 0 alone."""
     script = context.script
-    loops = [one for one in context.training.loops if one.source is not None and context.dealt(one)]
-    parts = {name for loop in loops for name in derived(context, loop)}
+    loops = [one for one in context.training.loops if one.trains]
+    parts = {name for loop in loops for name in context.training.derived(loop)}
     for call in script.all(ast.Call):
         name = script.name(call.func)
         method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
