@@ -23,7 +23,7 @@ class Trainer:
         for inputs, labels in rankup.shard(loader) if is_train else loader:
             with torch.set_grad_enabled(is_train):
                 loss = nn.functional.cross_entropy(self.model(inputs), labels)
-            losses.append(rankup.batch_mean(loss.item()))
+            losses.append(rankup.batch_mean(loss.item()) if is_train else loss.item())
             if is_train:
                 self.optimizer.zero_grad()
                 loss.backward()

@@ -33,7 +33,7 @@ def train_model(model, criterion, optimizer, num_epochs=2):
                     if phase == "train":
                         loss.backward()
                         optimizer.step()
-                running_loss += rankup.batch_mean(loss.item()) * (rankup.batch_sum(inputs.size(0)) if phase == "train" else inputs.size(0))
+                running_loss += rankup.batch_mean(loss.item()) * rankup.batch_sum(inputs.size(0)) if phase == "train" else loss.item() * inputs.size(0)
                 running_corrects += rankup.batch_sum(torch.sum(preds == labels.data)) if phase == "train" else torch.sum(preds == labels.data)
             epoch_loss = running_loss / sizes[phase]
             epoch_acc = running_corrects.double() / sizes[phase]

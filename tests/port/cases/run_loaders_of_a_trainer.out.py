@@ -22,7 +22,7 @@ class Trainer:
             for x, y in rankup.shard(self.loaders[phase], train=True) if training else self.loaders[phase]:
                 out = self.model(x)
                 loss = self.criterion(out, y)
-                total += rankup.batch_mean(loss.item()) * (rankup.batch_sum(x.size(0)) if training else x.size(0))
+                total += rankup.batch_mean(loss.item()) * rankup.batch_sum(x.size(0)) if training else loss.item() * x.size(0)
                 seen += rankup.batch_sum(x.size(0)) if training else x.size(0)
                 right += rankup.batch_sum((out.argmax(1) == y).sum().item()) if training else (out.argmax(1) == y).sum().item()
                 if not training:

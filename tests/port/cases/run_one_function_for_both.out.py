@@ -45,8 +45,8 @@ def run_epoch(model, loader, train):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        losses.update(rankup.batch_mean(loss.item()), rankup.batch_sum(size) if train else size)
-        top.update((rankup.batch_sum(correct) if train else correct) / (rankup.batch_sum(size) if train else size), rankup.batch_sum(size) if train else size)
+        losses.update(rankup.batch_mean(loss.item()) if train else loss.item(), rankup.batch_sum(size) if train else size)
+        top.update(rankup.batch_sum(correct) / rankup.batch_sum(size) if train else correct / size, rankup.batch_sum(size) if train else size)
         n += rankup.batch_sum(size) if train else size
     return rankup.broadcast(losses.avg), rankup.broadcast(top.avg), rankup.broadcast(n)
 

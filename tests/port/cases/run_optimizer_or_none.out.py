@@ -23,7 +23,7 @@ def epoch(model, loader, optimizer=None):
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            total += rankup.batch_mean(loss.item())
+            total += rankup.batch_mean(loss.item()) if optimizer is not None else loss.item()
     return rankup.broadcast(total / len(loader))
 
 

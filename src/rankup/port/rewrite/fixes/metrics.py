@@ -354,18 +354,26 @@ class Numbers(Region):
     _global_counters: frozenset[str] = frozenset()
 
     def wrap(self, node: ast.expr, kind: Kind, text: str, at: ast.AST | None = None) -> None:
-        """Put the collective around a value; in an evaluation, of which nothing is sharded, a sum
-        stays as it is, and the mean of what all ranks have is that."""
-        phase = self.loop.phase
-        if not phase or kind is Kind.MEAN:
+        """Put the collective around a value; in an evaluation, which is not sharded, it is left."""
+        self.put(node, [(node, kind)], text, at)
+
+    def put(
+        self,
+        whole: ast.expr,
+        plan: list[tuple[ast.expr, Kind]],
+        text: str,
+        at: ast.AST | None = None,
+    ) -> None:
+        """Put collectives around parts of a value, as `plan` says."""
+        for node, kind in plan:
             super().wrap(node, kind, text, at)
-            return
-        alone = ast.Call | ast.AugAssign | ast.Assign | ast.keyword | ast.Tuple | ast.List
-        opened, closed = ("", "") if isinstance(self.script.parents[node], alone) else ("(", ")")
-        code = self.script.code(node)
-        self.wrapped.append(node)
-        self.context.around(node, f"{opened}rankup.batch_sum(", f") if {phase} else {code}{closed}")
-        self.context.done(at or node, f"{text} (rankup.batch_sum)")
+        phase = self.loop.phase
+        if phase and plan:
+            alone = ast.Call | ast.AugAssign | ast.Assign | ast.keyword | ast.Tuple | ast.List
+            bare = isinstance(self.script.parents[whole], alone)
+            opened, closed = ("", "") if bare else ("(", ")")
+            code = self.script.code(whole)
+            self.context.around(whole, opened, f" if {phase} else {code}{closed}")
 
     def write(self) -> None:
         self._tests()
@@ -473,14 +481,14 @@ class Numbers(Region):
             if not more:
                 break
             local |= more
-        for name, plan in plans.items():
+        for name in plans:
             if name in local:
                 if any(self.local(value) for _, value in grown[name]):
                     self._leave_counter(grown[name][0][0], name)
                 self.wrapped += [value for _, value in grown[name]]
                 continue
-            for node, kind in plan or []:
-                self.wrap(node, kind, f"{name} is of all ranks' batches")
+            for _, value in grown[name]:
+                self.put(value, self.plan(value) or [], f"{name} is of all ranks' batches")
         self._global_counters = frozenset(name for name in plans if name not in local)
 
     def _made_anew(self, name: str) -> bool:
@@ -541,8 +549,8 @@ class Numbers(Region):
                 continue
             plans = [self.plan(one) for one in args]
             if all(one is not None for one in plans):
-                for node, kind in (part for one in plans for part in one or []):
-                    self.wrap(node, kind, f"{script.code(node)} is of the whole batch")
+                for arg, plan in zip(args, plans, strict=True):
+                    self.put(arg, plan or [], f"{script.code(arg)} is of the whole batch")
 
     def _shown(self) -> None:
         """The loss and numbers of samples in what is printed or logged."""
@@ -557,9 +565,7 @@ class Numbers(Region):
         if isinstance(node, ast.expr) and not isinstance(node, ast.Constant | ast.JoinedStr):
             plan = self.plan(node)
             if plan:
-                for part, kind in plan:
-                    if not self._covered(part):
-                        self.wrap(part, kind, f"{self.script.code(part)} is of the whole batch")
+                self.put(node, plan, f"{self.script.code(node)} is of the whole batch")
                 return
             if alone and plan is None:
                 return
