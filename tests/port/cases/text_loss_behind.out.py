@@ -32,4 +32,4 @@ for epoch in range(2):
     with torch.no_grad():
         for inputs, labels in test_loader:
             hits += (model(inputs).argmax(1) == labels).sum().item()
-    print(epoch, loss.item(), hits / len(test_loader.dataset))
+    print(epoch, rankup.batch_mean(loss.item()), hits / len(test_loader.dataset))

@@ -62,9 +62,9 @@ def declared(script: Script, node: ast.expr, depth: int = 0) -> Declared:
             return next((one for one in (MIXED, Kind.SUM, Kind.MEAN) if one in kinds), kinds[0])
         case ast.BinOp(op=ast.Div(), left=left, right=right):
             kind = declared(script, left, depth + 1)
-            if kind is not Kind.SUM:
+            if kind not in (Kind.SUM, MIXED) or constant(script, right):
                 return kind
-            return Kind.SUM if constant(script, right) else Kind.MEAN
+            return Kind.MEAN  # by the size of the batch; a ratio of two sums is said elsewhere
     return Kind.UNKNOWN
 
 

@@ -583,6 +583,7 @@ class Numbers(Region):
         script = self.script
         block = script.file.names.block(self.where)
         later = block[block.index(self.where) + 1 :] if self.where in block else []  # type: ignore[arg-type]
+        late = False
         for statement in later:
             inside = list(script.inside(statement, ast.AST, deep=False))
             given_ = {
@@ -590,9 +591,13 @@ class Numbers(Region):
                 for one in inside
                 if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
             }
-            looped = any(isinstance(one, LoopNode) for one in inside)
-            if looped or given_ & self.losses.kinds.keys():
+            if given_ & self.losses.kinds.keys():
                 return
+            # By the batches of a further loop over parts the runtime would weigh it.
+            late = late or any(
+                loop.node in inside and (loop.trains or loop.node in self.context.sharded)
+                for loop in self.context.training.loops
+            )
             if isinstance(statement, Function | ast.ClassDef):
                 continue
             for node in script.inside(statement, ast.expr, deep=False):
@@ -600,7 +605,13 @@ class Numbers(Region):
                 up = self._up(node)
                 if kind is None or (isinstance(up, ast.expr) and self.reading(up) is not None):
                     continue
-                if not self._covered(node):
+                if late:
+                    self.context.leave(
+                        node,
+                        f"{script.code(node)} is of rank 0's part of the last batch: keep "
+                        f"rankup.batch_mean({script.code(node)}) before the next loop begins",
+                    )
+                elif not self._covered(node):
                     self.wrap(node, kind, f"{script.code(node)} is of the whole last batch")
 
     def _rest(self) -> None:
