@@ -273,17 +273,36 @@ def test_files_from_anywhere_do_not_stop_it(number: int, understood: int) -> Non
             assert {one.code for one in found} <= {SYNTAX}, path
 
 
+FOR_BOTH = """\
+import torch, rankup
+from torch.utils.data import DataLoader
+net = rankup.wrap(torch.nn.Linear(2, 1))
+def run(loader, train):
+    net.train(train)
+    total = 0.0
+    for x in {head}:
+        loss = net(x).mean()
+        if train:
+            loss.backward()
+        total += rankup.batch_mean(loss.item())
+    return total
+print(run(DataLoader(data, batch_size=4, shuffle=True), True))
+with torch.no_grad():
+    print(run(DataLoader(other, batch_size=4), False))
+"""
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["loader_by_mode", "loaders_in_dict", "one_function_for_both", "optimizer_or_none"],
+    ("head", "uneven"),
+    [
+        ("rankup.shard(loader)", True),
+        ("rankup.shard(loader, train=True)", False),
+        ("rankup.shard(loader) if train else loader", False),
+    ],
 )
-def test_a_loop_for_training_and_evaluation_waits_in_uneven_rounds(name: str) -> None:
-    """Only where its loader is not dealt as one that all ranks go round equally often."""
-    path = CASES / f"run_{name}.out.py"
-    data = path.read_bytes()
-    for text, found in ((data, False), (data.replace(b", train=True)", b")"), True)):
-        codes = {one.code for one in check_python(from_bytes(path, text))}
-        assert ("RK183" in codes) == found
+def test_a_loop_for_training_and_evaluation_waits_in_uneven_rounds(head: str, uneven: bool) -> None:
+    """Only where what it evaluates is sharded as an evaluation."""
+    assert ("RK183" in codes(FOR_BOTH.replace("{head}", head))) is uneven
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

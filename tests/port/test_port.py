@@ -249,10 +249,10 @@ def test_what_differs_is_said() -> None:
     for case, said in (
         ("text_optimizer_by_the_model", "rankup.count("),
         ("text_parts_of_a_loss", "rank 0's part of a batch"),
-        ("text_evaluated_elsewhere", "every rank goes over all of this in helper_evaluation.py"),
+        ("run_eval_lists", "every rank evaluates everything, which is exact: `losses.append("),
         ("text_trained_elsewhere", "the training loop is in helper_evaluation.py"),
         ("text_bar_of_its_own", "`module.` no longer"),
-        ("text_bar_of_its_own", "of rank 0's batches alone"),
+        ("text_bar_of_its_own", "that the model is in evaluation mode is not seen"),
     ):
         assert any(said in note.text for note in _ported(CASES / f"{case}.in.py").left), case
 

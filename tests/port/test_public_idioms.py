@@ -47,8 +47,8 @@ def test_a_bar_with_a_name_is_followed_to_a_loader_from_another_file(tmp_path: P
         + "first, second = get_loaders()\ntrain(first, net, optimizer)\n"
     )
     ported = _ported(tmp_path, text, utils=HEAD + "def get_loaders():\n    return 1, 2\n")
-    assert "first = rankup.shard(first)\n" in ported.text
-    assert "second = rankup.shard" not in ported.text
+    assert "bar = tqdm(rankup.shard(loader))\n" in ported.text
+    assert ported.text.count("rankup.shard(") == 1
     assert "rankup.batch_mean(loss.item())" in ported.text
 
 
@@ -107,13 +107,15 @@ def test_an_evaluation_sample_by_sample_stays_whole(tmp_path: Path) -> None:
         + "        total += net(x).sum().item()\n        print(total)\n"
     )
     ported = _ported(tmp_path, text)
-    assert "second = DataLoader(data, batch_size=1)" in ported.text
-    assert "first = rankup.shard(DataLoader(" in ported.text
-    assert "rankup.total" not in ported.text
-    assert [note.line for note in ported.left] == [6]
-    dealt = _ported(tmp_path, text.replace("batch_size=1)", "batch_size=2)"))
-    assert "second = rankup.shard(" in dealt.text
-    assert "rankup.total(total)" in dealt.text
+    assert "for x in rankup.shard(train):" in ported.text
+    assert "for x in valid:" in ported.text
+    assert "batches are of one sample" in ported.left[0].text
+    larger = text.replace("batch_size=1)", "batch_size=2)").replace(
+        "total = 0", "net.eval()\ntotal = 0"
+    )
+    sharded = _ported(tmp_path, larger.replace("        print(total)\n", ""))
+    assert "for x in rankup.shard(valid, train=False):" in sharded.text
+    assert "rankup.total(total)" in sharded.text
 
 
 def test_ranks_wait_for_the_tokenizer_that_rank_0_makes(tmp_path: Path) -> None:
@@ -144,11 +146,8 @@ def test_a_data_set_that_draws_itself_anew_is_the_same_on_all_ranks(tmp_path: Pa
         "loader.dataset.draw()\nfor x in loader:\n" + STEP
     )
     ported = _ported(tmp_path, text, pairs=data)
-    assert "rankup.same_random()" in ported.text
     assert "RK110" in {one.code for one in check([ported.path])}
-    assert "RK110" not in _codes(ported)
-    seeded = text.replace("import pairs\n", "import pairs\nimport numpy\nnumpy.random.seed(1)\n")
-    assert "same_random" not in _ported(tmp_path, seeded, pairs=data).text
+    assert "RK110" not in _codes(ported), "rankup.setup gives all ranks one random state"
 
 
 SIMILAR = (

@@ -8,7 +8,6 @@ import rankup
 
 rankup.setup()
 rankup.quiet()
-rankup.same_random()
 
 sys.stdout = Logger(rankup.path0("log.txt"))
 table = Table("out")

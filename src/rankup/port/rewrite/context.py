@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from ...script.flow import argument, call_name
+from ...script.flow import call_name
 from ...script.names import Function
 from ...script.roles import LoopNode
 from .edits import Edits
 from .script import Script
-from .training import Loop, Training
+from .training import Training
 
 # Calls that tell which files there are.
 _ASKING = {
@@ -57,6 +57,7 @@ class Context:
     """One port under way.
 
     Attributes:
+        sharded: the loops of evaluations of which each rank has its part.
         first: statements, calls and functions that rank 0 runs before the others, where no rank
             may wait for another.
         missing: those of them that run where a file is missing, and so on rank 0 alone.
@@ -68,39 +69,9 @@ class Context:
     edits: Edits
     notes: list[Note] = field(default_factory=list)
     fix: str = ""
+    sharded: set[ast.AST] = field(default_factory=set)
     first: set[ast.AST] = field(default_factory=set)
     missing: set[ast.AST] = field(default_factory=set)
-    derived: dict[ast.AST, set[str]] = field(default_factory=dict)
-
-    def dealt(self, loop: Loop) -> bool:
-        """Whether the ranks have different batches in a loop.
-
-        Not where it evaluates sample by sample: one rank would have all of them.
-        """
-        if loop.source is None or loop.trains:
-            return True
-        loader = self.training.loader_of(loop.source)
-        return loader is not None and not self.one_by_one(loader)
-
-    def serves_both(self, loader: ast.AST) -> bool:
-        """Whether a loop that trains and evaluates goes over a loader."""
-        return any(
-            one is loader or one in self.script.above(loader)
-            for loop in self.training.loops
-            if loop.evaluates
-            for one in self.training.loaders_of(loop)
-        )
-
-    def one_by_one(self, loader: ast.AST) -> bool:
-        """Whether a loader only evaluates, in batches of one sample."""
-        script, training = self.script, self.training
-        if not isinstance(loader, ast.Call):
-            return False
-        size = argument(loader, "batch_size", 1)
-        if size is None or script.code(size) != "1":
-            return False
-        loops = [one for one in training.loops if loader in training.loaders_of(one)]
-        return bool(loops) and not any(one.trains for one in loops)
 
     def done(self, node: ast.AST | None, text: str) -> None:
         """Report what the present fix did."""

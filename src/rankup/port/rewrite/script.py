@@ -38,6 +38,7 @@ class Script:
         self.code, self.above, self.all = file.code, file.names.up, file.names.all
         self.functions = file.names.functions
         self.flow = Flow([file])  # only what is defined here can be edited
+        self._siblings: dict[File, Script] = {file: self}
         self._beside: dict[str, Path | None] = {}
         self._files: dict[Path, File] = {}
 
@@ -45,6 +46,13 @@ class Script:
     def whole_flow(self) -> Flow:
         """Follows values through the script's own modules as well."""
         return Flow([self.file, *local_modules(self.file)])
+
+    def sibling(self, file: File) -> Script:
+        """Another module of the script's, to be read in the same way."""
+        if file not in self._siblings:
+            self._siblings[file] = Script(file)
+            self._siblings[file].__dict__["whole_flow"] = self.whole_flow
+        return self._siblings[file]
 
     @cached_property
     def loops(self) -> list[LoopNode]:

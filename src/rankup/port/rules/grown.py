@@ -35,8 +35,13 @@ def unreduced(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
-def left_local(file: File, script: Script, loop: Loop) -> list[Count]:
-    """The counts of a loop that are used after it without being put together."""
+def left_local(file: File, script: Script, loop: Loop, *, decides: bool = False) -> list[Count]:
+    """The counts of a loop that are used after it without being put together.
+
+    Args:
+        decides: something is decided by them: then ranks that have evaluated all of the data may
+            not go by what each has found, which differs by rounding.
+    """
     # Where `rankup.shard` deals, it is certain that a rank counts its own batches.
     dealt_here = ported(script) and parted(script, loop)
     found = [
@@ -52,7 +57,8 @@ def left_local(file: File, script: Script, loop: Loop) -> list[Count]:
     if script.distributed:
         if guard(file, script, loop.node):
             return []
-        if loop in script.eval_loops and not parted(script, loop):
+        whole = loop in script.eval_loops and not parted(script, loop)
+        if whole and not (decides and ported(script)):
             return []  # every rank has it all
         found = [one for one in found if not reduced(file, script, loop, one)]
     return found
@@ -149,7 +155,7 @@ def without_share(file: File, script: Script) -> Iterator[Hit]:
                     count.node,
                     f"{count.name}: means over this rank's parts of the batches, which "
                     "rankup.total adds up as if they were sums",
-                    "add rankup.share(mean): the ranks' shares add up to the batch's mean",
+                    "add up mean * len(batch) and len(batch), and divide behind the loop",
                 )
 
 

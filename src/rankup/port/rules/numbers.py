@@ -32,7 +32,7 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
         yield Hit(
             node.test,
             "decides by this rank's value: ranks would disagree on the best model or on stopping",
-            "compare the value of all ranks: rankup.mean(total, count)",
+            "compare rank 0's, rankup.broadcast(value), or that of all: rankup.mean(total, count)",
         )
     for scheduler in script.schedulers:
         if call_name(scheduler.node) != "ReduceLROnPlateau":  # type: ignore[arg-type]
@@ -47,7 +47,8 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
                 yield Hit(
                     call,
                     "ReduceLROnPlateau would see each rank's own value: learning rates part",
-                    "step it with the value of all ranks: rankup.mean(total, count)",
+                    "step it with rank 0's value, rankup.broadcast(value), or that of all ranks: "
+                    "rankup.mean(total, count)",
                 )
 
 
@@ -72,7 +73,7 @@ def _local_value(file: File, script: Script, node: ast.AST, names: set[str]) -> 
     """Whether one of these names comes out of a loop whose counts are not put together."""
     around: ast.AST = file.names.function(node) or file.tree
     for loop in (*script.eval_loops, *script.train_loops):
-        left = left_local(loop.file, script, loop)
+        left = left_local(loop.file, script, loop, decides=True)
         if not left:
             continue
         home = loop.function

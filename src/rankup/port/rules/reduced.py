@@ -35,7 +35,11 @@ def reduced(file: File, script: Script, loop: Loop, count: Count) -> bool:
         around = file.names.enclosing(loop.node, ast.ClassDef) or around
     if _reduces_itself(file, script, count):
         return True
-    if any(isinstance(one, ast.Call) and is_reduction(file, one) for one in walk(count.node)):
+    if any(
+        isinstance(one, ast.Call)
+        and (is_reduction(file, one) or _callee_reduces(file, script, one))
+        for one in walk(count.node)
+    ):
         return True
     return _reaches(file, script, around, {count.name}, _DEPTH)
 

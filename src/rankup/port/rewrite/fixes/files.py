@@ -21,7 +21,6 @@ from .beside import (
     saved_elsewhere,
     written_elsewhere,
 )
-from .kinds import derived
 
 _BY_ALL = "every rank writes this file: let rank 0 alone, `if rankup.is_root_process():`"
 _NEEDS_ALL = (
@@ -145,8 +144,8 @@ def wait_for_written(context: Context) -> None:
 def root_writes(context: Context) -> None:
     """Plots, images and tables are written by rank 0 alone."""
     script = context.script
-    loops = [one for one in context.training.loops if one.source is not None and context.dealt(one)]
-    parts = {name for loop in loops for name in derived(context, loop)}
+    loops = [one for one in context.training.loops if one.trains]
+    parts = {name for loop in loops for name in context.training.derived(loop)}
     for site in _sites(context, "call"):
         call = site.node
         assert isinstance(call, ast.Call)

@@ -9,10 +9,6 @@ from ....script.flow import argument, call_name, given, literal
 from ....script.names import Function
 from ...rules.facts import starred
 from ..context import Context
-from ..expressions import words
-from .kinds import derived, increments
-
-_SPOKEN = {"print", "info", "debug", "log", "progress_bar", "add_scalar"}
 
 
 def by_hand(context: Context) -> None:
@@ -21,7 +17,6 @@ def by_hand(context: Context) -> None:
     _terminal(context)
     _batches(context)
     _flags(context)
-    _on_the_way(context)
     _elsewhere(context)
     _masked_in_the_model(context)
 
@@ -120,24 +115,6 @@ def _flags(context: Context) -> None:
                 f"leave {first} at its default in a job: each rank takes its own GPU",
                 comment=False,
             )
-
-
-def _on_the_way(context: Context) -> None:
-    """What an evaluation prints before it has come to its end."""
-    script = context.script
-    for loop in context.training.loops:
-        if loop.trains or loop.source is None or not context.dealt(loop):
-            continue
-        numbers = {one.target for one in increments(context, loop)} | derived(context, loop)
-        for call in script.inside(loop.node.body, ast.Call, deep=False):
-            names = words(call)
-            if script.dotted(call.func).split(".")[-1] in _SPOKEN and names & numbers:
-                context.leave(
-                    call,
-                    "while this evaluation runs, what it shows is of rank 0's batches alone",
-                    comment=False,
-                )
-                break
 
 
 def _elsewhere(context: Context) -> None:
