@@ -307,3 +307,43 @@ def test_a_batch_of_one_sample_leaves_ranks_idle(size: str, said: bool, tmp_path
     loop = f"for x in DataLoader(torch.randn(8, 2){size}):\n"
     ported = _ported(tmp_path, HEAD + options + MADE + loop + STEP)
     assert any("all other ranks are idle" in note.text for note in ported.left) is said
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('stamp = f"run-{datetime.datetime.now():%H%M}"', True),
+        ('stamp = "run-" + str(int(time.time()))', True),
+        ("stamp = str(uuid.uuid4())", True),
+        ('took = f"{time.time() - start:.1f} s"', False),
+        ("start = time.time()", False),
+        ("for _ in range(2):\n    stamp = time.strftime('%H')", False),
+    ],
+)
+def test_check_and_port_know_the_same_names_of_the_time(
+    line: str, named: bool, tmp_path: Path
+) -> None:
+    text = HEAD + "import datetime, time, uuid\nstart = 0\n" + line + "\n" + MADE
+    ported = _ported(tmp_path, text + "for x in DataLoader(torch.randn(8, 2)):\n" + STEP)
+    assert ("rankup.broadcast(" in ported.text) is named
+    assert ("RK147" in {one.code for one in check([ported.path])}) is named
+    assert "RK147" not in _codes(ported)
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ("os.mkdir(path)", "os.makedirs(path, exist_ok=True)"),
+        ("os.makedirs(path, exist_ok=False)", "os.makedirs(path, exist_ok=True)"),
+        ("Path(path).mkdir()", "Path(path).mkdir(exist_ok=True)"),
+        ("try: os.mkdir(path)\nexcept OSError: pass", ""),
+        ("try:\n    Path(path).unlink()\nexcept OSError:\n    pass",
+         "    if rankup.is_root_process(): Path(path).unlink()\n"),
+    ],
+)  # fmt: skip
+def test_check_and_port_know_the_same_races(line: str, becomes: str, tmp_path: Path) -> None:
+    text = HEAD + "import os\nfrom pathlib import Path\n" + line + "\n" + MADE
+    ported = _ported(tmp_path, text + "for x in DataLoader(torch.randn(8, 2)):\n" + STEP)
+    assert (becomes or line) in ported.text
+    assert ("RK145" in {one.code for one in check([ported.path])}) is bool(becomes)
+    assert "RK145" not in _codes(ported)

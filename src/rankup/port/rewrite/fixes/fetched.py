@@ -10,7 +10,7 @@ from ....script.names import walk
 from ....script.roles import LoopNode
 from ....script.source import File
 from ....script.torch_names import words as names_of
-from ...rules.saving import CHANGERS
+from ...rules.saving import changes_files
 from ..context import Context
 
 _FETCHED = "rank 0 fetches first, then the others (rankup.rank0_first)"
@@ -157,7 +157,7 @@ def _meets(context: Context, node: ast.AST) -> bool:
     script = context.script
     reached = _reached(context, node)
     return any(
-        _fetches(context, call) or script.name(call.func) in CHANGERS
+        _fetches(context, call) or changes_files(script.file, call)
         for function in reached - _led_to(context, node)
         for call in script.inside(function, ast.Call)
     )
