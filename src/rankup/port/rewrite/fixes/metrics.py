@@ -204,7 +204,9 @@ class Region:
             test = getattr(up, "test", None)
             if isinstance(up, LoopNode) and not isinstance(up, ast.While):
                 test = up.iter
-            if test is not None and inner is not test and self.local(test):
+            names = test is not None and mentioned(test) & self.local_names()
+            drawn = test is not None and draws(self.context, test) and not steers(self.context, up)
+            if inner is not test and (names or drawn):
                 return False
             inner = up
         return True
