@@ -92,9 +92,8 @@ def masked(
         if over:
             units = script.code(division.right)
             found.append(Masked(division, units if re.fullmatch(r"[\w.\[\]]+", over) else ""))
-    found += [
-        one for call in script.inside(expression, ast.Call) if (one := _selected(script, call))
-    ]
+    calls = list(script.inside(expression, ast.Call))
+    found += [one for call in calls if (one := _selected(script, call))]
     if found or depth > 3:
         return found
     for call in calls:
