@@ -16,6 +16,7 @@ from .expressions import (
     loss_names,
     mentioned,
     sized,
+    stored,
     targets_of,
     trains_elsewhere,
     turns_gradients_off,
@@ -85,10 +86,30 @@ class Training:
         found: list[ast.expr] = []
         if isinstance(loop.node, ForNode):
             found = self._begun(loop.source or loop.node.iter, 0)
+        trained = [
+            self.script.line(call)
+            for call in self.script.inside(loop.node.body, ast.Call, deep=False)
+            if self._trains_here(call)
+        ]
         for call in self.script.inside(loop.node.body, ast.Call, deep=False):
-            if call_name(call) == "next" and call.args:
-                found += self._begun(call.args[0], 0)
+            # What is drawn behind the last backward is for an evaluation.
+            if trained and self.script.line(call) <= max(trained):
+                found += self._drawn(call)
         return list(dict.fromkeys(found))
+
+    def _drawn(self, call: ast.Call) -> list[ast.expr]:
+        """The loaders of `next(it)`, and of a method of the script that calls it."""
+        drawn = _drawn_from(call)
+        found = self._begun(drawn, 0) if drawn is not None else []
+        function = self.script.called(call)
+        if found or function is None:
+            return found
+        return [
+            one
+            for inner in self.script.inside(function.body, ast.Call, deep=False)
+            if (at := _drawn_from(inner)) is not None
+            for one in self._begun(at, 0)
+        ]
 
     def _begun(self, node: ast.expr, depth: int) -> list[ast.expr]:
         """The loaders behind an iterator."""
@@ -155,7 +176,7 @@ class Training:
                     script.called(call) in self._trainers for call in script.inside(value, ast.Call)
                 )
                 if trains or mentioned(value) & known:
-                    known |= {name for one in targets for name in mentioned(one)}
+                    known |= stored(*targets)
         return known
 
     # Models.
@@ -383,6 +404,15 @@ class Training:
                         if isinstance(one, ast.Name) and not sized(script, assign.value):
                             loop.batch.add(one.id)
         return loop
+
+
+def _drawn_from(call: ast.Call) -> ast.expr | None:
+    """`it` of `next(it)`, and of the old `it.next()`."""
+    if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args:
+        return call.args[0]
+    if isinstance(call.func, ast.Attribute) and call.func.attr in ("next", "__next__"):
+        return None if call.args else call.func.value
+    return None
 
 
 def _negated(script: Script, test: ast.expr) -> str:

@@ -33,6 +33,7 @@ def shard_loaders(context: Context) -> None:
     """
     training, script = context.training, context.script
     done: set[ast.AST] = set()
+    unseen: list[Loop] = []
     for loop in training.loops:
         if not loop.trains:
             continue
@@ -45,27 +46,39 @@ def shard_loaders(context: Context) -> None:
         sources = training.sources(loop)
         for source in sources:
             _shard(context, loop, source, done)
-        if not sources and isinstance(loop.node, ForNode) and _unseen(context, loop):
-            context.leave(
-                loop.node,
-                "every rank would go over all of this: where it is a DataLoader, go over "
-                "rankup.shard(…) of it",
-            )
+        if not sources and _unseen(context, loop):
+            unseen.append(loop)
     for call in training.elsewhere:
         for arg in given(call):
             if training.loader_of(arg) is not None and arg not in done:
                 done.add(arg)
                 context.around(arg, "rankup.shard(", f"{_per_gpu(context)})")
                 context.done(arg, "each rank takes its part of every batch (rankup.shard)")
+    for loop in unseen:
+        if not done:
+            raise UserError(
+                f"{script.file.path}:{script.line(loop.node)}: not ported: where this loop has its "
+                "batches from is not seen, and every rank would train on all of them: let it go "
+                "over a DataLoader that this script makes, or is given by name"
+            )
+        context.leave(
+            loop.node,
+            "where this loop has its batches from is not seen: where it is a DataLoader, go over "
+            "rankup.shard(…) of it, else every rank trains on all of them",
+        )
 
 
 def _unseen(context: Context, loop: Loop) -> bool:
-    """Whether a training loop goes over something whose making is not seen."""
-    source = loop.source
-    if isinstance(source, ast.Call):
-        counted = call_name(source) in ("range", "arange", "count", "trange")
-        return not counted and context.script.called(source) is None
-    return isinstance(source, ast.Name | ast.Attribute) and source is not None
+    """Whether a backward stands in a loop whose batches come from somewhere else."""
+    script = context.script
+    inside = any(loop.node in script.above(one) for one in context.training.backwards)
+    steps = {script.scope(one) for one in context.training.backwards}
+    calls = list(script.inside(loop.node.body, ast.Call, deep=False))
+    stepping = any(script.called(one) in steps for one in calls)
+    loops = {script.scope(one.node) for one in context.training.loops if one.trains}
+    own = stepping and not any(script.called(one) in loops for one in calls)
+    drawn = any(loop.node in script.above(one) for one in _drawn_batches(context))
+    return (inside or own) and not drawn
 
 
 def _shard(context: Context, loop: Loop, source: ast.expr, done: set[ast.AST]) -> None:
@@ -227,10 +240,13 @@ def batch_size_names(context: Context) -> None:
         if not loop.trains:
             continue
         batch = first_of_batch(context, loop)
+        own = {
+            one.id for one in script.inside(loop.node, ast.Name) if isinstance(one.ctx, ast.Store)
+        }
         for call in script.inside(loop.node.body, ast.Call, deep=False):
             makes = call_name(call) in _CONSTRUCTORS
             for value in (one for arg in given(call) for one in _alone_or_in_tuple(arg)):
-                if script.code(value) not in sizes:
+                if script.code(value) not in sizes - own:
                     continue
                 if makes and batch is not None:
                     context.replace(value, f"{batch}.size(0)")

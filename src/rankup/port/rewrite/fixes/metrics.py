@@ -289,6 +289,7 @@ class Numbers(Region):
     def __init__(self, context: Context, loop: Loop) -> None:
         super().__init__(context, loop.node, _backwards(context, loop))
         self.loop = loop
+        self.whole: set[str] = set()
         self._from_steps()
         self.whole = self._whole_names()
         fixed = {**dict.fromkeys(self.losses.kinds, Kind.UNKNOWN)}
