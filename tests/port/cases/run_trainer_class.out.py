@@ -19,7 +19,7 @@ class Trainer:
         self.optimizer.step()
 
     def _run_epoch(self, epoch):
-        b_sz = len(next(iter(rankup.shard(self.train_data)))[0])
+        b_sz = len(next(iter(self.train_data))[0])
         print(f"Epoch {epoch} | Steps: {len(self.train_data)}", end="\n" if b_sz else "")
         for source, targets in rankup.shard(self.train_data):
             source, targets = source.to(self.device), targets.to(self.device)

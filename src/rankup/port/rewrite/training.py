@@ -102,7 +102,7 @@ class Training:
         drawn = _drawn_from(call)
         found = self._begun(drawn, 0) if drawn is not None else []
         function = self.script.called(call)
-        if found or function is None:
+        if found or function is None or function in self._trainers:
             return found
         return [
             one

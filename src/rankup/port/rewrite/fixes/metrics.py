@@ -387,10 +387,20 @@ class Numbers(Region):
             if self._covered(node):
                 continue
             kind = self.reading(node)
-            if kind is not None and self.alike(node):
+            if kind is not None and self.alike(node) and not self._mixed(node):
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
         self._behind()
         self._rest()
+
+    def _mixed(self, node: ast.expr) -> bool:
+        """Whether a loss is reckoned with something of this rank's part: `loss.item() / n`."""
+        whole: ast.expr = node
+        reckons = (ast.Mult, ast.Div, ast.Add, ast.Sub, ast.Pow)
+        while isinstance(up := self.script.parents[whole], ast.BinOp) and isinstance(
+            up.op, reckons
+        ):
+            whole = up
+        return whole is not node and self.plan(whole) is None
 
     def _covered(self, node: ast.AST) -> bool:
         around = [node, *self.script.above(node)]
@@ -567,6 +577,8 @@ class Numbers(Region):
             return
         if isinstance(node, ast.expr) and not isinstance(node, ast.Constant | ast.JoinedStr):
             plan = self.plan(node)
+            if plan is None and isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Mod):
+                return
             if plan:
                 self.put(node, plan, f"{self.script.code(node)} is of the whole batch")
                 return
