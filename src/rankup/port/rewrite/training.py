@@ -171,12 +171,11 @@ class Training:
                 case ast.For(iter=value, target=target):
                     made.append((value, [target]))
         for _ in range(4):
-            for value, targets in made:
-                trains = any(
-                    script.called(call) in self._trainers for call in script.inside(value, ast.Call)
-                )
-                if trains or mentioned(value) & known:
-                    known |= stored(*targets)
+            for given_, to in made:
+                calls = script.inside(given_, ast.Call)
+                trains = any(script.called(call) in self._trainers for call in calls)
+                if trains or mentioned(given_) & known:
+                    known |= stored(*to)
         return known
 
     # Models.

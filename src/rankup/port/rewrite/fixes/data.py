@@ -12,7 +12,7 @@ from ...rules.facts import integer
 from ..context import Context
 from ..expressions import mentioned
 from ..script import ForNode
-from ..training import Loop
+from ..training import Loop, Training
 
 _CONSTRUCTORS = {
     "ones", "zeros", "randn", "rand", "full", "empty", "randint", "arange",
@@ -49,8 +49,8 @@ def shard_loaders(context: Context) -> None:
         if not sources and _unseen(context, loop):
             unseen.append(loop)
     for call in training.elsewhere:
-        for arg in given(call):
-            if training.loader_of(arg) is not None and arg not in done:
+        for arg in _trained_elsewhere(context, call):
+            if arg not in done:
                 done.add(arg)
                 context.around(arg, "rankup.shard(", f"{_per_gpu(context)})")
                 context.done(arg, "each rank takes its part of every batch (rankup.shard)")
@@ -66,6 +66,23 @@ def shard_loaders(context: Context) -> None:
             "where this loop has its batches from is not seen: where it is a DataLoader, go over "
             "rankup.shard(…) of it, else every rank trains on all of them",
         )
+
+
+def _trained_elsewhere(context: Context, call: ast.Call) -> list[ast.expr]:
+    """The loaders that a function of another file is given and trains on."""
+    script = context.script
+    found = script.whole_flow.definition(script.file, call.func)
+    if found is None or isinstance(found[1], ast.ClassDef):
+        return []
+    other = script.sibling(found[0])
+    trained = {
+        source.id
+        for loop in Training(other).loops
+        if loop.trains and other.scope(loop.node) is found[1] and isinstance(loop.node, ForNode)
+        for source in other.inside(loop.node.iter, ast.Name)
+    }
+    values = [script.given(found[1], name, call) for name in other.parameters(found[1]) & trained]
+    return [one for one in values if one is not None and context.training.loader_of(one)]
 
 
 def _unseen(context: Context, loop: Loop) -> bool:
@@ -283,12 +300,12 @@ def draws_that_steer(context: Context) -> None:
     for loop in training.loops:
         if not loop.trains:
             continue
-        branches = script.inside(loop.node.body, ast.If, ast.While, ast.For, ast.IfExp, deep=False)
-        heads = [
-            one.iter if isinstance(one, ast.For) else one.test
-            for one in branches
-            if steers(context, one)
-        ]
+        heads: list[ast.expr] = []
+        for one in script.inside(loop.node.body, ast.AST, deep=False):
+            if isinstance(one, ast.If | ast.While | ast.IfExp) and steers(context, one):
+                heads.append(one.test)
+            elif isinstance(one, ast.For) and steers(context, one):
+                heads.append(one.iter)
         names = mentioned(*heads)
         made = [
             one.value
@@ -298,6 +315,30 @@ def draws_that_steer(context: Context) -> None:
         for draw in {one: None for head in (*heads, *made) for one in draws(context, head)}:
             context.around(draw, "rankup.broadcast(")
             context.done(draw, "what decides about a step is drawn by rank 0 (rankup.broadcast)")
+
+
+_SEEDS = {"seed", "manual_seed", "manual_seed_all", "default_rng", "seed_everything", "set_seed"}
+_OWN = ("time.", "datetime.", "os.getpid", "os.urandom", "uuid.", "secrets.", "torch.initial_seed")
+
+
+def seeds_alike(context: Context) -> None:
+    """A seed made of the clock or of the process is rank 0's on every rank."""
+    script = context.script
+    for call in script.all(ast.Call):
+        if call_name(call) not in _SEEDS:
+            continue
+        for arg in given(call):
+            values = [arg]
+            if isinstance(arg, ast.Name | ast.Attribute):
+                made = context.training.assigned(script.dotted(arg), script.scope(arg))
+                values = [value for _, value in made]
+            for value in values:
+                own = any(
+                    script.name(one.func).startswith(_OWN) for one in script.inside(value, ast.Call)
+                )
+                if own and not any(isinstance(up, LoopNode) for up in script.above(value)):
+                    context.around(value, "rankup.broadcast(")
+                    context.done(value, "this seed is rank 0's on every rank (rankup.broadcast)")
 
 
 def clocks_that_steer(context: Context) -> None:

@@ -14,7 +14,7 @@ from ..models import assigned
 from ..script import ForNode, Script
 from ..training import Loop
 from ..values import Kind, Values, loader_origins, plain_batches
-from .decisions import read_after
+from .decisions import read_after, shared_names
 
 _BY_HAND = (
     "to shard it by hand: `for batch in rankup.shard(loader, train=False):`, and behind the loop "
@@ -120,7 +120,7 @@ def additive(context: Context, loop: Loop) -> Leaving:
     if not (leaving.totals or leaving.lists):
         raise Obstacle(node, "nothing is counted in it")
     scope = script.scope(node)
-    shared = {name for one in script.inside(scope, ast.Global, ast.Nonlocal) for name in one.names}
+    shared = shared_names(script, scope)
     kept = {*leaving.totals, *leaving.lists}
     for name in sorted(values.defined.keys() | set(loop.batch)):
         if name not in kept and (name in shared or read_after(script, node, name)):

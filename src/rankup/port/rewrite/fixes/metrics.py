@@ -122,9 +122,8 @@ class Region:
         script = self.script
         found = [
             one
-            for one in script.inside(
-                self.body, ast.Assign, ast.AugAssign, ast.AnnAssign, deep=False
-            )
+            for one in script.inside(self.body, ast.stmt, deep=False)
+            if isinstance(one, ast.Assign | ast.AugAssign | ast.AnnAssign)
             for target in (one.targets if isinstance(one, ast.Assign) else [one.target])
             if name in mentioned(target) and script.dotted(target) in ("", name)
         ]
@@ -411,7 +410,9 @@ class Numbers(Region):
     def _tests(self) -> None:
         """`if torch.isnan(loss): break` goes by the loss of the whole batch; others by rank 0."""
         script = self.script
-        for one in script.inside(self.body, ast.If, ast.While, deep=False):
+        for one in script.inside(self.body, ast.stmt, deep=False):
+            if not isinstance(one, ast.If | ast.While):
+                continue
             if not (steers(self.context, one) and self._mine(one)):
                 continue
             for node in script.inside(one.test, ast.Name, ast.Attribute):
