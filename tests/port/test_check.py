@@ -81,6 +81,50 @@ def test_a_condition_that_tells_the_rank(condition: str, one_rank: bool) -> None
     assert ("RK141" in found) is not one_rank
 
 
+BY_HAND = """\
+import rankup
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("nccl")
+world_size = dist.get_world_size()
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1).cuda())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3 * len(loader))
+for epoch in range(3):
+    loader.sampler.set_epoch(epoch)
+    for x in loader:
+        net(x).mean().backward()
+        optimizer.step()
+        schedule.step()
+dist.destroy_process_group()
+"""
+SHARDED = BY_HAND.replace("sampler=DistributedSampler(data))", "shuffle=True)").replace(
+    "    for x in loader:", "    for x in rankup.shard(loader):"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "found"),
+    [
+        (BY_HAND, "", "", False),
+        (BY_HAND, "3 * len(loader)", "3 * len(loader) // world_size", True),
+        (BY_HAND, "3 * len(loader)", "1000", True),
+        (BY_HAND.replace("=4,", "=4 // world_size,"), "3 * len(loader)", "1000", False),
+        (BY_HAND, "schedule.step()", "for _ in range(world_size): schedule.step()", True),
+        (BY_HAND, "lr=0.1", "lr=0.1 * world_size", False),  # the batch has grown with the ranks
+        (SHARDED, "lr=0.1", "lr=0.1 * world_size", True),
+        (SHARDED, "3 * len(loader)", "1000", False),
+    ],
+)
+def test_a_schedule_or_a_rate_times_the_number_of_ranks(
+    text: str, old: str, new: str, found: bool
+) -> None:
+    assert ("RK185" in codes(text.replace(old, new) if old else text)) is found
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"

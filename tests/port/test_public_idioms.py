@@ -131,8 +131,8 @@ def test_ranks_wait_for_the_tokenizer_that_rank_0_makes(tmp_path: Path) -> None:
     ported = _ported(tmp_path, text)
     assert "with rankup.rank0_first():\n    if not os" in ported.text
     assert "\n    else:\n        tokenizer" in ported.text
-    assert "RK145" in {one.code for one in check([ported.path])}
-    assert "RK145" not in _codes(ported)
+    assert "RK146" in {one.code for one in check([ported.path])}
+    assert "RK146" not in _codes(ported)
 
 
 def test_a_data_set_that_draws_itself_anew_is_the_same_on_all_ranks(tmp_path: Path) -> None:
@@ -215,3 +215,135 @@ def test_a_terminal_that_may_be_missing_is_no_finding(tmp_path: Path) -> None:
     for text, found in ((asks, 1), (f"try:\n    {asks}except Exception:\n    width = 80\n", 0)):
         path.write_text("import os\n" + HEAD + text + loop)
         assert len(check([path], select=["RK176"])) == found
+
+
+FORWARD = """import torch
+
+class Pairs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(2, 2)
+
+    def forward(self, a, b):
+        first, second = self.net(a), self.net(b)
+        {product}
+        return torch.nn.functional.cross_entropy(logits, torch.arange(len(a)))
+"""
+PAIRED = (
+    HEAD
+    + "import mine.losses\n"
+    + "net = mine.losses.Pairs()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+    + "for a, b in DataLoader(pairs, batch_size=4):\n"
+    + STEP.replace("net(x).mean()", "net(a, b)")
+)
+
+
+@pytest.mark.parametrize(
+    ("product", "refused"),
+    [
+        ("logits = first @ second.t()", True),
+        ("logits = torch.einsum('nc,mc->nm', first, second)", True),
+        ("logits = first @ second.transpose(1, 2)", False),
+        ("logits = torch.einsum('bic,bjc->bij', first, second)", False),
+        ("logits = first @ self.net.weight.t()", False),
+    ],
+)
+def test_a_loss_in_a_models_forward_in_another_file(
+    product: str, refused: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "losses.py").write_text(FORWARD.format(product=product))
+    if refused:
+        with pytest.raises(UserError, match=r"train\.py:7: .*contrastive.*losses\.py:10"):
+            _ported(tmp_path, PAIRED)
+    else:
+        assert "rankup.wrap" in _ported(tmp_path, PAIRED).text
+    assert ("RK124" in {one.code for one in check([tmp_path / "train.py"])}) is refused
+
+
+LOADED = HEAD + "from helper import batches\n" + MADE + "for x in batches():\n" + STEP
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("from torchtext.data import BucketIterator\n"
+         "def batches():\n    return BucketIterator(data, batch_size=8)\n",
+         r":6: .*torchtext iterator .*helper\.py:3"),
+        ("from torchtext.legacy import data\n"
+         "def batches():\n    a, b = data.BucketIterator.splits((x, y))\n    return a\n",
+         r":6: .*torchtext iterator"),
+        ("from torchdata.datapipes.iter import IterableWrapper\n"
+         "def batches():\n    pipe = IterableWrapper(names)\n    return pipe.map(f).batch(8)\n",
+         r":6: .*a pipe has no positions"),
+        ("from torch.utils.data import DataLoader, IterableDataset\n"
+         "class Lines(IterableDataset):\n    pass\n"
+         "def batches():\n    return DataLoader(Lines(), batch_size=8)\n",
+         r":6: .*a data set that is a stream has no positions"),
+        ("from torch.utils.data import DataLoader\nclass Episodes:\n    pass\n"
+         "def batches():\n    return DataLoader(data, batch_sampler=Episodes(5, 1))\n",
+         r":6: .*Episodes chooses what is together in a batch"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_sharded_is_refused_wherever_it_is_made(
+    made: str, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=says):
+        _ported(tmp_path, LOADED, helper=made)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [("", True), (", batch_size=1", True), (", batch_size=args.batchSize", True),
+     (", batch_size=2", False), (", batch_size=args.other", False)],
+)  # fmt: skip
+def test_a_batch_of_one_sample_leaves_ranks_idle(size: str, said: bool, tmp_path: Path) -> None:
+    options = (
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--batchSize", type=int, default=1)\n'
+        'parser.add_argument("--other", type=int, default=8)\nargs = parser.parse_args()\n'
+    )
+    loop = f"for x in DataLoader(torch.randn(8, 2){size}):\n"
+    ported = _ported(tmp_path, HEAD + options + MADE + loop + STEP)
+    assert any("all other ranks are idle" in note.text for note in ported.left) is said
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('stamp = f"run-{datetime.datetime.now():%H%M}"', True),
+        ('stamp = "run-" + str(int(time.time()))', True),
+        ("stamp = str(uuid.uuid4())", True),
+        ('took = f"{time.time() - start:.1f} s"', False),
+        ("start = time.time()", False),
+        ("for _ in range(2):\n    stamp = time.strftime('%H')", False),
+    ],
+)
+def test_check_and_port_know_the_same_names_of_the_time(
+    line: str, named: bool, tmp_path: Path
+) -> None:
+    text = HEAD + "import datetime, time, uuid\nstart = 0\n" + line + "\n" + MADE
+    ported = _ported(tmp_path, text + "for x in DataLoader(torch.randn(8, 2)):\n" + STEP)
+    assert ("rankup.broadcast(" in ported.text) is named
+    assert ("RK147" in {one.code for one in check([ported.path])}) is named
+    assert "RK147" not in _codes(ported)
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ("os.mkdir(path)", "os.makedirs(path, exist_ok=True)"),
+        ("os.makedirs(path, exist_ok=False)", "os.makedirs(path, exist_ok=True)"),
+        ("Path(path).mkdir()", "Path(path).mkdir(exist_ok=True)"),
+        ("try: os.mkdir(path)\nexcept OSError: pass", ""),
+        ("try:\n    Path(path).unlink()\nexcept OSError:\n    pass",
+         "    if rankup.is_root_process(): Path(path).unlink()\n"),
+    ],
+)  # fmt: skip
+def test_check_and_port_know_the_same_races(line: str, becomes: str, tmp_path: Path) -> None:
+    text = HEAD + "import os\nfrom pathlib import Path\n" + line + "\n" + MADE
+    ported = _ported(tmp_path, text + "for x in DataLoader(torch.randn(8, 2)):\n" + STEP)
+    assert (becomes or line) in ported.text
+    assert ("RK145" in {one.code for one in check([ported.path])}) is bool(becomes)
+    assert "RK145" not in _codes(ported)

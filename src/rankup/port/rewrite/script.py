@@ -15,7 +15,7 @@ from typing import TypeVar
 from ...script.flow import Flow, argument
 from ...script.names import Function, children, walk
 from ...script.roles import LoopNode
-from ...script.source import File, candidates, local_modules, read
+from ...script.source import File, candidates, local_modules, read, roots
 
 Node = TypeVar("Node", bound=ast.AST)
 Scope = Function | ast.Module
@@ -210,7 +210,7 @@ class Script:
         if not name or name.startswith("builtins."):
             return None
         if name not in self._beside:
-            self._beside[name] = next(candidates(self.folder, self.folder, name), None)
+            self._beside[name] = next(candidates(roots(self.folder), self.folder, name), None)
         return self._beside[name]
 
     def other(self, path: Path) -> File:

@@ -127,8 +127,8 @@ def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
                 loader.node,
                 f"{made} is read in full by every rank: an IterableDataset has no positions to "
                 "deal by",
-                "rankup.shard(loader) keeps this rank's part of each batch; cheaper is "
-                "datasets.distributed.split_dataset_by_node",
+                "let it give every world_size-th item from the rank on, as "
+                "datasets.distributed.split_dataset_by_node does",
             )
 
 

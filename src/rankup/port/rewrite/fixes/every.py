@@ -17,7 +17,16 @@ from .decisions import broadcast_decisions
 from .device import data_parallel, numbered, own_choice
 from .evaluation import shard_evaluations
 from .fetched import fetch
-from .files import folders, load, opened, root_writes, same_names, save, wait_for_saved
+from .files import (
+    folders,
+    load,
+    opened,
+    root_writes,
+    same_names,
+    save,
+    wait_for_saved,
+    wait_for_written,
+)
 from .metrics import summed_losses, training_numbers
 from .model import batch_norm, round_trips, wrap_models
 from .person import by_hand
@@ -40,13 +49,14 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "steering_draws": draws_that_steer,
     "steering_clocks": clocks_that_steer,
     "decisions": broadcast_decisions,
+    "rank0_first": fetch,
     "save0": save,
     "load": load,
     "wait_for_saved": wait_for_saved,
     "root_writes": root_writes,
     "path0": opened,
+    "wait_for_written": wait_for_written,
     "folders": folders,
-    "rank0_first": fetch,
     "same_names": same_names,
 }
 # What is said but not changed.
