@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ....script.effects import Reached, callee, leads_to, sites_in
-from ....script.flow import argument, call_name
+from ....script.flow import argument, call_name, given
 from ....script.names import Function, parameters, walk
 from ....script.roles import Site
 from ....script.source import File
@@ -76,6 +76,12 @@ def written_elsewhere(context: Context) -> None:
                 "the same file: make all of it before the job",
             )
             continue
+        if _pickles_model(context, helper):
+            context.leave(
+                call,
+                f"saves the wrapped model itself in {_at(helper)}: save its state_dict(), whose "
+                "names are those of the plain model",
+            )
         mode = _mode_after(context, helper) if harmless(helper.reached) else None
         if mode is not None and context.only_root(call):
             if mode:  # as it leaves the model on rank 0
@@ -101,6 +107,20 @@ def saved_elsewhere(context: Context) -> bool:
 def _at(helper: Helper) -> str:
     site = helper.sites[0]
     return f"{site.file.path.name}:{site.file.line(site.node)[0]}"
+
+
+def _pickles_model(context: Context, helper: Helper) -> bool:
+    """Whether a helper that saves with torch is given a model that is trained."""
+    models = {model.name for model in context.training.models}
+    saves = any(site.dotted == "torch.save" for site in helper.sites)
+    states = any(
+        isinstance(node, ast.Attribute) and node.attr == "state_dict"
+        for _, function in helper.reached
+        for node in walk(*function.body)
+    )
+    return (
+        saves and not states and any(context.script.dotted(a) in models for a in given(helper.call))
+    )
 
 
 def _handed_to_open(context: Context, helper: Helper) -> ast.expr | None:

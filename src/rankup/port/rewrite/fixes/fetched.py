@@ -67,7 +67,8 @@ def _goes_first(context: Context, call: ast.Call) -> None:
     (start, end), whole = script.span(call.func), script.span(call)
     opening = script.text.index("(", end, whole[1])
     context.edits.insert(start, "rankup.rank0_first(")
-    context.edits.replace((opening, opening + 1), ", " if given(call) else "")
+    comma = "," if script.text[opening + 1] in "\r\n" else ", "
+    context.edits.replace((opening, opening + 1), comma if given(call) else "")
     context.first.add(call)
 
 
