@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ....script.effects import Reached, callee, leads_to, sites_in
-from ....script.flow import argument, call_name, given
+from ....script.flow import argument, call_name
 from ....script.names import Function, parameters, walk
 from ....script.roles import Site
 from ....script.source import File
@@ -110,17 +110,25 @@ def _at(helper: Helper) -> str:
 
 
 def _pickles_model(context: Context, helper: Helper) -> bool:
-    """Whether a helper that saves with torch is given a model that is trained."""
+    """Whether a helper is given a model that is trained, and saves it as it is."""
+    script, names = context.script, [one.arg for one in parameters(helper.function.args)]
     models = {model.name for model in context.training.models}
-    saves = any(site.dotted == "torch.save" for site in helper.sites)
-    states = any(
-        isinstance(node, ast.Attribute) and node.attr == "state_dict"
-        for _, function in helper.reached
-        for node in walk(*function.body)
-    )
-    return (
-        saves and not states and any(context.script.dotted(a) in models for a in given(helper.call))
-    )
+    handed = {
+        name
+        for position, name in enumerate(names)
+        if script.dotted(argument(helper.call, name, position)) in models
+    }
+    flow = script.whole_flow
+    for site in helper.sites:
+        if site.dotted != "torch.save" or site.file is not helper.file:
+            continue
+        assert isinstance(site.node, ast.Call)
+        value = argument(site.node, "obj", 0)
+        for origin in flow.origins(site.file, value) if value is not None else ():
+            parts = origin.node.values if isinstance(origin.node, ast.Dict) else [value]
+            if any(isinstance(one, ast.Name) and one.id in handed for one in parts):
+                return True
+    return False
 
 
 def _handed_to_open(context: Context, helper: Helper) -> ast.expr | None:
