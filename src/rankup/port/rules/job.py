@@ -19,6 +19,10 @@ from .rule import Hit, Rule
 # Schedules of which an argument is a number of steps.
 _COUNTING = words("StepLR MultiStepLR CosineAnnealingLR CosineAnnealingWarmRestarts LinearLR")
 _ENVIRONMENTS = ("gym", "gymnasium", "stable_baselines3", "pettingzoo", "procgen", "envpool")
+# Exceptions by which a script asks something; an interrupt comes to all ranks.
+_EXPECTED = words(
+    "StopIteration ImportError KeyError ValueError FileNotFoundError KeyboardInterrupt"
+)
 _LOGIN = {"on_login_node", "local_rank"}
 
 
@@ -182,18 +186,12 @@ def made_of(file: File, script: Script, value: ast.expr) -> list[ast.AST]:
 
 def stops_alone(file: File, script: Script) -> Iterator[Hit]:
     """RK181: one rank leaves, and the others wait for it."""
-    for node in file.names.all(ast.Try):
-        if not any(
-            isinstance(one, ast.Call) and call_name(one) == "backward" for one in walk(*node.body)
-        ):
-            continue
-        for handler in node.handlers:
-            if _goes_on(file, handler):
-                yield Hit(
-                    handler,
-                    "catches what one rank fails with, and goes on: the others wait for its part",
-                    "raise again, so that the job ends",
-                )
+    for handler in swallowing(file):
+        yield Hit(
+            handler,
+            "catches what one rank fails with, and goes on: the others wait for its part",
+            "raise again, so that the job ends",
+        )
     if script.distributed and any("all_reduce" in one.text for one in script.files):
         return
     for loop in loops_in(file, script.train_loops):
@@ -206,9 +204,15 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
                 )
 
 
+def swallowing(file: File) -> Iterator[ast.ExceptHandler]:
+    """Handlers that let a rank go on after what it failed with in a training step."""
+    for node in file.names.all(ast.Try):
+        if any(call_name(call) == "backward" for call in calls_in(*node.body)):
+            yield from (one for one in node.handlers if _goes_on(file, one))
+
+
 def _goes_on(file: File, handler: ast.ExceptHandler) -> bool:
-    caught = file.code(handler.type) if handler.type is not None else "everything"
-    if caught in ("StopIteration", "ImportError", "KeyError", "ValueError", "FileNotFoundError"):
+    if handler.type is not None and file.code(handler.type) in _EXPECTED:
         return False
     return not any(
         isinstance(one, ast.Raise)
