@@ -349,3 +349,18 @@ def test_check_and_port_know_the_same_races(line: str, becomes: str, tmp_path: P
     assert (becomes or line) in ported.text
     assert ("RK145" in {one.code for one in check([ported.path])}) is bool(becomes)
     assert "RK145" not in _codes(ported)
+
+
+def test_packages_are_found_from_the_root_of_the_repository(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text("")
+    for folder in ("tools", "src/lib"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "src/lib/__init__.py").write_text("from .files import *\n")
+    (tmp_path / "src/lib/files.py").write_text(KEEPS)
+    loop = "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + STEP
+    text = HEAD + "from lib import keep\n" + MADE + loop + "keep(net.state_dict())\n"
+    ported = _ported(tmp_path / "tools", text)
+    assert "if rankup.is_root_process(): keep(net.state_dict())\n" in ported.text
+    places = [one.place for one in check([ported.path]) if one.code == "RK141"]
+    assert [place.endswith("src/lib/files.py:5:5") for place in places] == [True]
+    assert "RK141" not in _codes(ported)
