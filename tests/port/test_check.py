@@ -178,7 +178,12 @@ def test_a_module_is_parsed_once_however_many_scripts_import_it(
         script.with_name(f"other{number}.py").write_text(SINGLE)
     parsed: list[str] = []
     parse = ast.parse
-    monkeypatch.setattr(ast, "parse", lambda text: parsed.append(text) or parse(text))
+
+    def counted(text: str) -> ast.Module:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(ast, "parse", counted)
     check([script.parent])
     assert parsed.count(HELPER) == 1
     assert parsed.count(SINGLE) == 4
