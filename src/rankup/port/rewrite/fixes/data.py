@@ -86,7 +86,7 @@ def _trained_elsewhere(context: Context, call: ast.Call) -> list[ast.expr]:
 
 
 def _unseen(context: Context, loop: Loop) -> bool:
-    """Whether a backward stands in a loop whose batches come from somewhere else."""
+    """True where a backward stands in a loop whose batches come from somewhere else."""
     script = context.script
     inside = any(loop.node in script.above(one) for one in context.training.backwards)
     steps = {script.scope(one) for one in context.training.backwards}
@@ -109,14 +109,14 @@ def _shard(context: Context, loop: Loop, source: ast.expr, done: set[ast.AST]) -
     if place in done:
         return
     done.add(place)
-    told = "each rank takes its part of every batch (rankup.shard)"
+    note = "each rank takes its part of every batch (rankup.shard)"
     if loop.phase:
         code = script.code(source)
         context.around(place, "rankup.shard(", f"{options}) if {loop.phase} else {code}")
-        told += f", where {loop.phase}"
+        note += f", where {loop.phase}"
     else:
         context.around(place, "rankup.shard(", f"{options})")
-    context.done(place, told)
+    context.done(place, note)
     if context.options.batch == "per-gpu" and not alone:
         context.leave(
             place,
@@ -141,7 +141,7 @@ def _trains(context: Context, loop: Loop) -> str:
 
 
 def _in_eval_mode(context: Context, loop: Loop) -> bool:
-    """Whether a model may be in its evaluation mode when a training loop begins."""
+    """True where a model may be in its evaluation mode when a training loop begins."""
     script = context.script
 
     def says(node: ast.AST, mode: str) -> bool:
@@ -345,7 +345,7 @@ def seeds_alike(context: Context) -> None:
 
 
 def clocks_that_steer(context: Context) -> None:
-    """What a rank reads off its own clock decides about the end of a training for all of them."""
+    """A clock that decides about the end of a training is rank 0's on every rank."""
     script, training = context.script, context.training
     for one in script.all(ast.If) + script.all(ast.While):  # type: ignore[operator]
         loops = [up for up in (one, *script.above(one)) if isinstance(up, LoopNode)]
