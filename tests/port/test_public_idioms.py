@@ -88,6 +88,8 @@ def test_rank_0_alone_calls_what_writes_in_another_file(tmp_path: Path) -> None:
         line = 10 + unlike.count("weight")
         assert f"helper.py:{line}, which stays" in note.text
         assert "RK141" in _codes(ported)
+    whole = _ported(tmp_path, text + "keep(net)\n", helper=KEEPS)
+    assert "saves the wrapped model itself in helper.py:5" in whole.left[0].text
     again = text + 'keep(net.state_dict())\ntorch.load("net.pt")\n'
     assert "rankup.barrier()\ntorch.load(" in _ported(tmp_path, again, helper=KEEPS).text
 
@@ -347,3 +349,43 @@ def test_check_and_port_know_the_same_races(line: str, becomes: str, tmp_path: P
     assert (becomes or line) in ported.text
     assert ("RK145" in {one.code for one in check([ported.path])}) is bool(becomes)
     assert "RK145" not in _codes(ported)
+
+
+def test_packages_are_found_from_the_root_of_the_repository(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text("")
+    for folder in ("tools", "src/lib"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "src/lib/__init__.py").write_text("from .files import *\n")
+    (tmp_path / "src/lib/files.py").write_text(KEEPS)
+    loop = "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + STEP
+    text = HEAD + "from lib import keep\n" + MADE + loop + "keep(net.state_dict())\n"
+    ported = _ported(tmp_path / "tools", text)
+    assert "if rankup.is_root_process(): keep(net.state_dict())\n" in ported.text
+    places = [one.place for one in check([ported.path]) if one.code == "RK141"]
+    assert [place.endswith("src/lib/files.py:5:5") for place in places] == [True]
+    assert "RK141" not in _codes(ported)
+
+
+MAKES = """import torch
+import torchvision
+
+def get_data(path):
+    return torchvision.datasets.MNIST(path, download=True)
+
+def prepare(path):
+    torch.save({}, path)
+
+if __name__ == "__main__":
+    torch.save({}, "a.pt")
+"""
+
+
+def test_what_another_file_fetches_and_what_the_script_never_comes_to(tmp_path: Path) -> None:
+    text = HEAD + "from helper import get_data\n" + MADE + "data = get_data('data')\n"
+    loop = "for x in DataLoader(data, batch_size=4):\n" + STEP
+    ported = _ported(tmp_path, text + loop, helper=MAKES)
+    assert "data = rankup.rank0_first(get_data, 'data')\n" in ported.text
+    codes = {one.code for one in check([ported.path])}
+    assert "RK177" in codes
+    assert "RK141" not in codes, "the script runs neither prepare() nor what is for another start"
+    assert "RK177" not in _codes(ported)

@@ -56,7 +56,10 @@ class Flow:
     def __init__(self, files: Sequence[File]) -> None:
         self.files = tuple(files)
         tops = roots(self.files[0].path.parent)
-        self._modules = {_module_name(one, tops): one for one in self.files}
+        self._modules: dict[str, File] = {}
+        for one in self.files:
+            for name in _module_names(one, tops):
+                self._modules.setdefault(name, one)
         self._known: dict[ast.AST, tuple[Origin, ...]] = {}
         self._budget = 0
 
@@ -478,17 +481,16 @@ def explicit_self(call: ast.Call) -> bool:
     return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id == "self"
 
 
-def _module_name(file: File, tops: Sequence[PurePath]) -> str:
+def _module_names(file: File, tops: Sequence[PurePath]) -> Iterator[str]:
     """`utils.files` of a file in a package of the script's folder, or of its repository."""
-    relative = PurePath(file.path.name)
-    for top in tops:
-        if file.path.is_relative_to(top):
-            relative = file.path.relative_to(top)
-            break
-    parts = list(relative.with_suffix("").parts)
-    if parts[-1:] == ["__init__"]:
-        parts.pop()
-    return ".".join(parts)
+    inside: list[PurePath] = [
+        file.path.relative_to(top) for top in tops if file.path.is_relative_to(top)
+    ]
+    for relative in inside or [PurePath(file.path.name)]:
+        parts = list(relative.with_suffix("").parts)
+        if parts[-1:] == ["__init__"]:
+            parts.pop()
+        yield ".".join(parts)
 
 
 def _without_wrappers(

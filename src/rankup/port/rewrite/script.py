@@ -134,7 +134,7 @@ class Script:
         opened: list[int] = []
         with suppress(tokenize.TokenError, SyntaxError):
             for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
-                if token.type in _NO_CODE:
+                if token.type in _NO_CODE or not token.string:  # a dedent behind the end
                     continue
                 start = self.file.starts[token.start[0] - 1] + token.start[1]
                 end = start + len(token.string)

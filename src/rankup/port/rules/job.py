@@ -13,12 +13,16 @@ from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import STEP_SCHEDULES, last, root, words
 from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string
-from .guards import rank0_first
+from .guards import rank0_first, runs
 from .rule import Hit, Rule
 
 # Schedules of which an argument is a number of steps.
 _COUNTING = words("StepLR MultiStepLR CosineAnnealingLR CosineAnnealingWarmRestarts LinearLR")
 _ENVIRONMENTS = ("gym", "gymnasium", "stable_baselines3", "pettingzoo", "procgen", "envpool")
+# Exceptions by which a script asks something; an interrupt comes to all ranks.
+_EXPECTED = words(
+    "StopIteration ImportError KeyError ValueError FileNotFoundError KeyboardInterrupt"
+)
 _LOGIN = {"on_login_node", "local_rank"}
 
 
@@ -26,7 +30,9 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
     """RK177: compute nodes have no network."""
     for call in file.names.all(ast.Call):
         found = fetched(file, call)
-        if found is not None and found.certain and not _ahead(file, script, call):
+        if found is None or not found.certain or not runs(file, script, call):
+            continue
+        if not _ahead(file, script, call):
             yield Hit(
                 call,
                 f"{found.what} in the job: compute nodes have no network, and ranks would race",
@@ -182,18 +188,12 @@ def made_of(file: File, script: Script, value: ast.expr) -> list[ast.AST]:
 
 def stops_alone(file: File, script: Script) -> Iterator[Hit]:
     """RK181: one rank leaves, and the others wait for it."""
-    for node in file.names.all(ast.Try):
-        if not any(
-            isinstance(one, ast.Call) and call_name(one) == "backward" for one in walk(*node.body)
-        ):
-            continue
-        for handler in node.handlers:
-            if _goes_on(file, handler):
-                yield Hit(
-                    handler,
-                    "catches what one rank fails with, and goes on: the others wait for its part",
-                    "raise again, so that the job ends",
-                )
+    for handler in swallowing(file):
+        yield Hit(
+            handler,
+            "catches what one rank fails with, and goes on: the others wait for its part",
+            "raise again, so that the job ends",
+        )
     if script.distributed and any("all_reduce" in one.text for one in script.files):
         return
     for loop in loops_in(file, script.train_loops):
@@ -206,9 +206,15 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
                 )
 
 
+def swallowing(file: File) -> Iterator[ast.ExceptHandler]:
+    """Handlers that let a rank go on after what it failed with in a training step."""
+    for node in file.names.all(ast.Try):
+        if any(call_name(call) == "backward" for call in calls_in(*node.body)):
+            yield from (one for one in node.handlers if _goes_on(file, one))
+
+
 def _goes_on(file: File, handler: ast.ExceptHandler) -> bool:
-    caught = file.code(handler.type) if handler.type is not None else "everything"
-    if caught in ("StopIteration", "ImportError", "KeyError", "ValueError", "FileNotFoundError"):
+    if handler.type is not None and file.code(handler.type) in _EXPECTED:
         return False
     return not any(
         isinstance(one, ast.Raise)
