@@ -8,6 +8,7 @@ from ....base.errors import UserError
 from ....script.flow import argument, call_name, given
 from ....script.names import Function
 from ....script.roles import LoopNode
+from ...rules.chance import draws
 from ...rules.facts import integer
 from ..context import Context
 from ..expressions import mentioned
@@ -315,7 +316,7 @@ def draws_that_steer(context: Context) -> None:
             for one in script.inside(loop.node.body, ast.Assign, deep=False)
             if mentioned(*one.targets) & names
         ]
-        for draw in {one: None for head in (*heads, *made) for one in draws(context, head)}:
+        for draw in {one: None for head in (*heads, *made) for one in draws(script.file, head)}:
             context.around(draw, "rankup.broadcast(")
             context.done(draw, "what decides about a step is drawn by rank 0 (rankup.broadcast)")
 
@@ -384,27 +385,3 @@ def steers(context: Context, node: ast.AST) -> bool:
 
 
 _STEPS = {"step", "exit", "_exit"}
-_RANDOM = {
-    "torch.rand", "torch.randn", "torch.randint", "torch.bernoulli", "torch.normal",
-    "torch.randperm", "torch.multinomial",
-}  # fmt: skip
-_SEEDING = {"seed", "Random", "RandomState", "default_rng", "get_state", "set_state", "shuffle"}
-
-
-def draws(context: Context, node: ast.AST) -> list[ast.expr]:
-    """The random draws in an expression, with methods called on them: `torch.rand(1).item()`."""
-    script, found = context.script, []
-    for call in script.inside(node, ast.Call):
-        name = script.name(call.func)
-        if name.split(".")[-1] in _SEEDING:
-            continue
-        if not (name.startswith(("random.", "numpy.random.")) or name in _RANDOM):
-            continue
-        whole: ast.expr = call
-        while isinstance(up := script.parents[whole], ast.Attribute):
-            around = script.parents[up]
-            if not (isinstance(around, ast.Call) and around.func is up):
-                break
-            whole = around
-        found.append(whole)
-    return found

@@ -7,11 +7,12 @@ import ast
 from ....script.flow import call_name, given
 from ....script.names import COMPREHENSIONS, Function
 from ....script.torch_names import words
+from ...rules.chance import draws
 from ..context import Context
 from ..expressions import mentioned
 from ..training import Loop
 from ..values import Kind, Values
-from .data import draws, steers
+from .data import steers
 from .readings import Region, Step, returns_reading, steps_of, value_of
 
 _SHOWS = words(
@@ -179,7 +180,7 @@ class Numbers(Region):
             rest = {
                 name.id for name in script.inside(one.test, ast.Name) if not self._covered(name)
             }
-            if rest & self.local_names() and not draws(self.context, one.test):
+            if rest & self.local_names() and not draws(self.script.file, one.test):
                 self.context.around(one.test, "rankup.broadcast(")
                 self.wrapped.append(one.test)
                 self.context.leave(

@@ -14,12 +14,13 @@ from ....script.flow import call_name, literal
 from ....script.names import COMPREHENSIONS, Function, walk
 from ....script.roles import LoopNode
 from ....script.torch_names import words
+from ...rules.chance import draws
 from ..context import Context
 from ..expressions import mentioned
 from ..losses import MIXED, declared, differentiated
 from ..script import Script
 from ..values import Kind
-from .data import draws, steers
+from .data import steers
 
 # These cut a value off its graph, and these only change its form.
 _CUTS = words("item detach numpy tolist")
@@ -182,7 +183,9 @@ class Region:
             if isinstance(up, LoopNode) and not isinstance(up, ast.While):
                 test = up.iter
             names = test is not None and mentioned(test) & self.local_names()
-            drawn = test is not None and draws(self.context, test) and not steers(self.context, up)
+            drawn = (
+                test is not None and draws(self.script.file, test) and not steers(self.context, up)
+            )
             if inner is not test and (names or drawn):
                 return False
             inner = up
@@ -190,7 +193,7 @@ class Region:
 
     def local(self, node: ast.AST) -> bool:
         """True where a value may differ from rank to rank."""
-        return bool(mentioned(node) & self.local_names()) or bool(draws(self.context, node))
+        return bool(mentioned(node) & self.local_names()) or bool(draws(self.script.file, node))
 
     def local_names(self) -> set[str]:
         raise NotImplementedError
