@@ -92,7 +92,8 @@ def _both(world: World, originals: list[Path], ports: list[Path], folder: Path) 
 
 def compare(ranks: RankPool, cases: list[Path], folder: Path, world_sizes: tuple[int, ...]) -> None:
     """A port prints on one rank and on others what its original prints."""
-    originals, ports = [], []
+    originals: list[Path] = []
+    ports: list[Path] = []
     for kind, made in (("original", originals), ("port", ports)):
         place = folder / kind
         place.mkdir()

@@ -176,10 +176,10 @@ DECIDES = """def evaluate():
 @pytest.mark.parametrize(
     ("line", "becomes"),
     [
-        ("value = evaluate()\n    if value < best: best = value", "value = rankup.broadcast(evaluate())"),
+        ("value = evaluate()\n    if value < best: best = value", "rankup.broadcast(evaluate())"),
         ("scheduler.step(evaluate())", "scheduler.step(rankup.broadcast(evaluate()))"),
         ("value = evaluate()\n    stopper(value)", "value = rankup.broadcast(evaluate())"),
-        ("values.append(evaluate())\n    if values[-1] > values[0]: break", "append(rankup.broadcast("),
+        ("values.append(evaluate())\n    if values[-1] > 1: break", "append(rankup.broadcast("),
         ("print(evaluate())", "print(evaluate())"),
         ("value = evaluate()\n    print(f'{value:.3f}')", "value = evaluate()\n"),
     ],

@@ -1,4 +1,4 @@
-"""Which `DataLoader(…)` is behind an expression: through names, parameters and returned tuples."""
+"""The `DataLoader(…)` behind an expression: through names, parameters and returned tuples."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Loaders:
                     yield one if own else target
 
     def _other_class(self, call: ast.Call) -> bool:
-        """Whether it makes an object of a class of the script that is no DataLoader."""
+        """True where it makes an object of a class of the script that is no DataLoader."""
         flow, file = self.script.whole_flow, self.script.file
         found = flow.definition(file, call.func)
         if found is None or not isinstance(found[1], ast.ClassDef):
@@ -115,7 +115,7 @@ class Loaders:
     def _returned(
         self, function: Function, assign: ast.AST, name: str, depth: int
     ) -> list[ast.AST]:
-        """Which of the loaders that a function returns an assignment gives to a name."""
+        """The loaders that a function returns and an assignment gives to a name."""
         script = self.script
         returns = list(script.inside(function.body, ast.Return, deep=False))
         if len(returns) != 1 or not isinstance(assign, ast.Assign):
@@ -131,7 +131,7 @@ class Loaders:
 
 
 def _parts(expression: ast.AST) -> list[ast.expr]:
-    """What an expression chooses from: `a if train else b`, `{"train": a, "val": b}[phase]`."""
+    """The parts of `a if train else b`, and of `{"train": a, "val": b}[phase]`."""
     match expression:
         case ast.IfExp():
             return [expression.body, expression.orelse]
@@ -162,7 +162,7 @@ def _bound_by_loops(script: Script, name: str, scope: ast.AST) -> Iterator[ast.e
 
 
 def holds_loaders(script: Script, expression: ast.expr) -> bool:
-    """Whether it is a list or a dictionary: who goes over it goes over loaders, not batches."""
+    """True where it is a list or a dictionary: who goes over it goes over loaders, not batches."""
     func = expression.func if isinstance(expression, ast.Call) else None
     if isinstance(func, ast.Attribute) and func.attr in ("items", "values", "keys"):
         return True

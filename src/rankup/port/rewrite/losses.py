@@ -1,4 +1,4 @@
-"""Whether the loss that is differentiated is a mean over the batch, or declared a sum over it."""
+"""The loss that is differentiated: a mean over the batch, or declared a sum over it."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def function_of(script: Script, call: ast.Call) -> tuple[Script, Function] | Non
 
 
 def reduction(script: Script, call: ast.Call) -> Kind | None:
-    """What one of torch's losses is by its `reduction`; None of any other call."""
+    """The kind of one of torch's losses by its `reduction`; None of any other call."""
     name = script.name(call.func)
     if name.startswith("torch.nn.functional.") and name.split(".")[-1] in _LOSS_FUNCTIONS:
         return _reduction(call)

@@ -1,4 +1,4 @@
-"""What a script trains: its models, its loaders, and its loops."""
+"""The roles in a script that trains: its models, its loaders, and its loops."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Training:
         return [] if loop.source is None else self._loaders.all_of(loop.source)
 
     def sources(self, loop: Loop) -> list[ast.expr]:
-        """What gives a loop its batches: `loader` of `tqdm(loader)`, of `next(it)`."""
+        """The sources of a loop's batches: `loader` of `tqdm(loader)`, of `next(it)`."""
         found: list[ast.expr] = []
         if isinstance(loop.node, ForNode):
             found = self._begun(loop.source or loop.node.iter, 0)
@@ -213,7 +213,7 @@ class Training:
             reach |= more
 
     def trains(self, node: Where) -> bool:
-        """Whether running a statement reaches a backward, here or in another file."""
+        """True where running a statement reaches a backward, here or in another file."""
         return self._trains_here(node) or any(
             call in self.elsewhere or self.script.called(call) in self._leading_away
             for call in self.script.inside(node, ast.Call, deep=False)
@@ -247,8 +247,8 @@ class Training:
                 loops.append(self._loop(node, True))
         for loop in loops:
             if loop.trains and self.sources(loop):
-                loop.phase, untold = self._phase(loop)
-                loop.unclear = untold or (
+                loop.phase, unseen = self._phase(loop)
+                loop.unclear = unseen or (
                     not loop.phase
                     and any(
                         turns_gradients_off(self.script, one)
@@ -269,7 +269,7 @@ class Training:
                 return
 
     def _phase(self, loop: Loop) -> tuple[str, bool]:
-        """The condition under which a round trains, and whether there is one that cannot be told.
+        """The condition under which a round trains, and True where there is one but no plain one.
 
         It is the same for all rounds: what depends on the batch or on a random draw is none.
         """
@@ -277,13 +277,13 @@ class Training:
         found: set[str | None] = set()
         for call in script.inside(node.body, ast.Call, deep=False):
             if call in self.backwards or script.called(call) in self._trainers:
-                found.add(self._told(self._condition(node, call)) or self._of_step(node, call))
+                found.add(self._plain(self._condition(node, call)) or self._of_step(node, call))
         if found == {""} or not found:
             return "", False
         only = found.pop() if len(found) == 1 else None
         return (only, False) if only else ("", only is None)
 
-    def _told(self, condition: tuple[ast.expr, bool] | None) -> str | None:
+    def _plain(self, condition: tuple[ast.expr, bool] | None) -> str | None:
         """The text of a condition; empty where there is none, None where it is no plain one."""
         if condition is None:
             return ""
@@ -368,7 +368,7 @@ class Training:
         return not holds_loaders(self.script, source) and bool(self._begun(source, 0))
 
     def _heads(self, node: ForNode) -> list[ast.expr]:
-        """What a loop goes over, and where that is a bar with a name, what the bar goes over."""
+        """The iterable of a loop, and where that is a bar with a name, the iterable of the bar."""
         script, source = self.script, unpacked(self.script, node.iter)
         if not isinstance(source, ast.Name):
             return [node.iter]

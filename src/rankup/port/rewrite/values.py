@@ -1,6 +1,6 @@
-"""What the values in a loop over batches are: rows of samples, sums over samples, means of a batch.
+"""The kinds of the values in a loop over batches: rows of samples, sums over samples, means.
 
-Only what holds by construction is told; all else is `UNKNOWN`, and no change of a port rests on it.
+Only what holds by construction counts; all else is `UNKNOWN`, and no change of a port rests on it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .training import Loop, Training
 
 
 class Kind(Enum):
-    """What a value is made of."""
+    """The kinds of values, by what they are made of."""
 
     BATCH = "what a loader yields: a tensor, or tensors in a list or a dictionary"
     ROWS = "a tensor with a row or an element for each sample, made of that sample alone"
@@ -95,7 +95,7 @@ class Values:
         self._known: dict[ast.expr, Kind] = {}
 
     def _returned(self, call: ast.Call, path: tuple[int, ...], depth: int) -> Kind:
-        """What a plain function of the script gives: one that only computes, and returns once."""
+        """The kind of what a plain function of the script returns: it only computes."""
         script, function = self.script, self.script.called(call)
         if function is None or any(one.arg is None for one in call.keywords):
             return Kind.UNKNOWN
@@ -152,7 +152,7 @@ class Values:
         return Kind.UNKNOWN
 
     def _name(self, node: ast.Name, depth: int) -> Kind:
-        """What a name holds at its place: by the last value that it is sure to have been given."""
+        """The kind of a name at its place: of the last value that it is sure to have been given."""
         name, at = node.id, self.script.span(node)[0]
         if name in self.losses:
             return self.losses[name]
@@ -331,7 +331,7 @@ def _dimension(node: ast.expr | None) -> int | None:
 
 
 def _rowwise(kinds: Iterable[Kind]) -> Kind:
-    """What comes out where values are taken together element by element."""
+    """The kind of what values give that are taken together element by element."""
     found = set(kinds)
     if found == {Kind.FIXED}:
         return Kind.FIXED
@@ -339,7 +339,7 @@ def _rowwise(kinds: Iterable[Kind]) -> Kind:
 
 
 def loss_reduction(training: Training, call: ast.Call) -> Kind | None:
-    """What a call of one of torch's losses gives; None where it is none, or divides otherwise."""
+    """The kind of one of torch's losses; None of other calls, UNKNOWN where it is weighted."""
     script = training.script
     name = script.name(call.func)
     made: list[ast.expr] = [call]

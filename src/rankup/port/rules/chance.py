@@ -19,6 +19,11 @@ from .rule import Hit, Rule
 _SEEDS = ("manual_seed", "seed", "manual_seed_all", "seed_everything", "set_seed", "fix_seed")
 _DRAWS = words("randint randperm choice choices sample permutation uniform integers")
 _DRAWN = re.compile(r"randint\(|random\(\)|time\(\)|getpid\(\)|urandom|time_ns\(\)|\.now\(\)")
+_DRAWS_OF_TORCH = words(
+    "torch.rand torch.randn torch.randint torch.bernoulli torch.normal torch.randperm "
+    "torch.multinomial"
+)
+_SEEDING = words("seed Random RandomState default_rng get_state set_state shuffle")
 _PARTS = re.compile(r"ind(?:ex|ices)?|perm|idx|split", re.IGNORECASE)
 _RANDOM = re.compile(
     r"torch\.(?:rand|randn|randint|normal)|numpy\.random\.(?:rand|randn|randint|random|normal|uniform)"
@@ -267,9 +272,66 @@ def _draws_index(file: File, call: ast.Call, dotted: str) -> bool:
     )
 
 
+def steering_draw(file: File, script: Script) -> Iterator[Hit]:
+    """RK186: a random draw that decides about a step, by which ranks part."""
+    if not ported(script):
+        return
+    for loop in loops_in(file, script.train_loops):
+        backwards = {call for where, call in loop.backwards if where is file}
+        for node in walk(*loop.body):
+            heads = [getattr(node, "test", None), getattr(node, "iter", None)]
+            if not isinstance(node, (ast.If, ast.While, ast.For)) or not _steers(node, backwards):
+                continue
+            for draw in (one for head in heads if head is not None for one in draws(file, head)):
+                shared = any(
+                    isinstance(up, ast.Call) and file.names.called(up) == "rankup.broadcast"
+                    for up in file.names.up(draw)
+                )
+                if not shared:
+                    yield Hit(
+                        draw,
+                        "decides about a step, and in training each rank draws for itself: they "
+                        "would step unequally often",
+                        "let rank 0 draw for all: rankup.broadcast(…)",
+                    )
+
+
+def _steers(node: ast.AST, backwards: set[ast.Call]) -> bool:
+    """True where a branch or a loop decides about a backward, a step or the end of a loop."""
+    leaves = (ast.Break, ast.Continue, ast.Return, ast.Raise)
+    inside = walk(*getattr(node, "body", []), *getattr(node, "orelse", []))
+    return any(
+        isinstance(one, leaves)
+        or (isinstance(one, ast.Call) and (one in backwards or call_name(one) == "step"))
+        for one in inside
+    )
+
+
+def draws(file: File, node: ast.AST) -> list[ast.expr]:
+    """The random draws in an expression, with methods called on them: `torch.rand(1).item()`."""
+    found: list[ast.expr] = []
+    for call in walk(node):
+        if not isinstance(call, ast.Call):
+            continue
+        name = file.names.called(call)
+        if name.split(".")[-1] in _SEEDING:
+            continue
+        if not (name.startswith(("random.", "numpy.random.")) or name in _DRAWS_OF_TORCH):
+            continue
+        whole: ast.expr = call
+        while isinstance(up := file.names.parents[whole], ast.Attribute):
+            around = file.names.parents[up]
+            if not (isinstance(around, ast.Call) and around.func is up):
+                break
+            whole = around
+        found.append(whole)
+    return found
+
+
 RULES = (
     Rule("RK110", "data-drawn", "error", data_drawn, frameworks=True),
     Rule("RK114", "split-unseeded", "error", split_unseeded, frameworks=True),
     Rule("RK115", "seed-per-rank", "error", seed_drawn, frameworks=True),
     Rule("RK116", "same-random-batches", "error", same_batches),
+    Rule("RK186", "draw-that-steers", "error", steering_draw),
 )

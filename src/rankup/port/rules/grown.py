@@ -75,7 +75,7 @@ def _by_name(count: Count) -> bool:
 
 
 def _of_part(file: File, script: Script, loop: Loop, count: Count) -> bool:
-    """Whether it grows by what differs from rank to rank."""
+    """True where it grows by what differs from rank to rank."""
     if count.name in made_anew(loop):
         return False
     if integer(count.value):  # batches, or samples that a condition lets through
@@ -109,7 +109,7 @@ def _behind(file: File, node: ast.stmt) -> list[ast.stmt]:
 
 
 def _used_after(file: File, loop: Loop, name: str) -> bool:
-    """Whether a count is divided, told, returned or compared: accumulated for somebody to see."""
+    """True where a count is divided, logged, returned or compared: added up for somebody to see."""
     around: ast.AST = file.names.function(loop.node) or file.tree
     if name.startswith("self."):
         around = file.names.enclosing(loop.node, ast.ClassDef) or around
@@ -161,7 +161,7 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
 
 
 def _is_mean(file: File, script: Script, loop: Loop, value: ast.expr) -> bool:
-    """Whether a value is a mean over the batch: `.mean()`, or a loss that is not summed."""
+    """True where a value is a mean over the batch: `.mean()`, or a loss that is not summed."""
     names = {one.id for one in walk(value) if isinstance(one, ast.Name)}
     parts = [value]
     parts += [

@@ -14,6 +14,7 @@ from ...script.source import File
 from ...script.torch_names import STEP_SCHEDULES, last, root, words
 from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string
 from .guards import rank0_first, runs
+from .reduced import is_reduction
 from .rule import Hit, Rule
 
 # Schedules of which an argument is a number of steps.
@@ -198,7 +199,10 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
         return
     for loop in loops_in(file, script.train_loops):
         for test in walk(loop.node):
-            if isinstance(test, ast.If) and _is_nan(file, test.test) and _leaves(test.body):
+            if not (isinstance(test, ast.If) and _is_nan(file, test.test)):
+                continue
+            together = any(is_reduction(file, one) for one in calls_in(test.test))
+            if _leaves(test.body) and not together:
                 yield Hit(
                     test,
                     "leaves the step by this rank's own loss: the others wait for its part",

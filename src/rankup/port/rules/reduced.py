@@ -1,4 +1,4 @@
-"""Whether a value that grew over this rank's batches is put together over the ranks."""
+"""True where a value that grew over this rank's batches is put together over the ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_reduction(file: File, call: ast.Call) -> bool:
 
 
 def reduced(file: File, script: Script, loop: Loop, count: Count) -> bool:
-    """Whether a count of a loop, or what is made of it, goes through a reduction."""
+    """True where a count of a loop, or what is made of it, goes through a reduction."""
     around: ast.AST = file.names.function(loop.node) or file.tree
     if count.name.startswith("self."):
         around = file.names.enclosing(loop.node, ast.ClassDef) or around
@@ -52,7 +52,7 @@ def _adds_up(file: File, call: ast.Call) -> bool:
 
 
 def handed_to_all(file: File, script: Script, around: ast.AST, names: set[str]) -> bool:
-    """Whether what a function makes of these names goes through a reduction, here or above it."""
+    """True where what a function makes of these names goes through a reduction, or above it."""
     return _reaches(file, script, around, names, _DEPTH, is_reduction)
 
 

@@ -8,6 +8,7 @@ from ....base.errors import UserError
 from ....script.flow import argument, call_name, given
 from ....script.names import Function
 from ....script.roles import LoopNode
+from ...rules.chance import draws
 from ...rules.facts import integer
 from ..context import Context
 from ..expressions import mentioned
@@ -86,7 +87,7 @@ def _trained_elsewhere(context: Context, call: ast.Call) -> list[ast.expr]:
 
 
 def _unseen(context: Context, loop: Loop) -> bool:
-    """Whether a backward stands in a loop whose batches come from somewhere else."""
+    """True where a backward stands in a loop whose batches come from somewhere else."""
     script = context.script
     inside = any(loop.node in script.above(one) for one in context.training.backwards)
     steps = {script.scope(one) for one in context.training.backwards}
@@ -109,14 +110,14 @@ def _shard(context: Context, loop: Loop, source: ast.expr, done: set[ast.AST]) -
     if place in done:
         return
     done.add(place)
-    told = "each rank takes its part of every batch (rankup.shard)"
+    note = "each rank takes its part of every batch (rankup.shard)"
     if loop.phase:
         code = script.code(source)
         context.around(place, "rankup.shard(", f"{options}) if {loop.phase} else {code}")
-        told += f", where {loop.phase}"
+        note += f", where {loop.phase}"
     else:
         context.around(place, "rankup.shard(", f"{options})")
-    context.done(place, told)
+    context.done(place, note)
     if context.options.batch == "per-gpu" and not alone:
         context.leave(
             place,
@@ -141,7 +142,7 @@ def _trains(context: Context, loop: Loop) -> str:
 
 
 def _in_eval_mode(context: Context, loop: Loop) -> bool:
-    """Whether a model may be in its evaluation mode when a training loop begins."""
+    """True where a model may be in its evaluation mode when a training loop begins."""
     script = context.script
 
     def says(node: ast.AST, mode: str) -> bool:
@@ -315,7 +316,7 @@ def draws_that_steer(context: Context) -> None:
             for one in script.inside(loop.node.body, ast.Assign, deep=False)
             if mentioned(*one.targets) & names
         ]
-        for draw in {one: None for head in (*heads, *made) for one in draws(context, head)}:
+        for draw in {one: None for head in (*heads, *made) for one in draws(script.file, head)}:
             context.around(draw, "rankup.broadcast(")
             context.done(draw, "what decides about a step is drawn by rank 0 (rankup.broadcast)")
 
@@ -345,7 +346,7 @@ def seeds_alike(context: Context) -> None:
 
 
 def clocks_that_steer(context: Context) -> None:
-    """What a rank reads off its own clock decides about the end of a training for all of them."""
+    """A clock that decides about the end of a training is rank 0's on every rank."""
     script, training = context.script, context.training
     for one in script.all(ast.If) + script.all(ast.While):  # type: ignore[operator]
         loops = [up for up in (one, *script.above(one)) if isinstance(up, LoopNode)]
@@ -384,27 +385,3 @@ def steers(context: Context, node: ast.AST) -> bool:
 
 
 _STEPS = {"step", "exit", "_exit"}
-_RANDOM = {
-    "torch.rand", "torch.randn", "torch.randint", "torch.bernoulli", "torch.normal",
-    "torch.randperm", "torch.multinomial",
-}  # fmt: skip
-_SEEDING = {"seed", "Random", "RandomState", "default_rng", "get_state", "set_state", "shuffle"}
-
-
-def draws(context: Context, node: ast.AST) -> list[ast.expr]:
-    """The random draws in an expression, with methods called on them: `torch.rand(1).item()`."""
-    script, found = context.script, []
-    for call in script.inside(node, ast.Call):
-        name = script.name(call.func)
-        if name.split(".")[-1] in _SEEDING:
-            continue
-        if not (name.startswith(("random.", "numpy.random.")) or name in _RANDOM):
-            continue
-        whole: ast.expr = call
-        while isinstance(up := script.parents[whole], ast.Attribute):
-            around = script.parents[up]
-            if not (isinstance(around, ast.Call) and around.func is up):
-                break
-            whole = around
-        found.append(whole)
-    return found

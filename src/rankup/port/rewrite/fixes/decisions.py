@@ -1,4 +1,4 @@
-"""What an evaluation finds and something is decided by is rank 0's on every rank.
+"""The results of evaluations that something is decided by are rank 0's on every rank.
 
 Ranks that evaluate everything differ by rounding, by buffers such as those of batch norm, and by
 what is drawn at random: enough to stop one of them an epoch before the others.
@@ -25,7 +25,7 @@ _HARMLESS = words(
     "median std item tolist cpu numpy detach double to sorted zip enumerate list tuple dict "
     "items values join savefig plot save dump dumps isoformat"
 )
-_TOLD = "rank 0's on every rank, since something is decided by it (rankup.broadcast)"
+_RANK_0S = "rank 0's on every rank, since something is decided by it (rankup.broadcast)"
 
 
 def broadcast_decisions(context: Context) -> None:
@@ -114,11 +114,11 @@ def _result(context: Context, call: ast.Call, done: set[ast.AST]) -> None:
         return
     done.add(call)
     context.around(call, "rankup.broadcast(")
-    context.done(call, _TOLD)
+    context.done(call, _RANK_0S)
 
 
 def _decided_here(context: Context, call: ast.Call, statement: ast.AST, names: set[str]) -> bool:
-    """Whether an evaluation's value in the middle of an expression decides something."""
+    """True where an evaluation's value in the middle of an expression decides something."""
     script = context.script
     for up in script.above(call):
         if isinstance(up, ast.Compare | ast.If | ast.While | ast.IfExp | ast.Assert | ast.Return):
@@ -127,15 +127,15 @@ def _decided_here(context: Context, call: ast.Call, statement: ast.AST, names: s
             )
         if isinstance(up, ast.Call) and call_name(up) not in _HARMLESS:
             return True
-        if isinstance(up, ast.Call) and isinstance(up.func, ast.Attribute):
-            names = names | mentioned(up.func.value)  # `values.append(evaluate())`
+        if isinstance(up, ast.Call) and call_name(up) in ("append", "extend", "insert"):
+            names = names | mentioned(up.func)  # `values.append(evaluate())`
         if up is statement:
             break
     return bool(names) and decides(context, names, script.scope(call), statement)
 
 
 def _left_by_loop(context: Context, node: ast.AST, done: set[ast.AST]) -> None:
-    """What the loop of an evaluation leaves behind in its own function."""
+    """Broadcast what the loop of an evaluation leaves behind in its own function."""
     script, scope = context.script, context.script.scope(node)
     names = written_in(script, node)
     kept = {name for name in names if name.startswith("self.") or read_after(script, node, name)}
@@ -161,7 +161,7 @@ def _left_by_loop(context: Context, node: ast.AST, done: set[ast.AST]) -> None:
                 for piece in pieces:
                     if mentioned(piece) & kept:
                         context.around(piece, "rankup.broadcast(")
-                context.done(one, f"{', '.join(sorted(made))}: {_TOLD}")
+                context.done(one, f"{', '.join(sorted(made))}: {_RANK_0S}")
     if isinstance(scope, Function) and context.training.trains(scope.body):
         _returned(context, node, scope, kept, whole)
     for name in sorted(kept):
@@ -169,7 +169,7 @@ def _left_by_loop(context: Context, node: ast.AST, done: set[ast.AST]) -> None:
             continue
         if name in _grown(script, node):
             context.after(node, f"{name} = rankup.broadcast({name})")
-            context.done(node, f"{name}: {_TOLD}")
+            context.done(node, f"{name}: {_RANK_0S}")
         else:
             context.leave(
                 node,
@@ -181,7 +181,7 @@ def _left_by_loop(context: Context, node: ast.AST, done: set[ast.AST]) -> None:
 def _returned(
     context: Context, node: ast.AST, scope: Function, kept: set[str], whole: set[str]
 ) -> None:
-    """What a function that trains as well returns of an evaluation: a caller may decide by it."""
+    """Broadcast what a function that trains as well returns of an evaluation."""
     script, made = context.script, set(kept)
     for one in script.inside(scope.body, ast.Assign, deep=False):
         if mentioned(one.value) & made and script.span(one)[0] > script.span(node)[1]:
@@ -192,7 +192,7 @@ def _returned(
         for piece in back.value.elts if isinstance(back.value, ast.Tuple) else [back.value]:
             if mentioned(piece) & made:
                 context.around(piece, "rankup.broadcast(")
-                context.done(back, f"{script.code(piece)}: {_TOLD}")
+                context.done(back, f"{script.code(piece)}: {_RANK_0S}")
 
 
 def _grown(script: Script, node: ast.AST) -> set[str]:
@@ -205,7 +205,7 @@ def _grown(script: Script, node: ast.AST) -> set[str]:
 
 
 def written_in(script: Script, node: ast.AST) -> set[str]:
-    """What a loop gives values, adds to, or calls methods of for their effect."""
+    """The names that a loop gives values, adds to, or calls methods of for their effect."""
     found: set[str] = set()
     for one in script.inside(node, ast.AST, deep=False):
         if isinstance(one, ast.Name | ast.Attribute | ast.Subscript):
@@ -234,7 +234,7 @@ def _body(scope: Scope) -> list[ast.stmt]:
 
 
 def read_after(script: Script, node: ast.AST, name: str) -> bool:
-    """Whether a name is read behind a loop before it is given another value.
+    """True where a name is read behind a loop before it is given another value.
 
     Behind it is also the beginning of a loop around it, of which there is a next round.
     """
@@ -261,7 +261,7 @@ def _is_grown(script: Script, name: ast.Name) -> bool:
 def decides(
     context: Context, names: set[str], scope: Scope, after: ast.AST, *, returns: bool = True
 ) -> bool:
-    """Whether something may be decided by these names, or by what is made of them.
+    """True where something may be decided by these names, or by what is made of them.
 
     Args:
         after: the statement that gives them their values.
@@ -303,7 +303,7 @@ def shared_names(script: Script, scope: Scope) -> set[str]:
 def _used_in_decision(
     context: Context, names: set[str], scope: Scope, after: ast.AST, *, returns: bool = False
 ) -> bool:
-    """Whether one of these names stands where a script decides, or where that cannot be seen."""
+    """True where one of these names stands where a script decides, or where that cannot be seen."""
     script = context.script
     inside = set(script.inside(after, ast.AST))
     for one in script.inside(_body(scope), ast.AST, deep=False):

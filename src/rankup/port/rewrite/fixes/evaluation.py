@@ -23,7 +23,7 @@ _BY_HAND = (
 
 
 class Obstacle(Exception):  # noqa: N818
-    """What stands in the way of sharding an evaluation."""
+    """Raised where something stands in the way of sharding an evaluation."""
 
     def __init__(self, node: ast.AST, text: str) -> None:
         super().__init__(text)
@@ -32,7 +32,7 @@ class Obstacle(Exception):  # noqa: N818
 
 @dataclass
 class Leaving:
-    """What leaves the loop of an evaluation.
+    """The names that leave the loop of an evaluation.
 
     Attributes:
         totals: names of sums over samples.
@@ -91,7 +91,7 @@ def obstacles(context: Context) -> list[tuple[int, str]]:
 
 
 def additive(context: Context, loop: Loop) -> Leaving:
-    """What leaves an evaluation, each a sum over samples or a list of their results.
+    """The names that leave an evaluation, each a sum over samples or a list of their results.
 
     Raises:
         Obstacle: something else leaves it, or that cannot be seen.
@@ -134,7 +134,7 @@ def additive(context: Context, loop: Loop) -> Leaving:
 
 
 def _one_by_one(loader: ast.Call) -> bool:
-    """Whether a loader's batches are of one sample."""
+    """True where a loader's batches are of one sample."""
     size = argument(loader, "batch_size", 1)
     if size is None:
         return all(one.arg is not None for one in loader.keywords)

@@ -27,8 +27,8 @@ from .files import (
     wait_for_saved,
     wait_for_written,
 )
-from .metrics import summed_losses, training_numbers
-from .model import batch_norm, round_trips, wrap_models
+from .metrics import training_numbers
+from .model import batch_norm, round_trips, summed_losses, wrap_models
 from .person import by_hand
 from .units import count
 from .unsure import of_a_part

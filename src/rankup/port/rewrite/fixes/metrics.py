@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from ....base.errors import UserError
-from ....script.flow import call_name, given, literal
-from ....script.names import COMPREHENSIONS, Function, walk
-from ....script.roles import LoopNode
+from ....script.flow import call_name, given
+from ....script.names import COMPREHENSIONS, Function
 from ....script.torch_names import words
+from ...rules.chance import draws
 from ..context import Context
 from ..expressions import mentioned
-from ..losses import MIXED, declared, differentiated
-from ..script import Script
 from ..training import Loop
 from ..values import Kind, Values
-from .data import draws, steers
+from .data import steers
+from .readings import Region, Step, returns_reading, steps_of, value_of
 
-# These cut a value off its graph, and these only change its form.
-_CUTS = words("item detach numpy tolist")
-_FORMS = words("cpu cuda to float double half clone")
-_READS = words("item detach cpu numpy float double clone tolist data")
 _SHOWS = words(
     "print log info debug warning write set_postfix set_postfix_str set_description "
     "set_description_str add_scalar add_scalars log_metrics log_metric update append writerow "
@@ -35,7 +27,7 @@ def training_numbers(context: Context) -> None:
     for loop in context.training.loops:
         if loop.trains and (context.training.sources(loop) or _backwards(context, loop)):
             Numbers(context, loop).write()
-    for function, calls in _steps(context).items():
+    for function, calls in steps_of(context).items():
         Step(context, function, calls).write()
 
 
@@ -43,273 +35,8 @@ def _backwards(context: Context, loop: Loop) -> list[ast.Call]:
     return [one for one in context.training.backwards if loop.node in context.script.above(one)]
 
 
-def _steps(context: Context) -> dict[Function, list[ast.Call]]:
-    """Functions with a backward that a training loop calls, and their backwards."""
-    script, found = context.script, {}  # type: ignore[var-annotated]
-    loops = {one.node for one in context.training.loops if one.trains}
-    for call in context.training.backwards:
-        scope = script.scope(call)
-        if isinstance(scope, Function) and not loops & set(script.above(call)):
-            found.setdefault(scope, []).append(call)
-    return found
-
-
-def summed_losses(context: Context) -> None:
-    """`rankup.summed(loss).backward()` where the loss is declared a sum over the batch.
-
-    Raises:
-        UserError: it is a sum in one part and something else in another.
-    """
-    script = context.script
-    for call in context.training.backwards:
-        loss = differentiated(call)
-        kind = declared(script, loss) if loss is not None else Kind.UNKNOWN
-        if kind == MIXED:
-            raise UserError(
-                f"{script.file.path}:{script.line(call)}: not ported: this loss adds up over the "
-                "samples in one part and not in another, and ranks would weigh them differently. "
-                "Divide the sums by the number of samples, or take reduction='mean' throughout"
-            )
-        if kind is Kind.SUM and loss is not None:
-            context.around(loss, "rankup.summed(")
-            context.done(call, "a loss summed over the batch is summed over the ranks too")
-
-
-@dataclass
-class _Known:
-    """The losses of a loop or of a step: how each adds up, and where it gets its value."""
-
-    kinds: dict[str, Kind] = field(default_factory=dict)
-    defined: dict[str, set[ast.AST]] = field(default_factory=dict)
-
-
-class Region:
-    """A piece of code in which backwards stand: a loop's body, or a function's.
-
-    Args:
-        where: the loop or the function.
-        backwards: those in it.
-    """
-
-    def __init__(self, context: Context, where: ast.AST, backwards: list[ast.Call]) -> None:
-        self.context, self.script = context, context.script
-        self.where = where
-        self.body: list[ast.stmt] = where.body  # type: ignore[attr-defined]
-        self.losses = _Known()
-        self.wrapped: list[ast.AST] = []
-        for call in sorted(backwards, key=self.script.span):
-            self._differentiated(call)
-        self._combined()
-
-    def _differentiated(self, call: ast.Call) -> None:
-        loss = differentiated(call)
-        while isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div | ast.Mult):
-            sides = [loss.left, loss.right]
-            if isinstance(loss.op, ast.Mult) and _plain_number(loss.left):
-                sides.reverse()
-            loss = sides[0]
-        name = self.script.dotted(loss)
-        if loss is None or not name or (name.count(".") and not name.startswith("self.")):
-            return
-        kind = declared(self.script, loss)
-        if kind == MIXED:
-            return
-        at = self.script.span(call)[0]
-        self.losses.kinds[name] = Kind.SUM if kind is Kind.SUM else Kind.MEAN
-        self.losses.defined.setdefault(name, set()).update(
-            one for one in self._given(name) if self.script.span(one)[0] < at
-        )
-
-    def _given(self, name: str) -> list[ast.stmt]:
-        """The statements of this region that give a name its value, in order."""
-        script = self.script
-        found = [
-            one
-            for one in script.inside(self.body, ast.stmt, deep=False)
-            if isinstance(one, ast.Assign | ast.AugAssign | ast.AnnAssign)
-            for target in (one.targets if isinstance(one, ast.Assign) else [one.target])
-            if name in mentioned(target) and script.dotted(target) in ("", name)
-        ]
-        return sorted(found, key=script.span)
-
-    def _combined(self) -> None:
-        """Names of sums of known losses: `errD = errD_real + errD_fake`."""
-        for one in self.script.inside(self.body, ast.Assign, deep=False):
-            name = self.script.dotted(one.targets[0])
-            if name and name not in self.losses.kinds and isinstance(one.value, ast.BinOp):
-                kind = self.known(one.value)
-                if kind is not None and len(self._given(name)) == 1:
-                    self.losses.kinds[name] = kind
-                    self.losses.defined[name] = {one}
-
-    def known(self, node: ast.AST) -> Kind | None:
-        """Whether an expression is a loss, or a sum of them, and how it adds up over samples."""
-        match node:
-            case ast.Name() | ast.Attribute():
-                name = self.script.dotted(node)
-                if name not in self.losses.kinds or not self._reached(node, name):
-                    return None
-                return self.losses.kinds[name]
-            case ast.BinOp(op=ast.Add() | ast.Sub(), left=left, right=right):
-                kinds = {self.known(left), self.known(right)}
-                return kinds.pop() if len(kinds) == 1 else None
-            case ast.BinOp(op=ast.Mult() | ast.Div(), left=left, right=right):
-                return self.known(left) if _plain_number(right) else None
-        return None
-
-    def _reached(self, node: ast.AST, name: str) -> bool:
-        """Whether the value that a name has here is one that is differentiated."""
-        at = self.script.span(node)[0]
-        given_ = self._given(name)
-        if not given_:
-            return True  # a parameter of a step
-        before = [one for one in given_ if self.script.span(one)[1] <= at] or given_
-        while before and self._another_form(before[-1], name):
-            before.pop()
-        return not before or before[-1] in self.losses.defined[name]
-
-    def _another_form(self, statement: ast.stmt, name: str) -> bool:
-        """True of `loss = loss.float()`."""
-        value = value_of(self.script, statement, name)
-        return (
-            isinstance(value, ast.Call)
-            and isinstance(value.func, ast.Attribute)
-            and value.func.attr in _FORMS
-            and self.script.dotted(value.func.value) == name
-        )
-
-    def reading(self, node: ast.AST) -> Kind | None:
-        """What `loss.item()`, `float(loss)`, `loss.detach().cpu()` are; None of anything else.
-
-        `loss.cpu()` is none: the backward may still start from it.
-        """
-        names = [call_name(one) for one in walk(node) if isinstance(one, ast.Call)]
-        data = any(isinstance(one, ast.Attribute) and one.attr == "data" for one in walk(node))
-        function = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if not (data or function or set(names) & _CUTS):
-            return None
-        return self._read(node)
-
-    def _read(self, node: ast.AST) -> Kind | None:
-        match node:
-            case ast.Call(func=ast.Name(id="float"), args=[value]):
-                return self.known(value) or self._read(value)
-            case ast.Call(func=ast.Attribute(value=value, attr=attr), args=[]) if attr in _READS:
-                return self.known(value) or self._read(value)
-            case ast.Attribute(value=value, attr="data"):
-                return self.known(value) or self._read(value)
-            case ast.Subscript(value=ast.Attribute(value=value, attr="data"), slice=at):
-                return self.known(value) if literal(at) == 0 else None
-        return None
-
-    def readings(self) -> Iterator[ast.expr]:
-        """The largest readings of a loss in this region, those in a backward apart."""
-        script = self.script
-        for node in script.inside(self.body, ast.expr, deep=False):
-            if self.reading(node) is None:
-                continue
-            up = script.parents[node]
-            if isinstance(up, ast.Attribute):
-                up = script.parents[up]
-            if isinstance(up, ast.expr) and self.reading(up) is not None:
-                continue
-            inside = [node, *script.above(node)]
-            if any(one in self.context.training.backwards for one in inside):
-                continue
-            yield node
-
-    def alike(self, node: ast.AST) -> bool:
-        """Whether all ranks come by a place equally often, as far as it stands in this region."""
-        script, inner = self.script, node
-        for up in script.above(node):
-            if up is self.where:
-                return True
-            if isinstance(up, (*COMPREHENSIONS, ast.ExceptHandler, ast.Lambda, Function)):
-                return False
-            test = getattr(up, "test", None)
-            if isinstance(up, LoopNode) and not isinstance(up, ast.While):
-                test = up.iter
-            names = test is not None and mentioned(test) & self.local_names()
-            drawn = test is not None and draws(self.context, test) and not steers(self.context, up)
-            if inner is not test and (names or drawn):
-                return False
-            inner = up
-        return True
-
-    def local(self, node: ast.AST) -> bool:
-        """Whether a value may differ from rank to rank."""
-        return bool(mentioned(node) & self.local_names()) or bool(draws(self.context, node))
-
-    def local_names(self) -> set[str]:
-        raise NotImplementedError
-
-    def wrap(self, node: ast.expr, kind: Kind, text: str, at: ast.AST | None = None) -> None:
-        """Put the collective around a value."""
-        function = "batch_mean" if kind is Kind.MEAN else "batch_sum"
-        self.wrapped.append(node)
-        self.context.around(node, f"rankup.{function}(")
-        self.context.done(at or node, f"{text} (rankup.{function})")
-
-
-class Step(Region):
-    """A function with a backward in it, that a training loop calls for each batch."""
-
-    def __init__(self, context: Context, function: Function, calls: list[ast.Call]) -> None:
-        super().__init__(context, function, calls)
-        self.function = function
-
-    def local_names(self) -> set[str]:
-        """All that it is given or makes may be of this rank's part of the batch."""
-        own = self.context.script.parameters(self.function) - {"self", "epoch", "step", "i"}
-        return own | set(self.losses.kinds)
-
-    def write(self) -> None:
-        for node in list(self.readings()):
-            kind = self.reading(node)
-            if kind is not None and self.alike(node):
-                self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
-
-
-def returns_reading(context: Context, function: Function) -> list[bool]:
-    """Of what a step returns, which values are readings of its loss, and so of the whole batch."""
-    calls = [one for one in context.training.backwards if context.script.scope(one) is function]
-    step = Step(context, function, calls)
-    found: list[bool] = []
-    for one in context.script.inside(function.body, ast.Return, deep=False):
-        if one.value is not None:
-            parts = one.value.elts if isinstance(one.value, ast.Tuple) else [one.value]
-            whole = [
-                any(step.reading(part) is not None for part in [value]) or _made_whole(step, value)
-                for value in parts
-            ]
-            found = whole if not found else [a and b for a, b in zip(found, whole, strict=False)]
-    return found
-
-
-def _made_whole(step: Region, value: ast.expr) -> bool:
-    """Whether a name was given the reading of a loss."""
-    name = step.script.dotted(value)
-    values = [value_of(step.script, one, name) for one in step._given(name)] if name else []
-    return bool(values) and all(one is not None and step.reading(one) for one in values)
-
-
-def value_of(script: Script, statement: ast.stmt, name: str) -> ast.expr | None:
-    """The value that an assignment gives a name; of `a, b = 1, 2` its part."""
-    if not isinstance(statement, ast.Assign):
-        return None
-    for target in statement.targets:
-        if script.dotted(target) == name:
-            return statement.value
-        value = statement.value
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-            for part, given_ in zip(target.elts, value.elts, strict=False):
-                if script.dotted(part) == name:
-                    return given_
-    return None
-
-
 class Numbers(Region):
-    """What one training loop adds up, keeps and shows."""
+    """The numbers that one training loop adds up, keeps and shows."""
 
     def __init__(self, context: Context, loop: Loop) -> None:
         super().__init__(context, loop.node, _backwards(context, loop))
@@ -364,12 +91,12 @@ class Numbers(Region):
         }
 
     def _reads(self, statement: ast.stmt, name: str) -> bool:
-        """Whether a statement gives a name the reading of a loss."""
+        """True where a statement gives a name the reading of a loss."""
         value = value_of(self.script, statement, name)
         return value is not None and self.reading(value) is not None and self.alike(statement)
 
     def _read_before(self, node: ast.expr) -> bool:
-        """Whether a name holds a reading at this place: `loss = loss.item()` stands above."""
+        """True where a name holds a reading at this place: `loss = loss.item()` stands above."""
         name, at = self.script.dotted(node), self.script.span(node)[0]
         before = [one for one in self._given(name) if self.script.span(one)[1] <= at]
         return bool(name) and bool(before) and self._reads(before[-1], name)
@@ -418,7 +145,7 @@ class Numbers(Region):
         self._rest()
 
     def _mixed(self, node: ast.expr) -> bool:
-        """Whether a loss is reckoned with something of this rank's part: `loss.item() / n`."""
+        """True where a loss is reckoned with something of this rank's part: `loss.item() / n`."""
         whole: ast.expr = node
         reckons = (ast.Mult, ast.Div, ast.Add, ast.Sub, ast.Pow)
         while isinstance(up := self.script.parents[whole], ast.BinOp) and isinstance(
@@ -453,7 +180,7 @@ class Numbers(Region):
             rest = {
                 name.id for name in script.inside(one.test, ast.Name) if not self._covered(name)
             }
-            if rest & self.local_names() and not draws(self.context, one.test):
+            if rest & self.local_names() and not draws(self.script.file, one.test):
                 self.context.around(one.test, "rankup.broadcast(")
                 self.wrapped.append(one.test)
                 self.context.leave(
@@ -532,7 +259,7 @@ class Numbers(Region):
         self._global_counters = frozenset(name for name in plans if name not in local)
 
     def _made_anew(self, name: str) -> bool:
-        """Whether each round gives a name another value: noise added to a batch is no counter."""
+        """True where each round gives a name another value: noise that is added is no counter."""
         if name in self.values._targets:
             return True
         return any(
@@ -569,7 +296,7 @@ class Numbers(Region):
         return None
 
     def _whole_step(self, node: ast.expr) -> bool:
-        """Whether a value is what a step returns of its loss, read there for the whole batch."""
+        """True where a value is what a step returns of its loss, read there for the whole batch."""
         function = self.script.called(node) if isinstance(node, ast.Call) else None
         trains = any(self.script.scope(one) is function for one in self.context.training.backwards)
         return function is not None and trains and returns_reading(self.context, function) == [True]
@@ -657,7 +384,7 @@ class Numbers(Region):
                     self.wrap(node, kind, f"{script.code(node)} is of the whole last batch")
 
     def _rest(self) -> None:
-        """What is shown and is of rank 0's part of a batch: said once for each loop."""
+        """Say once for each loop what it shows of rank 0's part of a batch."""
         local = self.local_names() - self.losses.kinds.keys()
         for call in self.script.inside(self.body, ast.Call, deep=False):
             if call_name(call) not in _SHOWS or not self._mine(call):
@@ -681,12 +408,3 @@ class Numbers(Region):
 
 def _format(call: ast.Call) -> bool:
     return call_name(call) == "format"
-
-
-def _plain_number(node: ast.expr) -> bool:
-    """True of a number, a name or an attribute: what a loss is divided by to accumulate."""
-    if type(literal(node)) in (int, float):
-        return True
-    if isinstance(node, ast.Call):
-        return call_name(node) in ("len", "float", "int")
-    return isinstance(node, ast.Name | ast.Attribute)

@@ -6,12 +6,15 @@ import ast
 import re
 from dataclasses import replace
 
+from ....base.errors import UserError
 from ....script.flow import given, is_none
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ..context import Context
+from ..losses import MIXED, declared, differentiated
 from ..models import Model
 from ..script import Script
+from ..values import Kind
 
 _READY = ("to", "cuda", "apply", "load_state_dict", "half", "float", "double", "requires_grad_")
 _NORMS = re.compile(r"\bBatchNorm[123]d\b|\bresnet\d+\b|\bLazyBatchNorm")
@@ -64,7 +67,7 @@ def _is_none(made: ast.AST) -> bool:
 
 
 def _goes_on(context: Context, made: ast.AST, name: str, steps: list[ast.Call]) -> bool:
-    """Whether what has trained by now is given back changed: `model = model.to("cpu")`."""
+    """True where what has trained by now is given back changed: `model = model.to("cpu")`."""
     script, value = context.script, getattr(made, "value", None)
     if value is None or not any(script.line(step) < script.line(made) for step in steps):
         return False
@@ -84,7 +87,7 @@ def _goes_on(context: Context, made: ast.AST, name: str, steps: list[ast.Call]) 
 
 
 def _behind_all(context: Context, made: ast.AST, steps: list[ast.Call]) -> bool:
-    """Whether nothing trains behind a line, in no further round of a loop either."""
+    """True where nothing trains behind a line, in no further round of a loop either."""
     script = context.script
     loops = {up for up in script.above(made) if isinstance(up, LoopNode)}
     return bool(steps) and all(
@@ -124,7 +127,7 @@ def _blocks(script: Script, node: ast.AST) -> list[list[ast.stmt]]:
 
 
 def _prepares(context: Context, statement: ast.AST, name: str) -> bool:
-    """Whether a statement moves, loads, freezes or changes the model."""
+    """True where a statement moves, loads, freezes or changes the model."""
     script = context.script
     if isinstance(statement, Function | ast.ClassDef):
         return False
@@ -142,6 +145,27 @@ def _prepares(context: Context, statement: ast.AST, name: str) -> bool:
         ):
             return True
     return False
+
+
+def summed_losses(context: Context) -> None:
+    """`rankup.summed(loss).backward()` where the loss is declared a sum over the batch.
+
+    Raises:
+        UserError: it is a sum in one part and something else in another.
+    """
+    script = context.script
+    for call in context.training.backwards:
+        loss = differentiated(call)
+        kind = declared(script, loss) if loss is not None else Kind.UNKNOWN
+        if kind == MIXED:
+            raise UserError(
+                f"{script.file.path}:{script.line(call)}: not ported: this loss adds up over the "
+                "samples in one part and not in another, and ranks would weigh them differently. "
+                "Divide the sums by the number of samples, or take reduction='mean' throughout"
+            )
+        if kind is Kind.SUM and loss is not None:
+            context.around(loss, "rankup.summed(")
+            context.done(call, "a loss summed over the batch is summed over the ranks too")
 
 
 def batch_norm(context: Context) -> None:

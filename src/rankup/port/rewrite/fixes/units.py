@@ -117,7 +117,7 @@ def _masked(context: Context, call: ast.Call) -> Masked | None:
 
 
 def _counts(context: Context, other: Script, function: Function, depth: int) -> bool:
-    """Whether a function of the script's files returns a mean over some of its targets."""
+    """True where a function of the script's files returns a mean over some of its targets."""
     values = returned(function)
     parts = [one for value in values for one in other.inside(value, ast.Name)]
     if any(divided(other, one.id, function) for one in parts):

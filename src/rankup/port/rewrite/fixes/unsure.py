@@ -1,4 +1,4 @@
-"""What port does not put together, or cannot see through: said at the line, nothing changed."""
+"""Remarks on what port does not put together: said at the line, nothing changed."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _ratios(context: Context) -> None:
 
 
 def _sums(context: Context, function: Function, sides: list[str]) -> bool:
-    """Whether both sides are sums over all there is, maybe through a name."""
+    """True where both sides are sums over all there is, maybe through a name."""
     script = context.script
     made = {
         script.dotted(one.targets[0])
