@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import PurePath
 
 from .names import Binding, Function, Scope, children, default
-from .source import File
+from .source import File, roots
 from .torch_names import LOADER_WRAPPERS, MODEL_WRAPPERS, RETURNS_SELF
 
 _DEPTH = 25  # steps of following; what is further apart nobody can follow either
@@ -55,7 +55,11 @@ class Flow:
 
     def __init__(self, files: Sequence[File]) -> None:
         self.files = tuple(files)
-        self._modules = {_module_name(one, self.files[0]): one for one in self.files}
+        tops = roots(self.files[0].path.parent)
+        self._modules: dict[str, File] = {}
+        for one in self.files:
+            for name in _module_names(one, tops):
+                self._modules.setdefault(name, one)
         self._known: dict[ast.AST, tuple[Origin, ...]] = {}
         self._budget = 0
 
@@ -79,12 +83,13 @@ class Flow:
     def callee(self, file: File, call: ast.Call) -> tuple[File, Function] | None:
         """The function of these files that a call runs; of a class its `__init__`."""
         found = self.definition(file, call.func)
-        if found is None:
-            return None
-        where, node = found
+        return None if found is None else self.body(*found)
+
+    def body(self, file: File, node: Definition) -> tuple[File, Function] | None:
+        """The function that a call of a definition runs; of a class its `__init__`."""
         if isinstance(node, ast.ClassDef):
-            return self._method(where, node, "__init__")
-        return where, node
+            return self._method(file, node, "__init__")
+        return file, node
 
     @cached_property
     def callers(self) -> dict[ast.AST, list[tuple[File, ast.Call]]]:
@@ -109,7 +114,7 @@ class Flow:
         """The class of these files that an expression is an instance of."""
         for origin in self.origins(file, node):
             if isinstance(origin.node, ast.Call):
-                found = self.definition(origin.file, origin.node.func)
+                found = self.definition(origin.file, run_by(origin.node))
                 if found is not None and isinstance(found[1], ast.ClassDef):
                     return found[0], found[1]
         return None
@@ -118,6 +123,10 @@ class Flow:
         """The method of these files that `receiver.name` is, by the class of the receiver."""
         owner = self.class_of(file, receiver)
         return self._method(*owner, name) if owner is not None else None
+
+    def member(self, file: File, owner: ast.ClassDef, name: str) -> tuple[File, Function] | None:
+        """The method of that name that a class of these files has or inherits."""
+        return self._method(file, owner, name)
 
     def _family(self, file: File, owner: ast.ClassDef) -> Iterator[tuple[File, ast.ClassDef]]:
         """A class and the classes of these files that it inherits from."""
@@ -347,7 +356,7 @@ class Flow:
 
     def _of_instance(self, origin: Origin, name: str, path: Path, left: int) -> list[Origin]:
         if isinstance(origin.node, ast.Call):
-            found = self.definition(origin.file, origin.node.func)
+            found = self.definition(origin.file, run_by(origin.node))
             if found and isinstance(found[1], ast.ClassDef):
                 return self._of_class(found[0], found[1], name, path, left)
         return []
@@ -371,7 +380,7 @@ class Flow:
                 for value in passed
                 for one in self._follow(file, value, path, left)
             ]
-        callee = self.definition(file, node.func)
+        callee = self.definition(file, run_by(node))
         if callee is not None and not isinstance(callee[1], ast.ClassDef):
             found = self._any(callee[0], returned(callee[1]), path, left)
             if found:
@@ -391,6 +400,11 @@ def call_name(call: ast.Call) -> str:
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def run_by(call: ast.Call) -> ast.expr:
+    """What a call runs: `f` of `f(x)` and of `rankup.rank0_first(f, x)`."""
+    return call.args[0] if call_name(call) == "rank0_first" and call.args else call.func
 
 
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
@@ -472,15 +486,16 @@ def explicit_self(call: ast.Call) -> bool:
     return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id == "self"
 
 
-def _module_name(file: File, script: File) -> str:
-    try:
-        relative: PurePath = file.path.relative_to(script.path.parent)
-    except ValueError:
-        relative = PurePath(file.path.name)
-    parts = list(relative.with_suffix("").parts)
-    if parts[-1:] == ["__init__"]:
-        parts.pop()
-    return ".".join(parts)
+def _module_names(file: File, tops: Sequence[PurePath]) -> Iterator[str]:
+    """`utils.files` of a file in a package of the script's folder, or of its repository."""
+    inside: list[PurePath] = [
+        file.path.relative_to(top) for top in tops if file.path.is_relative_to(top)
+    ]
+    for relative in inside or [PurePath(file.path.name)]:
+        parts = list(relative.with_suffix("").parts)
+        if parts[-1:] == ["__init__"]:
+            parts.pop()
+        yield ".".join(parts)
 
 
 def _without_wrappers(

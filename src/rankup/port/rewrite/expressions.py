@@ -14,7 +14,7 @@ _UNPACKED = LOADER_WRAPPERS - {"zip", "chain", "shard"}
 
 
 def unpacked(script: Script, expression: ast.expr) -> ast.expr:
-    """What `enumerate(tqdm(loader))` goes over."""
+    """The iterable behind `enumerate(tqdm(loader))`."""
     while isinstance(expression, ast.Call) and given(expression):
         if script.dotted(expression.func).split(".")[-1] not in _UNPACKED:
             break
@@ -23,7 +23,7 @@ def unpacked(script: Script, expression: ast.expr) -> ast.expr:
 
 
 def sized(script: Script, expression: ast.AST) -> bool:
-    """Whether an expression is a number of samples or a value, no longer a batch."""
+    """True where an expression is a number of samples or a value, no longer a batch."""
     code = script.code(expression)
     ends = (".item()", ".size(0)", ".shape[0]", ".numel()")
     return code.endswith(ends) or code.startswith(("len(", "float(", "int("))
@@ -61,7 +61,7 @@ def loss_names(script: Script, call: ast.Call) -> set[str]:
 
 
 def trains_elsewhere(script: Script, call: ast.Call) -> bool:
-    """Whether a call runs a function of another file in the folder that calls backward."""
+    """True where a call runs a function of another file in the folder that calls backward."""
     path = script.beside(call)
     if path is None:
         return False
@@ -76,14 +76,14 @@ def trains_elsewhere(script: Script, call: ast.Call) -> bool:
 
 
 def heads_of(node: ast.AST) -> list[ast.expr]:
-    """What a `with` enters, or what decorates a function."""
+    """The expressions that a `with` enters, or that decorate a function."""
     if isinstance(node, ast.With | ast.AsyncWith):
         return [item.context_expr for item in node.items]
     return node.decorator_list if isinstance(node, Function) else []
 
 
 def turns_gradients_off(script: Script, node: ast.AST) -> bool:
-    """Whether what stands in a `with`, or a function, may run without gradients."""
+    """True where what stands in a `with`, or a function, may run without gradients."""
     heads = heads_of(node)
     names = {one.id for one in heads if isinstance(one, ast.Name)}
     heads += [  # `context = torch.no_grad() if … else …`
@@ -97,6 +97,36 @@ def turns_gradients_off(script: Script, node: ast.AST) -> bool:
         for text in texts
         for word in ("no_grad", "inference_mode", "set_grad_enabled")
     )
+
+
+def mentioned(*nodes: ast.AST) -> set[str]:
+    """The names that expressions read: `state`, `self.total`; `state["step"]`, `model.seen` too."""
+    found = set()
+    for one in walk(*nodes):
+        match one:
+            case ast.Name(id=name):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr):
+                found.add(f"{name}.{attr}")
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)):
+                found.add(f"{name}[{key!r}]")
+    return found - {"self"}
+
+
+def stored(*targets: ast.AST) -> set[str]:
+    """The names that an assignment gives values: of `state["step"]` that entry alone."""
+    found = set()
+    for one in (part for target in targets for part in targets_of(target)):
+        match one:
+            case ast.Starred(value=ast.Name(id=name)) | ast.Name(id=name):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr):
+                found.add(f"{name}.{attr}")
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)):
+                found.add(f"{name}[{key!r}]")
+            case _:
+                found |= mentioned(one)
+    return found
 
 
 def read(*nodes: ast.AST) -> set[str]:

@@ -1,9 +1,9 @@
-"""Which `DataLoader(…)` is behind an expression: through names, parameters and returned tuples."""
+"""The `DataLoader(…)` behind an expression: through names, parameters and returned tuples."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from ...script.names import Function
 from .expressions import loader_like, root_name, unpacked, words
@@ -28,7 +28,6 @@ class Loaders:
             for call in script.all(ast.Call)
             if script.name(call.func).split(".")[-1] == "DataLoader"
         ]
-        self._passed: dict[ast.AST, set[str]] = {}
         self._known: dict[ast.AST, list[ast.AST]] = {}
         self._left = _MOST
 
@@ -43,13 +42,6 @@ class Loaders:
             self._left = _MOST
             self._known[expression] = list(dict.fromkeys(self._all(expression, 0)))
         return self._known[expression]
-
-    def foreign(self, sources: Iterable[ast.AST]) -> dict[ast.AST, set[str]]:
-        """Assignments of loaders from elsewhere, with the names of those that `sources` lead to."""
-        self._passed, self._known = {}, {}
-        for source in sources:
-            self.all_of(source)
-        return self._passed
 
     def _all(self, expression: ast.AST, depth: int) -> Iterator[ast.AST]:
         self._left -= 1
@@ -69,7 +61,7 @@ class Loaders:
                 c in self.calls for c in script.inside(function, ast.Call)
             ):
                 yield function
-            elif loader_like(script.code(expression.func)):
+            elif loader_like(script.code(expression.func)) and not self._other_class(expression):
                 yield expression
             return
         parts = _parts(expression)
@@ -101,8 +93,6 @@ class Loaders:
                 for loader in made:
                     if isinstance(loader, ast.Call) and loader not in self.calls:
                         loader = target
-                    if loader is target:
-                        self._passed.setdefault(target, set()).add(written)
                     yield loader
         for values in _bound_by_loops(script, written, scope):
             for one in self._all(values, depth + 1):
@@ -112,14 +102,20 @@ class Loaders:
             for target, value in assigned(script, written, script.tree):
                 for one in self._all(value, depth + 1):
                     own = one in self.calls or isinstance(one, Function)
-                    if not own:
-                        self._passed.setdefault(target, set()).add(written)
                     yield one if own else target
+
+    def _other_class(self, call: ast.Call) -> bool:
+        """True where it makes an object of a class of the script that is no DataLoader."""
+        flow, file = self.script.whole_flow, self.script.file
+        found = flow.definition(file, call.func)
+        if found is None or not isinstance(found[1], ast.ClassDef):
+            return False
+        return not any(base.endswith("DataLoader") for base in flow.bases(found[0], found[1]))
 
     def _returned(
         self, function: Function, assign: ast.AST, name: str, depth: int
     ) -> list[ast.AST]:
-        """Which of the loaders that a function returns an assignment gives to a name."""
+        """The loaders that a function returns and an assignment gives to a name."""
         script = self.script
         returns = list(script.inside(function.body, ast.Return, deep=False))
         if len(returns) != 1 or not isinstance(assign, ast.Assign):
@@ -135,7 +131,7 @@ class Loaders:
 
 
 def _parts(expression: ast.AST) -> list[ast.expr]:
-    """What an expression chooses from: `a if train else b`, `{"train": a, "val": b}[phase]`."""
+    """The parts of `a if train else b`, and of `{"train": a, "val": b}[phase]`."""
     match expression:
         case ast.IfExp():
             return [expression.body, expression.orelse]
@@ -166,7 +162,7 @@ def _bound_by_loops(script: Script, name: str, scope: ast.AST) -> Iterator[ast.e
 
 
 def holds_loaders(script: Script, expression: ast.expr) -> bool:
-    """Whether it is a list or a dictionary: who goes over it goes over loaders, not batches."""
+    """True where it is a list or a dictionary: who goes over it goes over loaders, not batches."""
     func = expression.func if isinstance(expression, ast.Call) else None
     if isinstance(func, ast.Attribute) and func.attr in ("items", "values", "keys"):
         return True

@@ -1,19 +1,22 @@
-"""What a script trains: its models, its loaders, and its loops."""
+"""The roles in a script that trains: its models, its loaders, and its loops."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from ...script.flow import given
+from ...script.flow import call_name, given, is_none
 from ...script.loops import is_backward
 from ...script.names import Function, walk
 from ...script.roles import LoopNode
-from ...script.torch_names import EVALUATES
+from ...script.torch_names import LOADER_WRAPPERS
 from .expressions import (
     loss_names,
+    mentioned,
     sized,
+    stored,
     targets_of,
     trains_elsewhere,
     turns_gradients_off,
@@ -36,8 +39,8 @@ class Loop:
         batch: names that hold the batch, or what was made of it.
         index: the name that `enumerate` counts with.
         losses: names of what the backward starts from.
-        evaluates: whether it trains, and is gone round in evaluations as well: one function, or
-            one loop over phases, for both.
+        phase: of a loop that trains and evaluates, what is true where it trains.
+        unclear: it may evaluate as well, and when cannot be said at its head.
     """
 
     node: LoopNode
@@ -46,7 +49,8 @@ class Loop:
     batch: set[str] = field(default_factory=set)
     index: str | None = None
     losses: set[str] = field(default_factory=set)
-    evaluates: bool = False
+    phase: str = ""
+    unclear: bool = False
 
 
 class Training:
@@ -64,6 +68,7 @@ class Training:
         self.unresolved: list[ast.AST] = []
         self.parameter_names: set[str] = set()
         self.models = self._models()
+        self._derived: dict[ast.AST, set[str]] = {}
         self.loops = self._loops()
 
     # Loaders.
@@ -76,9 +81,102 @@ class Training:
         """All that a loop may go over."""
         return [] if loop.source is None else self._loaders.all_of(loop.source)
 
-    def foreign(self) -> dict[ast.AST, set[str]]:
-        """Assignments of loaders from elsewhere, with the names of those that loops go over."""
-        return self._loaders.foreign(one.source for one in self.loops if one.source is not None)
+    def sources(self, loop: Loop) -> list[ast.expr]:
+        """The sources of a loop's batches: `loader` of `tqdm(loader)`, of `next(it)`."""
+        found: list[ast.expr] = []
+        if isinstance(loop.node, ForNode):
+            found = self._begun(loop.source or loop.node.iter, 0)
+        trained = [
+            self.script.line(call)
+            for call in self.script.inside(loop.node.body, ast.Call, deep=False)
+            if self._trains_here(call)
+        ]
+        for call in self.script.inside(loop.node.body, ast.Call, deep=False):
+            # What is drawn behind the last backward is for an evaluation.
+            if trained and self.script.line(call) <= max(trained):
+                found += self._drawn(call)
+        return list(dict.fromkeys(found))
+
+    def _drawn(self, call: ast.Call) -> list[ast.expr]:
+        """The loaders of `next(it)`, and of a method of the script that calls it."""
+        drawn = _drawn_from(call)
+        found = self._begun(drawn, 0) if drawn is not None else []
+        function = self.script.called(call)
+        if found or function is None or function in self._trainers:
+            return found
+        return [
+            one
+            for inner in self.script.inside(function.body, ast.Call, deep=False)
+            if (at := _drawn_from(inner)) is not None
+            for one in self._begun(at, 0)
+        ]
+
+    def _begun(self, node: ast.expr, depth: int) -> list[ast.expr]:
+        """The loaders behind an iterator."""
+        script = self.script
+        if isinstance(node, ast.Call) and depth < 4:
+            function = script.called(node)
+            passes = call_name(node) in LOADER_WRAPPERS or (
+                function is not None and any(script.inside(function, ast.Yield))
+            )
+            if passes and call_name(node) not in ("range", "trange", "shard"):
+                several = call_name(node) in ("zip", "chain") or function is not None
+                given_ = node.args if several else node.args[:1]
+                return [one for arg in given_ for one in self._begun(arg, depth + 1)]
+        if isinstance(node, ast.Name | ast.Attribute) and depth < 4:
+            name, scope = script.dotted(node), script.scope(node)
+            values = [v for _, v in self.assigned(name, scope)] if name else []
+            begun = [one for one in values if isinstance(one, ast.Call)]
+            inner = [
+                made
+                for one in begun
+                if call_name(one) not in ("DataLoader", "list")
+                for made in self._begun(one, depth + 1)
+                if made is not one
+            ]
+            if inner:
+                return inner
+        return [node] if self.loader_of(node) is not None else []
+
+    @cached_property
+    def trained(self) -> set[ast.AST]:
+        """The expressions that make the models that are trained."""
+        flow, file = self.script.whole_flow, self.script.file
+        return {
+            one.node
+            for model in self.models
+            for made in model.made
+            if isinstance(value := getattr(made, "value", None), ast.expr)
+            for one in flow.origins(file, value)
+        }
+
+    def derived(self, loop: Loop) -> set[str]:
+        """Names that a loop makes of its batch: what may differ from rank to rank."""
+        if loop.node not in self._derived:
+            self._derived[loop.node] = self._made_of_batch(loop)
+        return self._derived[loop.node]
+
+    def _made_of_batch(self, loop: Loop) -> set[str]:
+        script, known = self.script, set(loop.batch | loop.losses)
+        body = loop.node.body
+        made: list[tuple[ast.AST, list[ast.AST]]] = []
+        for one in script.inside(body, ast.stmt, deep=False):
+            match one:
+                case ast.Assign(value=value, targets=targets):
+                    made.append((value, list(targets)))
+                case ast.AugAssign(value=value, target=target):
+                    made.append((value, [target]))
+                case ast.AnnAssign(value=ast.expr() as value, target=target):
+                    made.append((value, [target]))
+                case ast.For(iter=value, target=target):
+                    made.append((value, [target]))
+        for _ in range(4):
+            for given_, to in made:
+                calls = script.inside(given_, ast.Call)
+                trains = any(script.called(call) in self._trainers for call in calls)
+                if trains or mentioned(given_) & known:
+                    known |= stored(*to)
+        return known
 
     # Models.
 
@@ -115,7 +213,7 @@ class Training:
             reach |= more
 
     def trains(self, node: Where) -> bool:
-        """Whether running a statement reaches a backward, here or in another file."""
+        """True where running a statement reaches a backward, here or in another file."""
         return self._trains_here(node) or any(
             call in self.elsewhere or self.script.called(call) in self._leading_away
             for call in self.script.inside(node, ast.Call, deep=False)
@@ -128,44 +226,36 @@ class Training:
         )
 
     def _loops(self) -> list[Loop]:
-        loops = []
+        loops: list[Loop] = []
+        around: set[ast.AST] = set()  # training loops over batches: what is in them is a step
         for node in self.script.loops:
             trains = self._trains_here(node.body)
+            batches = self._over_batches(node)
             inner = [
                 one
                 for one in self.script.inside(node.body, ast.AST, deep=False)
-                if isinstance(one, LoopNode)
-                and (self._over_batches(one) or self._trains_here(one.body))
+                if isinstance(one, LoopNode) and self._trains_here(one.body)
             ]
-            if trains and not any(self._trains_here(one.body) for one in inner):
+            if not trains:
+                loops += [self._loop(node, False)] if batches else []
+            elif around & set(self.script.above(node)):
+                continue
+            elif batches and not any(self._over_batches(one) for one in inner):
                 loops.append(self._loop(node, True))
-            elif not trains and self._over_batches(node):
-                loops.append(self._loop(node, False))
+                around.add(node)
+            elif not inner:
+                loops.append(self._loop(node, True))
         for loop in loops:
-            loop.evaluates = loop.trains and self._evaluates_too(loop)
-        return loops
-
-    def _evaluates_too(self, loop: Loop) -> bool:
-        if any(turns_gradients_off(self.script, one) for one in self._ways_to(loop.node, set())):
-            return True
-        if not (EVALUATES.search(self.script.text) and self._may_not_train(loop)):
-            return False
-        loaders = self.loaders_of(loop)
-        return len(loaders) > 1 or any(
-            not isinstance(one, ast.Call)
-            or any(
-                isinstance(
-                    up,
-                    ast.comprehension
-                    | ast.ListComp
-                    | ast.DictComp
-                    | ast.SetComp
-                    | ast.GeneratorExp,
+            if loop.trains and self.sources(loop):
+                loop.phase, unseen = self._phase(loop)
+                loop.unclear = unseen or (
+                    not loop.phase
+                    and any(
+                        turns_gradients_off(self.script, one)
+                        for one in self._ways_to(loop.node, set())
+                    )
                 )
-                for up in self.script.above(one)
-            )
-            for one in loaders
-        )
+        return loops
 
     def _ways_to(self, node: ast.AST, seen: set[ast.AST]) -> Iterator[ast.AST]:
         """All that a node stands in, and that calls of its function do."""
@@ -178,52 +268,107 @@ class Training:
                         yield from self._ways_to(call, seen)
                 return
 
-    def _may_not_train(self, loop: Loop) -> bool:
-        """Whether the backward of a loop happens under a condition."""
+    def _phase(self, loop: Loop) -> tuple[str, bool]:
+        """The condition under which a round trains, and True where there is one but no plain one.
+
+        It is the same for all rounds: what depends on the batch or on a random draw is none.
+        """
+        script, node = self.script, loop.node
+        found: set[str | None] = set()
+        for call in script.inside(node.body, ast.Call, deep=False):
+            if call in self.backwards or script.called(call) in self._trainers:
+                found.add(self._plain(self._condition(node, call)) or self._of_step(node, call))
+        if found == {""} or not found:
+            return "", False
+        only = found.pop() if len(found) == 1 else None
+        return (only, False) if only else ("", only is None)
+
+    def _plain(self, condition: tuple[ast.expr, bool] | None) -> str | None:
+        """The text of a condition; empty where there is none, None where it is no plain one."""
+        if condition is None:
+            return ""
+        test, holds = condition
+        plain = (
+            ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp,
+            ast.expr_context, ast.boolop, ast.cmpop, ast.unaryop, ast.Subscript,
+        )  # fmt: skip
+        if not all(isinstance(one, plain) for one in walk(test)):
+            return None
+        return self.script.code(test) if holds else _negated(self.script, test)
+
+    def _of_step(self, node: LoopNode, call: ast.Call) -> str | None:
+        """The condition under which a step that a loop calls trains, in the loop's own words."""
+        script, function = self.script, self.script.called(call)
+        if function is None or call in self.backwards:
+            return ""
+        found: set[str | None] = set()
+        for backward in self.backwards:
+            if script.scope(backward) is not function:
+                continue
+            condition = self._condition(function, backward)
+            if condition is None:
+                found.add("")
+                continue
+            test, holds = condition
+            name = test.left if isinstance(test, ast.Compare) else test
+            passed = (
+                script.given(function, name.id, call)
+                if isinstance(name, ast.Name) and name.id in script.parameters(function)
+                else None
+            )
+            alone = isinstance(test, ast.Name) or (
+                isinstance(test, ast.Compare) and is_none(test.comparators[0])
+            )
+            if passed is None or not alone or not isinstance(passed, ast.Name | ast.Attribute):
+                always = isinstance(passed, ast.Constant) and bool(passed.value) is holds
+                found.add("" if always else None)
+                continue
+            text = script.code(test).replace(script.code(name), script.code(passed), 1)
+            found.add(text if holds else f"not ({text})")
+        return found.pop() if len(found) == 1 else (None if found else "")
+
+    def _condition(self, node: LoopNode | Function, call: ast.Call) -> tuple[ast.expr, bool] | None:
+        """The test under which a call in a loop or a function runs, and which way it goes."""
         script = self.script
-        outer: list[ast.AST] = [loop.node]
-        for call in script.inside(loop.node.body, ast.Call, deep=False):
-            function = script.called(call)
-            if function in self._trainers:
-                outer.append(function)
-        return any(
-            call in self.backwards or script.called(call) in self._trainers
-            for node in outer
-            for call in script.inside(node, ast.Call)
-            if self._conditional(loop, node, call)
-        )
+        bound = {
+            one.id
+            for one in script.inside(node, ast.Name, deep=False)
+            if isinstance(one.ctx, ast.Store)
+        }
 
-    def _conditional(self, loop: Loop, node: ast.AST, call: ast.Call) -> bool:
-        """Whether a call in `node` is passed over by a condition; not by one on the loss."""
-        script = self.script
+        def chooses(test: ast.expr) -> bool:
+            """False where it depends on the round: on what the loop gives names, or on chance."""
+            called = [script.name(one.func) for one in script.inside(test, ast.Call)]
+            drawn = any("random" in one or one.startswith("torch.") for one in called)
+            counted = any(isinstance(one, ast.BinOp) for one in script.inside(test, ast.BinOp))
+            return not (mentioned(test) & bound or drawn or counted)
 
-        def of_loss(test: ast.expr) -> bool:
-            names = words(test)
-            return bool(names & loop.losses) or bool(names & {"isfinite", "isnan", "isinf"})
-
+        inner: ast.AST = call
         for up in script.above(call):
             if up is node:
                 break
-            if isinstance(up, ast.If) and not of_loss(up.test):
-                chained = len(up.orelse) == 1 and script.code(up.orelse[0]).startswith("elif")
-                if chained or not self._trains_here(up.orelse):
-                    return True
-        leaves = (ast.Continue, ast.Return, ast.Break)
-        return any(
-            script.line(one) < script.line(call)
-            and not of_loss(one.test)
-            and any(isinstance(leaf, leaves) for leaf in walk(*one.body))
-            for one in script.inside(node, ast.If, deep=False)
-        )
+            if isinstance(up, ast.If) and (inner in up.body or inner in up.orelse):
+                here = inner in up.body
+                other = up.orelse if here else up.body
+                if not self._trains_here(other) and chooses(up.test):
+                    return up.test, here
+            inner = up
+        for one in script.inside(node.body, ast.If, deep=False):
+            skips = bool(one.body) and isinstance(one.body[-1], ast.Continue | ast.Return)
+            if skips and script.line(one) < script.line(call) and chooses(one.test):
+                return one.test, False
+        return None
 
     def _over_batches(self, node: ast.AST) -> bool:
         if not isinstance(node, ForNode):
             return False
         source = unpacked(self.script, self._heads(node)[-1])
-        return not holds_loaders(self.script, source) and self.loader_of(source) is not None
+        if any(self.script.inside(node.body, ast.Yield)):
+            return False  # it hands its batches on
+        return not holds_loaders(self.script, source) and bool(self._begun(source, 0))
 
     def _heads(self, node: ForNode) -> list[ast.expr]:
-        """What a loop goes over, and where that is a bar with a name, what the bar goes over."""
+        """The iterable of a loop, and where that is a bar with a name, the iterable of the bar."""
         script, source = self.script, unpacked(self.script, node.iter)
         if not isinstance(source, ast.Name):
             return [node.iter]
@@ -243,7 +388,7 @@ class Training:
             names = [n.id for n in script.inside(node.target, ast.Name)]
             if any("enumerate" in script.code(one) for one in heads) and len(names) > 1:
                 loop.index = names.pop(0)
-            if self.loader_of(loop.source) is not None:
+            if self._begun(loop.source, 0):
                 loop.batch.update(names)
         for call in self.backwards:
             if any(parent is node for parent in script.above(call)):
@@ -258,3 +403,21 @@ class Training:
                         if isinstance(one, ast.Name) and not sized(script, assign.value):
                             loop.batch.add(one.id)
         return loop
+
+
+def _drawn_from(call: ast.Call) -> ast.expr | None:
+    """`it` of `next(it)`, and of the old `it.next()`."""
+    if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args:
+        return call.args[0]
+    if isinstance(call.func, ast.Attribute) and call.func.attr in ("next", "__next__"):
+        return None if call.args else call.func.value
+    return None
+
+
+def _negated(script: Script, test: ast.expr) -> str:
+    """The text of a condition's opposite."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return script.code(test.operand)
+    return (
+        f"not {script.code(test)}" if isinstance(test, ast.Name) else f"not ({script.code(test)})"
+    )

@@ -12,18 +12,25 @@ from ...script.names import Function, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import anywhere, calls, integer, loops_in, ranked, text_of
+from .facts import anywhere, calls, integer, loops_in, ported, ranked, text_of
 from .guards import guard
 from .rule import Hit, Rule
 
 _SEEDS = ("manual_seed", "seed", "manual_seed_all", "seed_everything", "set_seed", "fix_seed")
 _DRAWS = words("randint randperm choice choices sample permutation uniform integers")
 _DRAWN = re.compile(r"randint\(|random\(\)|time\(\)|getpid\(\)|urandom|time_ns\(\)|\.now\(\)")
+_DRAWS_OF_TORCH = words(
+    "torch.rand torch.randn torch.randint torch.bernoulli torch.normal torch.randperm "
+    "torch.multinomial"
+)
+_SEEDING = words("seed Random RandomState default_rng get_state set_state shuffle")
 _PARTS = re.compile(r"ind(?:ex|ices)?|perm|idx|split", re.IGNORECASE)
 _RANDOM = re.compile(
     r"torch\.(?:rand|randn|randint|normal)|numpy\.random\.(?:rand|randn|randint|random|normal|uniform)"
 )
-_SHARED = ("broadcast", "same_random")
+_SHARED = ("broadcast",)
+# What two processes have different whatever their random states are.
+_OWN = re.compile(r"time\(\)|getpid\(\)|urandom|time_ns\(\)|\.now\(\)")
 
 
 def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
@@ -53,7 +60,7 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
 def _seeded(script: Script) -> frozenset[str]:
     """Of which random states the script sets the same seed on all ranks."""
     found: set[str] = set()
-    if anywhere(script, "same_random"):
+    if ported(script):  # rankup.setup gives all ranks rank 0's random states
         return frozenset({"torch", "numpy", "python"})
     for file in script.files:
         for call, dotted in calls(file, *_SEEDS):
@@ -119,8 +126,8 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
             yield Hit(
                 call,
                 "each rank would draw a data set of its own: they train on parts of different data",
-                f"{family} seeded alike on all ranks, or rankup.same_random(): rank 0's random "
-                "state for all",
+                f"{family} seeded alike on all ranks; rankup.setup() gives all of them rank 0's "
+                "random states",
             )
             return
     for where, call in found.values():
@@ -132,8 +139,7 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
         yield Hit(
             call,
             "each rank would draw a data set of its own: they train on parts of different data",
-            "torch.manual_seed(0) before it, or rankup.same_random(): rank 0's random state for "
-            "all",
+            "torch.manual_seed(0) before it; rankup.setup() gives all ranks rank 0's random states",
         )
         return
 
@@ -178,7 +184,7 @@ def _seeded_before(file: File, script: Script, call: ast.Call, family: str) -> b
     """Whether there is a seed, and in flat code above what is drawn."""
     if family not in _seeded(script):
         return False
-    if file.names.function(call) is not None or anywhere(script, "same_random"):
+    if file.names.function(call) is not None or ported(script):
         return True
     seeds = [
         one
@@ -199,11 +205,12 @@ def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
         given = first_argument(call)
         if given is None or integer(given):
             continue
-        if _DRAWN.search(text_of(script, file, given)) and not ranked(script, file, given):
+        drawn = _OWN if ported(script) else _DRAWN
+        if drawn.search(text_of(script, file, given)) and not ranked(script, file, given):
             yield Hit(
                 call,
                 "the seed is drawn anew by each rank: splits and initial values differ",
-                "fix it, or rankup.same_random() first: rank 0's random state for all",
+                "fix it, or rankup.broadcast(…) it: rank 0's seed for all",
             )
 
 
@@ -265,9 +272,66 @@ def _draws_index(file: File, call: ast.Call, dotted: str) -> bool:
     )
 
 
+def steering_draw(file: File, script: Script) -> Iterator[Hit]:
+    """RK186: a random draw that decides about a step, by which ranks part."""
+    if not ported(script):
+        return
+    for loop in loops_in(file, script.train_loops):
+        backwards = {call for where, call in loop.backwards if where is file}
+        for node in walk(*loop.body):
+            heads = [getattr(node, "test", None), getattr(node, "iter", None)]
+            if not isinstance(node, (ast.If, ast.While, ast.For)) or not _steers(node, backwards):
+                continue
+            for draw in (one for head in heads if head is not None for one in draws(file, head)):
+                shared = any(
+                    isinstance(up, ast.Call) and file.names.called(up) == "rankup.broadcast"
+                    for up in file.names.up(draw)
+                )
+                if not shared:
+                    yield Hit(
+                        draw,
+                        "decides about a step, and in training each rank draws for itself: they "
+                        "would step unequally often",
+                        "let rank 0 draw for all: rankup.broadcast(…)",
+                    )
+
+
+def _steers(node: ast.AST, backwards: set[ast.Call]) -> bool:
+    """True where a branch or a loop decides about a backward, a step or the end of a loop."""
+    leaves = (ast.Break, ast.Continue, ast.Return, ast.Raise)
+    inside = walk(*getattr(node, "body", []), *getattr(node, "orelse", []))
+    return any(
+        isinstance(one, leaves)
+        or (isinstance(one, ast.Call) and (one in backwards or call_name(one) == "step"))
+        for one in inside
+    )
+
+
+def draws(file: File, node: ast.AST) -> list[ast.expr]:
+    """The random draws in an expression, with methods called on them: `torch.rand(1).item()`."""
+    found: list[ast.expr] = []
+    for call in walk(node):
+        if not isinstance(call, ast.Call):
+            continue
+        name = file.names.called(call)
+        if name.split(".")[-1] in _SEEDING:
+            continue
+        if not (name.startswith(("random.", "numpy.random.")) or name in _DRAWS_OF_TORCH):
+            continue
+        whole: ast.expr = call
+        while isinstance(up := file.names.parents[whole], ast.Attribute):
+            around = file.names.parents[up]
+            if not (isinstance(around, ast.Call) and around.func is up):
+                break
+            whole = around
+        found.append(whole)
+    return found
+
+
 RULES = (
     Rule("RK110", "data-drawn", "error", data_drawn, frameworks=True),
     Rule("RK114", "split-unseeded", "error", split_unseeded, frameworks=True),
     Rule("RK115", "seed-per-rank", "error", seed_drawn, frameworks=True),
     Rule("RK116", "same-random-batches", "error", same_batches),
+    Rule("RK186", "draw-that-steers", "error", steering_draw),
 )

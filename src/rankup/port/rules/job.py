@@ -6,76 +6,47 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name, first_argument
+from ...script.effects import fetched
+from ...script.flow import argument, call_name, given, literal
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import STEP_SCHEDULES, last, root, words
-from .facts import loops_in, string, true
+from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string
+from .guards import rank0_first, runs
+from .reduced import is_reduction
 from .rule import Hit, Rule
 
-_DOWNLOADS = words(
-    "untar_data urlretrieve load_state_dict_from_url download_url snapshot_download "
-    "hf_hub_download download_and_extract_archive"
-)
-_HUB_ROOTS = ("transformers", "datasets", "diffusers", "huggingface_hub", "torchvision", "timm")
+# Schedules of which an argument is a number of steps.
+_COUNTING = words("StepLR MultiStepLR CosineAnnealingLR CosineAnnealingWarmRestarts LinearLR")
 _ENVIRONMENTS = ("gym", "gymnasium", "stable_baselines3", "pettingzoo", "procgen", "envpool")
-_FIRST = re.compile(r"rank0_first|main_process_first|rank_zero_first|on_login_node|local_rank")
+# Exceptions by which a script asks something; an interrupt comes to all ranks.
+_EXPECTED = words(
+    "StopIteration ImportError KeyError ValueError FileNotFoundError KeyboardInterrupt"
+)
+_LOGIN = {"on_login_node", "local_rank"}
 
 
 def downloads(file: File, script: Script) -> Iterator[Hit]:
     """RK177: compute nodes have no network."""
     for call in file.names.all(ast.Call):
-        what = _fetched(file, call)
-        if what and not _ahead(file, call):
+        found = fetched(file, call)
+        if found is None or not found.certain or not runs(file, script, call):
+            continue
+        if not _ahead(file, script, call):
             yield Hit(
                 call,
-                f"{what} in the job: compute nodes have no network, and ranks would race",
+                f"{found.what} in the job: compute nodes have no network, and ranks would race",
                 "`rankup fetch SCRIPT` on the login node; rankup.rank0_first(…) for the rest",
             )
 
 
-def _fetched(file: File, call: ast.Call) -> str:
-    """What a call brings from the network, if it may."""
-    dotted, name = file.names.called(call), call_name(call)
-    if name in _DOWNLOADS:
-        return f"{name} downloads"
-    if true(argument(call, "download")):
-        return "download=True"
-    if dotted in ("torch.hub.load", "torch.hub.download_url_to_file"):
-        return "torch.hub downloads"
-    if root(dotted) not in _HUB_ROOTS:
-        return ""
-    if true(argument(call, "local_files_only")):
-        return ""
-    if name in ("from_pretrained", "load_dataset", "load_metric"):
-        given = first_argument(call)
-        value = string(given)
-        if value is None or value.startswith((".", "/", "~")) or value in ("json", "csv", "text"):
-            return ""
-        return f"{name}({value!r}) downloads"
-    if true(argument(call, "pretrained")):
-        return "pretrained=True downloads"
-    weights = argument(call, "weights")
-    if weights is not None and file.code(weights) != "None":
-        return "weights= downloads"
-    return ""
-
-
-def _ahead(file: File, call: ast.Call) -> bool:
+def _ahead(file: File, script: Script, call: ast.Call) -> bool:
     """Whether rank 0 goes first, or only a login node comes here."""
-    for up in (call, *file.names.up(call)):
-        if isinstance(up, ast.With):
-            text = " ".join(file.code(one.context_expr) for one in up.items)
-        elif isinstance(up, ast.If):
-            text = file.code(up.test)
-        elif isinstance(up, ast.Call):
-            text = file.code(up.func)
-        else:
-            continue
-        if _FIRST.search(text):
-            return True
-    return False
+    tests = [up.test for up in file.names.up(call) if isinstance(up, ast.If)]
+    words = {one.id for test in tests for one in walk(test) if isinstance(one, ast.Name)}
+    words |= {one.attr for test in tests for one in walk(test) if isinstance(one, ast.Attribute)}
+    return bool(words & _LOGIN) or rank0_first(file, script, call)
 
 
 def schedule_length(file: File, script: Script) -> Iterator[Hit]:
@@ -101,25 +72,137 @@ def schedule_length(file: File, script: Script) -> Iterator[Hit]:
                 break
 
 
+def times_ranks(file: File, script: Script) -> Iterator[Hit]:
+    """RK185: a schedule or a learning rate that the number of ranks has changed."""
+    if not script.distributed:
+        return
+    for scheduler in script.schedulers:
+        call = scheduler.node
+        if scheduler.file is not file or not isinstance(call, ast.Call):
+            continue
+        for value in given(call):
+            if _loader_times_ranks(file, script, value):
+                yield Hit(
+                    value,
+                    "len(loader) is the number of steps of each rank already: times or by the "
+                    "number of ranks the schedule is as many times too long or too short",
+                    "leave the number of ranks out",
+                )
+    whole, parts = _whole_batches(script), _own_batches(script)
+    yield from _stepped(file, script, parts)
+    for optimizer in script.optimizers:
+        call = optimizer.node
+        if optimizer.file is not file or not isinstance(call, ast.Call) or not whole:
+            continue
+        rate = argument(call, "lr", 1)
+        if rate is not None and any(_times_ranks(one) for one in made_of(file, script, rate)):
+            yield Hit(
+                rate,
+                "the learning rate grows with the number of ranks, and the batch does not: "
+                "its size is that of all ranks together",
+                "leave the rate as it is, or let the batch grow: batch='per-gpu'",
+            )
+
+
+def _stepped(file: File, script: Script, parts: bool) -> Iterator[Hit]:
+    """`scheduler.step()` N times per step, or at each of N times fewer steps."""
+    for call, _ in calls(file, "step"):
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+        found = script.of(file, receiver) if receiver is not None else ()
+        made = [one.node for one in found if one.kind == "scheduler"]
+        if not made:
+            continue
+        again = next((up.iter for up in file.names.up(call) if isinstance(up, ast.For)), None)
+        if isinstance(again, ast.Call) and call_name(again) == "range" and names_rank(again):
+            yield Hit(
+                call,
+                "steps the schedule once for each rank, and all ranks make one step together",
+                "step it once",
+            )
+        inside = any(up is loop.node for loop in script.train_loops for up in file.names.up(call))
+        for node in made if parts and inside else ():
+            if not isinstance(node, ast.Call) or call_name(node) not in _COUNTING:
+                continue
+            if any(_count(file, script, one) for one in given(node)[1:]):
+                yield Hit(
+                    call,
+                    "stepped at each batch, for a length that was counted on one GPU: with a batch "
+                    "per rank there are as many times fewer steps as there are ranks",
+                    "count the length in len(loader), or deal parts of one batch: rankup.shard",
+                )
+
+
+def _count(file: File, script: Script, value: ast.expr) -> bool:
+    """True of a literal number of steps, or a list of them."""
+    found = [one.node for one in script.flow.origins(file, value)]
+    numbers = [inner for one in found for inner in getattr(one, "elts", [one])]
+    return bool(numbers) and all(type(literal(one)) is int for one in numbers)
+
+
+def _whole_batches(script: Script) -> bool:
+    """True where the training batches keep their size, of which each rank has a part."""
+    return any(
+        call_name(call) == "shard" and string(argument(call, "batch")) != "per-gpu"
+        for file in script.files
+        for call, dotted in calls(file, "shard")
+        if dotted.startswith("rankup.")
+    )
+
+
+def _own_batches(script: Script) -> bool:
+    """True where each rank has batches of the script's size."""
+    return not _whole_batches(script) and any(
+        dealt(script, one)
+        and isinstance(one.node, ast.Call)
+        and (size := argument(one.node, "batch_size", 1)) is not None
+        and not ranked(script, one.file, size)
+        for one in script.train_loaders
+    )
+
+
+def _loader_times_ranks(file: File, script: Script, value: ast.expr) -> bool:
+    return any(
+        _times_ranks(one)
+        and any(
+            call_name(call) == "len" and script.kinds(file, call.args[0]) & {"train_loader"}
+            for call in calls_in(one)
+            if call.args
+        )
+        for one in made_of(file, script, value)
+    )
+
+
+def _times_ranks(node: ast.AST) -> bool:
+    """True of a product or quotient in which a factor tells the number of ranks."""
+    return any(
+        isinstance(one, ast.BinOp)
+        and isinstance(one.op, (ast.Mult, ast.Div, ast.FloorDiv))
+        and (names_rank(one.left) or names_rank(one.right))
+        for one in walk(node)
+    )
+
+
+def made_of(file: File, script: Script, value: ast.expr) -> list[ast.AST]:
+    """An expression, and what the names in it stand for."""
+    return [value, *(one.node for one in script.flow.origins(file, value))]
+
+
 def stops_alone(file: File, script: Script) -> Iterator[Hit]:
     """RK181: one rank leaves, and the others wait for it."""
-    for node in file.names.all(ast.Try):
-        if not any(
-            isinstance(one, ast.Call) and call_name(one) == "backward" for one in walk(*node.body)
-        ):
-            continue
-        for handler in node.handlers:
-            if _goes_on(file, handler):
-                yield Hit(
-                    handler,
-                    "catches what one rank fails with, and goes on: the others wait for its part",
-                    "raise again, so that the job ends",
-                )
+    for handler in swallowing(file):
+        yield Hit(
+            handler,
+            "catches what one rank fails with, and goes on: the others wait for its part",
+            "raise again, so that the job ends",
+        )
     if script.distributed and any("all_reduce" in one.text for one in script.files):
         return
     for loop in loops_in(file, script.train_loops):
         for test in walk(loop.node):
-            if isinstance(test, ast.If) and _is_nan(file, test.test) and _leaves(test.body):
+            if not (isinstance(test, ast.If) and _is_nan(file, test.test)):
+                continue
+            together = any(is_reduction(file, one) for one in calls_in(test.test))
+            if _leaves(test.body) and not together:
                 yield Hit(
                     test,
                     "leaves the step by this rank's own loss: the others wait for its part",
@@ -127,9 +210,15 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
                 )
 
 
+def swallowing(file: File) -> Iterator[ast.ExceptHandler]:
+    """Handlers that let a rank go on after what it failed with in a training step."""
+    for node in file.names.all(ast.Try):
+        if any(call_name(call) == "backward" for call in calls_in(*node.body)):
+            yield from (one for one in node.handlers if _goes_on(file, one))
+
+
 def _goes_on(file: File, handler: ast.ExceptHandler) -> bool:
-    caught = file.code(handler.type) if handler.type is not None else "everything"
-    if caught in ("StopIteration", "ImportError", "KeyError", "ValueError", "FileNotFoundError"):
+    if handler.type is not None and file.code(handler.type) in _EXPECTED:
         return False
     return not any(
         isinstance(one, ast.Raise)
@@ -182,6 +271,7 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
 RULES = (
     Rule("RK177", "download-in-job", "warning", downloads, frameworks=True),
     Rule("RK179", "schedule-length", "warning", schedule_length),
+    Rule("RK185", "schedule-times-ranks", "warning", times_ranks),
     Rule("RK181", "one-rank-stops", "error", stops_alone),
     Rule("RK191", "not-data-parallel", "error", not_data_parallel, frameworks=True),
 )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ...script.flow import argument, call_name, given
+from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from .facts import calls, trained_here
@@ -49,9 +50,41 @@ def masked_mean(file: File, script: Script) -> Iterator[Hit]:
     for call in file.names.all(ast.Call):
         if _of_transformers(file, script, call) and trained_here(file, script, call):
             yield Hit(call, message, "rankup.count((labels != -100).sum()) before backward()")
+    for call in file.names.all(ast.Call):
+        masks = selecting(file, script, call)
+        if (masks or _packed(file, script, call)) and trained_here(file, script, call):
+            yield Hit(call, message, todo)
     for node in file.names.all(ast.BinOp):
         if counted_by(file, node) and trained_here(file, script, node):
             yield Hit(node, message, todo)
+
+
+def selecting(file: File, script: Script, call: ast.Call) -> str:
+    """The text of `mask` of `losses[mask].mean()` and `losses.masked_select(mask).mean()`."""
+    if call_name(call) != "mean" or given(call) or not isinstance(call.func, ast.Attribute):
+        return ""
+    value = call.func.value
+    if isinstance(value, ast.Call) and call_name(value) == "masked_select" and value.args:
+        return file.code(value.args[-1])
+    if not isinstance(value, ast.Subscript):
+        return ""
+    mask = value.slice
+    compared = [mask, *(one.node for one in script.flow.origins(file, mask))]
+    return file.code(mask) if any(isinstance(one, ast.Compare) for one in compared) else ""
+
+
+def _packed(file: File, script: Script, call: ast.Call) -> bool:
+    """True of a loss of packed sequences: ranks have different numbers of steps."""
+    losses = {one.node for one in script.losses}
+    if len(call.args) < 2 or not (
+        call in losses or losses & {one.node for one in script.flow.origins(file, call.func)}
+    ):
+        return False
+    return any(
+        isinstance(inner, ast.Call) and call_name(inner) == "pack_padded_sequence"
+        for one in script.flow.origins(file, call.args[1])
+        for inner in walk(one.node)
+    )
 
 
 def _by_class(file: File, call: ast.Call) -> bool:

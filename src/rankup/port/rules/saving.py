@@ -6,20 +6,22 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name
+from ...script.flow import argument, call_name, literal
 from ...script.flow import given as arguments_of
 from ...script.names import walk
-from ...script.roles import Script
+from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import calls, caught, ranked, starred, string, true, wrapped
-from .guards import guard
+from .facts import calls, caught, ranked, starred, string, wrapped
+from .guards import guard, rank0_first, runs
 from .rule import Hit, Rule
 
 # Calls that fail on the second rank, since the first has done it.
-CHANGERS = words("os.remove os.unlink os.rename os.rmdir shutil.rmtree shutil.move os.replace")
-_RACY = CHANGERS | words("os.mkdir os.makedirs")
-_CLOCK = re.compile(r"strftime\(|\.now\(\)|uuid\d?\(|time\.time\(\)|\bctime\(|isoformat\(")
+_CHANGERS = words("os.remove os.unlink os.rename os.rmdir shutil.rmtree shutil.move os.replace")
+_REMOVING = words("unlink rmdir")  # methods of a path
+# Calls that give another value in each process, and those of which a text is made.
+_CLOCKS = words("strftime ctime isoformat uuid1 uuid4 mkdtemp time_ns")
+_NOW = words("now today utcnow time")
 _FIXED = re.compile(r"cuda(?::\d+)?")
 
 
@@ -31,6 +33,8 @@ def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
         if site.file is not file or site.kind != "checkpoint":
             continue
         if guard(file, script, site.node) or _own_name(file, script, site.node):
+            continue
+        if rank0_first(file, script, site.node) or not runs(file, script, site.node):
             continue
         yield Hit(
             site.node,
@@ -85,33 +89,34 @@ def load_place(file: File, script: Script) -> Iterator[Hit]:
         if site.file is not file or not isinstance(call, ast.Call):
             continue
         given = argument(call, "map_location", 1)
-        if given is None:
-            if not starred(call):
-                yield Hit(
-                    call,
-                    "without map_location every rank loads onto the GPU it was saved from",
-                    'map_location="cpu", or the rank\'s device',
-                )
+        if loads_anywhere(call):
+            yield Hit(
+                call,
+                "without map_location every rank loads onto the GPU it was saved from",
+                'map_location="cpu", or the rank\'s device',
+            )
         elif _FIXED.fullmatch(string(given) or "") and string(given) != "cuda":
             yield Hit(
-                given,
+                given or call,
                 f"every rank loads onto {string(given)}",
                 'map_location="cpu", or the rank\'s device',
             )
 
 
+def loads_anywhere(load: ast.Call) -> bool:
+    """True of a `torch.load` that is not given a place to load onto."""
+    return argument(load, "map_location", 1) is None and not starred(load)
+
+
 def file_race(file: File, script: Script) -> Iterator[Hit]:
     """RK145: the second rank fails at what the first has done."""
     for call in file.names.all(ast.Call):
-        dotted = file.names.called(call)
-        makes = dotted in ("os.mkdir", "os.makedirs")
-        if not dotted and call_name(call) == "mkdir" and isinstance(call.func, ast.Attribute):
-            makes = True
-        if dotted not in _RACY and not makes:
+        makes = makes_folder(file, call)
+        if not makes and not changes_files(file, call):
             continue
-        if makes and (true(argument(call, "exist_ok")) or true(argument(call, "exist_ok", 2))):
+        if guard(file, script, call) or rank0_first(file, script, call):
             continue
-        if guard(file, script, call) or caught(file, call) or _first(file, call):
+        if not runs(file, script, call):
             continue
         if any(ranked(script, file, arg) for arg in arguments_of(call)[:1]):
             continue
@@ -120,35 +125,31 @@ def file_race(file: File, script: Script) -> Iterator[Hit]:
             f"{call_name(call)} on every rank: the second one fails, or takes away what is in use",
             "os.makedirs(path, exist_ok=True)" if makes else "rank 0 alone, then rankup.barrier()",
         )
-    yield from _tokenizers(file, script)
 
 
-def _tokenizers(file: File, script: Script) -> Iterator[Hit]:
-    """One rank reads the tokenizer that another is about to write."""
-    for call, dotted in calls(file, "save"):
-        if dotted.startswith("torch") or not isinstance(call.func, ast.Attribute):
-            continue
-        origins = script.flow.origins(file, call.func.value)
-        made = [
-            one.file.names.called(one.node) for one in origins if isinstance(one.node, ast.Call)
-        ]
-        if not any(one.startswith("tokenizers.") for one in made):
-            continue
-        if guard(file, script, call) or _first(file, call):
-            continue
-        yield Hit(
-            call,
-            "save on every rank: one may read the file while another writes it",
-            "`with rankup.rank0_first():` around what looks for it and makes it",
-        )
+def makes_folder(file: File, call: ast.Call) -> bool:
+    """True of what fails where the folder is there, and does not catch that."""
+    dotted = file.names.called(call)
+    of_path = not dotted and isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
+    if dotted not in ("os.mkdir", "os.makedirs") and not of_path:
+        return False
+    given = argument(call, "exist_ok", 2)
+    return (given is None or literal(given) is False) and not caught(file, call)
 
 
-def _first(file: File, call: ast.Call) -> bool:
-    """In `with rank0_first():`."""
-    return any(
-        isinstance(up, ast.With)
-        and "rank0_first" in "".join(file.code(one.context_expr) for one in up.items)
-        for up in file.names.up(call)
+def changes_files(file: File, call: ast.Call) -> bool:
+    """True of what removes or renames files: caught or not, one rank may still need them."""
+    dotted = file.names.called(call)
+    removes = not dotted and isinstance(call.func, ast.Attribute) and call.func.attr in _REMOVING
+    paths = "pathlib" in {name.partition(".")[0] for name in file.names.imported}
+    return dotted in _CHANGERS or (removes and paths)
+
+
+def _swallowed(script: Script, site: Site) -> bool:
+    """True where the ranks but the first write to `path0(…)`, also as the argument of a caller."""
+    return site.path is not None and any(
+        isinstance(origin.node, ast.Call) and call_name(origin.node) == "path0"
+        for origin in script.flow.origins(site.file, site.path)
     )
 
 
@@ -159,11 +160,11 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
             continue
         if guard(file, script, site.node) or _own_name(file, script, site.node):
             continue
-        if "path0(" in file.code(site.node):
+        if site.path is not None and ranked(script, file, site.path):
             continue
-        if isinstance(site.node, ast.Call) and any(
-            ranked(script, file, arg) for arg in arguments_of(site.node)[:1]
-        ):
+        if _swallowed(script, site) or rank0_first(file, script, site.node):
+            continue
+        if not runs(file, script, site.node):
             continue
         yield Hit(
             site.node,
@@ -174,36 +175,50 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
 
 def name_of_its_own(file: File, script: Script) -> Iterator[Hit]:
     """RK147: a name made of the time: each rank's is another."""
-    for node in file.names.all(ast.Assign):
-        name = file.code(node.targets[0])
-        if not re.search(r"(?:run|exp|log|out|save|ckpt|time_?str|stamp)", name, re.IGNORECASE):
+    for node in clock_names(file):
+        if guard(file, script, node) or rank0_first(file, script, node):
             continue
-        if not _CLOCK.search(file.code(node.value)) or not _texts(node.value):
-            continue
-        if guard(file, script, node) or "broadcast" in file.code(node):
-            continue
-        if any("broadcast" in one.text for one in script.files) or _same(file, node):
+        if any(True for one in script.files for _ in calls(one, "broadcast_object_list")):
             continue
         yield Hit(
             node,
-            f"{name} is made of the time: ranks would write to different places",
+            f"{file.code(node.targets[0])} is made of the time: ranks would write to different "
+            "places",
             "make it on rank 0: rankup.broadcast",
         )
 
 
-def _same(file: File, node: ast.Assign) -> bool:
-    """`rankup.rank0_first`, `same_…`: made on one rank for all."""
-    return re.search(r"rank0|same_", file.code(node.value)) is not None
+def clock_names(file: File) -> Iterator[ast.Assign]:
+    """Assignments of a text that is made of the time or of a random number, once in a run."""
+    for node in file.names.all(ast.Assign):
+        if isinstance(node.value, (ast.Tuple, ast.GeneratorExp, ast.Lambda)):
+            continue
+        if any(isinstance(up, (ast.For, ast.While, ast.Lambda)) for up in file.names.up(node)):
+            continue
+        made = [one for one in walk(node.value) if isinstance(one, ast.Call)]
+        if any(call_name(one) in ("broadcast", "rank0_first") for one in made):
+            continue
+        if any(_tells_time(file, one) for one in made):
+            yield node
 
 
-def _texts(node: ast.expr) -> bool:
-    """Whether a text is made: a time that is only subtracted from another is no name."""
-    return any(
-        isinstance(one, ast.JoinedStr)
-        or string(one) is not None
-        or (isinstance(one, ast.Call) and call_name(one) in ("str", "isoformat", "ctime", "uuid4"))
-        for one in walk(node)
-    )
+def _tells_time(file: File, call: ast.Call) -> bool:
+    """True of `strftime(…)` and alike, and of `now()` and `time.time()` in a text."""
+    name, dotted = call_name(call), file.names.called(call)
+    if name in _CLOCKS:
+        return True
+    if name not in _NOW or not dotted.startswith(("time.", "datetime.")):
+        return False
+    for up in file.names.up(call):
+        if isinstance(up, ast.BinOp) and isinstance(up.op, ast.Sub):
+            return False  # how long something took
+        if isinstance(up, ast.JoinedStr):
+            return True
+        if isinstance(up, ast.Call) and call_name(up) in ("str", "format"):
+            return True
+        if isinstance(up, ast.stmt):
+            return False
+    return False
 
 
 def prefixed(file: File, script: Script) -> Iterator[Hit]:

@@ -1,263 +1,410 @@
-"""The numbers that a training loop reports: of the whole batch."""
+"""The numbers of a training loop: the loss, and what are sums over samples by construction."""
 
 from __future__ import annotations
 
 import ast
-import re
 
-from ....script.flow import given
-from ....script.names import Function
+from ....script.flow import call_name, given
+from ....script.names import COMPREHENSIONS, Function
+from ....script.torch_names import words
+from ...rules.chance import draws
 from ..context import Context
-from ..expressions import words
+from ..expressions import mentioned
 from ..training import Loop
-from .kinds import (
-    COUNT,
-    READ,
-    Increment,
-    by_sample,
-    derived,
-    increments,
-    local_count,
-    of_batch,
-    own,
-)
-from .model import sums
-from .units import say_weighed_by_samples
+from ..values import Kind, Values
+from .data import steers
+from .readings import Region, Step, returns_reading, steps_of, value_of
 
-_REPORTS = (
-    "print", "set_postfix", "set_description", "log", "info", "add_scalar", "write", "format",
-    "progress_bar", "append", "debug", "append_row", "set_postfix_str", "update",
-)  # fmt: skip
+_SHOWS = words(
+    "print log info debug warning write set_postfix set_postfix_str set_description "
+    "set_description_str add_scalar add_scalars log_metrics log_metric update append writerow "
+    "progress_bar scalar"
+)
 
 
 def training_numbers(context: Context) -> None:
-    """`batch_mean` and `batch_sum` around what a training loop adds up, keeps or prints."""
+    """`batch_mean` around the loss, `batch_sum` around sums over samples; the rest is rank 0's."""
     for loop in context.training.loops:
-        if loop.trains:
-            together(context, loop)
+        if loop.trains and (context.training.sources(loop) or _backwards(context, loop)):
+            Numbers(context, loop).write()
+    for function, calls in steps_of(context).items():
+        Step(context, function, calls).write()
 
 
-def together(context: Context, loop: Loop) -> None:
-    """The numbers of a loop that all ranks go round together."""
-    script = context.script
-    wrapped: list[ast.AST] = []
-    for one in increments(context, loop):
-        if one.target in loop.losses:
-            continue
-        if by_sample(context, loop, one.value):
-            # Ranks go round such a loop unequally often: no collective may stand in it.
-            context.leave(one.node, f"{one.target} counts this rank's samples alone")
-            continue
-        if one.how == "meter":
-            wrapped += _meter(context, loop, one)
-            continue
-        if one.kind == "sum":
-            context.around(one.value, "rankup.batch_sum(")
-            wrapped.append(one.value)
-            context.done(
-                one.node, f"{one.target} counts the batches of all ranks (rankup.batch_sum)"
-            )
-        elif one.kind == "mean":
-            if not loop.trains:
-                say_weighed_by_samples(context, loop, one)
-            inner = _reading(context, loop, one.value)
-            context.around(inner, "rankup.batch_mean(")
-            wrapped.append(inner)
-            context.done(one.node, f"{one.target} is of the whole batch (rankup.batch_mean)")
-        elif one.kind == "rows":
-            context.leave(one.node, f"{one.target} holds this rank's part of the outputs alone")
-    after, late = _after(context, loop)
-    for read in late:
-        if _reads_loss(context, loop, read):
-            context.leave(
-                read,
-                f"{script.code(read)} is of this rank's part of the last batch: keep "
-                f"rankup.batch_mean({script.code(read)}) before the next loop begins",
-            )
-    numbers: list[ast.Call | ast.Subscript] = [
-        *script.inside(loop.node.body, ast.Call, deep=False),
-        *script.inside(loop.node.body, ast.Subscript, deep=False),
-        *after,
-    ]
-    for call in numbers:
-        if not _reads_loss(context, loop, call) and not _counts(context, loop, call):
-            continue
-        if by_sample(context, loop, call) or (call not in after and not own(context, loop, call)):
-            continue
-        above = [call, *script.above(call)]
-        if any(one in above for one in wrapped) or any(
-            p in context.training.backwards for p in above
+def _backwards(context: Context, loop: Loop) -> list[ast.Call]:
+    return [one for one in context.training.backwards if loop.node in context.script.above(one)]
+
+
+class Numbers(Region):
+    """The numbers that one training loop adds up, keeps and shows."""
+
+    def __init__(self, context: Context, loop: Loop) -> None:
+        super().__init__(context, loop.node, _backwards(context, loop))
+        self.loop = loop
+        self.whole: set[str] = set()
+        self._from_steps()
+        self.whole = self._whole_names()
+        fixed = {**dict.fromkeys(self.losses.kinds, Kind.UNKNOWN)}
+        fixed |= dict.fromkeys(self.whole, Kind.FIXED)
+        self.values = Values(context.training, loop, fixed)
+
+    def _from_steps(self) -> None:
+        """`loss = step(x, y)` of a function that returns the loss that it differentiates."""
+        script = self.script
+        self._step_values: dict[str, bool] = {}
+        for one in script.inside(self.body, ast.Assign, deep=False):
+            function = script.called(one.value) if isinstance(one.value, ast.Call) else None
+            calls = [c for c in self.context.training.backwards if script.scope(c) is function]
+            if function is None or not calls:
+                continue
+            whole = returns_reading(self.context, function)
+            step = Step(self.context, function, calls)
+            target = one.targets[0]
+            parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            returned = [r.value for r in script.inside(function.body, ast.Return, deep=False)]
+            for number, part in enumerate(parts):
+                name = script.dotted(part)
+                if number < len(whole) and whole[number] and len(self._given(name)) == 1:
+                    self._step_values[name] = True
+                if len(returned) != 1 or returned[0] is None or not name:
+                    continue
+                value = returned[0]
+                if isinstance(target, ast.Tuple):
+                    if not isinstance(value, ast.Tuple) or number >= len(value.elts):
+                        continue
+                    value = value.elts[number]
+                kind = step.known(value)
+                if kind is not None and name not in self.losses.kinds:
+                    self.losses.kinds[name] = kind
+                    self.losses.defined[name] = {one}
+
+    def _whole_names(self) -> set[str]:
+        """Names that hold nothing but readings of the loss, which are of the whole batch."""
+        names = {
+            name
+            for one in self.script.inside(self.body, ast.Assign, deep=False)
+            for target in one.targets
+            for name in mentioned(target)
+        }
+        return set(self._step_values) | {
+            name for name in names if all(self._reads(one, name) for one in self._given(name))
+        }
+
+    def _reads(self, statement: ast.stmt, name: str) -> bool:
+        """True where a statement gives a name the reading of a loss."""
+        value = value_of(self.script, statement, name)
+        return value is not None and self.reading(value) is not None and self.alike(statement)
+
+    def _read_before(self, node: ast.expr) -> bool:
+        """True where a name holds a reading at this place: `loss = loss.item()` stands above."""
+        name, at = self.script.dotted(node), self.script.span(node)[0]
+        before = [one for one in self._given(name) if self.script.span(one)[1] <= at]
+        return bool(name) and bool(before) and self._reads(before[-1], name)
+
+    def local_names(self) -> set[str]:
+        derived = self.context.training.derived(self.loop)
+        counters = {self.script.dotted(one.target) for one in self._augmented()}
+        return derived - self.whole - {name for name in counters if name in self._global_counters}
+
+    _global_counters: frozenset[str] = frozenset()
+
+    def wrap(self, node: ast.expr, kind: Kind, text: str, at: ast.AST | None = None) -> None:
+        """Put the collective around a value; in an evaluation, which is not sharded, it is left."""
+        self.put(node, [(node, kind)], text, at)
+
+    def put(
+        self,
+        whole: ast.expr,
+        plan: list[tuple[ast.expr, Kind]],
+        text: str,
+        at: ast.AST | None = None,
+    ) -> None:
+        """Put collectives around parts of a value, as `plan` says."""
+        for node, kind in plan:
+            super().wrap(node, kind, text, at)
+        phase = self.loop.phase
+        if phase and plan:
+            alone = ast.Call | ast.AugAssign | ast.Assign | ast.keyword | ast.Tuple | ast.List
+            bare = isinstance(self.script.parents[whole], alone)
+            opened, closed = ("", "") if bare else ("(", ")")
+            code = self.script.code(whole)
+            self.context.around(whole, opened, f" if {phase} else {code}{closed}")
+
+    def write(self) -> None:
+        self._tests()
+        self._counters()
+        self._meters()
+        self._shown()
+        for node in list(self.readings()):
+            if self._covered(node):
+                continue
+            kind = self.reading(node)
+            if kind is not None and self.alike(node) and not self._mixed(node):
+                self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
+        self._behind()
+        self._rest()
+
+    def _mixed(self, node: ast.expr) -> bool:
+        """True where a loss is reckoned with something of this rank's part: `loss.item() / n`."""
+        whole: ast.expr = node
+        reckons = (ast.Mult, ast.Div, ast.Add, ast.Sub, ast.Pow)
+        while isinstance(up := self.script.parents[whole], ast.BinOp) and isinstance(
+            up.op, reckons
         ):
-            continue
-        summing = COUNT.match(script.code(call)) is not None
-        if summing and not _reported(context, loop, call):
-            continue
-        if _in_backward_value(context, loop, call):
-            continue
-        adds = summing or _loss_sums(context, loop, call)
-        function = "rankup.batch_sum(" if adds else "rankup.batch_mean("
-        context.around(call, function)
-        wrapped.append(call)
-        context.done(call, f"this is of the whole batch ({function[:-1]})")
+            whole = up
+        return whole is not node and self.plan(whole) is None
 
+    def _covered(self, node: ast.AST) -> bool:
+        around = [node, *self.script.above(node)]
+        return any(one in self.wrapped for one in around)
 
-def _reading(context: Context, loop: Loop, value: ast.expr) -> ast.expr:
-    """The reading of a value inside an expression; all of it where there is none."""
-    script = context.script
-    for call in script.inside(value, ast.Call):
-        if READ.search(script.code(call)) and of_batch(context, loop, call):
-            return call
-    return value
+    # Conditions on a batch.
 
-
-def _after(context: Context, loop: Loop) -> tuple[list[ast.Call], list[ast.Call]]:
-    """Calls behind a loop, up to the end of the function, that may read its last loss.
-
-    Apart from those behind a further loop, by whose batches the runtime would weigh them.
-    """
-    script = context.script
-    if not loop.losses:
-        return [], []
-    found: list[ast.Call] = []
-    late: list[ast.Call] = []
-    calls = found
-    for parent in [loop.node, *script.above(loop.node)]:
-        block = script.block(parent)
-        if parent in block:
-            for one in block[block.index(parent) + 1 :]:
-                if isinstance(one, Function | ast.ClassDef):
+    def _tests(self) -> None:
+        """`if torch.isnan(loss): break` goes by the loss of the whole batch; others by rank 0."""
+        script = self.script
+        for one in script.inside(self.body, ast.stmt, deep=False):
+            if not isinstance(one, ast.If | ast.While):
+                continue
+            if not (steers(self.context, one) and self._mine(one)):
+                continue
+            for node in script.inside(one.test, ast.Name, ast.Attribute):
+                kind = self.known(node)
+                if kind is None or self._covered(node) or not self.alike(one):
                     continue
-                names = {
-                    name
-                    for a in script.inside(one, ast.Assign, deep=False)
-                    for t in a.targets
-                    for name in words(t)
-                }
-                if names & loop.losses:
-                    break
-                if any(
-                    other.node is one or other.node in list(script.inside(one, ast.For))
-                    for other in context.training.loops
-                ):
-                    calls = late
-                    continue
-                calls += [
-                    call
-                    for call in script.inside(one, ast.Call, deep=False)
-                    if words(call) & loop.losses
-                ]
-        if isinstance(parent, Function):
-            break
-    return found, late
+                up: ast.AST = node
+                while self.reading(self._up(up)) is not None:
+                    up = self._up(up)
+                if isinstance(up, ast.expr):
+                    self.wrap(up, kind, f"{script.code(up)} is of the whole batch")
+            rest = {
+                name.id for name in script.inside(one.test, ast.Name) if not self._covered(name)
+            }
+            if rest & self.local_names() and not draws(self.script.file, one.test):
+                self.context.around(one.test, "rankup.broadcast(")
+                self.wrapped.append(one.test)
+                self.context.leave(
+                    one,
+                    "rank 0 decides here for all ranks, by its part of the batch "
+                    "(rankup.broadcast)",
+                )
 
+    def _up(self, node: ast.AST) -> ast.AST:
+        """The expression around a value of which it is read: past `loss.item` to `loss.item()`."""
+        up = self.script.parents[node]
+        if isinstance(up, ast.Attribute):
+            call = self.script.parents[up]
+            return call if isinstance(call, ast.Call) and call.func is up else up
+        return up
 
-def _meter(context: Context, loop: Loop, one: Increment) -> list[ast.AST]:
-    call = one.node
-    assert isinstance(call, ast.Call)
-    context.around(one.value, "rankup.batch_mean(")
-    wrapped: list[ast.AST] = [one.value]
-    for arg in given(call)[1:]:
-        if local_count(context, loop, arg):
-            context.around(arg, "rankup.batch_sum(")
-            wrapped.append(arg)
-    context.done(call, f"{one.target} is of the whole batch (rankup.batch_mean)")
-    return wrapped
+    def _mine(self, node: ast.AST) -> bool:
+        loops = {one.node for one in self.context.training.loops}
+        return next((up for up in self.script.above(node) if up in loops), None) is self.where
 
+    # What grows.
 
-def _reads_loss(context: Context, loop: Loop, call: ast.expr) -> bool:
-    """`loss.item()`, `float(loss)` of what the backward starts from, or of its parts.
+    def _augmented(self) -> list[ast.AugAssign]:
+        return [
+            one
+            for one in self.script.inside(self.body, ast.AugAssign, deep=False)
+            if isinstance(one.op, ast.Add) and self._mine(one)
+        ]
 
-    And `scores.mean().item()` of anything made of the batch.
-    """
-    code = context.script.code(call)
-    if not READ.search(code):
-        return False
-    if code.endswith(".mean().item()") and of_batch(context, loop, call):
-        return True
-    names = words(call)
-    return bool(names & (loop.losses | _losses(context, loop)))
+    def _counters(self) -> None:
+        """`total += y.size(0)` and the like, where all that are divided by each other are known."""
+        script = self.script
+        grown: dict[str, list[tuple[ast.AST, ast.expr]]] = {}
+        for one in self._augmented():
+            grown.setdefault(script.dotted(one.target), []).append((one, one.value))
+        for assign in script.inside(self.body, ast.Assign, deep=False):
+            value, name = assign.value, script.dotted(assign.targets[0])
+            adds = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
+            if adds and name and script.dotted(value.left) == name and self._mine(assign):  # type: ignore[attr-defined]
+                grown.setdefault(name, []).append((assign, value.right))  # type: ignore[attr-defined]
+        grown.pop("", None)
+        plans: dict[str, list[tuple[ast.expr, Kind]] | None] = {}
+        for name, values in grown.items():
+            if name in self.losses.kinds or self._made_anew(name):
+                continue
+            plan: list[tuple[ast.expr, Kind]] | None = []
+            for at, value in values:
+                part = self.plan(value) if self.alike(at) or not self.local(value) else None
+                plan = None if plan is None or part is None else plan + part
+            plans[name] = plan
+        local = {name for name, plan in plans.items() if plan is None}
+        divided = [
+            mentioned(one)
+            for one in script.inside(script.scope(self.where), ast.BinOp)
+            if isinstance(one.op, ast.Div)
+        ]
+        while True:
+            more = {
+                name
+                for names in divided
+                if names & local
+                for name in names & plans.keys()
+                if plans[name]
+            } - local
+            if not more:
+                break
+            local |= more
+        for name in plans:
+            if name in local:
+                if any(self.local(value) for _, value in grown[name]):
+                    self._leave_counter(grown[name][0][0], name)
+                self.wrapped += [value for _, value in grown[name]]
+                continue
+            for _, value in grown[name]:
+                self.put(value, self.plan(value) or [], f"{name} is of all ranks' batches")
+        self._global_counters = frozenset(name for name in plans if name not in local)
 
-
-def _losses(context: Context, loop: Loop) -> set[str]:
-    """Names with `loss` in them that the loop computes: parts of what the backward starts from."""
-    return {name for name in derived(context, loop) if re.search(r"loss|err|\bacc\b", name)}
-
-
-def _counts(context: Context, loop: Loop, call: ast.AST) -> bool:
-    return COUNT.match(context.script.code(call)) is not None and of_batch(context, loop, call)
-
-
-def _reported(context: Context, loop: Loop, call: ast.AST) -> bool:
-    """Whether a value goes into something printed or logged, and into nothing else."""
-    script = context.script
-    for parent in script.above(call):
-        if isinstance(parent, ast.Call) and script.code(parent.func).split(".")[-1] in _REPORTS:
+    def _made_anew(self, name: str) -> bool:
+        """True where each round gives a name another value: noise that is added is no counter."""
+        if name in self.values._targets:
             return True
-        if isinstance(parent, ast.Assign):
-            name = _given_to(context, parent, call)
-            uses = [
-                one
-                for one in script.inside(loop.node.body, ast.Name, deep=False)
-                if one.id == name and parent not in script.above(one)
-            ]
-            return bool(uses) and all(_said(context, one) for one in uses)
-        if isinstance(parent, ast.stmt):
-            return False
-    return False
+        return any(
+            isinstance(one, ast.Assign) and name not in mentioned(one.value)
+            for one in self.body
+            if name in mentioned(*getattr(one, "targets", []))
+        )
+
+    def _leave_counter(self, node: ast.AST, name: str) -> None:
+        self.context.leave(
+            node,
+            f"{name} is of rank 0's part of the batches alone: what is added is not seen to be a "
+            "sum over samples (rankup.batch_sum) or the loss (rankup.batch_mean)",
+        )
+
+    def plan(self, node: ast.expr) -> list[tuple[ast.expr, Kind]] | None:
+        """The parts of an expression to be put together over the ranks; None: not known how."""
+        kind = self.reading(node) or self.known(node)
+        if kind is not None:
+            return [(node, kind)]
+        if isinstance(node, ast.Name | ast.Attribute) and self._read_before(node):
+            return []
+        if isinstance(node, ast.BinOp):
+            sides = [self.plan(node.left), self.plan(node.right)]
+            if sides[0] is not None and sides[1] is not None:
+                return [*sides[0], *sides[1]]
+        kind = self.values.kind(node)
+        if kind in (Kind.SUM, Kind.SIZE):
+            return [(node, Kind.SUM)]
+        if not self.local(node) or self._whole_step(node):
+            return []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            return self.plan(node.args[0]) if node.func.id in ("int", "float", "round") else None
+        return None
+
+    def _whole_step(self, node: ast.expr) -> bool:
+        """True where a value is what a step returns of its loss, read there for the whole batch."""
+        function = self.script.called(node) if isinstance(node, ast.Call) else None
+        trains = any(self.script.scope(one) is function for one in self.context.training.backwards)
+        return function is not None and trains and returns_reading(self.context, function) == [True]
+
+    def _meters(self) -> None:
+        """`losses.update(loss.item(), x.size(0))`: the loss, weighed by the number of samples."""
+        script = self.script
+        for call in script.inside(self.body, ast.Call, deep=False):
+            if not isinstance(script.parents[call], ast.Expr) or len(given(call)) < 2:
+                continue
+            if not self.alike(call) or not self._mine(call) or self._covered(call):
+                continue
+            args = given(call)
+            if self.reading(args[0]) is None and self.known(args[0]) is None:
+                continue
+            if call_name(call) not in ("update", "add"):
+                continue
+            plans = [self.plan(one) for one in args]
+            if all(one is not None for one in plans):
+                for arg, plan in zip(args, plans, strict=True):
+                    self.put(arg, plan or [], f"{script.code(arg)} is of the whole batch")
+
+    def _shown(self) -> None:
+        """The loss and numbers of samples in what is printed or logged."""
+        for call in self.script.inside(self.body, ast.Call, deep=False):
+            if call_name(call) in _SHOWS and self._mine(call) and self.alike(call):
+                for arg in given(call):
+                    self._show(arg, call_name(call) == "append")
+
+    def _show(self, node: ast.AST, alone: bool) -> None:
+        if self._covered(node) or isinstance(node, (*COMPREHENSIONS, ast.Lambda)):
+            return
+        if isinstance(node, ast.expr) and not isinstance(node, ast.Constant | ast.JoinedStr):
+            plan = self.plan(node)
+            if plan is None and isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Mod):
+                return
+            if plan:
+                self.put(node, plan, f"{self.script.code(node)} is of the whole batch")
+                return
+            if alone and plan is None:
+                return
+        if isinstance(node, ast.Attribute | ast.Subscript | ast.Name):
+            return
+        for child in ast.iter_child_nodes(node):
+            called = isinstance(node, ast.Call) and child is node.func and not _format(node)
+            if isinstance(child, ast.expr | ast.keyword | ast.FormattedValue) and not called:
+                self._show(child, alone)
+
+    # Behind the loop, and what is left.
+
+    def _behind(self) -> None:
+        """`return loss.item()` behind a loop: of its last batch, of which each rank has a part."""
+        script = self.script
+        block = script.file.names.block(self.where)
+        later = block[block.index(self.where) + 1 :] if self.where in block else []  # type: ignore[arg-type]
+        late = False
+        for statement in later:
+            inside = list(script.inside(statement, ast.AST, deep=False))
+            given_ = {
+                one.id
+                for one in inside
+                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+            }
+            if given_ & self.losses.kinds.keys():
+                return
+            # By the batches of a further loop over parts the runtime would weigh it.
+            late = late or any(
+                loop.node in inside and (loop.trains or loop.node in self.context.sharded)
+                for loop in self.context.training.loops
+            )
+            if isinstance(statement, Function | ast.ClassDef):
+                continue
+            for node in script.inside(statement, ast.expr, deep=False):
+                kind = self.reading(node)
+                up = self._up(node)
+                if kind is None or (isinstance(up, ast.expr) and self.reading(up) is not None):
+                    continue
+                if late:
+                    self.context.leave(
+                        node,
+                        f"{script.code(node)} is of rank 0's part of the last batch: keep "
+                        f"rankup.batch_mean({script.code(node)}) before the next loop begins",
+                    )
+                elif not self._covered(node):
+                    self.wrap(node, kind, f"{script.code(node)} is of the whole last batch")
+
+    def _rest(self) -> None:
+        """Say once for each loop what it shows of rank 0's part of a batch."""
+        local = self.local_names() - self.losses.kinds.keys()
+        for call in self.script.inside(self.body, ast.Call, deep=False):
+            if call_name(call) not in _SHOWS or not self._mine(call):
+                continue
+            rest = {
+                one.id
+                for arg in given(call)
+                for one in self.script.inside(arg, ast.Name)
+                if not self._covered(one) and not self._read_before(one)
+            }
+            found = sorted(rest & local)
+            if found:
+                self.context.leave(
+                    call,
+                    f"{', '.join(found)}: of rank 0's part of the batch; only the loss and sums "
+                    "over samples are put together over the ranks",
+                    comment=False,
+                )
+                return
 
 
-def _said(context: Context, name: ast.Name) -> bool:
-    """Whether a name is read to be told: not to be kept, or to be computed with."""
-    script = context.script
-    for up in script.above(name):
-        if isinstance(up, ast.stmt):
-            return False
-        if isinstance(up, ast.Call):
-            dotted = script.name(up.func)
-            last = script.code(up.func).split(".")[-1]
-            if dotted.split(".")[0] in ("math", "numpy", "torch"):
-                return False
-            if last in _REPORTS and last not in ("append", "append_row", "update"):
-                return True
-    return False
-
-
-def _given_to(context: Context, assign: ast.Assign, call: ast.AST) -> str:
-    """The name that a value goes to, of several too: `loss, n = loss.item(), len(x)`."""
-    script, target = context.script, assign.targets[0]
-    if not isinstance(target, ast.Tuple):
-        return script.dotted(target) or ""
-    if isinstance(assign.value, ast.Tuple) and len(assign.value.elts) == len(target.elts):
-        for part, value in zip(target.elts, assign.value.elts, strict=True):
-            if value is call or value in script.above(call):
-                return script.dotted(part) or ""
-    return ""
-
-
-def _in_backward_value(context: Context, loop: Loop, call: ast.AST) -> bool:
-    """Whether a reading flows into the loss itself, as a weight."""
-    script = context.script
-    for parent in script.above(call):
-        if isinstance(parent, ast.Assign):
-            names = {name for t in parent.targets for name in words(t)}
-            return bool(names & loop.losses) and not _behind(context, loop, parent)
-        if isinstance(parent, ast.stmt):
-            return False
-    return False
-
-
-def _behind(context: Context, loop: Loop, assign: ast.Assign) -> bool:
-    """Whether a statement stands behind the backward of its round."""
-    script = context.script
-    inside = [one for one in context.training.backwards if loop.node in script.above(one)]
-    given = {name for t in assign.targets for name in words(t)}
-    own = [one for one in inside if given & words(one)]
-    at = script.span(assign)[0]
-    return bool(inside) and all(script.span(one)[0] < at for one in own or inside)
-
-
-def _loss_sums(context: Context, loop: Loop, call: ast.expr) -> bool:
-    names = words(call)
-    return bool(context.training.backwards) and sums(
-        context, context.script.scope(call), names, call
-    )
+def _format(call: ast.Call) -> bool:
+    return call_name(call) == "format"

@@ -6,13 +6,15 @@ import ast
 import re
 from dataclasses import replace
 
+from ....base.errors import UserError
 from ....script.flow import given, is_none
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ..context import Context
-from ..expressions import number, words
+from ..losses import MIXED, declared, differentiated
 from ..models import Model
 from ..script import Script
+from ..values import Kind
 
 _READY = ("to", "cuda", "apply", "load_state_dict", "half", "float", "double", "requires_grad_")
 _NORMS = re.compile(r"\bBatchNorm[123]d\b|\bresnet\d+\b|\bLazyBatchNorm")
@@ -65,7 +67,7 @@ def _is_none(made: ast.AST) -> bool:
 
 
 def _goes_on(context: Context, made: ast.AST, name: str, steps: list[ast.Call]) -> bool:
-    """Whether what has trained by now is given back changed: `model = model.to("cpu")`."""
+    """True where what has trained by now is given back changed: `model = model.to("cpu")`."""
     script, value = context.script, getattr(made, "value", None)
     if value is None or not any(script.line(step) < script.line(made) for step in steps):
         return False
@@ -85,7 +87,7 @@ def _goes_on(context: Context, made: ast.AST, name: str, steps: list[ast.Call]) 
 
 
 def _behind_all(context: Context, made: ast.AST, steps: list[ast.Call]) -> bool:
-    """Whether nothing trains behind a line, in no further round of a loop either."""
+    """True where nothing trains behind a line, in no further round of a loop either."""
     script = context.script
     loops = {up for up in script.above(made) if isinstance(up, LoopNode)}
     return bool(steps) and all(
@@ -125,7 +127,7 @@ def _blocks(script: Script, node: ast.AST) -> list[list[ast.stmt]]:
 
 
 def _prepares(context: Context, statement: ast.AST, name: str) -> bool:
-    """Whether a statement moves, loads, freezes or changes the model."""
+    """True where a statement moves, loads, freezes or changes the model."""
     script = context.script
     if isinstance(statement, Function | ast.ClassDef):
         return False
@@ -146,87 +148,24 @@ def _prepares(context: Context, statement: ast.AST, name: str) -> bool:
 
 
 def summed_losses(context: Context) -> None:
-    """`rankup.summed(loss).backward()` where the loss is a sum over the batch."""
+    """`rankup.summed(loss).backward()` where the loss is declared a sum over the batch.
+
+    Raises:
+        UserError: it is a sum in one part and something else in another.
+    """
     script = context.script
     for call in context.training.backwards:
-        loop = next((one for one in context.training.loops if one.node in script.above(call)), None)
-        scope = script.scope(call)
-        names = loop.losses if loop is not None else set()
-        if not names and isinstance(call.func, ast.Attribute):
-            names = words(call.func.value)
-        if not sums(context, scope, names, call):
-            continue
-        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if isinstance(receiver, ast.Call) and script.code(receiver.func).endswith(".scale"):
-            receiver = given(receiver)[0]
-        if receiver is not None:
-            context.around(receiver, "rankup.summed(")
+        loss = differentiated(call)
+        kind = declared(script, loss) if loss is not None else Kind.UNKNOWN
+        if kind == MIXED:
+            raise UserError(
+                f"{script.file.path}:{script.line(call)}: not ported: this loss adds up over the "
+                "samples in one part and not in another, and ranks would weigh them differently. "
+                "Divide the sums by the number of samples, or take reduction='mean' throughout"
+            )
+        if kind is Kind.SUM and loss is not None:
+            context.around(loss, "rankup.summed(")
             context.done(call, "a loss summed over the batch is summed over the ranks too")
-
-
-def sums(context: Context, scope: ast.AST, names: set[str], call: ast.expr) -> bool:
-    """Whether the loss behind these names adds up over the samples of a batch."""
-    script = context.script
-    func = call.func if isinstance(call, ast.Call) else None
-    receiver = script.code(func.value) if isinstance(func, ast.Attribute) else ""
-    if receiver.endswith(".sum()"):
-        return True
-    values = [
-        value
-        for name in names
-        for _, value in context.training.assigned(name, scope)  # type: ignore[arg-type]
-    ]
-    return any(adds_up(context, value, 0) for value in values)
-
-
-def adds_up(context: Context, value: ast.AST, depth: int) -> bool:
-    """Whether an expression is a sum-reduced loss, through the script's own functions."""
-    script = context.script
-    code = script.code(value)
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
-        return _constant(context, value.right) and adds_up(context, value.left, depth)
-    if _is_sum(code):
-        return True
-    for call in script.inside(value, ast.Call):
-        function = script.called(call)
-        if function is not None and depth < 3:
-            inside = script.body(function.body)
-            if _is_sum_loss(inside):
-                return True
-        name = script.dotted(call.func)
-        if not name:
-            continue
-        for _, made in context.training.assigned(name, script.scope(call)) or (
-            context.training.assigned(name, script.tree)
-        ):
-            if isinstance(made, ast.Call) and _is_sum(script.code(made)):
-                return True
-    return False
-
-
-def _constant(context: Context, value: ast.expr) -> bool:
-    """Whether a divisor is the same for every batch and on every rank: `batch_size`, 32."""
-    script, name = context.script, context.script.dotted(value)
-    if not name:
-        return number(value)
-    if isinstance(value, ast.Attribute):
-        return not re.search(r"shape|size\b|num", name) or "batch_size" in name
-    scope = script.scope(value)
-    made = [
-        *context.training.assigned(name, scope),
-        *context.training.assigned(name, script.tree),
-    ]
-    return bool(made) and all(number(one) or "args." in script.code(one) for _, one in made)
-
-
-def _is_sum(code: str) -> bool:
-    return bool(
-        re.search(r"""reduction\s*=\s*["']sum["']|size_average\s*=\s*False""", code)
-    ) or code.endswith(".sum()")
-
-
-def _is_sum_loss(code: str) -> bool:
-    return bool(re.search(r"""reduction\s*=\s*["']sum["']|size_average\s*=\s*False""", code))
 
 
 def batch_norm(context: Context) -> None:

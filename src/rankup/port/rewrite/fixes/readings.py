@@ -1,0 +1,283 @@
+"""The readings of a loss: `loss.item()` is of a rank's part of the batch, and a known mean or sum.
+
+Of all the numbers in a training step only the value that is differentiated is known to be a mean
+over the batch, or declared a sum: gradients are put together as that.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ....script.flow import call_name, literal
+from ....script.names import COMPREHENSIONS, Function, walk
+from ....script.roles import LoopNode
+from ....script.torch_names import words
+from ...rules.chance import draws
+from ..context import Context
+from ..expressions import mentioned
+from ..losses import MIXED, declared, differentiated
+from ..script import Script
+from ..values import Kind
+from .data import steers
+
+# These cut a value off its graph, and these only change its form.
+_CUTS = words("item detach numpy tolist")
+_FORMS = words("cpu cuda to float double half clone")
+_READS = words("item detach cpu numpy float double clone tolist data")
+
+
+@dataclass
+class _Known:
+    """The losses of a loop or of a step: how each adds up, and where it gets its value."""
+
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    defined: dict[str, set[ast.AST]] = field(default_factory=dict)
+
+
+class Region:
+    """A piece of code in which backwards stand: a loop's body, or a function's.
+
+    Args:
+        where: the loop or the function.
+        backwards: those in it.
+    """
+
+    def __init__(self, context: Context, where: ast.AST, backwards: list[ast.Call]) -> None:
+        self.context, self.script = context, context.script
+        self.where = where
+        self.body: list[ast.stmt] = where.body  # type: ignore[attr-defined]
+        self.losses = _Known()
+        self.wrapped: list[ast.AST] = []
+        for call in sorted(backwards, key=self.script.span):
+            self._differentiated(call)
+        self._combined()
+
+    def _differentiated(self, call: ast.Call) -> None:
+        loss = differentiated(call)
+        while isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div | ast.Mult):
+            sides = [loss.left, loss.right]
+            if isinstance(loss.op, ast.Mult) and _plain_number(loss.left):
+                sides.reverse()
+            loss = sides[0]
+        name = self.script.dotted(loss)
+        if loss is None or not name or (name.count(".") and not name.startswith("self.")):
+            return
+        kind = declared(self.script, loss)
+        if kind == MIXED:
+            return
+        at = self.script.span(call)[0]
+        self.losses.kinds[name] = Kind.SUM if kind is Kind.SUM else Kind.MEAN
+        self.losses.defined.setdefault(name, set()).update(
+            one for one in self._given(name) if self.script.span(one)[0] < at
+        )
+
+    def _given(self, name: str) -> list[ast.stmt]:
+        """The statements of this region that give a name its value, in order."""
+        script = self.script
+        found = [
+            one
+            for one in script.inside(self.body, ast.stmt, deep=False)
+            if isinstance(one, ast.Assign | ast.AugAssign | ast.AnnAssign)
+            for target in (one.targets if isinstance(one, ast.Assign) else [one.target])
+            if name in mentioned(target) and script.dotted(target) in ("", name)
+        ]
+        return sorted(found, key=script.span)
+
+    def _combined(self) -> None:
+        """Names of sums of known losses: `errD = errD_real + errD_fake`."""
+        for one in self.script.inside(self.body, ast.Assign, deep=False):
+            name = self.script.dotted(one.targets[0])
+            if name and name not in self.losses.kinds and isinstance(one.value, ast.BinOp):
+                kind = self.known(one.value)
+                if kind is not None and len(self._given(name)) == 1:
+                    self.losses.kinds[name] = kind
+                    self.losses.defined[name] = {one}
+
+    def known(self, node: ast.AST) -> Kind | None:
+        """True where an expression is a loss, or a sum of them, and how it adds up over samples."""
+        match node:
+            case ast.Name() | ast.Attribute():
+                name = self.script.dotted(node)
+                if name not in self.losses.kinds or not self._reached(node, name):
+                    return None
+                return self.losses.kinds[name]
+            case ast.BinOp(op=ast.Add() | ast.Sub(), left=left, right=right):
+                kinds = {self.known(left), self.known(right)}
+                return kinds.pop() if len(kinds) == 1 else None
+            case ast.BinOp(op=ast.Mult() | ast.Div(), left=left, right=right):
+                return self.known(left) if _plain_number(right) else None
+        return None
+
+    def _reached(self, node: ast.AST, name: str) -> bool:
+        """True where the value that a name has here is one that is differentiated."""
+        at = self.script.span(node)[0]
+        given_ = self._given(name)
+        if not given_:
+            return True  # a parameter of a step
+        before = [one for one in given_ if self.script.span(one)[1] <= at] or given_
+        while before and self._another_form(before[-1], name):
+            before.pop()
+        return not before or before[-1] in self.losses.defined[name]
+
+    def _another_form(self, statement: ast.stmt, name: str) -> bool:
+        """True of `loss = loss.float()`."""
+        value = value_of(self.script, statement, name)
+        return (
+            isinstance(value, ast.Call)
+            and isinstance(value.func, ast.Attribute)
+            and value.func.attr in _FORMS
+            and self.script.dotted(value.func.value) == name
+        )
+
+    def reading(self, node: ast.AST) -> Kind | None:
+        """The kind of `loss.item()`, `float(loss)`, `loss.detach().cpu()`; None of anything else.
+
+        `loss.cpu()` is none: the backward may still start from it.
+        """
+        names = [call_name(one) for one in walk(node) if isinstance(one, ast.Call)]
+        data = any(isinstance(one, ast.Attribute) and one.attr == "data" for one in walk(node))
+        function = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if not (data or function or set(names) & _CUTS):
+            return None
+        return self._read(node)
+
+    def _read(self, node: ast.AST) -> Kind | None:
+        match node:
+            case ast.Call(func=ast.Name(id="float"), args=[value]):
+                return self.known(value) or self._read(value)
+            case ast.Call(func=ast.Attribute(value=value, attr=attr), args=[]) if attr in _READS:
+                return self.known(value) or self._read(value)
+            case ast.Attribute(value=value, attr="data"):
+                return self.known(value) or self._read(value)
+            case ast.Subscript(value=ast.Attribute(value=value, attr="data"), slice=at):
+                return self.known(value) if literal(at) == 0 else None
+        return None
+
+    def readings(self) -> Iterator[ast.expr]:
+        """The largest readings of a loss in this region, those in a backward apart."""
+        script = self.script
+        for node in script.inside(self.body, ast.expr, deep=False):
+            if self.reading(node) is None:
+                continue
+            up = script.parents[node]
+            if isinstance(up, ast.Attribute):
+                up = script.parents[up]
+            if isinstance(up, ast.expr) and self.reading(up) is not None:
+                continue
+            inside = [node, *script.above(node)]
+            if any(one in self.context.training.backwards for one in inside):
+                continue
+            yield node
+
+    def alike(self, node: ast.AST) -> bool:
+        """True where all ranks come by a place equally often, as far as this region goes."""
+        script, inner = self.script, node
+        for up in script.above(node):
+            if up is self.where:
+                return True
+            if isinstance(up, (*COMPREHENSIONS, ast.ExceptHandler, ast.Lambda, Function)):
+                return False
+            test = getattr(up, "test", None)
+            if isinstance(up, LoopNode) and not isinstance(up, ast.While):
+                test = up.iter
+            names = test is not None and mentioned(test) & self.local_names()
+            drawn = (
+                test is not None and draws(self.script.file, test) and not steers(self.context, up)
+            )
+            if inner is not test and (names or drawn):
+                return False
+            inner = up
+        return True
+
+    def local(self, node: ast.AST) -> bool:
+        """True where a value may differ from rank to rank."""
+        return bool(mentioned(node) & self.local_names()) or bool(draws(self.script.file, node))
+
+    def local_names(self) -> set[str]:
+        raise NotImplementedError
+
+    def wrap(self, node: ast.expr, kind: Kind, text: str, at: ast.AST | None = None) -> None:
+        """Put the collective around a value."""
+        function = "batch_mean" if kind is Kind.MEAN else "batch_sum"
+        self.wrapped.append(node)
+        self.context.around(node, f"rankup.{function}(")
+        self.context.done(at or node, f"{text} (rankup.{function})")
+
+
+class Step(Region):
+    """A function with a backward in it, that a training loop calls for each batch."""
+
+    def __init__(self, context: Context, function: Function, calls: list[ast.Call]) -> None:
+        super().__init__(context, function, calls)
+        self.function = function
+
+    def local_names(self) -> set[str]:
+        """All that it is given or makes may be of this rank's part of the batch."""
+        own = self.context.script.parameters(self.function) - {"self", "epoch", "step", "i"}
+        return own | set(self.losses.kinds)
+
+    def write(self) -> None:
+        for node in list(self.readings()):
+            kind = self.reading(node)
+            if kind is not None and self.alike(node):
+                self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
+
+
+def returns_reading(context: Context, function: Function) -> list[bool]:
+    """Of what a step returns, which values are readings of its loss, and so of the whole batch."""
+    calls = [one for one in context.training.backwards if context.script.scope(one) is function]
+    step = Step(context, function, calls)
+    found: list[bool] = []
+    for one in context.script.inside(function.body, ast.Return, deep=False):
+        if one.value is not None:
+            parts = one.value.elts if isinstance(one.value, ast.Tuple) else [one.value]
+            whole = [
+                any(step.reading(part) is not None for part in [value]) or _made_whole(step, value)
+                for value in parts
+            ]
+            found = whole if not found else [a and b for a, b in zip(found, whole, strict=False)]
+    return found
+
+
+def _made_whole(step: Region, value: ast.expr) -> bool:
+    """True where a name was given the reading of a loss."""
+    name = step.script.dotted(value)
+    values = [value_of(step.script, one, name) for one in step._given(name)] if name else []
+    return bool(values) and all(one is not None and step.reading(one) for one in values)
+
+
+def value_of(script: Script, statement: ast.stmt, name: str) -> ast.expr | None:
+    """The value that an assignment gives a name; of `a, b = 1, 2` its part."""
+    if not isinstance(statement, ast.Assign):
+        return None
+    for target in statement.targets:
+        if script.dotted(target) == name:
+            return statement.value
+        value = statement.value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for part, given_ in zip(target.elts, value.elts, strict=False):
+                if script.dotted(part) == name:
+                    return given_
+    return None
+
+
+def _plain_number(node: ast.expr) -> bool:
+    """True of a number, a name or an attribute: what a loss is divided by to accumulate."""
+    if type(literal(node)) in (int, float):
+        return True
+    if isinstance(node, ast.Call):
+        return call_name(node) in ("len", "float", "int")
+    return isinstance(node, ast.Name | ast.Attribute)
+
+
+def steps_of(context: Context) -> dict[Function, list[ast.Call]]:
+    """Functions with a backward that a training loop calls, and their backwards."""
+    script, found = context.script, {}  # type: ignore[var-annotated]
+    loops = {one.node for one in context.training.loops if one.trains}
+    for call in context.training.backwards:
+        scope = script.scope(call)
+        if isinstance(scope, Function) and not loops & set(script.above(call)):
+            found.setdefault(scope, []).append(call)
+    return found
