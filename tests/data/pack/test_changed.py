@@ -91,7 +91,8 @@ def test_a_source_that_cannot_be_read_is_named(
     said = capsys.readouterr().err
     # With preadv no file can be read, and which ones were tried first differs.
     name = "class0/000003" if call == "open" else r"class\d/\d+"
-    assert re.search(rf"{re.escape(str(source))}/train/{name}\.txt cannot be read: Input/output error", said)
+    path = rf"{re.escape(str(source))}/train/{name}\.txt"
+    assert re.search(f"{path} cannot be read: Input/output error", said)
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
