@@ -7,16 +7,22 @@ import time
 
 from ...base import findings
 from .examine import examine
+from .gather_script import RankCheck
 
 
-def show(script: str | None, args: tuple[str, ...], *, as_json: bool) -> int:
+def show(
+    script: str | None, args: tuple[str, ...], *, as_json: bool, ranks: RankCheck | None = None
+) -> int:
     """Print every finding, as text or JSON; 1 where one is an error, else 0.
+
+    Args:
+        ranks: what `rankup check` finds in a script.
 
     Raises:
         UserError: SCRIPT is no usable path.
     """
     start = time.monotonic()
-    found = examine(script, args)
+    found = examine(script, args, ranks=ranks)
     if as_json:
         print(findings.as_json(found))
     else:

@@ -15,23 +15,33 @@ from . import codes, commands, gather, gather_script
 from .asking import Clock, Late, Question, is_asking
 from .facts import Facts
 from .gather import Check
+from .gather_script import RankCheck
 
 # Of two seconds in all: the rest is for starting Python, and for ending what is left.
 LIMIT = 1.5
 _FOR_THE_CHECKS = 0.1
 
 
-def examine(script: str | None, args: tuple[str, ...], limit: float = LIMIT) -> list[Finding]:
+def examine(
+    script: str | None,
+    args: tuple[str, ...],
+    limit: float = LIMIT,
+    *,
+    ranks: RankCheck | None = None,
+) -> list[Finding]:
     """Every finding on this machine and, with one, on a script that is started with `args`.
 
     What has not answered within `limit` seconds is a finding itself, and so is a check that fails.
+
+    Args:
+        ranks: what `rankup check` finds in a script, which is a floor above.
 
     Raises:
         UserError: SCRIPT is no usable path.
     """
     checks = gather.CHECKS
     if script is not None:
-        checks += gather_script.checks(user_path(script, "SCRIPT"), args)
+        checks += gather_script.checks(user_path(script, "SCRIPT"), args, ranks)
     mark = secrets.token_hex(8)
     clock = Clock(limit)
     # Slurm's commands are ended below, with all they have started, and not by the client's limit.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from ...base.errors import UserError
 from ...base.findings import Finding
@@ -13,20 +15,26 @@ from . import codes, script, space
 from .facts import Facts
 from .gather import Check
 
+RankCheck: TypeAlias = Callable[[Path], Sequence[Finding]]
 
-def checks(path: Path, args: tuple[str, ...]) -> tuple[Check, ...]:
-    """Whether the script can be read; and if it can, its imports and its data."""
+
+def checks(path: Path, args: tuple[str, ...], ranks: RankCheck | None) -> tuple[Check, ...]:
+    """Whether the script can be read; and if it can, its imports and its data.
+
+    Args:
+        ranks: what `rankup check` finds in a script, for one line about it.
+    """
     name = path.name or str(path)
     return (
         Check(codes.SCRIPT, name, partial(_imports, path)),
         Check(codes.MOUNTED, name, partial(_mounted, path)),
         Check(codes.DATA, name, partial(_data, path, args)),
-        Check(codes.PORTED, name, partial(_ported, path)),
+        *([Check(codes.PORTED, name, partial(_ported, path, ranks))] if ranks else []),
     )
 
 
 def _imports(path: Path, facts: Facts) -> list[Finding]:
-    from ..reading import imports
+    from ...script.modules import imports
 
     if why := script.unreadable(path):
         return [Finding(codes.SCRIPT, "error", path.name or str(path), why)]
@@ -50,7 +58,7 @@ def _mounted(path: Path, facts: Facts) -> list[Finding]:
 
 
 def _data(path: Path, args: tuple[str, ...], facts: Facts) -> list[Finding]:
-    from ..reading import read
+    from ...script.downloads import read
 
     # Where it cannot be read, the check of its imports says why.
     if script.unreadable(path):
@@ -71,13 +79,11 @@ def _data(path: Path, args: tuple[str, ...], facts: Facts) -> list[Finding]:
     ]
 
 
-def _ported(path: Path, facts: Facts) -> list[Finding]:
+def _ported(path: Path, ranks: RankCheck, facts: Facts) -> list[Finding]:
     """Nothing is said of a script that trains nothing; the check of imports names its syntax."""
     if script.unreadable(path) or path.suffix != ".py":
         return []
-    from ...port.check import check
-
     file = read_script(path)
     if not file.concerns_training or file.error is not None:
         return []
-    return script.check_ported(path, check([path]))
+    return script.check_ported(path, ranks(path))

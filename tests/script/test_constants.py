@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_reading_downloads import names
+from .test_downloads import names
 
 LOAD = "from datasets import load_dataset\n"
 

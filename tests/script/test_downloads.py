@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.reading import Download, read
+from rankup.script.downloads import Download, read
 
 
 def found(folder: Path, text: str, *args: str) -> list[Download]:
