@@ -114,6 +114,15 @@ def names(folder: Path, text: str, *args: str) -> list[str]:
             False,
         ),
         ("import nltk\nnltk.download('punkt')", "other", "punkt", False),
+        ("import tiktoken\ntiktoken.get_encoding('gpt2')", "other", "gpt2", False),
+        ("from medmnist import PathMNIST\nPathMNIST(download=True)", "other", "PathMNIST", False),
+        (
+            "import rankup\nfrom datasets import load_dataset\n"
+            "rankup.rank0_first(load_dataset, 'xsum', split='test')",
+            "dataset",
+            "xsum",
+            True,
+        ),
         ("import pandas as p\np.read_csv('http://e.org/a')", "url", "http://e.org/a", False),
         (
             "from functools import partial\nfrom datasets import load_dataset\n"
@@ -144,6 +153,7 @@ def test_a_call_that_fetches_is_found(
         "import torch\ntorch.hub.load('.', 'net', source='local')",
         "import pandas as pd\npd.read_csv('a.csv')",
         "import os\nos.system('nproc')",
+        "import torch\ntorch.nn.Embedding.from_pretrained(torch.zeros(2, 2))",
         "# load_dataset('xsum')\n'''load_dataset(\"xsum\")'''",
         "from transformers import AutoModel\nm.save_pretrained('out')\n"
         "AutoModel.from_pretrained('out')",

@@ -142,7 +142,7 @@ def test_so_many_modules_that_not_all_are_read_are_noted(tmp_path: Path) -> None
     for number in range(250):
         _script(tmp_path, f"import torch, m{number + 1}", f"m{number}.py")
     found = gather(_script(tmp_path, "import m0"))
-    assert found.notes == ["200 local modules are read; the others are not"]
+    assert found.notes == ("200 local modules are read; the others are not",)
     assert len(found.files) == 200
 
 

@@ -10,9 +10,10 @@ import ast
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from .constants import Constants, Known, Unknown, Value
+from .constants import Constants
 from .flow import call_name
 from .source import File
+from .values import Known, Unknown, Value
 
 _ACTIONS = {"store", "store_true", "store_false", "store_const", "append", "count"}
 _TYPES = {"str": str, "int": int, "float": float}

@@ -7,62 +7,45 @@ several); all of them are given. What is not known says why. Nothing of the scri
 from __future__ import annotations
 
 import ast
-import itertools
-import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from .flow import explicit_self
 from .modules import Modules
 from .names import Binding, Function, default
 from .source import File
-from .torch_names import words
+from .values import (
+    COMPUTED,
+    EXISTS,
+    FIRST,
+    INVOLVED,
+    JOINS,
+    METHODS,
+    MOST_VALUES,
+    OPERATORS,
+    Known,
+    Unknown,
+    Value,
+    at,
+    combined,
+    compared,
+    formatted,
+    join_path,
+    joined,
+)
 
 _MOST_STEPS = 300_000  # of one script: seconds
 _MOST_DEPTH = 60
-_MOST_VALUES = 64  # of one expression
 _MOST_BINDINGS = 30  # of one name
 _MOST_CONDITIONS = 100  # without the others code only seems to run more often
-_MOST_TEXT = 4096
 
 
-@dataclass(frozen=True)
-class Known:
-    """All values that an expression may have."""
-
-    values: tuple[Any, ...]
-
-    @property
-    def text(self) -> str:
-        """The only value, where that is a text; else empty."""
-        one = self.values[0] if len(self.values) == 1 else None
-        return one if isinstance(one, str) else ""
-
-    @property
-    def truth(self) -> bool | None:
-        """True where all values are true, False where all are false; else None."""
-        truths = {bool(value) for value in self.values}
-        return truths.pop() if len(truths) == 1 else None
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """The reason why the values are not known, to follow a place: `model is computed`."""
-
-    why: str
-    values: ClassVar[tuple[Any, ...]] = ()
-    text: ClassVar[str] = ""
-    truth: ClassVar[bool | None] = None
-
-
-Value: TypeAlias = Known | Unknown
 Condition: TypeAlias = tuple[ast.expr, bool]  # a test, and the outcome that code below it needs
-COMPUTED = Unknown("it is computed")
-_INVOLVED = Unknown("it is too involved to be followed")
+_PARSERS = re.compile("pars|args|cli", re.IGNORECASE)  # of the name of what gives the options
 _SPREAD = ast.Name("*", ast.Load())  # `*words`: which of them is passed, is not known
 
 
@@ -89,7 +72,7 @@ class Constants:
         """The values of an expression."""
         self._steps += 1
         if node is None or depth > _MOST_DEPTH or self._steps > _MOST_STEPS:
-            return _INVOLVED
+            return INVOLVED
         below = depth + 1
         match node:
             case ast.Constant(value=value):
@@ -99,13 +82,13 @@ class Constants:
             case ast.Attribute():
                 return self._attribute(file, node, below)
             case ast.JoinedStr(values=parts):
-                return self._combined(file, parts, below, lambda *texts: _joined(texts))
+                return self._combined(file, parts, below, joined)
             case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
                 return self.of(file, inner, below)
             case ast.BinOp(op=ast.Mod(), right=ast.Tuple(elts=parts)):
-                return self._combined(file, [node.left, *parts], below, _formatted)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                return self._combined(file, [left, right], below, _OPERATORS[type(op)])
+                return self._combined(file, [node.left, *parts], below, formatted)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+                return self._combined(file, [left, right], below, OPERATORS[type(op)])
             case ast.BoolOp(op=ast.Or(), values=parts):
                 return self._first_true(file, parts, below)
             case ast.IfExp():
@@ -137,7 +120,7 @@ class Constants:
                     return decides
                 return None if None in known else not decides
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return _compared(op, self.of(file, left, below), self.of(file, right, below))
+                return compared(op, self.of(file, left, below), self.of(file, right, below))
         return self.of(file, test, below).truth
 
     def happens(self, file: File, node: ast.AST, depth: int = 0) -> bool | None:
@@ -189,7 +172,8 @@ class Constants:
             certain = None not in happening
         if not possible:
             return Unknown(f"{name} is not set with these arguments")
-        if len(possible) > 1 and not certain:
+        functions = {file.names.function(one.target) for one in possible}
+        if len(functions) > 1 or (len(possible) > 1 and not certain):
             lines = sorted({file.line(one.target)[0] for one in possible})
             return Unknown(f"{name} is set in lines {', '.join(map(str, lines))}")
         binding = possible[-1]
@@ -212,16 +196,16 @@ class Constants:
                 assert isinstance(binding.node, ast.arg)
                 return self._parameter(file, binding.node, depth)
             case "value":
-                return _at(self.of(file, binding.node, depth + 1), binding.path)
+                return at(self.of(file, binding.node, depth + 1), binding.path)
             case "item":
                 found = self.of(file, binding.node, depth + 1)
                 if isinstance(found, Unknown):
                     return found
                 items = [item for one in found.values if isinstance(one, tuple) for item in one]
-                if not items or len(items) > _MOST_VALUES:
+                if not items or len(items) > MOST_VALUES:
                     line = file.line(binding.target)[0]
                     return Unknown(f"{name} is set in a loop, in line {line}")
-                return _at(Known(tuple(items)), binding.path)
+                return at(Known(tuple(items)), binding.path)
         return COMPUTED
 
     def _named(self, dotted: str, depth: int) -> Value:
@@ -240,6 +224,8 @@ class Constants:
         return Unknown(f"{dotted} is not a constant")
 
     def _attribute(self, file: File, node: ast.Attribute, depth: int) -> Value:
+        if node.attr in self._stored:
+            return Unknown(f"{_words(node)} is set in line {self._stored[node.attr]}")
         owner = self.modules.owner(file, node.value)
         if owner is not None:
             where, class_, made = owner
@@ -261,10 +247,30 @@ class Constants:
             return self.options[node.attr]
         return Unknown(f"{_words(node)} is not known")
 
+    @cached_property
+    def _stored(self) -> dict[str, int]:
+        """The attributes that are set on objects from outside (`args.name = …`), with a line."""
+        return {
+            node.attr: node.lineno
+            for file in self.modules.files
+            for node in file.names.all(ast.Attribute)
+            if isinstance(node.ctx, ast.Store)
+            and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        }
+
     def _member(self, file: File, owner: ast.ClassDef, name: str, depth: int) -> Value:
         where, bindings = self.modules.members(file, owner, name)
         if not bindings:
             return Unknown(f"{name} is not known")
+        functions = [where.names.function(one.target) for one in bindings]
+        if "__init__" in (getattr(one, "name", "") for one in functions):
+            # What the class itself says holds until then.
+            around = where.names.function(owner)
+            bindings = [
+                one
+                for one, function in zip(bindings, functions, strict=True)
+                if function is not around
+            ]
         return self._bound(where, name, bindings, depth + 1)
 
     # Parameters: the values that all calls of the function pass.
@@ -289,8 +295,8 @@ class Constants:
             if isinstance(value, Unknown):
                 return value
             found.update(dict.fromkeys(value.values))
-            if len(found) > _MOST_VALUES:
-                return _INVOLVED
+            if len(found) > MOST_VALUES:
+                return INVOLVED
         if found:
             return Known(tuple(found))
         if usual is not None and not calls:
@@ -333,25 +339,15 @@ class Constants:
     def _combined(
         self, file: File, parts: Sequence[ast.expr], depth: int, make: Callable[..., Any]
     ) -> Value:
-        values = []
+        values: list[Value] = []
         for part in parts:
-            value = self.of(file, part, depth)
-            if isinstance(value, Unknown):
-                return value
-            values.append(value.values)
-        several = itertools.islice(itertools.product(*values), _MOST_VALUES + 1)
-        try:
-            made = tuple(dict.fromkeys(make(*one) for one in several))
-        except (TypeError, ValueError, LookupError, AttributeError):
-            return COMPUTED
-        if len(made) > _MOST_VALUES or any(
-            isinstance(m, str) and len(m) > _MOST_TEXT for m in made
-        ):
-            return _INVOLVED
-        return Known(made)
+            values.append(self.of(file, part, depth))
+            if isinstance(values[-1], Unknown):
+                break
+        return combined(values, make)
 
     def _first_true(self, file: File, parts: Sequence[ast.expr], depth: int) -> Value:
-        found: Value = _INVOLVED
+        found: Value = INVOLVED
         for part in parts:
             found = self.of(file, part, depth)
             if isinstance(found, Unknown) or all(found.values):
@@ -389,13 +385,13 @@ class Constants:
         dotted = self.modules.dotted(file, node.func)
         if dotted in ("os.getenv", "os.environ.get") and node.args:
             return self._variable(file, node.args[0], depth)
-        parts, make = node.args[:1], _FIRST.get(dotted)
-        if dotted in _EXISTS:
+        parts, make = node.args[:1], FIRST.get(dotted)
+        if dotted in EXISTS:
             make = self.exists
-        elif dotted in _JOINS:
-            parts, make = node.args, _path
+        elif dotted in JOINS:
+            parts, make = node.args, join_path
         elif make is None and isinstance(node.func, ast.Attribute) and not node.keywords:
-            parts, make = [node.func.value, *node.args], _METHODS.get(node.func.attr)
+            parts, make = [node.func.value, *node.args], METHODS.get(node.func.attr)
             if node.func.attr in ("exists", "is_file", "is_dir"):
                 make = self.exists
         return COMPUTED if make is None else self._combined(file, parts, depth, make)
@@ -471,20 +467,6 @@ def _of_super(file: File, call: ast.Call, owner: ast.ClassDef) -> bool:
     return False
 
 
-def _at(value: Value, path: tuple[int, ...]) -> Value:
-    """Parts of a value that is a tuple, or tuples in one."""
-    if isinstance(value, Unknown) or not path:
-        return value
-    found = []
-    for one in value.values:
-        for number in path:
-            if not isinstance(one, tuple) or number >= len(one):
-                return COMPUTED
-            one = one[number]
-        found.append(one)
-    return Known(tuple(dict.fromkeys(found)))
-
-
 def _words(node: ast.expr) -> str:
     """A dotted name as it stands there."""
     parts: list[str] = []
@@ -493,112 +475,3 @@ def _words(node: ast.expr) -> str:
         node = node.value
     parts.append(node.id if isinstance(node, ast.Name) else "...")
     return ".".join(reversed(parts))
-
-
-# Python's operations on known values, as far as they make names and paths. Each raises TypeError,
-# ValueError or AttributeError where the script would, and ValueError where its result is large.
-
-
-def _compared(op: ast.cmpop, left: Value, right: Value) -> bool | None:
-    compare = _COMPARISONS.get(type(op))
-    if compare is None or len(left.values) != 1 or len(right.values) != 1:
-        return None
-    try:
-        return bool(compare(left.values[0], right.values[0]))
-    except TypeError:
-        return None
-
-
-def _text(value: Any) -> str:
-    """The text of a value within another."""
-    if not isinstance(value, str | int | float | None):
-        raise TypeError
-    return str(value)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _joined(parts: Sequence[Any]) -> str:
-    return "".join(map(_text, parts))
-
-
-def _added(left: Any, right: Any) -> Any:
-    if type(left) is not type(right) or not isinstance(left, str | tuple | int):
-        raise TypeError
-    if isinstance(left, str | tuple) and len(left) + len(right) > _MOST_TEXT:
-        raise ValueError
-    return left + right
-
-
-def _path(*parts: Any) -> str:
-    """`Path(*parts)` and `os.path.join(*parts)` as text."""
-    if not all(isinstance(part, str) for part in parts):
-        raise TypeError
-    return os.path.join(*parts) if parts else "."
-
-
-def _formatted(text: Any, *values: Any) -> str:
-    """`text % values` of `%s` and `%d` alone; a width could ask for gigabytes."""
-    return _filled(text.replace("%d", "%s").split("%s"), "%", values)
-
-
-def _braced(text: Any, *values: Any) -> str:
-    """`text.format(*values)` of `{}` alone."""
-    return _filled(text.split("{}"), "{}", values)
-
-
-def _filled(pieces: list[str], special: str, values: Sequence[Any]) -> str:
-    if len(pieces) != len(values) + 1 or any(c in piece for piece in pieces for c in special):
-        raise ValueError
-    texts = [*map(_text, values), ""]
-    return "".join(piece + text for piece, text in zip(pieces, texts, strict=True))
-
-
-def _replaced(text: Any, old: Any, new: Any) -> str:
-    if (text.count(old) + 1) * len(new) > _MOST_TEXT:
-        raise ValueError
-    return str(text.replace(old, new))
-
-
-_COMPARISONS: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-    ast.In: lambda item, several: item in several,
-    ast.NotIn: lambda item, several: item not in several,
-}
-_OPERATORS: Mapping[type, Callable[..., Any]] = {
-    ast.Add: _added,
-    ast.Div: _path,
-    ast.Mod: _formatted,
-}
-_METHODS: Mapping[str, Callable[..., Any]] = {
-    # Of a path, as far as its name goes.
-    **dict.fromkeys(("resolve", "expanduser", "absolute", "as_posix"), _same),
-    "joinpath": _path,
-    "strip": lambda text: text.strip(),
-    "lower": lambda text: text.lower(),
-    "upper": lambda text: text.upper(),
-    "replace": _replaced,
-    "removeprefix": lambda text, other: text.removeprefix(other),
-    "format": _braced,
-}
-_JOINS = words("os.path.join posixpath.join pathlib.Path pathlib.PurePath")
-_EXISTS = words("os.path.exists os.path.isfile os.path.isdir os.path.lexists")
-# Calls whose value is that of their first argument, as far as a name goes.
-_FIRST: Mapping[str, Callable[..., Any]] = dict.fromkeys(
-    words(
-        "builtins.str builtins.list builtins.tuple builtins.sorted os.fspath os.path.expanduser "
-        "os.path.expandvars os.path.abspath os.path.normpath os.path.realpath "
-        "urllib.request.Request"
-    ),
-    _same,
-)
-_PARSERS = re.compile("pars|args|cli", re.IGNORECASE)  # of the name of what gives the options

@@ -1,7 +1,6 @@
 """The calls of a script that fetch something from a network, and what they fetch.
 
-`CALLS` is the one table of library calls that may download. `may_fetch` asks it by name alone;
-`read` evaluates the arguments of each call.
+`CALLS` is the one table of library calls that may download, each with a rule for its arguments.
 """
 
 from __future__ import annotations
@@ -18,25 +17,17 @@ from typing import Literal, TypeAlias
 from ..base.errors import UserError
 from ..base.urls import public
 from . import argv
-from .constants import Constants, Known, Unknown, Value
+from .constants import Constants
 from .flow import argument, call_name
 from .modules import gather
 from .source import File
 from .torch_names import last, root, words
+from .values import Known, Unknown, Value
 
 What = Literal["dataset", "model", "url", "torchvision", "torch.hub", "fastai", "other"]
 _ABSENT = Known((None,))
 # Everybody knows whose `load_dataset` and `AutoModel.from_pretrained` these are.
-_NEEDLESS = (
-    "",
-    "builtins",
-    "datasets",
-    "transformers",
-    "fastai",
-    "vision",
-    "all",
-    "huggingface_hub",
-)
+_NEEDLESS = {"", *words("builtins datasets transformers fastai vision all huggingface_hub")}
 
 
 @dataclass(frozen=True)
@@ -102,12 +93,7 @@ def read(script: Path, args: tuple[str, ...] = (), folder: Path | None = None) -
         found = _all(constants)
     except RecursionError:
         raise UserError(f"{script}: nested too deeply to be understood") from None
-    return Reading(tuple(found), tuple(modules.notes))
-
-
-def may_fetch(dotted: str) -> bool:
-    """True of a library call that may fetch something, by its full name."""
-    return _rule(dotted) is not None
+    return Reading(tuple(found), modules.notes)
 
 
 def _all(constants: Constants) -> list[Download]:
@@ -116,15 +102,16 @@ def _all(constants: Constants) -> list[Download]:
     for file in constants.modules.files:
         here: dict[Download, None] = {}
         for call in file.names.all(ast.Call):
-            here.update(dict.fromkeys(_of_call(constants, file, call)))
+            here.update(dict.fromkeys(in_call(constants, file, call)))
             made.update(_made(constants, file, call))
         found.update(dict.fromkeys(sorted(here, key=lambda one: one.line)))
     return [one for one in found if one.what != "model" or one.name not in made]
 
 
-def _of_call(constants: Constants, file: File, call: ast.Call) -> Iterator[Download]:
+def in_call(constants: Constants, file: File, call: ast.Call) -> Iterator[Download]:
+    """What one call of a script or of its local modules may fetch."""
     first, dotted = 0, _called(constants, file, call.func)
-    if last(dotted) == "partial" and call.args:
+    if dotted in _CALLERS and call.args:
         first, dotted = 1, _called(constants, file, call.args[0])
     rule = _rule(dotted)
     if rule is None and dotted and argument(call, "download") is not None:
@@ -202,14 +189,6 @@ class Use:
         """True where one of these keywords is there."""
         return any(one.arg in names for one in self.call.keywords)
 
-    def true(self, position: int | None, *names: str) -> bool | None:
-        """True where an argument is true, False where it is not; None where that is not known."""
-        return self.argument(position, *names).truth
-
-    def text(self, position: int | None, *names: str) -> str:
-        """An argument that is one known text; empty where it is not."""
-        return self.argument(position, *names).text
-
     def constant(self, position: int, name: str) -> str:
         """`URLs.PETS` of an argument that is a library's constant, else empty.
 
@@ -278,7 +257,7 @@ def _itself(what: What, word: int = -1) -> Rule:
 def _asked(use: Use) -> Iterator[Download]:
     """`Anything(download=True)` of a library."""
     name = last(use.dotted)
-    downloads = use.true(_DOWNLOAD_POSITIONS.get(name), "download")
+    downloads = use.argument(_DOWNLOAD_POSITIONS.get(name), "download").truth
     what: What = "torchvision" if root(use.dotted) in ("torchvision", "torchaudio") else "other"
     if downloads is None:
         yield from use.download(what, name, why="whether it downloads")
@@ -307,7 +286,7 @@ def _load_dataset(use: Use) -> Iterator[Download]:
 
 def _from_pretrained(use: Use) -> Iterator[Download]:
     """`Class.from_pretrained(name)` of transformers, diffusers, peft and their like."""
-    if use.true(None, "local_files_only"):
+    if use.argument(None, "local_files_only").truth:
         return
     position = 1 if re.search(r"\bPeft\w+\.from_pretrained$", use.dotted) else 0
     names = ("pretrained_model_name_or_path", "model_id", "repo_id", "model_name")
@@ -319,7 +298,7 @@ def _pipeline(use: Use) -> Iterator[Download]:
     """`transformers.pipeline(task, model=)`."""
     given = use.argument(1, "model")
     if given == _ABSENT:
-        task = use.text(0, "task")
+        task = use.argument(0, "task").text
         what = f"the model that it takes for {task}" if task else "the model that it takes"
         yield from use.download("model", Unknown(f"no model is named: {what} may change"))
         return
@@ -338,7 +317,7 @@ def _sentence_transformer(use: Use) -> Iterator[Download]:
 
 def _snapshot(use: Use) -> Iterator[Download]:
     """`snapshot_download`, `hf_hub_download`: a repository, or files of one."""
-    what: What = "dataset" if use.text(None, "repo_type") == "dataset" else "model"
+    what: What = "dataset" if use.argument(None, "repo_type").text == "dataset" else "model"
     # By name a model is fetched as a library needs it; which files these calls want is theirs.
     for name in _names(use.argument(0, "repo_id")):
         yield from _from_hub(use, what, name, by_name=False)
@@ -346,7 +325,7 @@ def _snapshot(use: Use) -> Iterator[Download]:
 
 def _timm(use: Use) -> Iterator[Download]:
     """`timm.create_model(name, pretrained=True)`."""
-    pretrained, name = use.true(1, "pretrained"), use.argument(0, "model_name")
+    pretrained, name = use.argument(1, "pretrained").truth, use.argument(0, "model_name")
     if pretrained is not False:
         why = "whether it is pretrained" if pretrained is None else ""
         yield from use.download("model", name, why=why)
@@ -382,7 +361,7 @@ def _model(use: Use) -> Iterator[Download]:
         return
     position = None if name == "get_model" else 0  # `resnet18(True)`
     if name == "get_model":
-        name = use.text(0, "name") or "a model"
+        name = use.argument(0, "name").text or "a model"
     for keyword in ("weights", "weights_backbone"):
         given = use.argument(None, keyword)
         # `ResNet18_Weights.DEFAULT` is not evaluated, and is known all the same.
@@ -391,15 +370,15 @@ def _model(use: Use) -> Iterator[Download]:
             yield from use.download("torchvision", name)
         elif isinstance(given, Unknown):
             yield from use.download("torchvision", name, why=_unsure(f"its {keyword}", given))
-    if use.true(position, "pretrained"):
+    if use.argument(position, "pretrained").truth:
         yield from use.download("torchvision", name)
 
 
 def _hub_load(use: Use) -> Iterator[Download]:
     """`torch.hub.load(repository, model)`."""
-    if use.text(None, "source") == "local":
+    if use.argument(None, "source").text == "local":
         return
-    repository, entry = use.argument(0, "repo_or_dir"), use.text(1, "model")
+    repository, entry = use.argument(0, "repo_or_dir"), use.argument(1, "model").text
     if isinstance(repository, Known) and entry:
         names = (f"{one}:{entry}" if isinstance(one, str) else one for one in repository.values)
         repository = Known(tuple(names))
@@ -415,7 +394,7 @@ def _untar(use: Use) -> Iterator[Download]:
 
 def _learner(use: Use) -> Iterator[Download]:
     """fastai's `vision_learner(dls, arch)`: with torchvision's weights unless told not to."""
-    if use.true(None, "pretrained") is not False or not use.given("pretrained"):
+    if not use.given("pretrained") or use.argument(None, "pretrained").truth is not False:
         yield from use.download("fastai", use.constant(1, "arch") or "weights of its model")
 
 
@@ -426,7 +405,7 @@ def _to_file(position: int, *names: str) -> Rule:
     """A rule for a call that writes a URL into a file."""
 
     def rule(use: Use) -> Iterator[Download]:
-        where = use.text(position, *names)
+        where = use.argument(position, *names).text
         yield from use.download("url", _web(use), by_name=bool(where), to=where)
 
     return rule
@@ -515,6 +494,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 # Where `download` stands among the positional arguments of the data sets that have it there.
 _DOWNLOAD_POSITIONS = dict.fromkeys(("MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100"), 4)
 _DOWNLOAD_POSITIONS["SVHN"] = 4
+_CALLERS = ("functools.partial", "rankup.rank0_first")  # of their first argument
 _SAVERS = ("save_pretrained", "save_model")
 _PROGRAMS = re.compile(
     r"\b(wget|curl|aria2c|git\s+clone|gsutil|gcloud\s+storage|aws\s+s3|rclone|gdown|kaggle"

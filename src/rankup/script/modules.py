@@ -10,8 +10,8 @@ import ast
 import builtins
 import os
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -47,7 +47,6 @@ class Import:
     file: Path = Path()
 
 
-@dataclass(eq=False)
 class Modules:
     """A script and its local modules.
 
@@ -56,10 +55,13 @@ class Modules:
         notes: what was not read, and why, one line each.
     """
 
-    files: list[File]
-    notes: list[str] = field(default_factory=list)
-    _by_name: dict[str, File] = field(default_factory=dict)
-    _names: dict[File, str] = field(default_factory=dict)
+    def __init__(self, files: Sequence[File], notes: Sequence[str] = ()) -> None:
+        self.files = tuple(files)
+        self.notes = tuple(notes)
+        root = self.files[0].path.parent
+        self._names = {one: _name(root, one.path) for one in self.files}
+        self._by_name = {self._names[one]: one for one in reversed(self.files)}
+        self._names[self.files[0]] = _MAIN
 
     @cached_property
     def flow(self) -> Flow:
@@ -243,31 +245,25 @@ def gather(script: Path) -> Modules:
         UserError: the script itself cannot be read, or is not Python.
     """
     root = script.parent
-    first = _read(script)
-    found = Modules([first], [], {script.stem: first}, {first: _MAIN})
+    files, notes = [_read(script)], list[str]()
     seen = {os.path.realpath(script)}
-    waiting, left = deque([first]), _MOST_BYTES
-    while waiting:
-        at = waiting.popleft()
+    left = _MOST_BYTES
+    for at in files:  # which grows
         for path in _local(root, at):
             real = os.path.realpath(path)
-            name = _name(root, path)
-            if real in seen or not name or name in found._by_name:
+            if real in seen or not _name(root, path):
                 continue
             seen.add(real)
             left -= path.stat().st_size
-            if len(found.files) >= _MOST_FILES or left < 0:
-                found.notes.append(f"{len(found.files)} local modules are read; the others are not")
-                return found
+            if len(files) >= _MOST_FILES or left < 0:
+                notes.append(f"{len(files)} local modules are read; the others are not")
+                return Modules(files, notes)
             try:
-                file = _read(path)
+                files.append(_read(path))
             except UserError as error:
-                found.notes.append(str(error))
-                file = from_bytes(path, b"")
-            found.files.append(file)
-            found._by_name[name], found._names[file] = file, name
-            waiting.append(file)
-    return found
+                notes.append(str(error))
+                files.append(from_bytes(path, b""))
+    return Modules(files, notes)
 
 
 def imports(script: Path) -> list[Import]:

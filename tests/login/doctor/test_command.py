@@ -179,6 +179,17 @@ def test_a_script(rankup_here: RunRankup, tmp_path: Path) -> None:
     assert missing["todo"].startswith("pip install no-such-thing")
 
 
+def test_a_script_that_is_not_ready_for_many_ranks(rankup_here: RunRankup, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('import torch\nx = torch.zeros(3).to("cuda:0")\n')
+    done = rankup_here(["doctor", "--json", "train.py"], env=clean_environment())
+    [ported] = of(found(done), codes.PORTED)
+    assert (ported["level"], ported["place"]) == ("warning", "train.py")
+    assert "RK103" in ported["message"]
+    (tmp_path / "train.py").write_text("print(1)\n")
+    done = rankup_here(["doctor", "--json", "train.py"], env=clean_environment())
+    assert not of(found(done), codes.PORTED)
+
+
 @pytest.mark.parametrize(("name", "said"), [("train.py", "train.py:1"), ("trian.py", "")])
 def test_a_script_with_a_mistake_in_it_or_none(
     rankup_here: RunRankup, tmp_path: Path, name: str, said: str
