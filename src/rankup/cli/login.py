@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ def doctor(
     raise typer.Exit(show(script, tuple(args or ()), as_json=as_json, ranks=_check))
 
 
-def _check(script: Path) -> list[Finding]:
+def _check(script: Path) -> Sequence[Finding]:
     from ..port.check import check
 
     return check([script])

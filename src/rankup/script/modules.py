@@ -285,10 +285,10 @@ def _read(path: Path) -> File:
         file = read(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    if file.error is not None:
-        error = file.error
-        hint = f"; {error.hint}" if error.hint else ""
-        raise UserError(f"{path}:{error.line}: {error.message}{hint}")
+    wrong = file.error
+    if wrong is not None:
+        hint = f"; {wrong.hint}" if wrong.hint else ""
+        raise UserError(f"{path}:{wrong.line}: {wrong.message}{hint}")
     return file
 
 

@@ -43,14 +43,13 @@ def show(script: Path, args: tuple[str, ...], *, as_json: bool) -> int:
 
 def _command(found: Iterable[Download]) -> str:
     """The command that fetches what can be fetched by name; empty where nothing can."""
-    words: dict[tuple[str, ...], None] = {}
-    for one in found:
-        if one.by_name:
-            to = ("--to", one.to) if one.to else ()
-            words[(_OPTIONS[one.what], one.wanted, *to)] = None
-    return shlex.join(
-        ["rankup", "fetch", *(word for some in words for word in some)] if words else []
+    options = (
+        (_OPTIONS[one.what], one.wanted, *(("--to", one.to) if one.to else ()))
+        for one in found
+        if one.by_name
     )
+    words = [word for option in dict.fromkeys(options) for word in option]
+    return shlex.join(["rankup", "fetch", *words]) if words else ""
 
 
 def _table(found: Iterable[Download]) -> str:
