@@ -227,6 +227,14 @@ x.z(load_dataset(x.w))
     assert all(name.startswith("?") for name in _names(tmp_path, text))
 
 
+def test_names_that_modules_import_from_each_other_end(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("from b import fetch\n")
+    (tmp_path / "b.py").write_text("from a import fetch\nfrom c import *\n")
+    (tmp_path / "c.py").write_text("from b import *\n")
+    text = "from a import fetch\nfrom c import other\nload_dataset(fetch())\nother(fetch.name)"
+    assert all(name.startswith("?") for name in _names(tmp_path, text))
+
+
 def test_doubling_a_text_over_and_over_does_not_fill_the_memory(tmp_path: Path) -> None:
     lines = ["a0 = 'xxxxxxxxxxxxxxxx'"] + [f"a{n + 1} = a{n} + a{n}" for n in range(50)]
     [name] = _names(tmp_path, "\n".join([*lines, "load_dataset(a50)"]))

@@ -323,16 +323,21 @@ class Constants:
         self, function: Function, known: set[ast.Call]
     ) -> Iterator[tuple[File, ast.Call]]:
         """The calls of a method whose name alone does not tell whose method it is."""
+        for file, call, receiver in self._method_calls.get(function.name, ()):
+            owner = None if call in known else self.modules.owner(file, receiver)
+            if owner is not None:
+                _, bound = self.modules.members(owner[0], owner[1], function.name)
+                if any(one.node is function for one in bound):
+                    yield file, call
+
+    @cached_property
+    def _method_calls(self) -> dict[str, list[tuple[File, ast.Call, ast.expr]]]:
+        found: dict[str, list[tuple[File, ast.Call, ast.expr]]] = {}
         for file in self.modules.files:
             for call in file.names.all(ast.Call):
-                func = call.func
-                if not isinstance(func, ast.Attribute) or func.attr != function.name:
-                    continue
-                owner = None if call in known else self.modules.owner(file, func.value)
-                if owner is not None:
-                    _, bound = self.modules.members(owner[0], owner[1], func.attr)
-                    if any(one.node is function for one in bound):
-                        yield file, call
+                if isinstance(call.func, ast.Attribute):
+                    found.setdefault(call.func.attr, []).append((file, call, call.func.value))
+        return found
 
     # Expressions of several parts: all that can be made of the values of the parts.
 

@@ -141,27 +141,32 @@ class Flow:
                         found.setdefault(node.name, []).append((file, node))
         return found
 
-    def _named(self, file: File, name: str, scope: Scope) -> tuple[File, Definition] | None:
+    def _named(
+        self, file: File, name: str, scope: Scope, seen: frozenset[tuple[File, str]] = frozenset()
+    ) -> tuple[File, Definition] | None:
         _, bindings = file.names.bindings(name, scope)
         for one in bindings:
             if one.kind in ("function", "class"):
                 assert isinstance(one.node, Definition)
                 return file, one.node
             if one.kind == "import":
-                return self._imported(file, one.dotted)
+                return self._imported(file, one.dotted, seen)
         if not bindings:
             for star in file.names.stars:
-                found = self._imported(file, f"{star}.{name}")
+                found = self._imported(file, f"{star}.{name}", seen)
                 if found:
                     return found
         return None
 
-    def _imported(self, file: File, dotted: str) -> tuple[File, Definition] | None:
+    def _imported(
+        self, file: File, dotted: str, seen: frozenset[tuple[File, str]] = frozenset()
+    ) -> tuple[File, Definition] | None:
         module, _, name = dotted.rpartition(".")
         other = self._module(module)
-        if other is None or other is file or not name:
+        # Modules may import each other's names in a circle.
+        if other is None or other is file or not name or (other, name) in seen:
             return None
-        return self._named(other, name, other.tree)
+        return self._named(other, name, other.tree, seen | {(other, name)})
 
     def _module(self, dotted: str) -> File | None:
         stripped = dotted.lstrip(".")

@@ -23,6 +23,7 @@ from .source import File, candidates, from_bytes, read
 _MOST_FILES = 200
 _MOST_BYTES = 4_000_000  # of all local modules together
 _MOST_HOPS = 20
+_MOST_BINDINGS = 30  # of one name, that are looked at
 _MAIN = "__main__"
 _CATCHES = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 _PYTHONS = {"TYPE_CHECKING", "version_info", "platform", "implementation"}
@@ -111,7 +112,8 @@ class Modules:
                 if not found:
                     return self.starred(file, name) or file.names.dotted(node)
                 # `except ImportError: datasets = None` is not what will be called.
-                one = next((one for one in found if one.kind == "import"), found[-1])
+                first = found[:_MOST_BINDINGS]
+                one = next((one for one in first if one.kind == "import"), found[-1])
                 if one.kind == "import":
                     return self._through(self.absolute(file, one.dotted), hops)
                 whole = one.kind in ("value", "entered") and not one.path
