@@ -92,6 +92,7 @@ def test_recipes(rankup_here: RunRankup) -> None:
         (["rum"], "rum"),
         (["run", "--nprocs", "2", LM], "--nproc"),
         (["run", "--nproc", "two", LM], "--nproc"),
+        (["port", "--strategy", "fsdp", "train.py"], "docs/your-script-split.md"),
     ],
 )
 def test_usage(rankup_here: RunRankup, tmp_path: Path, words: list[str], said: str) -> None:

@@ -85,10 +85,8 @@ def _both(world: World, originals: list[Path], ports: list[Path], folder: Path) 
     return run_scripts(world, ports if world.world_size > 1 else originals + ports, folder)
 
 
-def compare(
-    ranks: RankPool, cases: list[Path], folder: Path, world_sizes: tuple[int, ...], **options: str
-) -> None:
-    """A port, with these options, prints on one rank and on others what its original prints."""
+def compare(ranks: RankPool, cases: list[Path], folder: Path, world_sizes: tuple[int, ...]) -> None:
+    """A port prints on one rank and on others what its original prints."""
     originals, ports = [], []
     for kind, made in (("original", originals), ("port", ports)):
         place = folder / kind
@@ -96,7 +94,7 @@ def compare(
         shutil.copy(CASES / "helper_data.py", place)
         for case in cases:
             path = place / f"{kind}_{case.name.split('.')[0]}.py"
-            text = case.read_bytes() if kind == "original" else port(case, **options).text.encode()
+            text = case.read_bytes() if kind == "original" else port(case).text.encode()
             path.write_bytes(text)
             made.append(path)
     one = ranks.run(1, _both, originals, ports, folder / "one", timeout=300)[0]

@@ -81,6 +81,50 @@ def test_a_condition_that_tells_the_rank(condition: str, one_rank: bool) -> None
     assert ("RK141" in found) is not one_rank
 
 
+BY_HAND = """\
+import rankup
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("nccl")
+world_size = dist.get_world_size()
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1).cuda())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3 * len(loader))
+for epoch in range(3):
+    loader.sampler.set_epoch(epoch)
+    for x in loader:
+        net(x).mean().backward()
+        optimizer.step()
+        schedule.step()
+dist.destroy_process_group()
+"""
+SHARDED = BY_HAND.replace("sampler=DistributedSampler(data))", "shuffle=True)").replace(
+    "    for x in loader:", "    for x in rankup.shard(loader):"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "found"),
+    [
+        (BY_HAND, "", "", False),
+        (BY_HAND, "3 * len(loader)", "3 * len(loader) // world_size", True),
+        (BY_HAND, "3 * len(loader)", "1000", True),
+        (BY_HAND.replace("=4,", "=4 // world_size,"), "3 * len(loader)", "1000", False),
+        (BY_HAND, "schedule.step()", "for _ in range(world_size): schedule.step()", True),
+        (BY_HAND, "lr=0.1", "lr=0.1 * world_size", False),  # the batch has grown with the ranks
+        (SHARDED, "lr=0.1", "lr=0.1 * world_size", True),
+        (SHARDED, "3 * len(loader)", "1000", False),
+    ],
+)
+def test_a_schedule_or_a_rate_times_the_number_of_ranks(
+    text: str, old: str, new: str, found: bool
+) -> None:
+    assert ("RK185" in codes(text.replace(old, new) if old else text)) is found
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
@@ -229,17 +273,36 @@ def test_files_from_anywhere_do_not_stop_it(number: int, understood: int) -> Non
             assert {one.code for one in found} <= {SYNTAX}, path
 
 
+FOR_BOTH = """\
+import torch, rankup
+from torch.utils.data import DataLoader
+net = rankup.wrap(torch.nn.Linear(2, 1))
+def run(loader, train):
+    net.train(train)
+    total = 0.0
+    for x in {head}:
+        loss = net(x).mean()
+        if train:
+            loss.backward()
+        total += rankup.batch_mean(loss.item())
+    return total
+print(run(DataLoader(data, batch_size=4, shuffle=True), True))
+with torch.no_grad():
+    print(run(DataLoader(other, batch_size=4), False))
+"""
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["loader_by_mode", "loaders_in_dict", "one_function_for_both", "optimizer_or_none"],
+    ("head", "uneven"),
+    [
+        ("rankup.shard(loader)", True),
+        ("rankup.shard(loader, train=True)", False),
+        ("rankup.shard(loader) if train else loader", False),
+    ],
 )
-def test_a_loop_for_training_and_evaluation_waits_in_uneven_rounds(name: str) -> None:
-    """Only where its loader is not dealt as one that all ranks go round equally often."""
-    path = CASES / f"run_{name}.out.py"
-    data = path.read_bytes()
-    for text, found in ((data, False), (data.replace(b", train=True)", b")"), True)):
-        codes = {one.code for one in check_python(from_bytes(path, text))}
-        assert ("RK183" in codes) == found
+def test_a_loop_for_training_and_evaluation_waits_in_uneven_rounds(head: str, uneven: bool) -> None:
+    """Only where what it evaluates is sharded as an evaluation."""
+    assert ("RK183" in codes(FOR_BOTH.replace("{head}", head))) is uneven
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

@@ -13,7 +13,15 @@ from .running import CASES, compare
 EXAMPLE = Path(__file__).parents[2] / "examples" / "one_gpu_language_model.py"
 RUNNING = [EXAMPLE, *sorted(CASES.glob("run_*.in.py"))]
 # Each is of another kind; the rest runs in the slow suite.
-FAST = ("average_meter", "drawn_batches", "eval_lists", "gan", "loader_by_mode", "trainer_class")
+FAST = (
+    "average_meter",
+    "drawn_batches",
+    "eval_lists",
+    "gan",
+    "loader_by_mode",
+    "one_writer",
+    "trainer_class",
+)
 
 
 def test_ports_print_what_their_originals_print(ranks: RankPool, tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def test_a_bar_with_a_name_is_followed_to_a_loader_from_another_file(tmp_path: P
         + "first, second = get_loaders()\ntrain(first, net, optimizer)\n"
     )
     ported = _ported(tmp_path, text, utils=HEAD + "def get_loaders():\n    return 1, 2\n")
-    assert "first = rankup.shard(first)\n" in ported.text
-    assert "second = rankup.shard" not in ported.text
+    assert "bar = tqdm(rankup.shard(loader))\n" in ported.text
+    assert ported.text.count("rankup.shard(") == 1
     assert "rankup.batch_mean(loss.item())" in ported.text
 
 
@@ -107,13 +107,15 @@ def test_an_evaluation_sample_by_sample_stays_whole(tmp_path: Path) -> None:
         + "        total += net(x).sum().item()\n        print(total)\n"
     )
     ported = _ported(tmp_path, text)
-    assert "second = DataLoader(data, batch_size=1)" in ported.text
-    assert "first = rankup.shard(DataLoader(" in ported.text
-    assert "rankup.total" not in ported.text
-    assert [note.line for note in ported.left] == [6]
-    dealt = _ported(tmp_path, text.replace("batch_size=1)", "batch_size=2)"))
-    assert "second = rankup.shard(" in dealt.text
-    assert "rankup.total(total)" in dealt.text
+    assert "for x in rankup.shard(train):" in ported.text
+    assert "for x in valid:" in ported.text
+    assert "batches are of one sample" in ported.left[0].text
+    larger = text.replace("batch_size=1)", "batch_size=2)").replace(
+        "total = 0", "net.eval()\ntotal = 0"
+    )
+    sharded = _ported(tmp_path, larger.replace("        print(total)\n", ""))
+    assert "for x in rankup.shard(valid, train=False):" in sharded.text
+    assert "rankup.total(total)" in sharded.text
 
 
 def test_ranks_wait_for_the_tokenizer_that_rank_0_makes(tmp_path: Path) -> None:
@@ -129,8 +131,8 @@ def test_ranks_wait_for_the_tokenizer_that_rank_0_makes(tmp_path: Path) -> None:
     ported = _ported(tmp_path, text)
     assert "with rankup.rank0_first():\n    if not os" in ported.text
     assert "\n    else:\n        tokenizer" in ported.text
-    assert "RK145" in {one.code for one in check([ported.path])}
-    assert "RK145" not in _codes(ported)
+    assert "RK146" in {one.code for one in check([ported.path])}
+    assert "RK146" not in _codes(ported)
 
 
 def test_a_data_set_that_draws_itself_anew_is_the_same_on_all_ranks(tmp_path: Path) -> None:
@@ -144,11 +146,8 @@ def test_a_data_set_that_draws_itself_anew_is_the_same_on_all_ranks(tmp_path: Pa
         "loader.dataset.draw()\nfor x in loader:\n" + STEP
     )
     ported = _ported(tmp_path, text, pairs=data)
-    assert "rankup.same_random()" in ported.text
     assert "RK110" in {one.code for one in check([ported.path])}
-    assert "RK110" not in _codes(ported)
-    seeded = text.replace("import pairs\n", "import pairs\nimport numpy\nnumpy.random.seed(1)\n")
-    assert "same_random" not in _ported(tmp_path, seeded, pairs=data).text
+    assert "RK110" not in _codes(ported), "rankup.setup gives all ranks one random state"
 
 
 SIMILAR = (
@@ -216,3 +215,95 @@ def test_a_terminal_that_may_be_missing_is_no_finding(tmp_path: Path) -> None:
     for text, found in ((asks, 1), (f"try:\n    {asks}except Exception:\n    width = 80\n", 0)):
         path.write_text("import os\n" + HEAD + text + loop)
         assert len(check([path], select=["RK176"])) == found
+
+
+FORWARD = """import torch
+
+class Pairs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(2, 2)
+
+    def forward(self, a, b):
+        first, second = self.net(a), self.net(b)
+        {product}
+        return torch.nn.functional.cross_entropy(logits, torch.arange(len(a)))
+"""
+PAIRED = (
+    HEAD
+    + "import mine.losses\n"
+    + "net = mine.losses.Pairs()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+    + "for a, b in DataLoader(pairs, batch_size=4):\n"
+    + STEP.replace("net(x).mean()", "net(a, b)")
+)
+
+
+@pytest.mark.parametrize(
+    ("product", "refused"),
+    [
+        ("logits = first @ second.t()", True),
+        ("logits = torch.einsum('nc,mc->nm', first, second)", True),
+        ("logits = first @ second.transpose(1, 2)", False),
+        ("logits = torch.einsum('bic,bjc->bij', first, second)", False),
+        ("logits = first @ self.net.weight.t()", False),
+    ],
+)
+def test_a_loss_in_a_models_forward_in_another_file(
+    product: str, refused: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "losses.py").write_text(FORWARD.format(product=product))
+    if refused:
+        with pytest.raises(UserError, match=r"train\.py:7: .*contrastive.*losses\.py:10"):
+            _ported(tmp_path, PAIRED)
+    else:
+        assert "rankup.wrap" in _ported(tmp_path, PAIRED).text
+    assert ("RK124" in {one.code for one in check([tmp_path / "train.py"])}) is refused
+
+
+LOADED = HEAD + "from helper import batches\n" + MADE + "for x in batches():\n" + STEP
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("from torchtext.data import BucketIterator\n"
+         "def batches():\n    return BucketIterator(data, batch_size=8)\n",
+         r":6: .*torchtext iterator .*helper\.py:3"),
+        ("from torchtext.legacy import data\n"
+         "def batches():\n    a, b = data.BucketIterator.splits((x, y))\n    return a\n",
+         r":6: .*torchtext iterator"),
+        ("from torchdata.datapipes.iter import IterableWrapper\n"
+         "def batches():\n    pipe = IterableWrapper(names)\n    return pipe.map(f).batch(8)\n",
+         r":6: .*a pipe has no positions"),
+        ("from torch.utils.data import DataLoader, IterableDataset\n"
+         "class Lines(IterableDataset):\n    pass\n"
+         "def batches():\n    return DataLoader(Lines(), batch_size=8)\n",
+         r":6: .*a data set that is a stream has no positions"),
+        ("from torch.utils.data import DataLoader\nclass Episodes:\n    pass\n"
+         "def batches():\n    return DataLoader(data, batch_sampler=Episodes(5, 1))\n",
+         r":6: .*Episodes chooses what is together in a batch"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_sharded_is_refused_wherever_it_is_made(
+    made: str, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=says):
+        _ported(tmp_path, LOADED, helper=made)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [("", True), (", batch_size=1", True), (", batch_size=args.batchSize", True),
+     (", batch_size=2", False), (", batch_size=args.other", False)],
+)  # fmt: skip
+def test_a_batch_of_one_sample_leaves_ranks_idle(size: str, said: bool, tmp_path: Path) -> None:
+    options = (
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--batchSize", type=int, default=1)\n'
+        'parser.add_argument("--other", type=int, default=8)\nargs = parser.parse_args()\n'
+    )
+    loop = f"for x in DataLoader(torch.randn(8, 2){size}):\n"
+    ported = _ported(tmp_path, HEAD + options + MADE + loop + STEP)
+    assert any("all other ranks are idle" in note.text for note in ported.left) is said

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..base.errors import UserError
 from .app import app
 
 
@@ -16,7 +17,7 @@ def port(
     batch: Annotated[
         str, typer.Option(help="What the script's batch size means: global, or per-gpu.")
     ] = "global",
-    strategy: Annotated[str, typer.Option(help="ddp, or fsdp.")] = "ddp",
+    strategy: Annotated[str, typer.Option(hidden=True)] = "ddp",
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace the file instead of writing FILE_dist.py.")
     ] = False,
@@ -36,10 +37,14 @@ def port(
     """Rewrite a single-GPU script so that it runs on any number of GPUs."""
     from ..port.rewrite.command import port_file
 
+    if strategy != "ddp":
+        raise UserError(
+            f"port --strategy {strategy}: port copies the model to each GPU (ddp) and does not "
+            "shard it; docs/your-script-split.md shows how to shard it with rankup.parallelize"
+        )
     port_file(
         file,
         batch=batch,
-        strategy=strategy,
         in_place=in_place,
         diff=diff,
         vendor=vendor,

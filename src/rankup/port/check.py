@@ -38,8 +38,9 @@ def check(
     for wanted in (*select, *ignore):
         _known(wanted)
     found: dict[tuple[str, str, str], Finding] = {}
+    known: dict[str, File] = {}  # each file is read once, however many scripts import it
     for path in _files(files):
-        for one in _check_file(path):
+        for one in _check_file(path, known):
             if _selected(one.code, select, ignore):
                 found.setdefault((one.code, one.place, one.message), one)
     return tuple(sorted(found.values(), key=lambda one: (*split(one.place), one.code)))
@@ -52,8 +53,12 @@ def split(place: str) -> tuple[str, int, int]:
     return match["file"], int(match["line"] or 1), int(match["column"] or 1)
 
 
-def check_python(file: File) -> list[Finding]:
-    """Findings of one script and the modules of its folder; no file is written, nothing is run."""
+def check_python(file: File, known: dict[str, File] | None = None) -> list[Finding]:
+    """Findings of one script and the modules of its repository; nothing is written or run.
+
+    Args:
+        known: files that were read before, by their real path.
+    """
     if not file.concerns_training:
         return []
     if file.error is not None:
@@ -61,7 +66,7 @@ def check_python(file: File) -> list[Finding]:
         place = f"{clean(str(file.path))}:{error.line}:{error.column}"
         return [Finding(SYNTAX, "error", place, error.message, error.hint)]
     try:
-        script = understand(file)
+        script = understand(file, known)
         if not script.trains:
             return []
         return [
@@ -87,13 +92,17 @@ def is_batch_file(path: Path) -> bool:
     return shell is not None or re.search(rb"^#+\s*SBATCH\b", start, re.MULTILINE) is not None
 
 
-def _check_file(path: Path) -> Iterable[Finding]:
+def _check_file(path: Path, known: dict[str, File]) -> Iterable[Finding]:
     try:
         if is_batch_file(path):
             from . import sbatch
 
             return sbatch.check(path)
-        return check_python(read(path))
+        real = os.path.realpath(path)
+        file = known.get(real)
+        if file is None or file.path != path:  # findings name a script as it was given
+            file = known[real] = read(path)
+        return check_python(file, known)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
 

@@ -3,20 +3,125 @@
 from __future__ import annotations
 
 import ast
+from typing import Literal
 
-from .flow import Flow, Origin, argument, call_name, literal
+from .flow import Flow, Origin, argument, call_name, given, literal
 from .models import role, unique
-from .names import walk
+from .names import Function, walk
 from .roles import Role, Site
+from .source import File
 from .torch_names import last, words
 
-_CHECKPOINTS = words("torch.save pickle.dump joblib.dump safetensors.torch.save_file")
-_CHECKPOINT_METHODS = words("save_pretrained save_model save_weights save_checkpoint")
-_LOADS = frozenset({"torch.load"})
-_FILE_FUNCTIONS = words("numpy.save numpy.savez_compressed scipy.io.savemat")
-_FILE_CALLS = words(
-    "save_image imsave savefig imwrite to_csv to_json to_pickle savetxt savez write_image"
+Reached = tuple[File, Function]
+
+_CHECKPOINTS = words(
+    "torch.save pickle.dump joblib.dump safetensors.torch.save_file save_pretrained save_model "
+    "save_weights save_checkpoint"
 )
+_LOADS = frozenset({"torch.load"})
+
+_MOST = 60  # functions that one call leads to
+
+
+def _table(text: str) -> dict[str, tuple[int, str]]:
+    """The position and the keyword of an argument by the name of what is called."""
+    rows = (line.split() for line in text.splitlines() if line.strip())
+    return {name: (int(position), keyword) for name, position, keyword in rows}
+
+
+# What writes a file, with the argument that says where: a path, or an open file. A name without
+# a dot says it by itself, whatever library it is of.
+_WRITERS = _table("""
+    torch.save                       1  f
+    torchaudio.save                  0  uri
+    torchvision.io.write_jpeg        1  filename
+    torchvision.io.write_png         1  filename
+    torchvision.io.write_video       0  filename
+    safetensors.torch.save_file      1  filename
+    numpy.save                       0  file
+    scipy.io.savemat                 0  file_name
+    scipy.io.wavfile.write           0  filename
+    scipy.sparse.save_npz            0  file
+    soundfile.write                  0  file
+    nibabel.save                     1  filename
+    pickle.dump                      1  file
+    joblib.dump                      1  filename
+    json.dump                        1  fp
+    yaml.dump                        1  stream
+    yaml.safe_dump                   1  stream
+    shutil.copy                      1  dst
+    shutil.copy2                     1  dst
+    shutil.copyfile                  1  dst
+    shutil.copytree                  1  dst
+    imageio.imwrite                  0  uri
+    savez                            0  file
+    savez_compressed                 0  file
+    savetxt                          0  fname
+    savemat                          0  file_name
+    save_image                       1  fp
+    savefig                          0  fname
+    imsave                           0  fname
+    imwrite                          0  filename
+    mimsave                          0  uri
+    mimwrite                         0  uri
+    tofile                           0  fid
+    write_image                      0  file
+    write_html                       0  file
+    to_csv                           0  path_or_buf
+    to_excel                         0  excel_writer
+    to_feather                       0  path
+    to_hdf                           0  path_or_buf
+    to_json                          0  path_or_buf
+    to_parquet                       0  path
+    to_pickle                        0  path
+    save_pretrained                  0  save_directory
+    save_model                       0  filename
+    save_weights                     0  filename
+    save_checkpoint                  0  filename
+    add_graph                        0  model
+""")
+# Functions of these names may be collectives of a library; methods are not.
+_METHODS = words("save_pretrained save_model save_weights save_checkpoint add_graph")
+# Those whose call is worth something but None.
+_WITH_RESULT = words(
+    "imwrite write_text write_bytes yaml.dump yaml.safe_dump shutil.copy shutil.copy2 "
+    "shutil.copyfile shutil.copytree joblib.dump save_pretrained save_model save_weights "
+    "save_checkpoint"
+)
+# What opens a file by a path, for which a file that swallows everything does as well.
+_OPENERS = _table("""
+    builtins.open                    0  file
+    io.open                          0  file
+    gzip.open                        0  filename
+    bz2.open                         0  filename
+    lzma.open                        0  filename
+    codecs.open                      0  filename
+""")
+_LOGS = _table("""
+    logging.FileHandler              0  filename
+    logging.basicConfig              9  filename
+""")
+# What opens a file of a format, and where it is given the mode.
+_FORMATS = _table("""
+    h5py.File                        1  mode
+    netCDF4.Dataset                  1  mode
+    zipfile.ZipFile                  1  mode
+    tarfile.open                     1  mode
+    zarr.open                        1  mode
+    pandas.HDFStore                  1  mode
+    numpy.memmap                     2  mode
+    numpy.lib.format.open_memmap     1  mode
+""")
+_MADE_TO_WRITE = words(
+    "cv2.VideoWriter imageio.get_writer pandas.ExcelWriter "
+    "logging.handlers.RotatingFileHandler logging.handlers.TimedRotatingFileHandler"
+)
+# No files of the disk: what goes to these need not be kept to one rank.
+_STREAMS = ("io.BytesIO", "io.StringIO", "sys.stdout", "sys.stderr")
+_MODE = frozenset("rwaxbtU+-:|gzx2*")
+# Libraries whose objects have a `save(path)` that writes.
+_CHAIN = 8  # of `picture.convert("L").resize(size)`
+_SAVED_BY = ("PIL.", "matplotlib.animation.", "torchvision.transforms.", "tokenizers.")
 
 
 def find_losses(flow: Flow) -> tuple[Role, ...]:
@@ -66,22 +171,146 @@ def find_sites(flow: Flow) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
     saves, loads = [], []
     for file in flow.files:
         for call in file.names.all(ast.Call):
-            dotted, name = file.names.called(call), call_name(call)
-            if dotted in _CHECKPOINTS or (name in _CHECKPOINT_METHODS and not dotted):
-                if flow.callee(file, call) is None:
-                    saves.append(Site(file, call, dotted or f".{name}", "checkpoint"))
-            elif dotted in _LOADS:
-                loads.append(Site(file, call, dotted, "load"))
-            elif (name in _FILE_CALLS or dotted in _FILE_FUNCTIONS) and flow.callee(
-                file, call
-            ) is None:
-                saves.append(Site(file, call, dotted or f".{name}", "file"))
-            elif dotted == "builtins.open" and _written(call):
-                saves.append(Site(file, call, dotted, "file"))
+            site = written(flow, file, call)
+            if site is not None:
+                saves.append(site)
+            elif file.names.called(call) in _LOADS:
+                loads.append(Site(file, call, file.names.called(call), "load"))
     return tuple(saves), tuple(loads)
 
 
-def _written(call: ast.Call) -> bool:
-    mode = argument(call, "mode", 1)
-    value = literal(mode)
-    return isinstance(value, str) and any(letter in value for letter in "wax+")
+def written(flow: Flow, file: File, call: ast.Call) -> Site | None:
+    """What a call writes; None where it writes no file, or into one that was opened before."""
+    dotted, name = file.names.called(call), call_name(call)
+    if dotted in _LOGS:
+        path = _given(call, _LOGS[dotted])
+        return Site(file, call, dotted, "file", path, "path", True) if path is not None else None
+    if dotted in _OPENERS:
+        path = _given(call, _OPENERS[dotted])
+        return _opened(flow, file, call, path, argument(call, "mode", 1))
+    if dotted in _FORMATS:
+        form = _form(flow, file, _given(call, _FORMATS[dotted]))
+        return Site(file, call, dotted, "file", _first(call), "object", True) if form else None
+    if dotted in _MADE_TO_WRITE:
+        return Site(file, call, dotted, "file", _first(call), "object", True)
+    method = isinstance(call.func, ast.Attribute) and not dotted
+    if method and name == "save" and _saves_itself(flow, file, call):
+        return Site(file, call, ".save", "file", _first(call), "call", False)
+    if flow.callee(file, call) is not None or dotted.startswith("rankup."):
+        return None
+    if method and name == "open":
+        assert isinstance(call.func, ast.Attribute)
+        return _opened(flow, file, call, call.func.value, argument(call, "mode", 0))
+    if method and name in ("write_text", "write_bytes"):
+        assert isinstance(call.func, ast.Attribute)
+        return Site(file, call, f".{name}", "file", call.func.value, "call", True)
+    known = dotted if dotted in _WRITERS else name if name in _WRITERS else ""
+    if dotted and known in _METHODS:
+        return None
+    path = _given(call, _WRITERS[known]) if known else None
+    if path is None or _opened_before(flow, file, path):
+        return None
+    checkpoint = dotted in _CHECKPOINTS or (name in _CHECKPOINTS and not dotted)
+    kind: Literal["checkpoint", "file"] = "checkpoint" if checkpoint else "file"
+    return Site(file, call, dotted or f".{name}", kind, path, "call", known in _WITH_RESULT)
+
+
+def _given(call: ast.Call, where: tuple[int, str]) -> ast.expr | None:
+    position, keyword = where
+    return argument(call, keyword, position)
+
+
+def _first(call: ast.Call) -> ast.expr | None:
+    return next(iter(given(call)), None)
+
+
+def _opened(
+    flow: Flow, file: File, call: ast.Call, path: ast.expr | None, mode: ast.expr | None
+) -> Site | None:
+    form = _form(flow, file, mode)
+    if not form:
+        return None
+    dotted = file.names.called(call) or ".open"
+    return Site(file, call, dotted, "file", path, form, True)
+
+
+def _form(flow: Flow, file: File, mode: ast.expr | None) -> Literal["", "path", "object"]:
+    """What a mode of opening asks for: nothing to write, a file to write to, a file to keep.
+
+    A file that is read as well, or only read under some condition, has to be a real one.
+    """
+    if mode is None:
+        return ""
+    values = [literal(one.node) for one in flow.origins(file, mode)]
+    texts = [one for one in values if isinstance(one, str) and one and set(one) <= _MODE]
+    if len(texts) < len(values) or not texts:
+        return ""
+    writing = [one for one in texts if set("wax+") & set(one)]
+    if not writing:
+        return ""
+    plain = len(writing) == len(texts) and not any("+" in one for one in texts)
+    return "path" if plain else "object"
+
+
+def _opened_before(flow: Flow, file: File, target: ast.expr) -> bool:
+    """True where a call is given what another has opened, or what is in memory."""
+    for origin in flow.origins(file, target):
+        if isinstance(origin.node, ast.Call):
+            dotted = origin.file.names.called(origin.node)
+            if dotted in _OPENERS or dotted in _STREAMS or dotted in _FORMATS:
+                return True
+            if not dotted and call_name(origin.node) == "open":
+                return True
+        elif origin.file.names.dotted(origin.node) in _STREAMS:
+            return True
+    return False
+
+
+def _saves_itself(flow: Flow, file: File, call: ast.Call) -> bool:
+    """True of a picture's or an animation's `save(path)`: `Image.fromarray(x).save(path)`."""
+    assert isinstance(call.func, ast.Attribute)
+    for origin in flow.origins(file, call.func.value):
+        where, node = origin.file, origin.node
+        for _ in range(_CHAIN):
+            dotted = where.names.called(node) if isinstance(node, ast.Call) else ""
+            if dotted:
+                if dotted.startswith(_SAVED_BY):
+                    return True
+                break
+            if isinstance(node, ast.Call):
+                node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+            made = flow.origins(where, node)
+            if not made:
+                break
+            where, node = made[0].file, made[0].node
+    return False
+
+
+def callee(flow: Flow, file: File, call: ast.Call) -> Reached | None:
+    """The function that a call runs: by its name, or by the class of what it is a method of."""
+    found = flow.callee(file, call)
+    if isinstance(call.func, ast.Attribute) and not file.names.called(call):
+        owned = flow.method(file, call.func.value, call.func.attr)
+        own = isinstance(call.func.value, ast.Name) and call.func.value.id in ("self", "cls")
+        return owned or (found if own else None)
+    return found
+
+
+def leads_to(flow: Flow, file: File, function: Function) -> list[Reached]:
+    """A function and all that its calls lead to."""
+    found: dict[Function, File] = {function: file}
+    waiting = [(file, function)]
+    while waiting and len(found) < _MOST:
+        where, at = waiting.pop()
+        for node in walk(*at.body):
+            further = callee(flow, where, node) if isinstance(node, ast.Call) else None
+            if further is not None and further[1] not in found:
+                found[further[1]] = further[0]
+                waiting.append(further)
+    return [(where, one) for one, where in found.items()]
+
+
+def sites_in(flow: Flow, file: File, function: Function) -> list[Site]:
+    """The calls in a function that write."""
+    calls = [node for node in walk(*function.body) if isinstance(node, ast.Call)]
+    return [site for call in calls if (site := written(flow, file, call)) is not None]

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import PurePath
 
 from .names import Binding, Function, Scope, children, default
-from .source import File
+from .source import File, roots
 from .torch_names import LOADER_WRAPPERS, MODEL_WRAPPERS, RETURNS_SELF
 
 _DEPTH = 25  # steps of following; what is further apart nobody can follow either
@@ -55,7 +55,8 @@ class Flow:
 
     def __init__(self, files: Sequence[File]) -> None:
         self.files = tuple(files)
-        self._modules = {_module_name(one, self.files[0]): one for one in self.files}
+        tops = roots(self.files[0].path.parent)
+        self._modules = {_module_name(one, tops): one for one in self.files}
         self._known: dict[ast.AST, tuple[Origin, ...]] = {}
         self._budget = 0
 
@@ -79,12 +80,13 @@ class Flow:
     def callee(self, file: File, call: ast.Call) -> tuple[File, Function] | None:
         """The function of these files that a call runs; of a class its `__init__`."""
         found = self.definition(file, call.func)
-        if found is None:
-            return None
-        where, node = found
+        return None if found is None else self.body(*found)
+
+    def body(self, file: File, node: Definition) -> tuple[File, Function] | None:
+        """The function that a call of a definition runs; of a class its `__init__`."""
         if isinstance(node, ast.ClassDef):
-            return self._method(where, node, "__init__")
-        return where, node
+            return self._method(file, node, "__init__")
+        return file, node
 
     @cached_property
     def callers(self) -> dict[ast.AST, list[tuple[File, ast.Call]]]:
@@ -118,6 +120,10 @@ class Flow:
         """The method of these files that `receiver.name` is, by the class of the receiver."""
         owner = self.class_of(file, receiver)
         return self._method(*owner, name) if owner is not None else None
+
+    def member(self, file: File, owner: ast.ClassDef, name: str) -> tuple[File, Function] | None:
+        """The method of that name that a class of these files has or inherits."""
+        return self._method(file, owner, name)
 
     def _family(self, file: File, owner: ast.ClassDef) -> Iterator[tuple[File, ast.ClassDef]]:
         """A class and the classes of these files that it inherits from."""
@@ -477,11 +483,13 @@ def explicit_self(call: ast.Call) -> bool:
     return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id == "self"
 
 
-def _module_name(file: File, script: File) -> str:
-    try:
-        relative: PurePath = file.path.relative_to(script.path.parent)
-    except ValueError:
-        relative = PurePath(file.path.name)
+def _module_name(file: File, tops: Sequence[PurePath]) -> str:
+    """`utils.files` of a file in a package of the script's folder, or of its repository."""
+    relative = PurePath(file.path.name)
+    for top in tops:
+        if file.path.is_relative_to(top):
+            relative = file.path.relative_to(top)
+            break
     parts = list(relative.with_suffix("").parts)
     if parts[-1:] == ["__init__"]:
         parts.pop()

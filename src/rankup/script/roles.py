@@ -118,10 +118,18 @@ class Site(_Placed):
         node: the ast.Call.
         dotted: what is called, `torch.save`; for methods `.save_pretrained`.
         kind: `checkpoint` (torch.save and alike), `load`, `file` (anything else that is written).
+        path: the argument that says where to.
+        form: `call`: the call writes and is done. `path`: it opens a file that is only written
+            to, so that another path does as well. `object`: it opens a file of a format, or one
+            that is read, too.
+        result: True where the call is worth something but None.
     """
 
     dotted: str
     kind: Literal["checkpoint", "load", "file"]
+    path: ast.expr | None = None
+    form: Literal["call", "path", "object"] = "call"
+    result: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import os
 import re
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,9 @@ _WORDS = re.compile(
 )
 _LARGEST = 4 * 1024 * 1024  # bytes: a script that a person wrote is far below
 _MOST_MODULES = 50  # of one script
+# A folder with one of these is the root of a repository, from which its packages are imported.
+_ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+_MOST_LEVELS = 4  # from a script up to it
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -213,44 +216,70 @@ def _explained(text: str, error: SyntaxError) -> ParseError:
     return ParseError(line, column, f"no valid Python: {clean(error.msg or 'syntax error')}", hint)
 
 
-def local_modules(script: File) -> tuple[File, ...]:
+def local_modules(script: File, known: dict[str, File] | None = None) -> tuple[File, ...]:
     """The modules of the script's repository that it imports, and those that they import in turn.
 
-    They are read, not imported; each once, also where they import each other. What cannot be read,
-    is no Python or has nothing to do with training is left out: it is not what was asked about.
+    They are read, not imported; each once, also where they import each other. What cannot be read
+    or is no Python is left out: it is not what was asked about.
+
+    Args:
+        known: files read for other scripts, by their real path; those read here are added.
     """
+    known = {} if known is None else known
     seen = {os.path.realpath(script.path)}
     found: list[File] = []
     waiting = [script]
+    tops = roots(script.path.parent)
     while waiting and len(found) < _MOST_MODULES:
         at = waiting.pop(0)
         for dotted in at.names.imported:
-            for path in candidates(script.path.parent, at.path.parent, dotted):
+            for path in candidates(tops, at.path.parent, dotted):
                 real = os.path.realpath(path)  # a loop of links is no error here
                 if real in seen:
                     continue
                 seen.add(real)
                 try:
-                    other = read(path)
+                    other = known[real] = known.get(real) or read(path)
                 except OSError:
                     continue
-                if other.concerns_training and other.error is None:
+                if other.error is None:
                     found.append(other)
                     waiting.append(other)
     return tuple(found)
 
 
-def candidates(folder: Path, own: Path, dotted: str) -> Iterator[Path]:
-    """The files that `import dotted` may mean: beside the script, or relative to the importer."""
+def roots(folder: Path) -> tuple[Path, ...]:
+    """Where imports of a script may start: its folder, and those up to its repository's root."""
+    found: list[Path] = []
+    for at in (folder, *list(folder.absolute().parents)[:_MOST_LEVELS]):
+        found.append(at)
+        if any(os.path.exists(at / name) for name in _ROOT_MARKS):
+            return (*found, at / "src")
+    return (folder,)
+
+
+def candidates(tops: Sequence[Path], own: Path, dotted: str) -> Iterator[Path]:
+    """The files that `import dotted` may mean, of the first folder that has any.
+
+    Args:
+        tops: the folders in which an absolute import is sought.
+        own: the folder of the file that imports.
+    """
     level = len(dotted) - len(dotted.lstrip("."))
-    start = folder if level == 0 else own
-    for _ in range(level - 1):
-        start = start.parent
     parts = [part for part in dotted.lstrip(".").split(".") if part]
     if not parts or parts[0] == "rankup":  # the runtime that `port --vendor` has copied
         return
-    for length in range(len(parts), 0, -1):
-        base = start.joinpath(*parts[:length])
-        for path in (base.with_suffix(".py"), base / "__init__.py"):
-            if os.path.isfile(path):  # False, too, in a loop of links
-                yield path
+    if level:
+        for _ in range(level - 1):
+            own = own.parent
+        tops = (own,)
+    for start in tops:
+        found = False
+        for length in range(len(parts), 0, -1):
+            base = start.joinpath(*parts[:length])
+            for path in (base.with_suffix(".py"), base / "__init__.py"):
+                if os.path.isfile(path):  # False, too, in a loop of links
+                    found = True
+                    yield path
+        if found:
+            return

@@ -11,14 +11,17 @@ from .roles import Script
 from .source import File, local_modules
 
 
-def understand(file: File) -> Script:
+def understand(file: File, known: dict[str, File] | None = None) -> Script:
     """Models, loaders, loops and files of a script and of the local modules that it imports.
 
     A source that cannot be parsed, or that is about something else, has no roles at all.
+
+    Args:
+        known: files that were read before, by their real path.
     """
     if not file.concerns_training or file.error is not None:
         return Script(file, (file,), Flow([file]))
-    files = (file, *local_modules(file))
+    files = (file, *local_modules(file, known))
     flow = Flow(files)
     optimizers = find_optimizers(flow)
     models = find_models(flow, optimizers)

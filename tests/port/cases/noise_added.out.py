@@ -4,7 +4,6 @@ import rankup
 
 rankup.setup()
 rankup.quiet()
-rankup.same_random()
 
 data = TensorDataset(torch.randn(64, 6), torch.randn(64, 1))
 loader = rankup.shard(DataLoader(data, batch_size=8, shuffle=True))

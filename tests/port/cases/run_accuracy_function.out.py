@@ -9,8 +9,8 @@ rankup.quiet()
 torch.manual_seed(3)
 x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
-loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
-valid = rankup.shard(DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4))
+loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
+valid = DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4)
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -22,7 +22,7 @@ def check_accuracy(loader, model):
     num_samples = 0
     model.eval()
     with torch.no_grad():
-        for a, b in loader:
+        for a, b in rankup.shard(loader, train=False):
             scores = model(a)
             _, predictions = scores.max(1)
             num_correct += (predictions == b).sum()
@@ -33,7 +33,7 @@ def check_accuracy(loader, model):
 
 
 for epoch in range(2):
-    for inputs, labels in loader:
+    for inputs, labels in rankup.shard(loader):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
         loss.backward()

@@ -10,7 +10,7 @@ torch.manual_seed(3)
 x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
 loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
-valid = rankup.shard(DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4))
+valid = DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4)
 
 
 class AverageMeter:
@@ -47,6 +47,4 @@ for epoch in range(2):
         for inputs, labels in valid:
             loss = criterion(model(inputs), labels)
             losses.update(loss.item(), inputs.size(0))
-        losses.sum, losses.count = rankup.total(losses.sum, losses.count)
-        losses.avg = losses.sum / losses.count
     print(f"valid {losses.avg:.8f}")

@@ -11,14 +11,14 @@ x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
 from tqdm import tqdm
 
-loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
+loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion = nn.CrossEntropyLoss()
 for epoch in range(2):
     bar = tqdm(loader, desc="train", disable=True)
-    for inputs, labels in tqdm(loader, disable=True):
+    for inputs, labels in tqdm(rankup.shard(loader), disable=True):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
         loss.backward()

@@ -10,7 +10,7 @@ torch.manual_seed(3)
 x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
 loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
-valid = rankup.shard(DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4))
+valid = DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4)
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -29,8 +29,7 @@ for epoch in range(4):
         for inputs, labels in valid:
             total += nn.functional.cross_entropy(model(inputs), labels, reduction="sum").item()
             n += len(labels)
-        total, n = rankup.total(total, n)
-    val_loss = total / n
+    val_loss = rankup.broadcast(total / n)
     if val_loss < best:
         best, patience = val_loss, 0
         rankup.save0(model.state_dict(), "best.pt")

@@ -10,7 +10,7 @@ torch.manual_seed(3)
 x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
 loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
-valid = rankup.shard(DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4))
+valid = DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4)
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -27,10 +27,8 @@ for epoch in range(2):
     with torch.no_grad():
         for inputs, labels in valid:
             output = model(inputs)
-            val_loss += rankup.share(criterion(output, labels).item())
-            val_acc += rankup.share((output.argmax(1) == labels).float().mean().item())
+            val_loss += criterion(output, labels).item()
+            val_acc += (output.argmax(1) == labels).float().mean().item()
             batches += 1
-        val_loss, val_acc = rankup.total(val_loss, val_acc)
-        batches = int(rankup.all_reduce(batches, "max"))
     print("valid", val_loss / len(valid), val_acc / batches)
     model.train()

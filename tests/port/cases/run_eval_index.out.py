@@ -9,8 +9,8 @@ rankup.quiet()
 torch.manual_seed(3)
 x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
-loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
-valid = rankup.shard(DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4))
+loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
+valid = DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4)
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -21,14 +21,12 @@ criterion = nn.CrossEntropyLoss()
 def evaluate(model, data):
     loss_sum = 0
     for step, (inputs, labels) in enumerate(data):
-        loss_sum += rankup.share(criterion(model(inputs), labels).item())
-    loss_sum = rankup.total(loss_sum)
-    step = int(rankup.all_reduce(step, "max"))
+        loss_sum += criterion(model(inputs), labels).item()
     return loss_sum / (step + 1)
 
 
 for epoch in range(2):
-    for inputs, labels in loader:
+    for inputs, labels in rankup.shard(loader):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
         loss.backward()

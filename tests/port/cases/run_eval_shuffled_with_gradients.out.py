@@ -11,7 +11,7 @@ x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
 loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
 
-test = rankup.shard(DataLoader(TensorDataset(x[:7], y[:7]), batch_size=3, shuffle=True), train=False)
+test = DataLoader(TensorDataset(x[:7], y[:7]), batch_size=3, shuffle=True)
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -25,7 +25,7 @@ for epoch in range(2):
 
 model.eval()
 seen = 0
-for inputs, labels in test:
+for inputs, labels in rankup.shard(test, train=False):
     seen += labels.size(0)
 seen = rankup.total(seen)
 print(seen)

@@ -10,7 +10,7 @@ torch.manual_seed(3)
 x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
 loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
-valid = rankup.shard(DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4))
+valid = DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4)
 
 best_acc = 0
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
@@ -33,7 +33,7 @@ def test(epoch):
     correct = 0
     total = 0
     with torch.no_grad():
-        for batch_idx, (inputs, targets) in enumerate(valid):
+        for batch_idx, (inputs, targets) in enumerate(rankup.shard(valid, train=False)):
             outputs = model(inputs)
             _, predicted = outputs.max(1)
             total += targets.size(0)

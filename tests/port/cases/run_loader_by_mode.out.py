@@ -20,21 +20,19 @@ class Trainer:
         self.model.train(is_train)
         loader = self.train_loader if is_train else self.test_loader
         losses = []
-        for inputs, labels in loader:
+        for inputs, labels in rankup.shard(loader) if is_train else loader:
             with torch.set_grad_enabled(is_train):
                 loss = nn.functional.cross_entropy(self.model(inputs), labels)
-            losses.append(rankup.batch_mean(loss.item()))
+            losses.append(rankup.batch_mean(loss.item()) if is_train else loss.item())
             if is_train:
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()
-        return sum(losses) / len(losses)
+        return rankup.broadcast(sum(losses) / len(losses))
 
 
 torch.manual_seed(3)
 train_loader, test_loader = get_loaders(6)
-train_loader = rankup.shard(train_loader, train=True)
-test_loader = rankup.shard(test_loader, train=True)
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 model = rankup.wrap(model)
 trainer = Trainer(model, train_loader, test_loader)

@@ -9,13 +9,11 @@ rankup.quiet()
 
 torch.manual_seed(3)
 train_loader, test_loader = get_loaders(6)
-train_loader = rankup.shard(train_loader)
-test_loader = rankup.shard(test_loader)
 model = nn.Linear(5, 2)
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(2):
-    for inputs, labels in train_loader:
+    for inputs, labels in rankup.shard(train_loader):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs), labels)
         loss.backward()
@@ -24,5 +22,4 @@ for epoch in range(2):
     with torch.no_grad():
         for inputs, labels in test_loader:
             hits += (model(inputs).argmax(1) == labels).sum().item()
-        hits = rankup.total(hits)
     print(epoch, hits / len(test_loader.dataset))

@@ -11,7 +11,7 @@ x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
 
 sets = {"train": TensorDataset(x, y), "val": TensorDataset(x[:9], y[:9])}
-dataloaders = {k: rankup.shard(DataLoader(sets[k], batch_size=4, shuffle=k == "train"), train=True) for k in ["train", "val"]}
+dataloaders = {k: DataLoader(sets[k], batch_size=4, shuffle=k == "train") for k in ["train", "val"]}
 sizes = {k: len(sets[k]) for k in ["train", "val"]}
 
 
@@ -24,7 +24,7 @@ def train_model(model, criterion, optimizer, num_epochs=2):
                 model.eval()
             running_loss = 0.0
             running_corrects = 0
-            for inputs, labels in dataloaders[phase]:
+            for inputs, labels in rankup.shard(dataloaders[phase]) if phase == "train" else dataloaders[phase]:
                 optimizer.zero_grad()
                 with torch.set_grad_enabled(phase == "train"):
                     outputs = model(inputs)
@@ -33,8 +33,8 @@ def train_model(model, criterion, optimizer, num_epochs=2):
                     if phase == "train":
                         loss.backward()
                         optimizer.step()
-                running_loss += rankup.batch_sum(loss.item() * inputs.size(0))
-                running_corrects += rankup.batch_sum(torch.sum(preds == labels.data))
+                running_loss += rankup.batch_mean(loss.item()) * rankup.batch_sum(inputs.size(0)) if phase == "train" else loss.item() * inputs.size(0)
+                running_corrects += rankup.batch_sum(torch.sum(preds == labels.data)) if phase == "train" else torch.sum(preds == labels.data)
             epoch_loss = running_loss / sizes[phase]
             epoch_acc = running_corrects.double() / sizes[phase]
             print(f"{phase} Loss: {epoch_loss:.7f} Acc: {epoch_acc:.4f}")

@@ -19,35 +19,34 @@ class Trainer:
         total, seen, right = 0.0, 0, 0
         context = torch.enable_grad() if training else torch.no_grad()
         with context:
-            for x, y in self.loaders[phase]:
+            for x, y in rankup.shard(self.loaders[phase], train=True) if training else self.loaders[phase]:
                 out = self.model(x)
                 loss = self.criterion(out, y)
-                total += rankup.batch_sum(loss.item() * x.size(0))
-                seen += rankup.batch_sum(x.size(0))
-                right += rankup.batch_sum((out.argmax(1) == y).sum().item())
+                total += rankup.batch_mean(loss.item()) * rankup.batch_sum(x.size(0)) if training else loss.item() * x.size(0)
+                seen += rankup.batch_sum(x.size(0)) if training else x.size(0)
+                right += rankup.batch_sum((out.argmax(1) == y).sum().item()) if training else (out.argmax(1) == y).sum().item()
                 if not training:
                     continue
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()
-        return total / seen, right / seen
+        return rankup.broadcast(total / seen), rankup.broadcast(right / seen)
 
 
 def predict(model, loader):
     model.eval()
     found = []
     with torch.no_grad():
-        for x, _ in rankup.shard(loader, train=False):
+        for x, _ in loader:
             found.append(model(x).argmax(1))
-        found = rankup.gather(found)
     return torch.cat(found)
 
 
 torch.manual_seed(4)
 x = torch.randn(31, 5)
 y = (x.sum(1) > 0).long()
-train_loader = rankup.shard(DataLoader(TensorDataset(x[:22], y[:22]), batch_size=4, shuffle=True), train=True)
-valid_loader = rankup.shard(DataLoader(TensorDataset(x[22:], y[22:]), batch_size=4), train=True)
+train_loader = DataLoader(TensorDataset(x[:22], y[:22]), batch_size=4, shuffle=True)
+valid_loader = DataLoader(TensorDataset(x[22:], y[22:]), batch_size=4)
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 model = rankup.wrap(model)
 trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), train_loader, valid_loader)

@@ -13,7 +13,7 @@ classes = ("plane", "car", "bird")
 images = torch.randn(31, 3, 8, 8)
 labels_all = torch.randint(0, 3, (31,))
 trainloader = rankup.shard(DataLoader(TensorDataset(images, labels_all), batch_size=4, shuffle=True))
-testloader = rankup.shard(DataLoader(TensorDataset(images[:13], labels_all[:13]), batch_size=4, shuffle=False))
+testloader = DataLoader(TensorDataset(images[:13], labels_all[:13]), batch_size=4, shuffle=False)
 
 
 class Net(nn.Module):
@@ -60,7 +60,6 @@ with torch.no_grad():
         _, predicted = torch.max(outputs.data, 1)
         total += labels.size(0)
         correct += (predicted == labels).sum().item()
-    total, correct = rankup.total(total, correct)
 print(f"Accuracy: {100 * correct // total} %")
 correct_pred = {classname: 0 for classname in classes}
 total_pred = {classname: 0 for classname in classes}
@@ -73,7 +72,6 @@ with torch.no_grad():
             if label == prediction:
                 correct_pred[classes[label]] += 1
             total_pred[classes[label]] += 1
-    correct_pred, total_pred = rankup.total(correct_pred, total_pred)
 for classname, correct_count in correct_pred.items():
     accuracy = 100 * float(correct_count) / total_pred[classname]
     print(f"Accuracy for class: {classname:5s} is {accuracy:.1f} %")

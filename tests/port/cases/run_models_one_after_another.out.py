@@ -22,7 +22,7 @@ def fit(model):
         optimizer.step()
         loss, size = rankup.batch_mean(loss.item()), len(inputs)
         sizes.append(rankup.batch_sum(size))
-        losses.append(rankup.batch_sum(loss * size))
+        losses.append(loss * rankup.batch_sum(size))
     print(sum(losses) / sum(sizes), sum(sizes))
 
 

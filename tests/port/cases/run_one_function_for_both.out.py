@@ -9,8 +9,8 @@ rankup.quiet()
 torch.manual_seed(0)
 x = torch.randn(31, 4)
 y = (x.sum(1) > 0).long()
-train_loader = rankup.shard(DataLoader(TensorDataset(x[:22], y[:22]), batch_size=4, shuffle=True), train=True)
-val_loader = rankup.shard(DataLoader(TensorDataset(x[22:], y[22:]), batch_size=4), train=True)
+train_loader = DataLoader(TensorDataset(x[:22], y[:22]), batch_size=4, shuffle=True)
+val_loader = DataLoader(TensorDataset(x[22:], y[22:]), batch_size=4)
 model = nn.Linear(4, 2)
 model = rankup.wrap(model)
 criterion = nn.CrossEntropyLoss()
@@ -39,16 +39,16 @@ def step(model, data, target):
 def run_epoch(model, loader, train):
     losses, top = Meter(), Meter()
     n = 0
-    for data, target in loader:
+    for data, target in rankup.shard(loader, train=True) if train else loader:
         loss, correct, size = step(model, data, target)
         if train:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        losses.update(rankup.batch_mean(loss.item()), rankup.batch_sum(size))
-        top.update(rankup.batch_mean(correct / size), rankup.batch_sum(size))
-        n += rankup.batch_sum(size)
-    return losses.avg, top.avg, n
+        losses.update(rankup.batch_mean(loss.item()) if train else loss.item(), rankup.batch_sum(size) if train else size)
+        top.update(rankup.batch_sum(correct) / rankup.batch_sum(size) if train else correct / size, rankup.batch_sum(size) if train else size)
+        n += rankup.batch_sum(size) if train else size
+    return rankup.broadcast(losses.avg), rankup.broadcast(top.avg), rankup.broadcast(n)
 
 
 best = 0.0

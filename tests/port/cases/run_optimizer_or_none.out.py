@@ -9,22 +9,22 @@ rankup.quiet()
 torch.manual_seed(3)
 x = torch.randn(31, 5)
 y = (x.sum(1) > 0).long()
-train_loader = rankup.shard(DataLoader(TensorDataset(x[:22], y[:22]), batch_size=4, shuffle=True), train=True)
-val_loader = rankup.shard(DataLoader(TensorDataset(x[22:], y[22:]), batch_size=4, shuffle=True), train=True)
+train_loader = DataLoader(TensorDataset(x[:22], y[:22]), batch_size=4, shuffle=True)
+val_loader = DataLoader(TensorDataset(x[22:], y[22:]), batch_size=4, shuffle=True)
 
 
 def epoch(model, loader, optimizer=None):
     model.train(optimizer is not None)
     total = 0.0
     with torch.set_grad_enabled(optimizer is not None):
-        for inputs, labels in loader:
+        for inputs, labels in rankup.shard(loader) if optimizer is not None else loader:
             loss = nn.functional.cross_entropy(model(inputs), labels)
             if optimizer is not None:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            total += rankup.batch_mean(loss.item())
-    return total / len(loader)
+            total += rankup.batch_mean(loss.item()) if optimizer is not None else loss.item()
+    return rankup.broadcast(total / len(loader))
 
 
 def accuracy(model, loader):

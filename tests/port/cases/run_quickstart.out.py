@@ -10,7 +10,7 @@ torch.manual_seed(0)
 x = torch.randn(31, 5)
 y = (x.sum(1) > 0).long()
 train_dl = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
-test_dl = rankup.shard(DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4))
+test_dl = DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4)
 model = nn.Linear(5, 2)
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -29,8 +29,8 @@ def train(dataloader, model, loss_fn, optimizer):
         optimizer.zero_grad()
         total += rankup.batch_mean(loss.detach())
         if batch % 2 == 0:
-            loss, current = rankup.batch_mean(loss.item()), (batch + 1) * rankup.batch_sum(len(X))
-            print(f"loss: {loss:>7f}  [{current:>5d}/{size:>5d}]")
+            loss, current = rankup.batch_mean(loss.item()), (batch + 1) * len(X)
+            print(f"loss: {loss:>7f}  [{rankup.batch_sum(current):>5d}/{size:>5d}]")
     return total / len(dataloader)
 
 
@@ -42,9 +42,8 @@ def test(dataloader, model, loss_fn):
     with torch.no_grad():
         for X, Y in dataloader:
             pred = model(X)
-            test_loss += rankup.share(loss_fn(pred, Y).item())
+            test_loss += loss_fn(pred, Y).item()
             correct += (pred.argmax(1) == Y).type(torch.float).sum().item()
-        test_loss, correct = rankup.total(test_loss, correct)
     test_loss /= num_batches
     correct /= size
     print(f"Test Error: \n Accuracy: {(100*correct):>0.1f}%, Avg loss: {test_loss:>8f} \n")

@@ -10,27 +10,25 @@ rankup.quiet()
 torch.manual_seed(0)
 x = torch.randn(31, 5)
 y = (x.sum(1) > 0).long()
-train_loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
-test_loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6))
+train_loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
+test_loader = DataLoader(TensorDataset(x, y), batch_size=6)
 model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
 model = rankup.wrap(model)
 swa_model = AveragedModel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 swa_scheduler = SWALR(optimizer, swa_lr=0.05)
 for epoch in range(3):
-    for xb, yb in train_loader:
+    for xb, yb in rankup.shard(train_loader):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(xb), yb).backward()
         optimizer.step()
     if epoch >= 1:
         swa_model.update_parameters(model)
         swa_scheduler.step()
-# rankup: the statistics of batch norm are of this rank's part of the batches: give it the loader as it was before rankup.shard
 update_bn(train_loader, swa_model)
 correct = 0
 swa_model.eval()
 with torch.no_grad():
     for xb, yb in test_loader:
         correct += (swa_model(xb).argmax(1) == yb).sum().item()
-    correct = rankup.total(correct)
 print("accuracy", correct / len(test_loader.dataset))

@@ -9,13 +9,13 @@ rankup.quiet()
 torch.manual_seed(3)
 x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
-loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
+loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True)
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion = nn.CrossEntropyLoss()
 for epoch in range(2):
-	for inputs, labels in loader:
+	for inputs, labels in rankup.shard(loader):
 		optimizer.zero_grad()
 		loss = criterion(model(inputs), labels)
 		loss.backward()
@@ -24,5 +24,4 @@ for epoch in range(2):
 	with torch.no_grad():
 		for inputs, labels in loader:
 			total += (model(inputs).argmax(1) == labels).sum().item()
-		total = rankup.total(total)
 	print(total)

@@ -21,11 +21,11 @@ def train_step(inputs, labels):
     loss = criterion(model(inputs), labels)
     loss.backward()
     optimizer.step()
-    return loss.item()
+    return rankup.batch_mean(loss.item())
 
 
 for epoch in range(2):
     total_loss = 0
     for inputs, labels in loader:
-        total_loss += rankup.batch_mean(train_step(inputs, labels))
+        total_loss += train_step(inputs, labels)
     print(total_loss / len(loader))

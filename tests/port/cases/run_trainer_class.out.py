@@ -19,9 +19,9 @@ class Trainer:
         self.optimizer.step()
 
     def _run_epoch(self, epoch):
-        b_sz = rankup.all_reduce(len(next(iter(self.train_data))[0]))
+        b_sz = len(next(iter(self.train_data))[0])
         print(f"Epoch {epoch} | Steps: {len(self.train_data)}", end="\n" if b_sz else "")
-        for source, targets in self.train_data:
+        for source, targets in rankup.shard(self.train_data):
             source, targets = source.to(self.device), targets.to(self.device)
             self._run_batch(source, targets)
 
@@ -46,7 +46,7 @@ def load_train_objs():
 
 
 def prepare_dataloader(dataset, batch_size):
-    return rankup.shard(DataLoader(dataset, batch_size=batch_size, shuffle=True))
+    return DataLoader(dataset, batch_size=batch_size, shuffle=True)
 
 
 def main(device, total_epochs, batch_size):

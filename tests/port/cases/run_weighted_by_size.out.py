@@ -10,7 +10,7 @@ torch.manual_seed(3)
 x = torch.randn(22, 5)
 y = (x.sum(1) > 0).long()
 loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
-valid = rankup.shard(DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4))
+valid = DataLoader(TensorDataset(x[:13], y[:13]), batch_size=4)
 model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -24,13 +24,13 @@ for epoch in range(2):
         loss = criterion(model(inputs), labels)
         loss.backward()
         optimizer.step()
-        epoch_loss += rankup.batch_sum(loss.item() * inputs.size(0))
+        epoch_loss += rankup.batch_mean(loss.item()) * rankup.batch_sum(inputs.size(0))
     print("train", epoch_loss / len(loader.dataset))
 
     valid_loss = 0.0
     model.eval()
     with torch.no_grad():
-        for inputs, labels in valid:
+        for inputs, labels in rankup.shard(valid, train=False):
             batch_size = inputs.size(0)
             loss = criterion(model(inputs), labels)
             valid_loss += loss.item() * batch_size

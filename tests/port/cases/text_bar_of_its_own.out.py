@@ -7,7 +7,6 @@ import rankup
 
 rankup.setup()
 rankup.quiet()
-rankup.same_random()
 
 
 def progress_bar(at, of, text):
@@ -16,7 +15,7 @@ def progress_bar(at, of, text):
 
 data = TensorDataset(torch.randn(64, 8), torch.arange(64) % 4)
 loader = rankup.shard(DataLoader(data, batch_size=8, shuffle=True))
-valid = rankup.shard(DataLoader(data, batch_size=8))
+valid = DataLoader(data, batch_size=8)
 model = nn.Linear(8, 4)
 model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -31,6 +30,5 @@ with torch.no_grad():
         right += (model(x).argmax(1) == y).sum().item()
         seen += len(y)
         progress_bar(i, len(valid), f"{right}/{seen}")
-    right, seen = rankup.total(right, seen)
 print(right, seen)
 rankup.save0(model.state_dict(), "model.pt")

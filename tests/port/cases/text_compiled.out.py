@@ -16,8 +16,7 @@ model = rankup.wrap(model)
 params = [p for p in model.parameters() if p.requires_grad]
 optimizer = torch.optim.AdamW(params, lr=3e-4)
 train_loader, valid_loader = data.make_loaders(32)
-train_loader = rankup.shard(train_loader)
-for inputs, labels in train_loader:
+for inputs, labels in rankup.shard(train_loader):
     loss = torch.nn.functional.cross_entropy(model(inputs.cuda()), labels.cuda())
     loss.backward()
     optimizer.step()

@@ -6,7 +6,6 @@ import rankup
 
 rankup.setup()
 rankup.quiet()
-rankup.same_random()
 
 data = TensorDataset(torch.randn(64, 8), torch.arange(64) % 4)
 train_loader = rankup.shard(DataLoader(data, batch_size=8, shuffle=True))
@@ -21,4 +20,4 @@ for epoch in range(2):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    scheduler.step(accuracy(model, valid_loader))
+    scheduler.step(rankup.broadcast(accuracy(model, valid_loader)))

@@ -35,6 +35,7 @@ for epoch in range(2):
         file.write(f"{epoch}\n")
     logging.info("epoch %d loss %f", epoch, rankup.batch_mean(loss.item()))
 log.close()
+rankup.barrier()
 print(Path("out/text.txt").read_text().split(), len(Path("out/log.csv").read_text().splitlines()))
 if rankup.is_root_process(): os.remove("out/text.txt")
 rankup.barrier()

@@ -9,12 +9,12 @@ rankup.quiet()
 
 def run(model, dataset):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = rankup.shard(DataLoader(dataset, batch_size=8))
+    loader = DataLoader(dataset, batch_size=8)
     seen = 0
     # rankup: a job has no terminal to ask: take this from an argument
     answer = input("go on? ")
     for epoch in range(3):
-        for x, y in loader:
+        for x, y in rankup.shard(loader):
             try:
                 loss = nn.functional.mse_loss(model(x), y)
                 loss.backward()
@@ -24,7 +24,6 @@ def run(model, dataset):
             outputs = model(x)
         with torch.no_grad():
             for x, y in loader:
-                # rankup: seen is of this rank's batches alone, and older than this loop
                 seen += len(y)
         # rankup: moving the model to the CPU and back ends the exchange of its gradients; save its state_dict() without moving it
         model.eval().cpu()

@@ -12,8 +12,8 @@ y = (x.sum(1) > 0).long()
 
 
 def get_loaders(batch_size):
-    train = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=batch_size, shuffle=True))
-    test = rankup.shard(DataLoader(TensorDataset(x[:5], y[:5]), batch_size=batch_size))
+    train = DataLoader(TensorDataset(x, y), batch_size=batch_size, shuffle=True)
+    test = DataLoader(TensorDataset(x[:5], y[:5]), batch_size=batch_size)
     return train, test
 
 
@@ -23,7 +23,7 @@ model = rankup.wrap(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion = nn.CrossEntropyLoss()
 for epoch in range(2):
-    for inputs, labels in train_loader:
+    for inputs, labels in rankup.shard(train_loader):
         optimizer.zero_grad()
         loss = criterion(model(inputs), labels)
         loss.backward()
@@ -32,6 +32,4 @@ for epoch in range(2):
     with torch.no_grad():
         for inputs, labels in test_loader:
             hits += (model(inputs).argmax(1) == labels).sum().item()
-        hits = rankup.total(hits)
-    # rankup: loss.item() is of this rank's part of the last batch: keep rankup.batch_mean(loss.item()) before the next loop begins
-    print(epoch, loss.item(), hits / len(test_loader.dataset))
+    print(epoch, rankup.batch_mean(loss.item()), hits / len(test_loader.dataset))

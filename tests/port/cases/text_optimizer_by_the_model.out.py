@@ -42,5 +42,4 @@ def main():
 if __name__ == "__main__":
     rankup.setup()
     rankup.quiet()
-    rankup.same_random()
     main()

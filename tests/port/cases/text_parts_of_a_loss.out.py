@@ -9,7 +9,6 @@ import rankup
 
 rankup.setup()
 rankup.quiet()
-rankup.same_random()
 
 loader = rankup.shard(DataLoader(TensorDataset(torch.randn(64, 8), torch.randn(64, 1)), batch_size=8))
 nets = nn.ModuleList([nn.Linear(8, 1), nn.Linear(8, 1)])
@@ -29,9 +28,10 @@ with tqdm(total=64) as bar:
         loss.backward()
         optimizer.step()
         total += rankup.batch_mean(loss.item())
-        styles += rankup.batch_mean(style.item())
+        # rankup: styles is of rank 0's part of the batches alone: what is added is not seen to be a sum over samples (rankup.batch_sum) or the loss (rankup.batch_mean)
+        styles += style.item()
         bar.update(rankup.batch_sum(images.shape[0]))
-        print(f"loss {total:.3f} D(x) {rankup.batch_mean(score.mean().item()):.3f}")
+        print(f"loss {total:.3f} D(x) {score.mean().item():.3f}")
 if rankup.is_root_process(): save_image(images, "last.png")
 rankup.save0(nets.state_dict(), "epoch_" + str(time.ctime()).replace(" ", "_") + ".pt")
 name = rankup.broadcast("model_" + time.ctime() + ".pt")

@@ -13,7 +13,6 @@ import rankup
 
 rankup.setup()
 rankup.quiet()
-rankup.same_random()
 
 run_name = rankup.broadcast(f"run-{datetime.now().strftime('%Y%m%d-%H%M%S')}")
 folder = os.path.join("runs", run_name)

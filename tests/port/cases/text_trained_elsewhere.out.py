@@ -7,7 +7,7 @@ import rankup
 
 def run():
     data = TensorDataset(torch.randn(64, 8), torch.arange(64) % 4)
-    train_loader = rankup.shard(DataLoader(data, batch_size=8, shuffle=True))
+    train_loader = DataLoader(data, batch_size=8, shuffle=True)
     valid_loader = DataLoader(data, batch_size=8)
     model = nn.Linear(8, 4)
     model.to("cuda")
@@ -16,8 +16,8 @@ def run():
     best = 0
     for epoch in range(2):
         # rankup: the training loop is in helper_evaluation.py, which stays as it is: what it adds up, saves or returns is of this rank's part of the batches
-        engine.train_epoch(model, train_loader, optimizer)
-        accuracy = engine.accuracy(model, valid_loader)
+        engine.train_epoch(model, rankup.shard(train_loader), optimizer)
+        accuracy = rankup.broadcast(engine.accuracy(model, valid_loader))
         if accuracy > best:
             rankup.save0(model.state_dict(), "best.pt")
             best = accuracy
@@ -26,5 +26,4 @@ def run():
 if __name__ == "__main__":
     rankup.setup()
     rankup.quiet()
-    rankup.same_random()
     run()

@@ -41,7 +41,6 @@ def port_file(
     path: Path,
     *,
     batch: str,
-    strategy: str,
     in_place: bool,
     diff: bool,
     vendor: bool,
@@ -63,9 +62,7 @@ def port_file(
     if path.suffix not in (".py", ".ipynb") and is_batch(path):
         _port_batch_file(path, in_place, diff)
         return
-    if vendor and strategy == "fsdp":
-        raise UserError("--vendor copies the runtime for ddp; fsdp needs rankup itself")
-    ported = port(path, batch=batch, strategy=strategy, vendor=vendor, sync_bn=sync_bn)
+    ported = port(path, batch=batch, vendor=vendor, sync_bn=sync_bn)
     if ported.why:
         say(f"{path.name}: nothing to do: {ported.why}")
         return

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from ...script.flow import argument
+from ...script.flow import call_name
+from ...script.names import Function
+from ...script.roles import LoopNode
 from .edits import Edits
 from .script import Script
-from .training import Loop, Training
+from .training import Training
 
-if TYPE_CHECKING:
-    from .split import Split
+# Calls that tell which files there are.
+_ASKING = {
+    "exists", "lexists", "isfile", "isdir", "is_file", "is_dir", "listdir", "scandir", "glob",
+    "iglob", "rglob", "iterdir", "walk", "stat", "getsize", "getmtime",
+}  # fmt: skip
+# Calls of the runtime to which all ranks have to come.
+_TOGETHER = (
+    "barrier", "batch_mean", "batch_sum", "broadcast", "gather", "rank0_first", "share", "total",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -21,13 +29,11 @@ class Options:
 
     Attributes:
         batch: `global`, or `per-gpu`.
-        strategy: `ddp`, or `fsdp`.
         sync_bn: batch norm over the batches of all ranks.
         without: names of fixes to leave out.
     """
 
     batch: str = "global"
-    strategy: str = "ddp"
     sync_bn: bool = False
     without: frozenset[str] = frozenset()
 
@@ -51,7 +57,10 @@ class Context:
     """One port under way.
 
     Attributes:
-        split: how the model is split, where that was asked for.
+        sharded: the loops of evaluations of which each rank has its part.
+        first: statements, calls and functions that rank 0 runs before the others, where no rank
+            may wait for another.
+        missing: those of them that run where a file is missing, and so on rank 0 alone.
     """
 
     script: Script
@@ -60,38 +69,9 @@ class Context:
     edits: Edits
     notes: list[Note] = field(default_factory=list)
     fix: str = ""
-    split: Split | None = None
-    derived: dict[ast.AST, set[str]] = field(default_factory=dict)
-
-    def dealt(self, loop: Loop) -> bool:
-        """Whether the ranks have different batches in a loop.
-
-        Not where it evaluates sample by sample: one rank would have all of them.
-        """
-        if loop.source is None or loop.trains:
-            return True
-        loader = self.training.loader_of(loop.source)
-        return loader is not None and not self.one_by_one(loader)
-
-    def serves_both(self, loader: ast.AST) -> bool:
-        """Whether a loop that trains and evaluates goes over a loader."""
-        return any(
-            one is loader or one in self.script.above(loader)
-            for loop in self.training.loops
-            if loop.evaluates
-            for one in self.training.loaders_of(loop)
-        )
-
-    def one_by_one(self, loader: ast.AST) -> bool:
-        """Whether a loader only evaluates, in batches of one sample."""
-        script, training = self.script, self.training
-        if self.split is not None or not isinstance(loader, ast.Call):
-            return False
-        size = argument(loader, "batch_size", 1)
-        if size is None or script.code(size) != "1":
-            return False
-        loops = [one for one in training.loops if loader in training.loaders_of(one)]
-        return bool(loops) and not any(one.trains for one in loops)
+    sharded: set[ast.AST] = field(default_factory=set)
+    first: set[ast.AST] = field(default_factory=set)
+    missing: set[ast.AST] = field(default_factory=set)
 
     def done(self, node: ast.AST | None, text: str) -> None:
         """Report what the present fix did."""
@@ -151,12 +131,77 @@ class Context:
             return None
         return only if self.script.first_on_line(self.script.span(only)[0]) else None
 
-    def only_root(self, call: ast.Call) -> bool:
-        """Let rank 0 alone run a statement that is one call; False where it is more than that."""
+    def only_root(self, call: ast.Call, *, result: bool = True) -> bool:
+        """Let rank 0 alone run a call; False where what it gives is used, or needs all ranks.
+
+        Args:
+            result: whether the call may be worth something but None.
+        """
+        if self.needs_all(call):
+            return False
         only = self.alone(call)
         if only is not None:
             self.edits.insert(self.script.span(only)[0], "if rankup.is_root_process(): ")
-        return only is not None
+        elif isinstance(self.script.parents[call], ast.Expr):
+            self.around(call, "rankup.is_root_process() and ", "")
+        elif not result:
+            self.around(call, "(", " if rankup.is_root_process() else None)")
+        else:
+            return False
+        return True
+
+    def goes_first(self, node: ast.AST) -> bool:
+        """Whether rank 0 runs a place before the others come there."""
+        return node in self.first or any(up in self.first for up in self.script.above(node))
+
+    def needs_all(self, node: ast.AST) -> bool:
+        """Whether all ranks have to come to what other fixes have put into an expression."""
+        texts = self.edits.inside(self.script.span(node))
+        return any(f"rankup.{name}(" in texts for name in _TOGETHER)
+
+    def asks_files(self, test: ast.AST | None) -> bool:
+        """Whether an expression, or what its names stand for, asks which files there are."""
+        script = self.script
+        if test is None:
+            return False
+        made = [
+            origin.node
+            for name in script.inside(test, ast.Name)
+            for origin in script.flow.origins(script.file, name)
+        ]
+        return any(
+            call_name(call) in _ASKING
+            for node in (test, *made)
+            for call in script.inside(node, ast.Call)
+        )
+
+    def meeting(self, node: ast.AST) -> ast.AST | None:
+        """The statement before or behind which all ranks come by, whatever files they find.
+
+        It is the outermost one around a place that asks for files, which one rank may have changed
+        before another asks; None where something leaves it on the way.
+        """
+        script, place = self.script, self.script.statement(node)
+        if script.per_sample(node) or any(isinstance(up, ast.Lambda) for up in script.above(node)):
+            return None
+        for up in script.above(place):
+            if isinstance(up, Function | ast.ClassDef | ast.Module):
+                break
+            head = getattr(up, "test", None) or getattr(up, "iter", None)
+            if isinstance(up, ast.Try) or (isinstance(up, ast.stmt) and self.asks_files(head)):
+                place = up
+        leaving = (ast.Return, ast.Yield, ast.YieldFrom)
+        if place is not node and any(True for _ in script.inside(place, *leaving, deep=False)):
+            return None
+        left = [
+            one
+            for one in script.inside(place, ast.Break, ast.Continue, deep=False)
+            if not any(
+                isinstance(up, LoopNode) and script.file.names.inside(up, place)
+                for up in script.above(one)
+            )
+        ]
+        return None if left or not script.first_on_line(script.span(place)[0]) else place
 
     def indented(self, statement: ast.AST, head: str) -> None:
         """Put a statement into a block of its own, `with …:`."""

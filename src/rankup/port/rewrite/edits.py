@@ -61,6 +61,16 @@ class Edits:
         start, end = span
         return any(e.end > e.start and e.start < end and start < e.end for e in self._edits)
 
+    def inside(self, span: Span) -> str:
+        """The texts that are put somewhere in an expression, or around a part of it."""
+        start, end = span
+        return " ".join(edit.text for edit in self._edits if start <= edit.start < end)
+
+    def lines_at(self, offset: int) -> str:
+        """The lines that are put in front of the line of a place."""
+        start = self._starts[self.line(offset) - 1]
+        return "".join(edit.text for edit in self._edits if edit.start == edit.end == start)
+
     def lines_before(self, offset: int, *lines: str) -> None:
         """Whole lines in front of the line of a place, indented as it is."""
         start = self._starts[self.line(offset) - 1]

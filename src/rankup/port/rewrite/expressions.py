@@ -99,6 +99,17 @@ def turns_gradients_off(script: Script, node: ast.AST) -> bool:
     )
 
 
+def mentioned(*nodes: ast.AST) -> set[str]:
+    """The names in expressions, and attributes of `self`: `total`, `self.total`."""
+    found = set()
+    for one in walk(*nodes):
+        if isinstance(one, ast.Name):
+            found.add(one.id)
+        elif isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
+            found |= {f"self.{one.attr}"} if one.value.id == "self" else set()
+    return found - {"self"}
+
+
 def read(*nodes: ast.AST) -> set[str]:
     """The names that expressions read, not those of attributes: `outputs` of `outputs.loss`."""
     return {one.id for one in walk(*nodes) if isinstance(one, ast.Name)}

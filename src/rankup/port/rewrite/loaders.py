@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from ...script.names import Function
 from .expressions import loader_like, root_name, unpacked, words
@@ -28,7 +28,6 @@ class Loaders:
             for call in script.all(ast.Call)
             if script.name(call.func).split(".")[-1] == "DataLoader"
         ]
-        self._passed: dict[ast.AST, set[str]] = {}
         self._known: dict[ast.AST, list[ast.AST]] = {}
         self._left = _MOST
 
@@ -43,13 +42,6 @@ class Loaders:
             self._left = _MOST
             self._known[expression] = list(dict.fromkeys(self._all(expression, 0)))
         return self._known[expression]
-
-    def foreign(self, sources: Iterable[ast.AST]) -> dict[ast.AST, set[str]]:
-        """Assignments of loaders from elsewhere, with the names of those that `sources` lead to."""
-        self._passed, self._known = {}, {}
-        for source in sources:
-            self.all_of(source)
-        return self._passed
 
     def _all(self, expression: ast.AST, depth: int) -> Iterator[ast.AST]:
         self._left -= 1
@@ -101,8 +93,6 @@ class Loaders:
                 for loader in made:
                     if isinstance(loader, ast.Call) and loader not in self.calls:
                         loader = target
-                    if loader is target:
-                        self._passed.setdefault(target, set()).add(written)
                     yield loader
         for values in _bound_by_loops(script, written, scope):
             for one in self._all(values, depth + 1):
@@ -112,8 +102,6 @@ class Loaders:
             for target, value in assigned(script, written, script.tree):
                 for one in self._all(value, depth + 1):
                     own = one in self.calls or isinstance(one, Function)
-                    if not own:
-                        self._passed.setdefault(target, set()).add(written)
                     yield one if own else target
 
     def _returned(

@@ -22,7 +22,6 @@ from .fixes.every import FIXES, NAMES, REMARKS
 from .fixes.fetched import fetch
 from .fixes.start import import_rankup, join
 from .script import Script
-from .split import Split, Unsplit, plan
 from .training import Training
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
@@ -73,7 +72,6 @@ def port(
     path: Path,
     *,
     batch: str = "global",
-    strategy: str = "ddp",
     vendor: bool = False,
     sync_bn: bool = False,
     without: frozenset[str] | set[str] = frozenset(),
@@ -83,7 +81,6 @@ def port(
     Args:
         batch: `global`, where the script's batch size stays the one of all ranks together, or
             `per-gpu`.
-        strategy: `ddp`, where each rank has a copy of the model, or `fsdp`, where it has a part.
         vendor: import the runtime that is copied beside the script.
         sync_bn: batch norm over the batches of all ranks.
         without: names of fixes to leave out (`fixes.every.NAMES`).
@@ -92,9 +89,9 @@ def port(
         UserError: no such file, no Python, no training script, or one that must not be made
             data-parallel by a rewrite; the message says why.
     """
-    _check(batch, strategy, sync_bn, without)
+    _check(batch, without)
     try:
-        return _port(_file(path), Options(batch, strategy, sync_bn, frozenset(without)), vendor)
+        return _port(_file(path), Options(batch, sync_bn, frozenset(without)), vendor)
     except RecursionError:
         raise UserError(f"{path} is nested too deeply to be ported") from None
 
@@ -121,8 +118,6 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
     if vendor and "rankup" in script.modules:
         raise UserError(f"{path} imports rankup, which --vendor would hide: leave --vendor out")
     if refusals.fastai(script):
-        if options.strategy == "fsdp":
-            raise UserError(f"{path}: --strategy fsdp: fastai's distrib_ctx copies the model")
         return _finish(
             port_learner(Context(script, Training(script), options, edits), path), path, vendor
         )
@@ -132,8 +127,6 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
     training = Training(script)
     context = Context(script, training, options, edits)
     _refuse(path, context)
-    if options.strategy == "fsdp":
-        context.split = _split(path, context)
     for name, fix in FIXES.items():
         if name not in options.without:
             context.fix = name
@@ -209,24 +202,9 @@ def _refuse(path: Path, context: Context) -> None:
         )
 
 
-def _split(path: Path, context: Context) -> Split:
-    try:
-        return plan(context)
-    except Unsplit as reason:
-        line = context.script.line(reason.node)
-        raise UserError(
-            f"{path}:{line}: --strategy fsdp: {reason}. Without it the port copies the model to "
-            "each GPU; docs/your-script-split.md shows how to split it by hand"
-        ) from None
-
-
-def _check(batch: str, strategy: str, sync_bn: bool, without: frozenset[str] | set[str]) -> None:
+def _check(batch: str, without: frozenset[str] | set[str]) -> None:
     if batch not in ("global", "per-gpu"):
         raise UserError(f"--batch is global or per-gpu, not {batch}")
-    if strategy not in ("ddp", "fsdp"):
-        raise UserError(f"--strategy is ddp or fsdp, not {strategy}")
-    if strategy == "fsdp" and sync_bn:
-        raise UserError("--sync-bn is for --strategy ddp, where each rank has the whole model")
     unknown = set(without) - set(NAMES)
     if unknown:
         raise ValueError(

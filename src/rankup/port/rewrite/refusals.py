@@ -5,18 +5,29 @@ from __future__ import annotations
 import ast
 import re
 
-from ...script.flow import given
+from ...script.flow import Flow, argument, call_name, given, literal
 from ...script.names import Function
-from ..rules.similar import similarities
+from ...script.source import File
+from ...script.torch_names import LOADERS
+from ..rules.similar import comparisons, is_contrastive
 from .expressions import targets_of, unpacked, words
 from .script import ForNode, Script, Where
 from .training import Loop, Training
 
 _ENVIRONMENTS = {"gym", "gymnasium", "pettingzoo", "procgen", "dm_control", "stable_baselines3"}
 _GRAPHS = {"torch_geometric", "dgl"}
-_CONTRASTIVE = re.compile(
-    r"InfoNCE|NT_?Xent|SupConLoss|SimCLR|info_nce|nt_xent|contrastive_loss|ContrastiveLoss|clip_loss"
+_CONTRASTIVE = (
+    "a contrastive loss compares the samples of a batch with each other; on a part of "
+    "the batch each rank would see fewer negatives, another objective. Gather the "
+    "embeddings first (torch.distributed.nn.functional.all_gather), then port"
 )
+_STREAM = (
+    "has no positions by which rankup.shard could cut its batches: take a data set with "
+    "`__len__` and `__getitem__`, or let it give every world_size-th item from the rank on by hand"
+)
+_CHAIN = 20
+_TORCHTEXT = {"BucketIterator", "BPTTIterator"}
+_PIPES = {"IterableWrapper", "WebDataset", "WebLoader", "DataPipeline"}
 _LAUNCHED = {
     "transformers.Trainer": "a Hugging Face Trainer",
     "transformers.Seq2SeqTrainer": "a Hugging Face Trainer",
@@ -94,13 +105,9 @@ def unfit(training: Training) -> tuple[int, str] | None:
             "environment, which needs one per rank with its own seed and a decision about the "
             "replay buffer; this is no change of loaders"
         )
-    compared = _contrastive(training)
-    if compared is not None:
-        return script.line(compared), (
-            "a contrastive loss compares the samples of a batch with each other; on a part of "
-            "the batch each rank would see fewer negatives, another objective. Gather the "
-            "embeddings first (torch.distributed.nn.functional.all_gather), then port"
-        )
+    found = _contrastive(training) or _unsharded(training)
+    if found is not None:
+        return found
     if not training.loader_calls and not _loops_over_loader(training):
         graphs = script.modules & _GRAPHS
         whole = graphs or not _draws_batches(training)
@@ -152,43 +159,99 @@ def _steps(script: Script, call: ast.Call) -> bool:
     return re.search(r"env(s|ironment)?\.step$", script.code(call.func)) is not None
 
 
-def _contrastive(training: Training) -> ast.AST | None:
-    """Where samples of a batch are compared: a loss by its name, or `out @ out.t()` in a step."""
+def _contrastive(training: Training) -> tuple[int, str] | None:
+    """Where samples of a batch are compared: by a loss of that name, or by `out @ out.t()`.
+
+    The product may stand in a loop, or in a loss or a model of any file that the loop leads to.
+    """
     script = training.script
     for call in script.all(ast.Call):
-        name = script.code(call.func)
-        if _CONTRASTIVE.search(name) and not script.code(call).startswith("rankup"):
-            return call
+        if is_contrastive(call_name(call)) and not script.name(call.func).startswith("rankup."):
+            return script.line(call), _CONTRASTIVE
     for loop in training.loops:
-        if loop.trains:
-            for product in similarities(loop.node.body, loop.batch):
-                return product
-            for function in _losses(training, loop):
-                found = _with_itself(script, function)
-                if found is not None:
-                    return found
+        if not loop.trains:
+            continue
+        for found in comparisons(script.whole_flow, script.file, loop.node.body, loop.batch):
+            place = found.file.line(found.node)[0]
+            if found.file is script.file:
+                return place, _CONTRASTIVE
+            line = script.line(found.call) if found.call is not None else 1
+            return line, f"{_CONTRASTIVE} ({found.file.path.name}:{place})"
     return None
 
 
-def _with_itself(script: Script, function: Function) -> ast.AST | None:
-    """`z @ z.T`, or `a @ b.T` whose targets are places in the batch, in a loss."""
-    names = words(function)
-    places = "arange(" in script.body(function.body)
-    for product in similarities(function.body, names):
-        found = re.fullmatch(r"(\w+)\W.*?(\w+)\.(T|t\(\))\W*", script.code(product), re.DOTALL)
-        if found and (found[1] == found[2] or places):
-            return product
+def _unsharded(training: Training) -> tuple[int, str] | None:
+    """Where a loop that trains goes over what `rankup.shard` cannot cut: no loader, or a stream."""
+    script = training.script
+    flow = script.whole_flow
+    for loop in training.loops:
+        if not loop.trains or loop.source is None:
+            continue
+        for origin in flow.origins(script.file, loop.source):
+            if not isinstance(origin.node, ast.Call):
+                continue
+            reason = _other_than_a_loader(flow, origin.file, origin.node)
+            if reason is None:
+                continue
+            line = script.line(loop.node)
+            if origin.file is script.file:
+                return script.line(origin.node), reason
+            place = f"{origin.file.path.name}:{origin.file.line(origin.node)[0]}"
+            return line, f"{reason} ({place})"
     return None
 
 
-def _losses(training: Training, loop: Loop) -> list[Function]:
-    """The script's own functions that make a loss of a training loop."""
-    script, found = training.script, []
-    for assign in script.inside(loop.node.body, ast.Assign, deep=False):
-        if script.dotted(assign.targets[0]) in loop.losses:
-            calls = script.inside(assign.value, ast.Call)
-            found += [one for call in calls if (one := script.called(call)) is not None]
-    return found
+def _other_than_a_loader(flow: Flow, file: File, call: ast.Call) -> str | None:
+    """Why the batches of what a call makes cannot be sharded; None where they may be."""
+    reason = _maker(flow, file, call)
+    if reason is not None or call_name(call) not in LOADERS:
+        return reason
+    data = argument(call, "dataset", 0)
+    for origin in flow.origins(file, data) if data is not None else ():
+        if not isinstance(origin.node, ast.Call):
+            continue
+        owner = flow.class_of(origin.file, origin.node)
+        bases = {one.rpartition(".")[2] for one in flow.bases(*owner)} if owner else set()
+        streams = bool(bases & {"IterableDataset", "IterDataPipe"})
+        reason = _maker(flow, origin.file, origin.node)
+        streaming = literal(argument(origin.node, "streaming")) is True
+        if streams or streaming or reason is not None:
+            return reason or f"a data set that is a stream {_STREAM}"
+    batches = argument(call, "batch_sampler")
+    owner = flow.class_of(file, batches) if batches is not None else None
+    if owner is not None:
+        return (
+            f"{owner[1].name} chooses what is together in a batch, so that a part of one may mean "
+            "something else, as with support and query of an episode. Where batches are only "
+            "groups of samples, give the DataLoader a `sampler` and `batch_size` instead"
+        )
+    return None
+
+
+def _maker(flow: Flow, file: File, call: ast.Call) -> str | None:
+    """Why a library's batches cannot be sharded: `IterableWrapper(x).map(f).batch(8)`."""
+    chain: ast.AST = call
+    for _ in range(_CHAIN):
+        dotted = file.names.dotted(chain)
+        last = dotted.rpartition(".")[2]
+        if dotted.startswith("torchtext.") or last in _TORCHTEXT:
+            return (
+                "a torchtext iterator makes the batches itself, and rankup.shard cuts those of a "
+                "torch DataLoader: make one with a collate_fn that pads, and with a sampler by "
+                "length where that is wanted"
+            )
+        if dotted.startswith("torchdata.") or last in _PIPES:
+            return f"a pipe {_STREAM}"
+        if isinstance(chain, ast.Call):
+            chain = chain.func
+        elif isinstance(chain, ast.Attribute):
+            chain = chain.value
+        else:
+            made = flow.origins(file, chain)
+            if not made or not isinstance(made[0].node, ast.Call):
+                return None
+            file, chain = made[0].file, made[0].node
+    return None
 
 
 def by_hand(training: Training) -> tuple[int, str] | None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from ...script.flow import Flow, argument
 from ...script.names import Function, children, walk
 from ...script.roles import LoopNode
-from ...script.source import File, candidates, read
+from ...script.source import File, candidates, local_modules, read, roots
 
 Node = TypeVar("Node", bound=ast.AST)
 Scope = Function | ast.Module
@@ -38,8 +38,21 @@ class Script:
         self.code, self.above, self.all = file.code, file.names.up, file.names.all
         self.functions = file.names.functions
         self.flow = Flow([file])  # only what is defined here can be edited
+        self._siblings: dict[File, Script] = {file: self}
         self._beside: dict[str, Path | None] = {}
         self._files: dict[Path, File] = {}
+
+    @cached_property
+    def whole_flow(self) -> Flow:
+        """Follows values through the script's own modules as well."""
+        return Flow([self.file, *local_modules(self.file)])
+
+    def sibling(self, file: File) -> Script:
+        """Another module of the script's, to be read in the same way."""
+        if file not in self._siblings:
+            self._siblings[file] = Script(file)
+            self._siblings[file].__dict__["whole_flow"] = self.whole_flow
+        return self._siblings[file]
 
     @cached_property
     def loops(self) -> list[LoopNode]:
@@ -194,7 +207,7 @@ class Script:
         if not name or name.startswith("builtins."):
             return None
         if name not in self._beside:
-            self._beside[name] = next(candidates(self.folder, self.folder, name), None)
+            self._beside[name] = next(candidates(roots(self.folder), self.folder, name), None)
         return self._beside[name]
 
     def other(self, path: Path) -> File:

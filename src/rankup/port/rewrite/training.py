@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from ...script.flow import given
+from ...script.flow import call_name, given
 from ...script.loops import is_backward
-from ...script.names import Function, walk
+from ...script.names import Function
 from ...script.roles import LoopNode
-from ...script.torch_names import EVALUATES
+from ...script.torch_names import LOADER_WRAPPERS
 from .expressions import (
     loss_names,
+    mentioned,
     sized,
     targets_of,
     trains_elsewhere,
@@ -36,8 +38,8 @@ class Loop:
         batch: names that hold the batch, or what was made of it.
         index: the name that `enumerate` counts with.
         losses: names of what the backward starts from.
-        evaluates: whether it trains, and is gone round in evaluations as well: one function, or
-            one loop over phases, for both.
+        phase: of a loop that trains and evaluates, what is true where it trains.
+        unclear: it may evaluate as well, and when cannot be said at its head.
     """
 
     node: LoopNode
@@ -46,7 +48,8 @@ class Loop:
     batch: set[str] = field(default_factory=set)
     index: str | None = None
     losses: set[str] = field(default_factory=set)
-    evaluates: bool = False
+    phase: str = ""
+    unclear: bool = False
 
 
 class Training:
@@ -64,6 +67,7 @@ class Training:
         self.unresolved: list[ast.AST] = []
         self.parameter_names: set[str] = set()
         self.models = self._models()
+        self._derived: dict[ast.AST, set[str]] = {}
         self.loops = self._loops()
 
     # Loaders.
@@ -76,9 +80,83 @@ class Training:
         """All that a loop may go over."""
         return [] if loop.source is None else self._loaders.all_of(loop.source)
 
-    def foreign(self) -> dict[ast.AST, set[str]]:
-        """Assignments of loaders from elsewhere, with the names of those that loops go over."""
-        return self._loaders.foreign(one.source for one in self.loops if one.source is not None)
+    def sources(self, loop: Loop) -> list[ast.expr]:
+        """What gives a loop its batches: `loader` of `tqdm(loader)`, of `next(it)`."""
+        found: list[ast.expr] = []
+        if isinstance(loop.node, ForNode):
+            found = self._begun(loop.source or loop.node.iter, 0)
+        for call in self.script.inside(loop.node.body, ast.Call, deep=False):
+            if call_name(call) == "next" and call.args:
+                found += self._begun(call.args[0], 0)
+        return list(dict.fromkeys(found))
+
+    def _begun(self, node: ast.expr, depth: int) -> list[ast.expr]:
+        """The loaders behind an iterator."""
+        script = self.script
+        if isinstance(node, ast.Call) and depth < 4:
+            function = script.called(node)
+            passes = call_name(node) in LOADER_WRAPPERS or (
+                function is not None and any(script.inside(function, ast.Yield))
+            )
+            if passes and call_name(node) not in ("range", "trange", "shard"):
+                several = call_name(node) in ("zip", "chain") or function is not None
+                given_ = node.args if several else node.args[:1]
+                return [one for arg in given_ for one in self._begun(arg, depth + 1)]
+        if isinstance(node, ast.Name | ast.Attribute) and depth < 4:
+            name, scope = script.dotted(node), script.scope(node)
+            values = [v for _, v in self.assigned(name, scope)] if name else []
+            begun = [one for one in values if isinstance(one, ast.Call)]
+            inner = [
+                made
+                for one in begun
+                if call_name(one) not in ("DataLoader", "list")
+                for made in self._begun(one, depth + 1)
+                if made is not one
+            ]
+            if inner:
+                return inner
+        return [node] if self.loader_of(node) is not None else []
+
+    @cached_property
+    def trained(self) -> set[ast.AST]:
+        """The expressions that make the models that are trained."""
+        flow, file = self.script.whole_flow, self.script.file
+        return {
+            one.node
+            for model in self.models
+            for made in model.made
+            if isinstance(value := getattr(made, "value", None), ast.expr)
+            for one in flow.origins(file, value)
+        }
+
+    def derived(self, loop: Loop) -> set[str]:
+        """Names that a loop makes of its batch: what may differ from rank to rank."""
+        if loop.node not in self._derived:
+            self._derived[loop.node] = self._made_of_batch(loop)
+        return self._derived[loop.node]
+
+    def _made_of_batch(self, loop: Loop) -> set[str]:
+        script, known = self.script, set(loop.batch | loop.losses)
+        body = loop.node.body
+        made: list[tuple[ast.AST, list[ast.AST]]] = []
+        for one in script.inside(body, ast.stmt, deep=False):
+            match one:
+                case ast.Assign(value=value, targets=targets):
+                    made.append((value, list(targets)))
+                case ast.AugAssign(value=value, target=target):
+                    made.append((value, [target]))
+                case ast.AnnAssign(value=ast.expr() as value, target=target):
+                    made.append((value, [target]))
+                case ast.For(iter=value, target=target):
+                    made.append((value, [target]))
+        for _ in range(4):
+            for value, targets in made:
+                trains = any(
+                    script.called(call) in self._trainers for call in script.inside(value, ast.Call)
+                )
+                if trains or mentioned(value) & known:
+                    known |= {name for one in targets for name in mentioned(one)}
+        return known
 
     # Models.
 
@@ -142,30 +220,12 @@ class Training:
             elif not trains and self._over_batches(node):
                 loops.append(self._loop(node, False))
         for loop in loops:
-            loop.evaluates = loop.trains and self._evaluates_too(loop)
-        return loops
-
-    def _evaluates_too(self, loop: Loop) -> bool:
-        if any(turns_gradients_off(self.script, one) for one in self._ways_to(loop.node, set())):
-            return True
-        if not (EVALUATES.search(self.script.text) and self._may_not_train(loop)):
-            return False
-        loaders = self.loaders_of(loop)
-        return len(loaders) > 1 or any(
-            not isinstance(one, ast.Call)
-            or any(
-                isinstance(
-                    up,
-                    ast.comprehension
-                    | ast.ListComp
-                    | ast.DictComp
-                    | ast.SetComp
-                    | ast.GeneratorExp,
+            if loop.trains:
+                loop.phase = self._phase(loop)
+                loop.unclear = not loop.phase and any(
+                    turns_gradients_off(self.script, one) for one in self._ways_to(loop.node, set())
                 )
-                for up in self.script.above(one)
-            )
-            for one in loaders
-        )
+        return loops
 
     def _ways_to(self, node: ast.AST, seen: set[ast.AST]) -> Iterator[ast.AST]:
         """All that a node stands in, and that calls of its function do."""
@@ -178,49 +238,45 @@ class Training:
                         yield from self._ways_to(call, seen)
                 return
 
-    def _may_not_train(self, loop: Loop) -> bool:
-        """Whether the backward of a loop happens under a condition."""
-        script = self.script
-        outer: list[ast.AST] = [loop.node]
-        for call in script.inside(loop.node.body, ast.Call, deep=False):
-            function = script.called(call)
-            if function in self._trainers:
-                outer.append(function)
-        return any(
-            call in self.backwards or script.called(call) in self._trainers
-            for node in outer
-            for call in script.inside(node, ast.Call)
-            if self._conditional(loop, node, call)
-        )
+    def _phase(self, loop: Loop) -> str:
+        """The condition under which a round trains, where it does not depend on the round."""
+        script, node = self.script, loop.node
+        bound = {
+            one.id
+            for one in script.inside(node, ast.Name, deep=False)
+            if isinstance(one.ctx, ast.Store)
+        }
+        found: set[str] = set()
+        for call in script.inside(node.body, ast.Call, deep=False):
+            if call in self.backwards or script.called(call) in self._trainers:
+                found.add(self._condition(node, call, bound))
+        return found.pop() if len(found) == 1 else ""
 
-    def _conditional(self, loop: Loop, node: ast.AST, call: ast.Call) -> bool:
-        """Whether a call in `node` is passed over by a condition; not by one on the loss."""
-        script = self.script
-
-        def of_loss(test: ast.expr) -> bool:
-            names = words(test)
-            return bool(names & loop.losses) or bool(names & {"isfinite", "isnan", "isinf"})
-
+    def _condition(self, node: LoopNode, call: ast.Call, bound: set[str]) -> str:
+        script, inner = self.script, call
         for up in script.above(call):
+            other = up.orelse if isinstance(up, ast.If) and inner in up.body else None
+            other = up.body if isinstance(up, ast.If) and inner in up.orelse else other
+            chooses = isinstance(up, ast.If) and other is not None
+            if chooses and not self._trains_here(other) and not words(up.test) & bound:  # type: ignore[arg-type,attr-defined]
+                code = script.code(up.test)  # type: ignore[attr-defined]
+                return code if inner in up.body else _negated(script, up.test)  # type: ignore[attr-defined]
             if up is node:
                 break
-            if isinstance(up, ast.If) and not of_loss(up.test):
-                chained = len(up.orelse) == 1 and script.code(up.orelse[0]).startswith("elif")
-                if chained or not self._trains_here(up.orelse):
-                    return True
-        leaves = (ast.Continue, ast.Return, ast.Break)
-        return any(
-            script.line(one) < script.line(call)
-            and not of_loss(one.test)
-            and any(isinstance(leaf, leaves) for leaf in walk(*one.body))
-            for one in script.inside(node, ast.If, deep=False)
-        )
+            inner = up  # type: ignore[assignment]
+        for one in script.inside(node.body, ast.If, deep=False):
+            skips = one.body and isinstance(one.body[-1], ast.Continue)
+            if skips and script.line(one) < script.line(call) and not words(one.test) & bound:
+                return _negated(script, one.test)
+        return ""
 
     def _over_batches(self, node: ast.AST) -> bool:
         if not isinstance(node, ForNode):
             return False
         source = unpacked(self.script, self._heads(node)[-1])
-        return not holds_loaders(self.script, source) and self.loader_of(source) is not None
+        if any(self.script.inside(node.body, ast.Yield)):
+            return False  # it hands its batches on
+        return not holds_loaders(self.script, source) and bool(self._begun(source, 0))
 
     def _heads(self, node: ForNode) -> list[ast.expr]:
         """What a loop goes over, and where that is a bar with a name, what the bar goes over."""
@@ -243,7 +299,7 @@ class Training:
             names = [n.id for n in script.inside(node.target, ast.Name)]
             if any("enumerate" in script.code(one) for one in heads) and len(names) > 1:
                 loop.index = names.pop(0)
-            if self.loader_of(loop.source) is not None:
+            if self._begun(loop.source, 0):
                 loop.batch.update(names)
         for call in self.backwards:
             if any(parent is node for parent in script.above(call)):
@@ -258,3 +314,12 @@ class Training:
                         if isinstance(one, ast.Name) and not sized(script, assign.value):
                             loop.batch.add(one.id)
         return loop
+
+
+def _negated(script: Script, test: ast.expr) -> str:
+    """The text of a condition's opposite."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return script.code(test.operand)
+    return (
+        f"not {script.code(test)}" if isinstance(test, ast.Name) else f"not ({script.code(test)})"
+    )

@@ -12,7 +12,7 @@ from ...script.names import Function, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import anywhere, calls, integer, loops_in, ranked, text_of
+from .facts import anywhere, calls, integer, loops_in, ported, ranked, text_of
 from .guards import guard
 from .rule import Hit, Rule
 
@@ -23,7 +23,9 @@ _PARTS = re.compile(r"ind(?:ex|ices)?|perm|idx|split", re.IGNORECASE)
 _RANDOM = re.compile(
     r"torch\.(?:rand|randn|randint|normal)|numpy\.random\.(?:rand|randn|randint|random|normal|uniform)"
 )
-_SHARED = ("broadcast", "same_random")
+_SHARED = ("broadcast",)
+# What two processes have different whatever their random states are.
+_OWN = re.compile(r"time\(\)|getpid\(\)|urandom|time_ns\(\)|\.now\(\)")
 
 
 def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
@@ -53,7 +55,7 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
 def _seeded(script: Script) -> frozenset[str]:
     """Of which random states the script sets the same seed on all ranks."""
     found: set[str] = set()
-    if anywhere(script, "same_random"):
+    if ported(script):  # rankup.setup gives all ranks rank 0's random states
         return frozenset({"torch", "numpy", "python"})
     for file in script.files:
         for call, dotted in calls(file, *_SEEDS):
@@ -119,8 +121,8 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
             yield Hit(
                 call,
                 "each rank would draw a data set of its own: they train on parts of different data",
-                f"{family} seeded alike on all ranks, or rankup.same_random(): rank 0's random "
-                "state for all",
+                f"{family} seeded alike on all ranks; rankup.setup() gives all of them rank 0's "
+                "random states",
             )
             return
     for where, call in found.values():
@@ -132,8 +134,7 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
         yield Hit(
             call,
             "each rank would draw a data set of its own: they train on parts of different data",
-            "torch.manual_seed(0) before it, or rankup.same_random(): rank 0's random state for "
-            "all",
+            "torch.manual_seed(0) before it; rankup.setup() gives all ranks rank 0's random states",
         )
         return
 
@@ -178,7 +179,7 @@ def _seeded_before(file: File, script: Script, call: ast.Call, family: str) -> b
     """Whether there is a seed, and in flat code above what is drawn."""
     if family not in _seeded(script):
         return False
-    if file.names.function(call) is not None or anywhere(script, "same_random"):
+    if file.names.function(call) is not None or ported(script):
         return True
     seeds = [
         one
@@ -199,11 +200,12 @@ def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
         given = first_argument(call)
         if given is None or integer(given):
             continue
-        if _DRAWN.search(text_of(script, file, given)) and not ranked(script, file, given):
+        drawn = _OWN if ported(script) else _DRAWN
+        if drawn.search(text_of(script, file, given)) and not ranked(script, file, given):
             yield Hit(
                 call,
                 "the seed is drawn anew by each rank: splits and initial values differ",
-                "fix it, or rankup.same_random() first: rank 0's random state for all",
+                "fix it, or rankup.broadcast(…) it: rank 0's seed for all",
             )
 
 

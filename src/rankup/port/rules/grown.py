@@ -19,6 +19,7 @@ from .rule import Hit, Rule
 _COUNTED = re.compile(
     r"loss|acc|correct|right|hit|total|metric|score|error|err\b|mse|mae|dice|iou", re.I
 )
+_ADD = ("rankup.total", "rankup.gather")
 _SUMS = re.compile(r"\.sum\(|\bsum\(|\blen\(|\.size\(|\.shape\b|numel\(|\*|share\(")
 
 
@@ -35,8 +36,13 @@ def unreduced(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
-def left_local(file: File, script: Script, loop: Loop) -> list[Count]:
-    """The counts of a loop that are used after it without being put together."""
+def left_local(file: File, script: Script, loop: Loop, *, decides: bool = False) -> list[Count]:
+    """The counts of a loop that are used after it without being put together.
+
+    Args:
+        decides: something is decided by them: then ranks that have evaluated all of the data may
+            not go by what each has found, which differs by rounding.
+    """
     # Where `rankup.shard` deals, it is certain that a rank counts its own batches.
     dealt_here = ported(script) and parted(script, loop)
     found = [
@@ -52,7 +58,8 @@ def left_local(file: File, script: Script, loop: Loop) -> list[Count]:
     if script.distributed:
         if guard(file, script, loop.node):
             return []
-        if loop in script.eval_loops and not parted(script, loop):
+        whole = loop in script.eval_loops and not parted(script, loop)
+        if whole and not (decides and ported(script)):
             return []  # every rank has it all
         found = [one for one in found if not reduced(file, script, loop, one)]
     return found
@@ -127,7 +134,7 @@ def _told_inside(loop: Loop, count: Count) -> bool:
     )
 
 
-def without_share(file: File, script: Script) -> Iterator[Hit]:
+def means_added_up(file: File, script: Script) -> Iterator[Hit]:
     """RK127: means over parts of batches, added up as if they were sums."""
     if not ported(script):
         return
@@ -149,7 +156,7 @@ def without_share(file: File, script: Script) -> Iterator[Hit]:
                     count.node,
                     f"{count.name}: means over this rank's parts of the batches, which "
                     "rankup.total adds up as if they were sums",
-                    "add rankup.share(mean): the ranks' shares add up to the batch's mean",
+                    "add up mean * len(batch) and len(batch), and divide behind the loop",
                 )
 
 
@@ -184,7 +191,29 @@ def _is_mean(file: File, script: Script, loop: Loop, value: ast.expr) -> bool:
     return found
 
 
+def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
+    """RK128: what every rank has counted in full, added up over the ranks."""
+    if not ported(script):
+        return
+    for loop in loops_in(file, script.eval_loops):
+        if parted(script, loop) or guard(file, script, loop.node):
+            continue
+        names = {count.name for count in loop.counts}
+        for one in walk(file.names.function(loop.node) or file.tree):
+            adds = isinstance(one, ast.Call) and file.names.called(one) in _ADD
+            both = names & {name for arg in given(one) for name in mentions(arg)} if adds else set()  # type: ignore[arg-type]
+            if both:
+                yield Hit(
+                    one,
+                    f"{min(both)}: every rank has counted all of the data, and this adds up what "
+                    "they have",
+                    "go over rankup.shard(loader, train=False), or leave this out",
+                )
+                break
+
+
 RULES = (
     Rule("RK121", "metric-not-reduced", "error", unreduced),
-    Rule("RK127", "mean-without-share", "error", without_share),
+    Rule("RK127", "means-added-up", "error", means_added_up),
+    Rule("RK128", "counted-by-all", "error", counted_by_all),
 )

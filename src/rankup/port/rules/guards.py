@@ -6,11 +6,12 @@ import ast
 import re
 from typing import Literal
 
+from ...script.effects import callee, leads_to
 from ...script.flow import call_name
 from ...script.names import Function
 from ...script.roles import Script
 from ...script.source import File
-from .facts import RANK_WORDS
+from .facts import RANK_WORDS, calls_in
 
 Guard = Literal["", "rank0", "local", "others"]
 _LOCAL = re.compile(r"local_?rank|LOCAL_RANK|\bgpu\s*==\s*0|device_id\s*==\s*0|SLURM_LOCALID", re.I)
@@ -24,6 +25,7 @@ _NOT_ZERO = re.compile(
     r"!=\s*0|>\s*0|^\s*\(?not\s+(?!torch|dist)\w*\.?\w*(?:is_|main|root|master|rank0)",
     re.IGNORECASE,
 )
+_FIRST = ("rank0_first", "main_process_first", "rank_zero_first")
 _DEPTH = 3
 
 
@@ -62,6 +64,40 @@ def guard(file: File, script: Script, node: ast.AST, depth: int = _DEPTH) -> Gua
         for where, call in script.flow.callers.get(function, ())
     }
     return kinds.pop() if len(kinds) == 1 else ""
+
+
+def rank0_first(file: File, script: Script, node: ast.AST) -> bool:
+    """True of what rank 0 does before the others: `with rank0_first():`, `rank0_first(f, …)`."""
+    around = [node, *file.names.up(node)]
+    if any(isinstance(one, (ast.With, ast.Call)) and _goes_first(one) for one in around):
+        return True
+    functions = {
+        function
+        for where in script.files
+        for call in where.names.all(ast.Call)
+        if call_name(call) in _FIRST and call.args
+        if (named := script.flow.definition(where, call.args[0])) is not None
+        for first in [script.flow.body(*named)]
+        if first is not None
+        for _, function in leads_to(script.flow, *first)
+    }
+    functions |= {
+        function
+        for where in script.files
+        for block in where.names.all(ast.With)
+        if _goes_first(block)
+        for call in calls_in(*block.body)
+        if (first := callee(script.flow, where, call)) is not None
+        for _, function in leads_to(script.flow, *first)
+    }
+    return any(one in functions for one in around)
+
+
+def _goes_first(node: ast.With | ast.Call) -> bool:
+    if isinstance(node, ast.Call):
+        return call_name(node) in _FIRST
+    heads = [one.context_expr for one in node.items]
+    return any(isinstance(one, ast.Call) and call_name(one) in _FIRST for one in heads)
 
 
 def _left_before(file: File, script: Script, child: ast.AST) -> Guard:

@@ -6,18 +6,20 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name, first_argument
+from ...script.flow import argument, call_name, first_argument, given, literal
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import STEP_SCHEDULES, last, root, words
-from .facts import loops_in, string, true
+from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string, true
 from .rule import Hit, Rule
 
 _DOWNLOADS = words(
     "untar_data urlretrieve load_state_dict_from_url download_url snapshot_download "
     "hf_hub_download download_and_extract_archive"
 )
+# Schedules of which an argument is a number of steps.
+_COUNTING = words("StepLR MultiStepLR CosineAnnealingLR CosineAnnealingWarmRestarts LinearLR")
 _HUB_ROOTS = ("transformers", "datasets", "diffusers", "huggingface_hub", "torchvision", "timm")
 _ENVIRONMENTS = ("gym", "gymnasium", "stable_baselines3", "pettingzoo", "procgen", "envpool")
 _FIRST = re.compile(r"rank0_first|main_process_first|rank_zero_first|on_login_node|local_rank")
@@ -101,6 +103,121 @@ def schedule_length(file: File, script: Script) -> Iterator[Hit]:
                 break
 
 
+def times_ranks(file: File, script: Script) -> Iterator[Hit]:
+    """RK185: a schedule or a learning rate that the number of ranks has changed."""
+    if not script.distributed:
+        return
+    for scheduler in script.schedulers:
+        call = scheduler.node
+        if scheduler.file is not file or not isinstance(call, ast.Call):
+            continue
+        for value in given(call):
+            if _loader_times_ranks(file, script, value):
+                yield Hit(
+                    value,
+                    "len(loader) is the number of steps of each rank already: times or by the "
+                    "number of ranks the schedule is as many times too long or too short",
+                    "leave the number of ranks out",
+                )
+    whole, parts = _whole_batches(script), _own_batches(script)
+    yield from _stepped(file, script, parts)
+    for optimizer in script.optimizers:
+        call = optimizer.node
+        if optimizer.file is not file or not isinstance(call, ast.Call) or not whole:
+            continue
+        rate = argument(call, "lr", 1)
+        if rate is not None and any(_times_ranks(one) for one in made_of(file, script, rate)):
+            yield Hit(
+                rate,
+                "the learning rate grows with the number of ranks, and the batch does not: "
+                "its size is that of all ranks together",
+                "leave the rate as it is, or let the batch grow: batch='per-gpu'",
+            )
+
+
+def _stepped(file: File, script: Script, parts: bool) -> Iterator[Hit]:
+    """`scheduler.step()` N times per step, or at each of N times fewer steps."""
+    for call, _ in calls(file, "step"):
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+        found = script.of(file, receiver) if receiver is not None else ()
+        made = [one.node for one in found if one.kind == "scheduler"]
+        if not made:
+            continue
+        again = next((up.iter for up in file.names.up(call) if isinstance(up, ast.For)), None)
+        if isinstance(again, ast.Call) and call_name(again) == "range" and names_rank(again):
+            yield Hit(
+                call,
+                "steps the schedule once for each rank, and all ranks make one step together",
+                "step it once",
+            )
+        inside = any(up is loop.node for loop in script.train_loops for up in file.names.up(call))
+        for node in made if parts and inside else ():
+            if not isinstance(node, ast.Call) or call_name(node) not in _COUNTING:
+                continue
+            if any(_count(file, script, one) for one in given(node)[1:]):
+                yield Hit(
+                    call,
+                    "stepped at each batch, for a length that was counted on one GPU: with a batch "
+                    "per rank there are as many times fewer steps as there are ranks",
+                    "count the length in len(loader), or deal parts of one batch: rankup.shard",
+                )
+
+
+def _count(file: File, script: Script, value: ast.expr) -> bool:
+    """True of a literal number of steps, or a list of them."""
+    found = [one.node for one in script.flow.origins(file, value)]
+    numbers = [inner for one in found for inner in getattr(one, "elts", [one])]
+    return bool(numbers) and all(type(literal(one)) is int for one in numbers)
+
+
+def _whole_batches(script: Script) -> bool:
+    """True where the training batches keep their size, of which each rank has a part."""
+    return any(
+        call_name(call) == "shard" and string(argument(call, "batch")) != "per-gpu"
+        for file in script.files
+        for call, dotted in calls(file, "shard")
+        if dotted.startswith("rankup.")
+    )
+
+
+def _own_batches(script: Script) -> bool:
+    """True where each rank has batches of the script's size."""
+    return not _whole_batches(script) and any(
+        dealt(script, one)
+        and isinstance(one.node, ast.Call)
+        and (size := argument(one.node, "batch_size", 1)) is not None
+        and not ranked(script, one.file, size)
+        for one in script.train_loaders
+    )
+
+
+def _loader_times_ranks(file: File, script: Script, value: ast.expr) -> bool:
+    return any(
+        _times_ranks(one)
+        and any(
+            call_name(call) == "len" and script.kinds(file, call.args[0]) & {"train_loader"}
+            for call in calls_in(one)
+            if call.args
+        )
+        for one in made_of(file, script, value)
+    )
+
+
+def _times_ranks(node: ast.AST) -> bool:
+    """True of a product or quotient in which a factor tells the number of ranks."""
+    return any(
+        isinstance(one, ast.BinOp)
+        and isinstance(one.op, (ast.Mult, ast.Div, ast.FloorDiv))
+        and (names_rank(one.left) or names_rank(one.right))
+        for one in walk(node)
+    )
+
+
+def made_of(file: File, script: Script, value: ast.expr) -> list[ast.AST]:
+    """An expression, and what the names in it stand for."""
+    return [value, *(one.node for one in script.flow.origins(file, value))]
+
+
 def stops_alone(file: File, script: Script) -> Iterator[Hit]:
     """RK181: one rank leaves, and the others wait for it."""
     for node in file.names.all(ast.Try):
@@ -182,6 +299,7 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
 RULES = (
     Rule("RK177", "download-in-job", "warning", downloads, frameworks=True),
     Rule("RK179", "schedule-length", "warning", schedule_length),
+    Rule("RK185", "schedule-times-ranks", "warning", times_ranks),
     Rule("RK181", "one-rank-stops", "error", stops_alone),
     Rule("RK191", "not-data-parallel", "error", not_data_parallel, frameworks=True),
 )

@@ -17,7 +17,6 @@ from .facts import (
     calls_in,
     dealt,
     loops_in,
-    ported,
     ranked,
     samplers,
     sharded,
@@ -97,20 +96,20 @@ def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
 
 def evaluated_by_all(file: File, script: Script) -> Iterator[Hit]:
     """RK119: every rank evaluates everything."""
-    if script.distributed and not ported(script):
-        return  # correct, if slow
+    if script.distributed:
+        return  # exact, if no faster: what a port leaves as it is
     for loop in loops_in(file, script.eval_loops):
         if guard(file, script, loop.node):
             continue
         for loader in loop.loaders:
-            if loop.iterated is None or (loader.confidence < 0.9 and not ported(script)):
+            if loop.iterated is None or loader.confidence < 0.9:
                 continue
             if sharded(script, loop, loader) or dealt(script, loader):
                 continue
             yield Hit(
                 loop.iterated,
-                "every rank would evaluate all of this data",
-                f"{_SHARD}; then rankup.mean(total, count)",
+                "every rank would evaluate all of this data: exact, and no faster than on one GPU",
+                f"{_SHARD}; then rankup.total of what are sums over samples",
             )
             break
 
@@ -128,8 +127,8 @@ def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
                 loader.node,
                 f"{made} is read in full by every rank: an IterableDataset has no positions to "
                 "deal by",
-                "rankup.shard(loader) keeps this rank's part of each batch; cheaper is "
-                "datasets.distributed.split_dataset_by_node",
+                "let it give every world_size-th item from the rank on, as "
+                "datasets.distributed.split_dataset_by_node does",
             )
 
 

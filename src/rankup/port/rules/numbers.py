@@ -16,14 +16,9 @@ from .grown import left_local
 from .guards import guard
 from .reduced import is_reduction, mentions, tainted
 from .rule import Hit, Rule
-from .similar import similarities
+from .similar import comparisons, is_contrastive
 
 _BEST = re.compile(r"best|lowest|highest|min_(?:val|loss)|max_acc|patience", re.IGNORECASE)
-_NETWORK = re.compile(r"net|model|encoder|transform", re.IGNORECASE)
-_CONTRASTIVE = re.compile(
-    r"nt_?xent|info_?nce|contrastive|simclr|sup_?con|clip_?loss|barlow|vicreg|batch_?hard",
-    re.IGNORECASE,
-)
 
 
 def decision(file: File, script: Script) -> Iterator[Hit]:
@@ -37,7 +32,7 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
         yield Hit(
             node.test,
             "decides by this rank's value: ranks would disagree on the best model or on stopping",
-            "compare the value of all ranks: rankup.mean(total, count)",
+            "compare rank 0's, rankup.broadcast(value), or that of all: rankup.mean(total, count)",
         )
     for scheduler in script.schedulers:
         if call_name(scheduler.node) != "ReduceLROnPlateau":  # type: ignore[arg-type]
@@ -52,7 +47,8 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
                 yield Hit(
                     call,
                     "ReduceLROnPlateau would see each rank's own value: learning rates part",
-                    "step it with the value of all ranks: rankup.mean(total, count)",
+                    "step it with rank 0's value, rankup.broadcast(value), or that of all ranks: "
+                    "rankup.mean(total, count)",
                 )
 
 
@@ -77,7 +73,7 @@ def _local_value(file: File, script: Script, node: ast.AST, names: set[str]) -> 
     """Whether one of these names comes out of a loop whose counts are not put together."""
     around: ast.AST = file.names.function(node) or file.tree
     for loop in (*script.eval_loops, *script.train_loops):
-        left = left_local(loop.file, script, loop)
+        left = left_local(loop.file, script, loop, decides=True)
         if not left:
             continue
         home = loop.function
@@ -174,15 +170,12 @@ def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
     message = "compares the samples of a batch with each other: each rank would only see its own"
     todo = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
     for call in file.names.all(ast.Call):
-        name = call_name(call)
-        if not _CONTRASTIVE.search(name) or _NETWORK.search(name):
-            continue
-        if loss_trains(file, script, call):
+        if is_contrastive(call_name(call)) and loss_trains(file, script, call):
             yield Hit(call, message, todo)
     for loop in loops_in(file, script.train_loops):
-        for product in similarities(loop.body, of_batch(file, loop)):
-            yield Hit(product, message, todo)
-            break
+        found = next(comparisons(script.flow, file, loop.body, of_batch(file, loop)), None)
+        if found is not None:
+            yield Hit(found.call or found.node, message, todo)
 
 
 RULES = (

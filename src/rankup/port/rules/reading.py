@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from ...script.flow import argument, call_name, first_argument
 from ...script.roles import Script
 from ...script.source import File
+from ...script.torch_names import words
 from .facts import calls, string
 from .guards import guard
 from .reduced import is_reduction
 from .rule import Hit, Rule
+
+_READERS = words(
+    "torch.load numpy.load numpy.loadtxt numpy.genfromtxt pandas.read_csv pandas.read_json "
+    "pandas.read_pickle pandas.read_parquet scipy.io.loadmat cv2.imread PIL.Image.open"
+)
 
 
 def read_before_written(file: File, script: Script) -> Iterator[Hit]:
@@ -28,23 +34,37 @@ def read_before_written(file: File, script: Script) -> Iterator[Hit]:
         if (is_reduction(file, call) or call_name(call) in ("barrier", "backward"))
         and not guard(file, script, call)
     ]
+    for call, path in reads_too_early(file, written, meetings):
+        if not guard(file, script, call):
+            yield Hit(
+                call,
+                f"reads {path}, which rank 0 may not have written yet",
+                "rankup.barrier() before it",
+            )
+
+
+def reads_too_early(
+    file: File, written: Sequence[tuple[str, ast.Call]], meetings: Sequence[int]
+) -> Iterator[tuple[ast.Call, str]]:
+    """Calls that read what one rank writes in the same function, with the code of the path.
+
+    Args:
+        written: what is written by one rank, by the code of its path.
+        meetings: lines at which the ranks wait for each other.
+    """
     for call in file.names.all(ast.Call):
         path = _read(file, call)
-        if path is None or guard(file, script, call):
+        if path is None:
             continue
         line, function = file.line(call)[0], file.names.function(call)
         for other, writer in written:
             if other != file.code(path) or file.names.function(writer) is not function:
                 continue
-            if _either_or(file, writer, call):
+            if writer is call or _either_or(file, writer, call):
                 continue
             last = _last_write(file, writer, line)
             if last < line and not any(last < one <= line for one in meetings):
-                yield Hit(
-                    call,
-                    f"reads {other}, which rank 0 may not have written yet",
-                    "rankup.barrier() before it",
-                )
+                yield call, other
                 break
 
 
@@ -63,29 +83,36 @@ def _written_by_one(file: File, script: Script) -> Iterator[tuple[str, ast.Call]
     for call, _ in calls(file, "save0", "path0"):
         path = argument(call, "path", 1 if call_name(call) == "save0" else 0)
         if path is not None:
-            yield file.code(path), call
+            yield file.code(named(path)), call
     for site in script.saves:
-        if site.file is file and isinstance(site.node, ast.Call):
-            path = argument(site.node, "f", 0 if site.dotted == "builtins.open" else 1)
-            if path is not None and guard(file, script, site.node) == "rank0":
-                yield file.code(path), site.node
+        if site.file is file and site.path is not None:
+            assert isinstance(site.node, ast.Call)
+            if guard(file, script, site.node) == "rank0":
+                yield file.code(named(site.path)), site.node
+
+
+def named(path: ast.expr) -> ast.expr:
+    """`"a.txt"` of `Path("a.txt")`."""
+    plain = isinstance(path, ast.Call) and call_name(path) == "Path" and len(path.args) == 1
+    return path.args[0] if plain and isinstance(path, ast.Call) else path
 
 
 def _read(file: File, call: ast.Call) -> ast.expr | None:
     """The path that a call reads from."""
     dotted = file.names.called(call)
-    if dotted in ("torch.load", "numpy.load", "pandas.read_csv"):
-        return first_argument(call)
+    if dotted in _READERS or (dotted == "h5py.File" and _reading(argument(call, "mode", 1))):
+        first = first_argument(call)
+        return None if first is None else named(first)
     if dotted == "builtins.open":
-        mode = argument(call, "mode", 1)
-        reads = mode is None or (string(mode) or "w")[:1] == "r"
-        return first_argument(call) if reads else None
+        first = first_argument(call) if _reading(argument(call, "mode", 1)) else None
+        return None if first is None else named(first)
     if isinstance(call.func, ast.Attribute) and call_name(call) in ("read_text", "read_bytes"):
-        path = call.func.value
-        if isinstance(path, ast.Call) and call_name(path) == "Path" and len(path.args) == 1:
-            return path.args[0]
-        return path
+        return named(call.func.value)
     return None
+
+
+def _reading(mode: ast.expr | None) -> bool:
+    return mode is None or (string(mode) or "w")[:1] == "r"
 
 
 def _last_write(file: File, call: ast.Call, before: int) -> int:

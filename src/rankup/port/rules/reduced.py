@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 
 from ...script.flow import call_name, returned
 from ...script.names import Function, children, walk
@@ -33,16 +34,26 @@ def reduced(file: File, script: Script, loop: Loop, count: Count) -> bool:
     around: ast.AST = file.names.function(loop.node) or file.tree
     if count.name.startswith("self."):
         around = file.names.enclosing(loop.node, ast.ClassDef) or around
+    # Rank 0's is the value of all only where every rank has it all.
+    reduces = _adds_up if loop in script.train_loops else is_reduction
     if _reduces_itself(file, script, count):
         return True
-    if any(isinstance(one, ast.Call) and is_reduction(file, one) for one in walk(count.node)):
+    if any(
+        isinstance(one, ast.Call)
+        and (reduces(file, one) or _callee_reduces(file, script, one, reduces))
+        for one in walk(count.node)
+    ):
         return True
-    return _reaches(file, script, around, {count.name}, _DEPTH)
+    return _reaches(file, script, around, {count.name}, _DEPTH, reduces)
+
+
+def _adds_up(file: File, call: ast.Call) -> bool:
+    return is_reduction(file, call) and call_name(call) != "broadcast"
 
 
 def handed_to_all(file: File, script: Script, around: ast.AST, names: set[str]) -> bool:
     """Whether what a function makes of these names goes through a reduction, here or above it."""
-    return _reaches(file, script, around, names, _DEPTH)
+    return _reaches(file, script, around, names, _DEPTH, is_reduction)
 
 
 def tainted(file: File, around: ast.AST, names: set[str]) -> set[str]:
@@ -82,11 +93,18 @@ def mentions(node: ast.AST) -> set[str]:
     return found - {"self"}
 
 
-def _reaches(file: File, script: Script, around: ast.AST, names: set[str], depth: int) -> bool:
+def _reaches(
+    file: File,
+    script: Script,
+    around: ast.AST,
+    names: set[str],
+    depth: int,
+    reduces: Callable[[File, ast.Call], bool],
+) -> bool:
     found = tainted(file, around, names)
     for node in walk(around):
         if isinstance(node, ast.Call):
-            hands_on = is_reduction(file, node) or _callee_reduces(file, script, node)
+            hands_on = reduces(file, node) or _callee_reduces(file, script, node, reduces)
             if hands_on and mentions(node) & found:
                 return True
     if not isinstance(around, Function) or depth == 0:
@@ -95,12 +113,12 @@ def _reaches(file: File, script: Script, around: ast.AST, names: set[str], depth
         return False
     for where, call in script.flow.callers.get(around, ()):
         for up in where.names.up(call):
-            if isinstance(up, ast.Call) and is_reduction(where, up):
+            if isinstance(up, ast.Call) and reduces(where, up):
                 return True
             if isinstance(up, (ast.Assign, ast.AnnAssign)):
                 target = up.targets[0] if isinstance(up, ast.Assign) else up.target
                 outer: ast.AST = where.names.function(call) or where.tree
-                if _reaches(where, script, outer, mentions(target), depth - 1):
+                if _reaches(where, script, outer, mentions(target), depth - 1, reduces):
                     return True
                 break
             if isinstance(up, ast.stmt):
@@ -108,14 +126,14 @@ def _reaches(file: File, script: Script, around: ast.AST, names: set[str], depth
     return False
 
 
-def _callee_reduces(file: File, script: Script, call: ast.Call) -> bool:
+def _callee_reduces(
+    file: File, script: Script, call: ast.Call, reduces: Callable[[File, ast.Call], bool]
+) -> bool:
     """A call of a function of the script's own that has a reduction in it."""
     callee = script.flow.callee(file, call)
     if callee is None:
         return False
-    return any(
-        isinstance(one, ast.Call) and is_reduction(callee[0], one) for one in walk(callee[1])
-    )
+    return any(isinstance(one, ast.Call) and reduces(callee[0], one) for one in walk(callee[1]))
 
 
 def _reduces_itself(file: File, script: Script, count: Count) -> bool:

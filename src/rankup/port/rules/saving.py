@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from ...script.flow import argument, call_name
 from ...script.flow import given as arguments_of
 from ...script.names import walk
-from ...script.roles import Script
+from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
 from .facts import calls, caught, ranked, starred, string, true, wrapped
-from .guards import guard
+from .guards import guard, rank0_first
 from .rule import Hit, Rule
 
 # Calls that fail on the second rank, since the first has done it.
@@ -31,6 +31,8 @@ def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
         if site.file is not file or site.kind != "checkpoint":
             continue
         if guard(file, script, site.node) or _own_name(file, script, site.node):
+            continue
+        if rank0_first(file, script, site.node):
             continue
         yield Hit(
             site.node,
@@ -111,7 +113,7 @@ def file_race(file: File, script: Script) -> Iterator[Hit]:
             continue
         if makes and (true(argument(call, "exist_ok")) or true(argument(call, "exist_ok", 2))):
             continue
-        if guard(file, script, call) or caught(file, call) or _first(file, call):
+        if guard(file, script, call) or caught(file, call) or rank0_first(file, script, call):
             continue
         if any(ranked(script, file, arg) for arg in arguments_of(call)[:1]):
             continue
@@ -120,35 +122,13 @@ def file_race(file: File, script: Script) -> Iterator[Hit]:
             f"{call_name(call)} on every rank: the second one fails, or takes away what is in use",
             "os.makedirs(path, exist_ok=True)" if makes else "rank 0 alone, then rankup.barrier()",
         )
-    yield from _tokenizers(file, script)
 
 
-def _tokenizers(file: File, script: Script) -> Iterator[Hit]:
-    """One rank reads the tokenizer that another is about to write."""
-    for call, dotted in calls(file, "save"):
-        if dotted.startswith("torch") or not isinstance(call.func, ast.Attribute):
-            continue
-        origins = script.flow.origins(file, call.func.value)
-        made = [
-            one.file.names.called(one.node) for one in origins if isinstance(one.node, ast.Call)
-        ]
-        if not any(one.startswith("tokenizers.") for one in made):
-            continue
-        if guard(file, script, call) or _first(file, call):
-            continue
-        yield Hit(
-            call,
-            "save on every rank: one may read the file while another writes it",
-            "`with rankup.rank0_first():` around what looks for it and makes it",
-        )
-
-
-def _first(file: File, call: ast.Call) -> bool:
-    """In `with rank0_first():`."""
-    return any(
-        isinstance(up, ast.With)
-        and "rank0_first" in "".join(file.code(one.context_expr) for one in up.items)
-        for up in file.names.up(call)
+def _swallowed(script: Script, site: Site) -> bool:
+    """True where the ranks but the first write to `path0(…)`, also as the argument of a caller."""
+    return site.path is not None and any(
+        isinstance(origin.node, ast.Call) and call_name(origin.node) == "path0"
+        for origin in script.flow.origins(site.file, site.path)
     )
 
 
@@ -159,11 +139,9 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
             continue
         if guard(file, script, site.node) or _own_name(file, script, site.node):
             continue
-        if "path0(" in file.code(site.node):
+        if site.path is not None and ranked(script, file, site.path):
             continue
-        if isinstance(site.node, ast.Call) and any(
-            ranked(script, file, arg) for arg in arguments_of(site.node)[:1]
-        ):
+        if _swallowed(script, site) or rank0_first(file, script, site.node):
             continue
         yield Hit(
             site.node,

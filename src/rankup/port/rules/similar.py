@@ -1,29 +1,149 @@
-"""Where the samples of a batch are compared with each other: `out @ out.t()`."""
+"""Where the samples of a batch are compared with each other: `out @ out.t()`, also in a model."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from ...script.flow import given
-from ...script.names import walk
+from ...script.effects import Reached, callee
+from ...script.flow import Flow, argument, call_name, given, literal
+from ...script.names import parameters, walk
+from ...script.source import File
 
 _PRODUCTS = ("mm", "matmul")
 _TRANSPOSED = ("t", "transpose")
 _SAME = ("contiguous", "detach", "float", "half")
+_MOST = 60  # functions that a loop leads to
 
 
-def similarities(body: Sequence[ast.AST], batch: set[str]) -> Iterator[ast.expr]:
-    """Products of something made of a batch with something of it transposed: of each two samples.
+_NETWORK = re.compile(r"net|model|encoder|transform", re.IGNORECASE)
+_CONTRASTIVE = re.compile(
+    r"nt_?xent|info_?nce|contrastive|simclr|sup_?con|clip_?loss|barlow|vicreg|batch_?hard",
+    re.IGNORECASE,
+)
+
+
+def is_contrastive(name: str) -> bool:
+    """True of the name of a loss that compares samples, not of a network for one."""
+    return _CONTRASTIVE.search(name) is not None and _NETWORK.search(name) is None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An expression that compares samples of a batch.
+
+    Attributes:
+        file, node: the expression.
+        call: the call that leads there from the statements that were looked at; None where the
+            expression is one of theirs.
+    """
+
+    file: File
+    node: ast.AST
+    call: ast.Call | None
+
+
+def comparisons(
+    flow: Flow, file: File, body: Sequence[ast.AST], batch: set[str]
+) -> Iterator[Comparison]:
+    """Products of two things made of a batch, each sample with each other, in a loop and what it
+    calls: functions, losses and models of the repository.
 
     Args:
-        body: the statements of a loop or of a function.
-        batch: names of the batch, and of what is made of it.
+        body: the statements of a loop.
+        batch: names of the batch in them.
     """
-    for node in walk(*body):
-        for one, (left, right) in _products(node):
-            if _root(left) in batch and _transposed(right) in batch:
-                yield one
+    waiting: list[tuple[File, Sequence[ast.AST], set[str], ast.Call | None]] = []
+    waiting.append((file, body, batch, None))
+    seen: set[tuple[ast.AST, frozenset[str]]] = set()
+    while waiting and len(seen) < _MOST:
+        where, statements, names, entry = waiting.pop(0)
+        names = _made_of(statements, names)
+        for node in walk(*statements):
+            if _compares(node, names):
+                yield Comparison(where, node, entry)
+            if not isinstance(node, ast.Call):
+                continue
+            found = _run(flow, where, node)
+            taken = _parameters_of(node, found, names) if found is not None else set()
+            if found is None or not taken or (found[1], frozenset(taken)) in seen:
+                continue
+            seen.add((found[1], frozenset(taken)))
+            waiting.append((found[0], found[1].body, taken, entry or node))
+
+
+def _made_of(statements: Sequence[ast.AST], names: set[str]) -> set[str]:
+    """The names, and those that are given values made of them."""
+    found = set(names)
+    assigns = [one for one in walk(*statements) if isinstance(one, ast.Assign)]
+    while True:
+        more = {
+            target.id
+            for assign in assigns
+            if _names_in(assign.value) & found
+            for one in assign.targets
+            for target in walk(one)
+            if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store)
+        } - found
+        if not more:
+            return found
+        found |= more
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in walk(node) if isinstance(one, ast.Name)}
+
+
+def _run(flow: Flow, file: File, call: ast.Call) -> Reached | None:
+    """The function that a call runs; of an instance, such as a model or a loss, its forward."""
+    owner = flow.class_of(file, call.func)
+    if owner is not None:
+        return flow.member(*owner, "forward") or flow.member(*owner, "__call__")
+    return callee(flow, file, call)
+
+
+def _parameters_of(call: ast.Call, found: Reached, names: set[str]) -> set[str]:
+    """The parameters of a function that a call gives something made of these names."""
+    function = found[1]
+    every = [one.arg for one in parameters(function.args)]
+    own = 1 if every[:1] in (["self"], ["cls"]) else 0
+    if any(isinstance(one, ast.Starred) for one in call.args) or any(
+        one.arg is None for one in call.keywords
+    ):
+        return set(every[own:]) if any(_names_in(one) & names for one in given(call)) else set()
+    taken = set()
+    for position, name in enumerate(every[own:]):
+        value = argument(call, name, position)
+        if value is not None and _names_in(value) & names:
+            taken.add(name)
+    return taken
+
+
+def _compares(node: ast.AST, batch: set[str]) -> bool:
+    if isinstance(node, ast.Call) and call_name(node) == "einsum":
+        return _pairs(node, batch)
+    return any(
+        _root(left) in batch and _transposed(right) in batch for _, (left, right) in _products(node)
+    )
+
+
+def _pairs(call: ast.Call, batch: set[str]) -> bool:
+    """`einsum("nc,mc->nm", a, b)`: the first place of both is kept, apart from each other."""
+    equation = literal(call.args[0]) if call.args else None
+    if not isinstance(equation, str) or "->" not in equation:
+        return False
+    operands = call.args[1:]
+    if len(operands) == 1 and isinstance(operands[0], (ast.List, ast.Tuple)):
+        operands = list(operands[0].elts)
+    taken, _, kept = equation.replace(" ", "").partition("->")
+    places = taken.split(",")
+    if len(places) != 2 or len(operands) != 2 or not all(places):
+        return False
+    first, second = places[0][0], places[1][0]
+    both = _root(operands[0]) in batch and _root(operands[1]) in batch
+    return both and first != second and first in kept and second in kept
 
 
 def _products(
@@ -43,7 +163,8 @@ def _transposed(node: ast.expr) -> str:
     """The name behind `x.t()`, `x.T`, `x.transpose(0, 1)`; empty where nothing is transposed."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if node.func.attr in _TRANSPOSED:
-            return _root(node.func.value)
+            places = [literal(one) for one in node.args]  # of transpose; t() has none
+            return "" if places and set(places) != {0, 1} else _root(node.func.value)
         if node.func.attr not in _SAME:
             return ""
         node = node.func.value

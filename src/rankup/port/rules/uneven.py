@@ -73,7 +73,9 @@ def _shards(script: Script, loop: Loop) -> list[ast.Call]:
     found: dict[ast.Call, None] = {}
     index = loop.file.names
     for expression in taken_from(loop.file, loop.node):
-        around = itertools.takewhile(lambda up: up is not loop.node, index.up(expression))
+        around = list(itertools.takewhile(lambda up: up is not loop.node, index.up(expression)))
+        if any(isinstance(up, ast.IfExp) for up in (expression, *around)):
+            continue  # `shard(loader) if train else loader`: sharded where it trains alone
         through = [(loop.file, up) for up in around if isinstance(up, ast.Call)]
         for origin in script.flow.origins(loop.file, expression):
             through += [(where, call) for where, call in origin.through]

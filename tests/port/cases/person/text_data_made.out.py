@@ -14,7 +14,7 @@ rankup.quiet()
 
 def make(path):
     for number in range(9):
-        if rankup.is_root_process(): Path(path, f"{number}.txt").write_text(str(number))
+        Path(path, f"{number}.txt").write_text(str(number))
 
 
 with rankup.rank0_first():

@@ -1,38 +1,93 @@
-"""What functions in other files of the folder write, which stay as they are."""
+"""What functions of other files write: guarded where the script calls them, or named."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from ....script.flow import argument
+from ....script.effects import Reached, callee, leads_to, sites_in
+from ....script.flow import argument, call_name
 from ....script.names import Function, parameters, walk
+from ....script.roles import Site
 from ....script.source import File
+from ....script.torch_names import RETURNS_SELF, words
 from ..context import Context
 
-_CHANGING = {"step", "backward", "load_state_dict", "requires_grad_", "update"}
+# Methods that change what they are called on, so that ranks that leave them out differ.
+_CHANGING = words("step backward load_state_dict requires_grad_ update")
+_GROWING = words("append extend insert pop remove clear add setdefault popitem put")
 _MODES = ("train", "eval")
+_COLLECTIVES = words(
+    "barrier broadcast broadcast_object_list all_reduce all_gather all_gather_object "
+    "reduce_scatter rank0_first batch_mean batch_sum total gather share shard wrap"
+)
+_DRAWS = words(
+    "torch.rand torch.randn torch.randint torch.randperm torch.normal torch.bernoulli "
+    "torch.multinomial torch.rand_like torch.randn_like torch.randint_like"
+)
+_DRAWING_METHODS = words("normal_ uniform_ random_ bernoulli_ rsample shuffle")
 
 
-def written_elsewhere(context: Context, writers: set[str], methods: set[str]) -> None:
-    """Rank 0 alone calls what writes files and does nothing else; of the rest there is a remark.
+@dataclass(frozen=True)
+class Helper:
+    """A call in the script of a function in another file that writes.
 
-    Args:
-        writers: full names of functions that write a file.
-        methods: names of methods that do.
+    Attributes:
+        call: in the script.
+        file, function: what it calls.
+        sites: the calls that write, there and further on.
+        reached: all functions of other files that it leads to.
     """
-    if context.split is not None:
-        return  # the parts of a split model are put together by all ranks
-    for call, file, function, place in _found(context, writers, methods):
-        mode = _mode_after(context, call, file, function) if _only_writes(function) else None
+
+    call: ast.Call
+    file: File
+    function: Function
+    sites: tuple[Site, ...]
+    reached: tuple[Reached, ...]
+
+
+def helpers(context: Context) -> Iterator[Helper]:
+    """The script's calls of functions in other files that write."""
+    script = context.script
+    flow = script.whole_flow
+    for call in script.all(ast.Call):
+        if call in context.training.elsewhere:
+            continue
+        found = callee(flow, script.file, call)
+        if found is None or found[0] is script.file:
+            continue
+        reached = [one for one in leads_to(flow, *found) if one[0] is not script.file]
+        sites = tuple(site for file, function in reached for site in sites_in(flow, file, function))
+        if sites:
+            yield Helper(call, *found, sites, tuple(reached))
+
+
+def written_elsewhere(context: Context) -> None:
+    """Rank 0 alone calls what writes files and does nothing else; of the rest there is a remark."""
+    for helper in helpers(context):
+        call = helper.call
+        if context.goes_first(call):
+            continue
+        if context.script.per_sample(call):
+            context.leave(
+                call,
+                f"each rank writes what its own samples need in {_at(helper)}, maybe two of them "
+                "the same file: make all of it before the job",
+            )
+            continue
+        mode = _mode_after(context, helper) if harmless(helper.reached) else None
         if mode is not None and context.only_root(call):
             if mode:  # as it leaves the model on rank 0
                 context.after(context.script.statement(call), mode)
-            context.done(call, f"rank 0 alone writes this ({_at(file, place)})")
+            context.done(call, f"rank 0 alone writes this ({_at(helper)})")
+        elif (path := _handed_to_open(context, helper)) is not None:
+            context.around(path, "rankup.path0(")
+            context.done(call, f"rank 0 alone writes this file (rankup.path0, {_at(helper)})")
         else:
             context.leave(
                 call,
-                f"every rank writes the same file in {_at(file, place)}, which stays as "
+                f"every rank writes the same file in {_at(helper)}, which stays as "
                 "it is: let rank 0 alone write there, `if rankup.is_root_process():`",
                 comment=False,
             )
@@ -40,84 +95,113 @@ def written_elsewhere(context: Context, writers: set[str], methods: set[str]) ->
 
 def saved_elsewhere(context: Context) -> bool:
     """Whether the script calls a function in another file that saves with torch."""
-    return any(True for _ in _found(context, {"torch.save"}, set()))
+    return any(site.dotted == "torch.save" for one in helpers(context) for site in one.sites)
 
 
-def _found(
-    context: Context, writers: set[str], methods: set[str]
-) -> Iterator[tuple[ast.Call, File, Function, ast.Call]]:
-    """Calls of functions in other files that write, with the function and the first place."""
-    script = context.script
-    for call in script.all(ast.Call):
-        path = script.beside(call)
-        if path is None or call in context.training.elsewhere:
-            continue
-        file = script.other(path)
-        if file.error is not None:
-            continue
-        for function in script.functions_in(path, script.name(call.func).split(".")[-1])[:1]:
-            place = _place(file, function, writers, methods)
-            if place is not None:
-                yield call, file, function, place
+def _at(helper: Helper) -> str:
+    site = helper.sites[0]
+    return f"{site.file.path.name}:{site.file.line(site.node)[0]}"
 
 
-def _at(file: File, node: ast.AST) -> str:
-    return f"{file.path.name}:{file.line(node)[0]}"
-
-
-def _place(file: File, function: Function, writers: set[str], methods: set[str]) -> ast.Call | None:
+def _handed_to_open(context: Context, helper: Helper) -> ast.expr | None:
+    """The argument of a call that does nothing but name the file which is opened to be written."""
+    file, function = helper.file, helper.function
+    if len(helper.sites) != 1 or helper.sites[0].form != "path":
+        return None
+    path = helper.sites[0].path
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    if not isinstance(path, ast.Name) or path.id not in names or file is not helper.sites[0].file:
+        return None
     for node in walk(*function.body):
-        if isinstance(node, ast.Call) and (
-            file.names.called(node) in writers or _method(node) in methods
-        ):
-            return node
-    return None
+        if isinstance(node, ast.Name) and node.id == path.id and node is not path:
+            compared = file.names.parents[node]
+            if not isinstance(compared, ast.Compare | ast.If | ast.IfExp):
+                return None
+    if file.names.function(path) is not function:
+        return None
+    bound = names[:1] in (["self"], ["cls"])
+    return argument(helper.call, path.id, names.index(path.id) - bound)
 
 
-def _mode_after(context: Context, call: ast.Call, file: File, function: Function) -> str | None:
+def _mode_after(context: Context, helper: Helper) -> str | None:
     """`net.train()` where a function ends with that; empty where it changes no mode.
 
     None where ranks that leave it out could not be as those that run it.
     """
+    file, function = helper.file, helper.function
     changed: set[str] = set()
     names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    for node in walk(*function.body):
-        if not isinstance(node, ast.Call):
-            continue
-        if _method(node) in _MODES:
-            changed.add(file.code(node.func).rpartition(".")[0])
-        elif isinstance(node.func, ast.Name) and node.func.id in names:
-            around = [up for up in file.names.up(node) if isinstance(up, ast.With)]
-            heads = [file.code(item.context_expr) for one in around for item in one.items]
-            if not any("no_grad" in head or "inference_mode" in head for head in heads):
-                return None  # a forward with gradients on is the start of an exchange
+    for where, one in helper.reached:
+        given = [arg.arg for arg in parameters(one.args)]
+        for node in walk(*one.body):
+            if not isinstance(node, ast.Call):
+                continue
+            if _method(node) in _MODES:
+                if one is not function:
+                    return None
+                changed.add(file.code(node.func).rpartition(".")[0])
+            elif isinstance(node.func, ast.Name) and node.func.id in given:
+                around = [up for up in where.names.up(node) if isinstance(up, ast.With)]
+                heads = [where.code(item.context_expr) for up in around for item in up.items]
+                if not any("no_grad" in head or "inference_mode" in head for head in heads):
+                    return None  # a forward with gradients on is the start of an exchange
     if not changed:
         return ""
     ends = file.code(function.body[-1])
     name, _, method = ends.rpartition(".")
     if changed != {name} or name not in names or method not in [f"{one}()" for one in _MODES]:
         return None
-    model = argument(call, name, names.index(name))
-    written = context.script.dotted(model) if model is not None else ""
-    return f"{written}.{method}" if written else None
+    model = argument(helper.call, name, names.index(name))
+    written_as = context.script.dotted(model) if model is not None else ""
+    return f"{written_as}.{method}" if written_as else None
 
 
-def _only_writes(function: Function) -> bool:
-    """Whether ranks that leave it out stay as those that run it."""
-    names = {one.arg for one in parameters(function.args)}
-    for node in walk(*function.body):
-        if isinstance(node, ast.Global | ast.Nonlocal):
-            return False
-        if isinstance(node, ast.Call) and _method(node) in _CHANGING:
-            return False
-        targets: list[ast.expr] = []
-        if isinstance(node, ast.Assign):
-            targets = node.targets
-        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
-            targets = [node.target]
-        for target in targets:
-            if not isinstance(target, ast.Name | ast.Tuple) and _root(target) in names:
+def harmless(functions: Sequence[Reached]) -> bool:
+    """True where ranks that leave these functions out stay as those that run them."""
+    return all(keeps_state(file, one.body, made_in(one.body)) for file, one in functions)
+
+
+def made_in(body: Sequence[ast.AST]) -> set[str]:
+    """Names of objects that statements make themselves, and so may change."""
+    found: set[str] = set()
+    for node in walk(*body):
+        match node:
+            case ast.Assign(value=value, targets=targets):
+                made = [(value, one) for one in targets]
+            case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
+                made = [(value, target)]
+            case _:
+                continue
+        for value, target in made:
+            same = isinstance(value, ast.Call) and call_name(value) in RETURNS_SELF
+            if not same and not isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
+                names = [one for one in walk(target) if isinstance(one, ast.Name)]
+                found |= {one.id for one in names if isinstance(one.ctx, ast.Store)}
+    return found
+
+
+def keeps_state(file: File, body: Sequence[ast.AST], own: set[str]) -> bool:
+    """True where statements change nothing but their own names: no object, no random state.
+
+    Args:
+        own: names whose values are made in these statements.
+    """
+    for node in walk(*body):
+        match node:
+            case ast.Global() | ast.Nonlocal() | ast.Yield() | ast.YieldFrom():
                 return False
+            case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
+                if _root(node) not in own:
+                    return False
+            case ast.Call():
+                name, dotted = call_name(node), file.names.called(node)
+                if name in _CHANGING | _DRAWING_METHODS or (name in _COLLECTIVES and dotted):
+                    return False
+                if dotted in _DRAWS or dotted.startswith(("random.", "numpy.random.")):
+                    return False
+                grows = name in _GROWING and _method(node) and not dotted
+                if grows and _root(node.func) not in own:
+                    return False
     return True
 
 
@@ -128,6 +212,6 @@ def _method(call: ast.Call) -> str:
 
 def _root(node: ast.expr) -> str:
     """`x` of `x.y[0]`."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""

@@ -1,16 +1,16 @@
-"""The data: each rank takes its part of every batch."""
+"""The training data: each rank takes its part of every batch."""
 
 from __future__ import annotations
 
 import ast
 
-from ....script.flow import argument, given
-from ....script.loops import no_grad
-from ....script.loops import without_gradients as decorated
-from ....script.names import Function, walk
+from ....base.errors import UserError
+from ....script.flow import argument, call_name, given
+from ....script.names import Function
 from ....script.roles import LoopNode
 from ...rules.facts import integer
 from ..context import Context
+from ..expressions import mentioned
 from ..script import ForNode
 from ..training import Loop
 
@@ -19,147 +19,98 @@ _CONSTRUCTORS = {
     "FloatTensor", "LongTensor", "Tensor", "view", "reshape", "expand", "new_ones", "new_zeros",
     "new_full", "normal", "init_hidden",
 }  # fmt: skip
+_DEEPEST = 4
 
 
 def shard_loaders(context: Context) -> None:
-    """`rankup.shard(DataLoader(…))` where the script makes its loaders."""
-    for call in context.training.loader_calls:
-        if context.one_by_one(call):
-            shuffle = argument(call, "shuffle", 2)
-            drawn = shuffle is not None and context.script.code(shuffle) != "False"
-            context.leave(
-                call,
-                "every rank evaluates all of this, sample by sample: exact, and not faster than on "
-                "one GPU. Larger batches would be dealt over the ranks"
-                + (
-                    "; each draws an order of its own, so that what is decided by the numbers has "
-                    "to be rank 0's (rankup.broadcast)"
-                    if drawn
-                    else ""
-                ),
-                comment=False,
-            )
+    """`rankup.shard(…)` around what a training loop goes over.
+
+    Where the loader is made if training loops alone use it; else at the head of the loop, so that
+    it stays as it is for all else.
+
+    Raises:
+        UserError: a loop trains and evaluates, and which of them cannot be said at its head.
+    """
+    training, script = context.training, context.script
+    done: set[ast.AST] = set()
+    for loop in training.loops:
+        if not loop.trains:
             continue
-        elsewhere = _only_elsewhere(context, call)
-        if elsewhere:
-            context.leave(
-                call,
-                f"every rank goes over all of this in {elsewhere}, which stays as it is: exact, "
-                "and not faster than on one GPU",
-                comment=False,
+        if loop.unclear:
+            raise UserError(
+                f"{script.file.path}:{script.line(loop.node)}: not ported: this loop trains and "
+                "evaluates, and which of them cannot be seen at its head: give training a loop of "
+                'its own, or put its backward under a condition such as `if phase == "train":`'
             )
-            continue
-        options = _options(context, call)
-        context.around(call, "rankup.shard(", f"{options})")
-        both = context.serves_both(call)
-        context.done(
-            call,
-            "each rank takes its part of every batch (rankup.shard)"
-            + ("; all go round equally often where a loop evaluates, too" if both else ""),
+        sources = training.sources(loop)
+        for source in sources:
+            _shard(context, loop, source, done)
+        if not sources and isinstance(loop.node, ForNode) and _unseen(context, loop):
+            context.leave(
+                loop.node,
+                "every rank would go over all of this: where it is a DataLoader, go over "
+                "rankup.shard(…) of it",
+            )
+    for call in training.elsewhere:
+        for arg in given(call):
+            if training.loader_of(arg) is not None and arg not in done:
+                done.add(arg)
+                context.around(arg, "rankup.shard(", f"{_per_gpu(context)})")
+                context.done(arg, "each rank takes its part of every batch (rankup.shard)")
+
+
+def _unseen(context: Context, loop: Loop) -> bool:
+    """Whether a training loop goes over something whose making is not seen."""
+    source = loop.source
+    if isinstance(source, ast.Call):
+        counted = call_name(source) in ("range", "arange", "count", "trange")
+        return not counted and context.script.called(source) is None
+    return isinstance(source, ast.Name | ast.Attribute) and source is not None
+
+
+def _shard(context: Context, loop: Loop, source: ast.expr, done: set[ast.AST]) -> None:
+    training, script = context.training, context.script
+    loader = training.loader_of(source)
+    options = f"{_trains(context, loop)}{_per_gpu(context)}"
+    alone = isinstance(loader, ast.Call) and (
+        source is loader or (not loop.phase and used_by_training_alone(context, loader))
+    )
+    place = loader if alone and loader is not None else source
+    if place in done:
+        return
+    done.add(place)
+    told = "each rank takes its part of every batch (rankup.shard)"
+    if loop.phase:
+        code = script.code(source)
+        context.around(place, "rankup.shard(", f"{options}) if {loop.phase} else {code}")
+        told += f", where {loop.phase}"
+    else:
+        context.around(place, "rankup.shard(", f"{options})")
+    context.done(place, told)
+    if context.options.batch == "per-gpu" and not alone:
+        context.leave(
+            place,
+            "len() of this loader outside of the loop counts batches of one GPU: the run has fewer "
+            "by the number of ranks",
+            comment=False,
         )
 
 
-def _only_elsewhere(context: Context, loader: ast.Call) -> str:
-    """The file beside the script where alone a loader is gone over, and not trained from."""
-    script, training = context.script, context.training
-    if any(loader in training.loaders_of(one) for one in training.loops):
-        return ""
-    files = []
-    for call in script.all(ast.Call):
-        path = script.beside(call)
-        if path and any(training.loader_of(arg) is loader for arg in given(call)):
-            if call in training.elsewhere:
-                return ""
-            files.append(path.name)
-    return files[0] if files else ""
+def _per_gpu(context: Context) -> str:
+    return ', batch="per-gpu"' if context.options.batch == "per-gpu" else ""
 
 
-def shard_foreign(context: Context) -> None:
-    """`loader = rankup.shard(loader)` behind a call that brings a loader from elsewhere."""
-    training = context.training
-    names = training.foreign()
-    seen: set[ast.AST] = set()
-    for loop in training.loops:
-        for origin in training.loaders_of(loop):
-            if origin in training.loader_calls or origin in seen:
-                continue
-            if isinstance(origin, ast.Assign | ast.AnnAssign):
-                found = _loader_names(context, origin, names.get(origin, set()))
-                if not found:
-                    text = "every rank would go over all of this: deal it with rankup.shard(loader)"
-                    context.leave(origin, text)
-                for name in found:
-                    call = f"rankup.shard({name}{_foreign_options(context, loop)})"
-                    if _by_key(context, name):
-                        dealt = call.replace(f"({name}", "(one", 1)
-                        call = f"{{key: {dealt} for key, one in {name}.items()}}"
-                    context.after(context.script.statement(origin), f"{name} = {call}")
-                    context.done(origin, f"each rank takes its part of every batch of {name}")
-            elif isinstance(origin, ast.Call):
-                context.around(origin, "rankup.shard(", f"{_foreign_options(context, loop)})")
-                context.done(origin, "each rank takes its part of every batch (rankup.shard)")
-            seen.add(origin)
-
-
-def _by_key(context: Context, name: str) -> bool:
-    """Whether loops go over values of a dictionary of that name: `loaders[phase]`."""
-    sources = [one.source for one in context.training.loops]
-    return any(
-        isinstance(one, ast.Subscript)
-        and context.script.dotted(one.value) == name
-        and not any(integer(inner) for inner in walk(one))
-        for one in sources
+def _trains(context: Context, loop: Loop) -> str:
+    """`train=True` where neither order nor mode tells that batches are trained on."""
+    made = [one for one in context.training.loaders_of(loop) if isinstance(one, ast.Call)]
+    shuffles = bool(made) and all(
+        (value := argument(one, "shuffle", 2)) is not None and context.script.code(value) == "True"
+        for one in made
     )
+    return ", train=True" if not shuffles and _in_eval_mode(context, loop) else ""
 
 
-def _loader_names(
-    context: Context, origin: ast.Assign | ast.AnnAssign, iterated: set[str]
-) -> list[str]:
-    """What an assignment calls the loaders: of several values, those that a loop goes over."""
-    script, names = context.script, []
-    if isinstance(origin, ast.AnnAssign):
-        return [script.dotted(origin.target)]
-    for target in origin.targets:
-        parts = target.elts if isinstance(target, ast.Tuple) else [target]
-        for part in parts:
-            written = script.dotted(part)
-            if written and (len(parts) == 1 or written in iterated):
-                names.append(written)
-    return names
-
-
-def _foreign_options(context: Context, loop: Loop) -> str:
-    options = ', batch="per-gpu"' if context.options.batch == "per-gpu" and loop.trains else ""
-    both = any(context.serves_both(one) for one in context.training.loaders_of(loop))
-    return f", train=True{options}" if both or context.split is not None else options
-
-
-def _options(context: Context, call: ast.Call) -> str:
-    """`train=` where neither the order nor the model's mode tells; `batch=` where asked."""
-    loops = [one for one in context.training.loops if call in context.training.loaders_of(one)]
-    trains = any(loop.trains for loop in loops) or not loops
-    options = ""
-    if loops and not trains and not all(without_gradients(context, loop.node) for loop in loops):
-        options = ", train=False"
-    shuffle = argument(call, "shuffle", 2)
-    shuffles = shuffle is not None and context.script.code(shuffle) == "True"
-    if (
-        loops
-        and all(one.trains for one in loops)
-        and not shuffles
-        and _in_eval_mode(context, loops)
-    ):
-        options = ", train=True"
-    if context.split is not None and not all(loop.trains for loop in loops):
-        options = ", train=True"  # each forward needs all ranks, in an evaluation, too
-    if context.serves_both(call):
-        options = ", train=True"  # what the loop says of its batches needs all ranks
-    if context.options.batch == "per-gpu" and trains:
-        options += ', batch="per-gpu"'
-    return options
-
-
-def _in_eval_mode(context: Context, loops: list[Loop]) -> bool:
+def _in_eval_mode(context: Context, loop: Loop) -> bool:
     """Whether a model may be in its evaluation mode when a training loop begins."""
     script = context.script
 
@@ -171,37 +122,78 @@ def _in_eval_mode(context: Context, loops: list[Loop]) -> bool:
 
     if not says(script.tree, "eval"):
         return False
-    for loop in loops:
-        around = [one for one in script.above(loop.node) if isinstance(one, LoopNode)]
-        scope = script.scope(loop.node)
-        inner = around[-1] if around else scope
-        if not says(inner, "train"):
-            return True
-    return False
+    around = [one for one in script.above(loop.node) if isinstance(one, LoopNode)]
+    return not says(around[-1] if around else script.scope(loop.node), "train")
 
 
-def without_gradients(context: Context, node: ast.AST) -> bool:
-    """Whether a statement stands under `torch.no_grad()` or `inference_mode()`."""
+def used_by_training_alone(context: Context, loader: ast.Call) -> bool:
+    """True of `loader = DataLoader(…)` whose name is used by training loops and for its length."""
     script = context.script
-    for parent in script.above(node):
-        if no_grad(parent) or (isinstance(parent, Function) and decorated(parent)):
-            return True
-        if isinstance(parent, Function):
-            calls = script.calls_of.get(parent, [])
-            return bool(calls) and all(without_gradients(context, call) for call in calls)
-    return False
+    assign = script.parents[loader]
+    if not (isinstance(assign, ast.Assign) and len(assign.targets) == 1):
+        return False
+    target = assign.targets[0]
+    if not isinstance(target, ast.Name):
+        return False
+    return _trained_on(context, target.id, script.scope(target), 0)
+
+
+def _trained_on(context: Context, name: str, scope: ast.AST, depth: int) -> bool:
+    script, training, names = context.script, context.training, context.script.file.names
+    if depth > _DEEPEST:
+        return False
+    sources = {
+        source
+        for loop in training.loops
+        if loop.trains and not loop.phase
+        for source in training.sources(loop)
+    }
+    used = False
+    for one in script.all(ast.Name):
+        if one.id != name or not isinstance(one.ctx, ast.Load):
+            continue
+        if names.bindings(name, names.scope(one))[0] is not scope:
+            continue
+        parent = script.parents[one]
+        if one in sources:
+            used = True
+        elif isinstance(parent, ast.Attribute) or (
+            isinstance(parent, ast.Call) and script.name(parent.func) == "len"
+        ):
+            continue
+        elif not _handed_to_training(context, one, parent, depth):
+            return False
+        else:
+            used = True
+    return used
+
+
+def _handed_to_training(context: Context, name: ast.Name, parent: ast.AST, depth: int) -> bool:
+    """True where a function of the script is given a loader that it trains on and nothing else."""
+    script = context.script
+    call = script.parents[parent] if isinstance(parent, ast.keyword) else parent
+    if not isinstance(call, ast.Call) or call.func is name:
+        return False
+    function = script.called(call)
+    if not isinstance(function, Function):
+        return False
+    return any(
+        script.given(function, parameter, call) is name
+        and _trained_on(context, parameter, function, depth + 1)
+        for parameter in script.parameters(function)
+    )
 
 
 def deal_drawn(context: Context) -> None:
     """`x, y = rankup.deal(get_batch(…))`: batches that the script draws itself."""
     if context.options.batch == "global":
-        for call in drawn_batches(context):
+        for call in _drawn_batches(context):
             context.around(call, "rankup.deal(")
             context.done(call, "each rank takes its part of a batch drawn by hand (rankup.deal)")
 
 
-def drawn_batches(context: Context) -> list[ast.Call]:
-    """Calls in a loop that draw a batch by numbers."""
+def _drawn_batches(context: Context) -> list[ast.Call]:
+    """Calls in a training loop that draw a batch by numbers."""
     script = context.script
     drawers = {
         function
@@ -217,7 +209,7 @@ def drawn_batches(context: Context) -> list[ast.Call]:
         call
         for call in script.all(ast.Call)
         if script.called(call) in drawers
-        and any(loop.node in script.above(call) for loop in context.training.loops)
+        and any(loop.trains and loop.node in script.above(call) for loop in context.training.loops)
     ]
 
 
@@ -229,37 +221,26 @@ def batch_size_names(context: Context) -> None:
         for call in context.training.loader_calls
         if (arg := argument(call, "batch_size", 1)) is not None and not integer(arg)
     }
+    if not sizes:
+        return
     for loop in context.training.loops:
+        if not loop.trains:
+            continue
         batch = first_of_batch(context, loop)
-        if batch is None:
-            continue
         for call in script.inside(loop.node.body, ast.Call, deep=False):
-            last = script.code(call.func).split(".")[-1]
-            if last not in _CONSTRUCTORS:
-                continue
-            for arg in given(call):
-                for value in _alone_or_in_tuple(arg):
-                    if script.code(value) in sizes:
-                        context.replace(value, f"{batch}.size(0)")
-                        context.done(value, "a batch here is this rank's part of it")
-
-    _peeked(context)
-
-
-def _peeked(context: Context) -> None:
-    """`len(next(iter(loader))[0])`: a batch looked at outside of the loops is a rank's part."""
-    script = context.script
-    known = {script.code(one.source) for one in context.training.loops if one.source is not None}
-    for call in script.all(ast.Call):
-        code = script.code(call)
-        if not code.startswith("len(next(iter("):
-            continue
-        looked = code.removeprefix("len(next(iter(").partition(")")[0]
-        if looked in known:
-            context.around(call, "rankup.all_reduce(")
-            context.done(call, "the size of the whole batch (rankup.all_reduce)")
-        else:
-            context.leave(call, "this is the size of this rank's part of the batch", comment=False)
+            makes = call_name(call) in _CONSTRUCTORS
+            for value in (one for arg in given(call) for one in _alone_or_in_tuple(arg)):
+                if script.code(value) not in sizes:
+                    continue
+                if makes and batch is not None:
+                    context.replace(value, f"{batch}.size(0)")
+                    context.done(value, "a batch here is this rank's part of it")
+                elif makes or script.called(call) is not None:
+                    context.leave(
+                        call,
+                        f"{script.code(value)} is the size of the whole batch, of which a rank "
+                        "has a part: take the size from the batch",
+                    )
 
 
 def first_of_batch(context: Context, loop: Loop) -> str | None:
@@ -278,3 +259,92 @@ def _alone_or_in_tuple(value: ast.expr) -> list[ast.expr]:
     if isinstance(value, ast.Tuple | ast.List):
         return value.elts
     return [value]
+
+
+def draws_that_steer(context: Context) -> None:
+    """A random draw that decides about a step is rank 0's on every rank."""
+    script, training = context.script, context.training
+    for loop in training.loops:
+        if not loop.trains:
+            continue
+        branches = script.inside(loop.node.body, ast.If, ast.While, ast.For, ast.IfExp, deep=False)
+        heads = [
+            one.iter if isinstance(one, ast.For) else one.test
+            for one in branches
+            if steers(context, one)
+        ]
+        names = mentioned(*heads)
+        made = [
+            one.value
+            for one in script.inside(loop.node.body, ast.Assign, deep=False)
+            if mentioned(*one.targets) & names
+        ]
+        for draw in {one: None for head in (*heads, *made) for one in draws(context, head)}:
+            context.around(draw, "rankup.broadcast(")
+            context.done(draw, "what decides about a step is drawn by rank 0 (rankup.broadcast)")
+
+
+def clocks_that_steer(context: Context) -> None:
+    """What a rank reads off its own clock decides about the end of a training for all of them."""
+    script, training = context.script, context.training
+    for one in script.all(ast.If) + script.all(ast.While):  # type: ignore[operator]
+        loops = [up for up in (one, *script.above(one)) if isinstance(up, LoopNode)]
+        if not any(training.trains(up) for up in loops):
+            continue
+        made = [
+            node.value
+            for node in script.inside(script.scope(one), ast.Assign)
+            if mentioned(*node.targets) & mentioned(one.test) and mentioned(*node.targets)
+        ]
+        ends = isinstance(one, ast.While) or steers(context, one)
+        if ends and any(_reads_clock(context, node) for node in (one.test, *made)):
+            context.around(one.test, "rankup.broadcast(")
+            context.done(one, "rank 0's clock decides for all ranks (rankup.broadcast)")
+
+
+def _reads_clock(context: Context, node: ast.AST) -> bool:
+    return any(
+        context.script.name(call.func).startswith(("time.", "datetime."))
+        for call in context.script.inside(node, ast.Call)
+    )
+
+
+def steers(context: Context, node: ast.AST) -> bool:
+    """True where a branch or a loop decides about a backward, a step or the end of a loop."""
+    script, training = context.script, context.training
+    leaves = ast.Break | ast.Continue | ast.Return | ast.Raise
+    blocks: list[ast.AST] = []
+    for name in ("body", "orelse"):
+        block = getattr(node, name, [])
+        blocks += block if isinstance(block, list) else [block]
+    return any(
+        isinstance(one, leaves) or (isinstance(one, ast.Call) and call_name(one) in _STEPS)
+        for one in script.inside(blocks, ast.stmt, ast.Call, deep=False)
+    ) or any(training.trains(one) for one in blocks)
+
+
+_STEPS = {"step", "exit", "_exit"}
+_RANDOM = {
+    "torch.rand", "torch.randn", "torch.randint", "torch.bernoulli", "torch.normal",
+    "torch.randperm", "torch.multinomial",
+}  # fmt: skip
+_SEEDING = {"seed", "Random", "RandomState", "default_rng", "get_state", "set_state", "shuffle"}
+
+
+def draws(context: Context, node: ast.AST) -> list[ast.expr]:
+    """The random draws in an expression, with methods called on them: `torch.rand(1).item()`."""
+    script, found = context.script, []
+    for call in script.inside(node, ast.Call):
+        name = script.name(call.func)
+        if name.split(".")[-1] in _SEEDING:
+            continue
+        if not (name.startswith(("random.", "numpy.random.")) or name in _RANDOM):
+            continue
+        whole: ast.expr = call
+        while isinstance(up := script.parents[whole], ast.Attribute):
+            around = script.parents[up]
+            if not (isinstance(around, ast.Call) and around.func is up):
+                break
+            whole = around
+        found.append(whole)
+    return found

@@ -1,114 +1,260 @@
-"""The numbers that an evaluation reports: of all ranks."""
+"""Evaluations: all of it on every rank; sharded where only sums over samples leave the loop."""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass, field
 
+from ....script.flow import argument, call_name, literal
+from ....script.loops import no_grad
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ..context import Context
-from ..expressions import targets_of
+from ..models import assigned
+from ..script import ForNode, Script
 from ..training import Loop
-from .kinds import Increment, increments
-from .metrics import together
-from .units import say_weighed_by_samples
+from ..values import Kind, Values, loader_origins, plain_batches
+from .decisions import read_after
+
+_BY_HAND = (
+    "to shard it by hand: `for batch in rankup.shard(loader, train=False):`, and behind the loop "
+    "rankup.total(…) of what are sums over samples, rankup.gather(…) of what are lists of them"
+)
 
 
-def evaluation_numbers(context: Context) -> None:
-    """`rankup.total(…)` behind a loop that evaluates, and `share` in it for means over batches.
+class Obstacle(Exception):  # noqa: N818
+    """What stands in the way of sharding an evaluation."""
 
-    Where the model is split, all ranks go round together, so that it is as in training. What
-    another loop trains from as well is dealt for this one anew.
+    def __init__(self, node: ast.AST, text: str) -> None:
+        super().__init__(text)
+        self.node = node
+
+
+@dataclass
+class Leaving:
+    """What leaves the loop of an evaluation.
+
+    Attributes:
+        totals: names of sums over samples.
+        lists: names of lists with an entry for each sample, in order.
     """
+
+    totals: list[str] = field(default_factory=list)
+    lists: list[str] = field(default_factory=list)
+
+
+def shard_evaluations(context: Context) -> None:
+    """`rankup.shard(loader, train=False)` and `rankup.total(…)` where that is exact."""
     for loop in context.training.loops:
-        if loop.trains or not context.dealt(loop):
+        if loop.trains:
             continue
-        if context.split is not None:
-            together(context, loop)
-            continue
-        if loop.source is not None and any(
-            context.serves_both(one) for one in context.training.loaders_of(loop)
-        ):
-            context.around(loop.source, "rankup.shard(", ", train=False)")
-            context.done(loop.source, "dealt as an evaluation here (rankup.shard)")
-        _evaluation(context, loop)
-
-
-def _evaluation(context: Context, loop: Loop) -> None:
-    totals: dict[str, None] = {}
-    counts: dict[str, None] = {}
-    rows: dict[str, None] = {}
-    meters: dict[str, None] = {}
-    for one in increments(context, loop):
-        if one.kind == "":
-            context.leave(one.node, f"{one.target} is of this rank's batches alone")
-            continue
-        if not _fresh(context, loop, one.target):
+        try:
+            leaving = additive(context, loop)
+        except Obstacle as reason:
+            line = context.script.line(reason.node)
+            at = "" if line == context.script.line(loop.node) else f" (line {line})"
             context.leave(
-                one.node, f"{one.target} is of this rank's batches alone, and older than this loop"
+                loop.node,
+                f"every rank evaluates everything, which is exact: {reason}{at}; {_BY_HAND}",
+                comment=False,
             )
             continue
-        if one.how == "meter":
-            meters[one.target] = None
-        elif one.kind == "mean":
-            context.around(one.value, "rankup.share(")
-            say_weighed_by_samples(context, loop, one)
-            totals[one.target] = None
-        elif one.kind == "sum":
-            totals[one.target] = None
-        elif one.kind == "batches":
-            counts[one.target] = None
-        else:
-            rows[one.target] = None
-        context.done(one.node, f"{one.target} is of all ranks (rankup.{_word(one)})")
-    lines = []
-    if totals:
-        names = ", ".join(totals)
-        lines.append(f"{names} = rankup.total({names})")
-    for name in meters:
-        lines.append(f"{name}.sum, {name}.count = rankup.total({name}.sum, {name}.count)")
-        lines.append(f"{name}.avg = {name}.sum / {name}.count")
-    lines += [f"{name} = rankup.gather({name})" for name in rows]
-    if loop.index is not None and _used_after(context, loop, loop.index):
-        counts[loop.index] = None
-    lines += [f'{name} = int(rankup.all_reduce({name}, "max"))' for name in counts]
-    if lines:
+        for source in context.training.sources(loop):
+            context.around(source, "rankup.shard(", ", train=False)")
+        lines = []
+        if leaving.totals:
+            names = ", ".join(leaving.totals)
+            lines.append(f"{names} = rankup.total({names})")
+        lines += [f"{name} = rankup.gather({name})" for name in leaving.lists]
+        context.sharded.add(loop.node)
         context.after(loop.node, *lines)
+        all_names = ", ".join([*leaving.totals, *leaving.lists])
+        context.done(
+            loop.node, f"each rank evaluates its part, {all_names} of all ranks (rankup.total)"
+        )
 
 
-def _fresh(context: Context, loop: Loop, target: str) -> bool:
-    """Whether a sum starts anew before each time the loop runs."""
+def obstacles(context: Context) -> list[tuple[int, str]]:
+    """The line of each evaluation, and what stands in the way of sharding it; empty: nothing."""
+    found = []
+    for loop in context.training.loops:
+        if loop.trains:
+            continue
+        line = context.script.line(loop.node)
+        try:
+            additive(context, loop)
+        except Obstacle as reason:
+            found.append((line, f"{reason} (line {context.script.line(reason.node)})"))
+        else:
+            found.append((line, ""))
+    return found
+
+
+def additive(context: Context, loop: Loop) -> Leaving:
+    """What leaves an evaluation, each a sum over samples or a list of their results.
+
+    Raises:
+        Obstacle: something else leaves it, or that cannot be seen.
+    """
+    script, node = context.script, loop.node
+    if not isinstance(node, ForNode) or node.orelse:
+        raise Obstacle(node, "it is no plain `for` loop over a loader")
+    if not plain_batches(context.training, loop):
+        raise Obstacle(
+            node,
+            "its loader is not seen to be a DataLoader that puts samples of one shape together",
+        )
+    sizes = [
+        argument(one[1], "batch_size", 1)
+        for source in context.training.sources(loop)
+        for one in loader_origins(script, source)
+        if one is not None
+    ]
+    if any(one is None or literal(one) == 1 for one in sizes):
+        raise Obstacle(node, "its batches are of one sample, which one rank would have all of")
+    if not _in_eval_mode(context, node):
+        raise Obstacle(node, "that the model is in evaluation mode is not seen in this function")
+    values = Values(context.training, loop)
+    leaving = Leaving()
+    _block(context, loop, values, leaving, node.body)
+    if not (leaving.totals or leaving.lists):
+        raise Obstacle(node, "nothing is counted in it")
+    scope = script.scope(node)
+    shared = {name for one in script.inside(scope, ast.Global, ast.Nonlocal) for name in one.names}
+    kept = {*leaving.totals, *leaving.lists}
+    for name in sorted(values.defined.keys() | set(loop.batch)):
+        if name not in kept and (name in shared or read_after(script, node, name)):
+            raise Obstacle(node, f"`{name}` of the last batch is used behind it")
+    for name in kept:
+        if name in shared or not _fresh(script, node, name, name in leaving.lists):
+            raise Obstacle(node, f"`{name}` does not begin at nothing before this loop")
+    if loop.index is not None and read_after(script, node, loop.index):
+        raise Obstacle(node, f"the number of batches, `{loop.index}`, is used behind it")
+    return leaving
+
+
+def _block(
+    context: Context, loop: Loop, values: Values, leaving: Leaving, block: list[ast.stmt]
+) -> None:
     script = context.script
-    chain: list[ast.AST] = [loop.node]
-    for parent in script.above(loop.node):
-        if isinstance(parent, Function | LoopNode):
+    for one in block:
+        match one:
+            case ast.Pass() | ast.Expr(value=ast.Constant()):
+                continue
+            case ast.With(items=items, body=body):
+                for item in items:
+                    name = script.name(getattr(item.context_expr, "func", item.context_expr))
+                    if not (no_grad(one) or name.endswith("autocast")):
+                        raise Obstacle(one, f"`with {script.code(item.context_expr)}` in it")
+                _block(context, loop, values, leaving, body)
+            case ast.AugAssign(op=ast.Add(), target=ast.Name(id=name), value=value):
+                _counted(script, values, leaving, name, value)
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.BinOp(op=ast.Add(), left=ast.Name(id=left), right=value),
+            ) if name == left:
+                values.defined.pop(name, None)
+                _counted(script, values, leaving, name, value)
+            case ast.Expr(
+                value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=[arg])
+            ) if (
+                call_name(one.value) == "extend"  # type: ignore[arg-type]
+            ):
+                if values.kind(arg) is not Kind.ROWS or not _one_entry_each(script, arg):
+                    raise Obstacle(
+                        one, f"`{script.code(arg)}` is not seen to have an entry a sample"
+                    )
+                if name not in leaving.lists:
+                    leaving.lists.append(name)
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    _local(script, values, target, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                _local(script, values, target, value)
+            case _:
+                text = script.code(one).splitlines()[0]
+                raise Obstacle(one, f"`{text}` is no sum over samples")
+
+
+def _counted(script: Script, values: Values, leaving: Leaving, name: str, value: ast.expr) -> None:
+    if values.kind(value) not in (Kind.SUM, Kind.SIZE):
+        raise Obstacle(
+            value, f"`{name} += {script.code(value)}` is not seen to be a sum over samples"
+        )
+    if name not in leaving.totals:
+        leaving.totals.append(name)
+
+
+def _local(script: Script, values: Values, target: ast.expr, value: ast.expr) -> None:
+    """A name of the loop's own, of which it is known what it holds."""
+    pairs = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+    if pairs and len(target.elts) == len(value.elts):  # type: ignore[attr-defined]
+        for one, other in zip(target.elts, value.elts, strict=True):  # type: ignore[attr-defined]
+            _local(script, values, one, other)
+        return
+    names = target.elts if isinstance(target, ast.Tuple) else [target]
+    if not all(isinstance(one, ast.Name) for one in names):
+        raise Obstacle(target, f"`{script.code(target)}` outlives it")
+    kind = values.kind(value)
+    if kind is Kind.UNKNOWN:
+        raise Obstacle(value, f"`{script.code(value)}` is not seen to be of each sample alone")
+
+
+def _one_entry_each(script: Script, value: ast.expr) -> bool:
+    """False where a shape may have been changed: `view(-1)` has an entry for each element."""
+    changing = ("view", "reshape", "flatten", "squeeze", "unsqueeze")
+    return not any(call_name(one) in changing for one in script.inside(value, ast.Call))
+
+
+def _in_eval_mode(context: Context, node: ast.AST) -> bool:
+    """True where `.eval()` is called above a loop in its function, and no `.train()` since."""
+    script = context.script
+    calls = [
+        call
+        for call in script.inside(script.scope(node), ast.Call, deep=False)
+        if isinstance(call.func, ast.Attribute) and call_name(call) in ("eval", "train")
+    ]
+    before = [call for call in calls if script.span(call)[0] < script.span(node)[0]]
+    if not before:
+        return False
+    last = max(before, key=lambda one: script.span(one)[0])
+    off = [one for one in last.args if literal(one) is False]
+    around = [up for up in script.above(last) if isinstance(up, ast.If | LoopNode | ast.Try)]
+    holds = all(up in list(script.above(node)) for up in around)
+    return holds and (call_name(last) == "eval" or bool(off))
+
+
+def _fresh(script: Script, node: ast.AST, name: str, is_list: bool) -> bool:
+    """True where a name is given 0, or an empty list, before each time the loop runs."""
+    chain: list[ast.AST] = [node]
+    for parent in script.above(node):
+        if isinstance(parent, Function | LoopNode | ast.If | ast.Try):
             break
         chain.append(parent)
-    for node in chain:
-        block = script.block(node)
-        if node not in block:
-            continue
-        for before in block[: block.index(node)]:
-            assigns: list[ast.Assign | ast.AnnAssign] = [
-                *script.inside(before, ast.Assign, deep=False),
-                *script.inside(before, ast.AnnAssign, deep=False),
+    for at in chain:
+        block = script.file.names.block(at)
+        for before in reversed(block[: block.index(at)] if at in block else []):  # type: ignore[arg-type]
+            written = [
+                one
+                for one in script.inside(before, ast.Name, deep=False)
+                if one.id == name and isinstance(one.ctx, ast.Store)
             ]
-            for assign in assigns:
-                targets = assign.targets if isinstance(assign, ast.Assign) else [assign.target]
-                written = {script.dotted(e) for t in targets for e in targets_of(t)}
-                if target in written:
-                    return True
+            touched = any(one.id == name for one in script.inside(before, ast.Name, deep=False))
+            if not touched:
+                continue
+            if not written or not isinstance(before, ast.Assign):
+                return False
+            values = [
+                value
+                for where, value in assigned(script, name, script.scope(node))
+                if where is before
+            ]
+            return len(values) == 1 and _nothing(values[0], is_list)
     return False
 
 
-def _used_after(context: Context, loop: Loop, name: str) -> bool:
-    script = context.script
-    block = script.block(loop.node)
-    after = block[block.index(loop.node) + 1 :] if loop.node in block else []
-    return any(n.id == name for n in script.inside(after, ast.Name, deep=False))
-
-
-def _word(one: Increment) -> str:
-    if one.how == "meter":
-        return "total"
-    return {"mean": "share", "rows": "gather", "batches": "all_reduce"}.get(one.kind, "total")
+def _nothing(value: ast.expr, is_list: bool) -> bool:
+    if is_list:
+        return isinstance(value, ast.List) and not value.elts
+    found = literal(value)
+    return type(found) in (int, float) and found == 0

@@ -5,48 +5,60 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..context import Context
-from .data import batch_size_names, deal_drawn, shard_foreign, shard_loaders
+from .data import (
+    batch_size_names,
+    clocks_that_steer,
+    deal_drawn,
+    draws_that_steer,
+    shard_loaders,
+)
+from .decisions import broadcast_decisions
 from .device import data_parallel, numbered, own_choice
-from .evaluation import evaluation_numbers
+from .evaluation import shard_evaluations
 from .fetched import fetch
-from .files import folders, load, opened, root_writes, same_names, save, wait_for_saved
-from .metrics import training_numbers
-from .model import batch_norm, round_trips, summed_losses, wrap_models
+from .files import (
+    folders,
+    load,
+    opened,
+    root_writes,
+    same_names,
+    save,
+    wait_for_saved,
+    wait_for_written,
+)
+from .metrics import summed_losses, training_numbers
+from .model import batch_norm, round_trips, wrap_models
 from .person import by_hand
-from .split import split_model
 from .units import count
 from .unsure import of_a_part
-
-
-def ready_models(context: Context) -> None:
-    """The models are made ready to train: copied to all ranks, or split over them."""
-    split_model(context, context.split) if context.split is not None else wrap_models(context)
-
 
 FIXES: dict[str, Callable[[Context], None]] = {
     "data_parallel": data_parallel,
     "own_choice": own_choice,
     "numbered": numbered,
     "shard": shard_loaders,
-    "shard_foreign": shard_foreign,
     "deal": deal_drawn,
     "batch_size": batch_size_names,
-    "wrap": ready_models,
+    "wrap": wrap_models,
     "summed": summed_losses,
     "count": count,
+    "shard_evaluations": shard_evaluations,
     "training_numbers": training_numbers,
-    "evaluation_numbers": evaluation_numbers,
+    "steering_draws": draws_that_steer,
+    "steering_clocks": clocks_that_steer,
+    "decisions": broadcast_decisions,
+    "rank0_first": fetch,
     "save0": save,
     "load": load,
     "wait_for_saved": wait_for_saved,
     "root_writes": root_writes,
     "path0": opened,
+    "wait_for_written": wait_for_written,
     "folders": folders,
-    "rank0_first": fetch,
     "same_names": same_names,
 }
 # What is said but not changed.
 REMARKS: tuple[Callable[[Context], None], ...] = (batch_norm, round_trips, by_hand, of_a_part)
 # Those of `start.join`, which are switched off by the same names.
-STARTS = ("setup", "quiet", "same_random")
+STARTS = ("setup", "quiet")
 NAMES = (*STARTS, *FIXES)

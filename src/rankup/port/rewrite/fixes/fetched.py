@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from ....script.flow import argument, given
+from ....script.effects import callee, leads_to, sites_in, written
+from ....script.flow import Flow, argument, call_name, given
+from ....script.names import walk
 from ....script.roles import LoopNode
+from ....script.source import File
+from ....script.torch_names import words as names_of
 from ..context import Context
 
 _FETCHERS = {
@@ -17,23 +21,27 @@ _FETCHERS = {
 }  # fmt: skip
 _FETCHED = "rank 0 fetches first, then the others (rankup.rank0_first)"
 _MADE = "rank 0 makes this first, then the others look (rankup.rank0_first)"
-_MAKERS = {
-    "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output",
-    "os.system", "shutil.unpack_archive", "shutil.copytree", "numpy.save", "numpy.savez",
-    "pickle.dump", "json.dump",
-}  # fmt: skip
-_MAKING_METHODS = {"extractall", "write_bytes", "write_text", "to_csv", "to_parquet", "save"}
+_CONSTRUCTED = (
+    "rank 0 constructs this data set, which writes files, before the others (rankup.rank0_first)"
+)
+_MAKERS = names_of(
+    "subprocess.run subprocess.call subprocess.check_call subprocess.check_output os.system "
+    "shutil.unpack_archive"
+)
+# Data sets of these libraries process their raw files when they are constructed.
+_PROCESSING = names_of("InMemoryDataset DGLDataset")
 
 
 def fetch(context: Context) -> None:
-    """`rankup.rank0_first(…)` around downloads."""
+    """`rankup.rank0_first(…)` around downloads, and around what is made of raw files."""
     script = context.script
-    wrapped = _prepared(context)
+    _constructed(context)
+    _prepared(context)
     for call in script.all(ast.Call):
-        if not _fetches(context, call):
+        if not _fetches(context, call) or context.goes_first(call):
             continue
         above = list(script.above(call))
-        if any(one in above for one in wrapped) or isinstance(script.scope(call), ast.Lambda):
+        if isinstance(script.scope(call), ast.Lambda):
             continue
         if script.per_sample(call):
             context.leave(
@@ -43,24 +51,94 @@ def fetch(context: Context) -> None:
             )
             continue
         asks = next(
-            (one for one in above if isinstance(one, ast.If) and _asks_files(context, one)), None
+            (one for one in above if isinstance(one, ast.If) and context.asks_files(one.test)), None
         )
         if asks is not None and not _in_else(context, call, asks):
             if _alike(context, asks) and script.first_on_line(script.span(asks)[0]):
                 context.indented(asks, "with rankup.rank0_first():")
-                wrapped.append(asks)
+                _where_missing(context, asks)
                 context.done(call, _FETCHED)
                 continue
             context.leave(
                 call, "all ranks may fetch this at once: put it in `with rankup.rank0_first():`"
             )
             continue
-        (start, end), whole = script.span(call.func), script.span(call)
-        opening = script.text.index("(", end, whole[1])
-        context.edits.insert(start, "rankup.rank0_first(")
-        context.edits.replace((opening, opening + 1), ", " if given(call) else "")
-        wrapped.append(call)
+        _goes_first(context, call)
         context.done(call, _FETCHED)
+
+
+def _goes_first(context: Context, call: ast.Call) -> None:
+    """`rankup.rank0_first(f, x)` for `f(x)`."""
+    script = context.script
+    (start, end), whole = script.span(call.func), script.span(call)
+    opening = script.text.index("(", end, whole[1])
+    context.edits.insert(start, "rankup.rank0_first(")
+    context.edits.replace((opening, opening + 1), ", " if given(call) else "")
+    context.first.add(call)
+
+
+def _where_missing(context: Context, asks: ast.If) -> None:
+    found = {asks, *_led_to(context, asks)}
+    context.first |= found
+    context.missing |= found
+
+
+def _led_to(context: Context, node: ast.AST) -> set[ast.AST]:
+    """The script's own functions that only a node leads to."""
+    script = context.script
+    flow = script.whole_flow
+    found: set[ast.AST] = set()
+    for call in script.inside(node, ast.Call):
+        first = callee(flow, script.file, call)
+        if first is not None:
+            found |= {one for file, one in leads_to(flow, *first) if file is script.file}
+    while True:
+        others = {
+            one
+            for one in found
+            for where, call in flow.callers.get(one, ())
+            if not any(up is node or up in found for up in where.names.up(call))
+        }
+        if not others:
+            return found
+        found -= others
+
+
+def _constructed(context: Context) -> None:
+    """Data sets whose constructor writes files, in this file or another one."""
+    script = context.script
+    flow = script.whole_flow
+    for call in script.all(ast.Call):
+        made = flow.definition(script.file, call.func)
+        if made is None or not isinstance(made[1], ast.ClassDef) or context.goes_first(call):
+            continue
+        file, owner = made[0], made[1]
+        bases = {base.rpartition(".")[2] for base in flow.bases(file, owner)}
+        holds = flow.member(file, owner, "__getitem__") is not None
+        if not holds and not any(base.endswith("Dataset") for base in bases):
+            continue
+        init = flow.member(file, owner, "__init__")
+        reached = leads_to(flow, *init) if init is not None else []
+        writes = any(sites_in(flow, *one) for one in reached)
+        if not writes and not bases & _PROCESSING:
+            continue
+        inside = {one for where, one in reached if where is script.file}
+        elsewhere = any(
+            up.func is not call.func and not any(above in inside for above in where.names.up(up))
+            for one in inside
+            for where, up in flow.callers.get(one, ())
+            if one is not (init and init[1])
+        )
+        if script.per_sample(call) or isinstance(script.scope(call), ast.Lambda) or elsewhere:
+            context.leave(
+                call,
+                "every rank makes the same files as it constructs this data set: put it in "
+                "`with rankup.rank0_first():`",
+            )
+            continue
+        _goes_first(context, call)
+        context.first |= inside
+        context.done(call, _CONSTRUCTED)
 
 
 def _fetches(context: Context, call: ast.Call) -> bool:
@@ -76,11 +154,6 @@ def _fetches(context: Context, call: ast.Call) -> bool:
         weights = argument(call, "weights") or argument(call, "pretrained", 0)
         return weights is not None and script.code(weights) not in ("None", "False")
     return False
-
-
-def _asks_files(context: Context, one: ast.If) -> bool:
-    code = context.script.code(one.test)
-    return any(word in code for word in ("exists(", "isfile(", "isdir(", "is_file(", "is_dir("))
 
 
 def _in_else(context: Context, node: ast.AST, asks: ast.If) -> bool:
@@ -106,34 +179,48 @@ def _alike(context: Context, node: ast.If) -> bool:
     return not leaves and not saves and not context.training.trains(node)
 
 
-def _prepared(context: Context) -> list[ast.AST]:
-    """`with rankup.rank0_first():` around `if not exists(data): make(data)`; what was wrapped."""
-    script, wrapped = context.script, list[ast.AST]()
+def _prepared(context: Context) -> None:
+    """`with rankup.rank0_first():` around `if not exists(data): make(data)`."""
+    script = context.script
     for one in script.all(ast.If):
         maker = _maker(context, one)
         inside = any(isinstance(up, LoopNode) for up in script.above(one))
-        if maker is None or inside or not _asks_files(context, one):
+        if maker is None or inside or not context.asks_files(one.test):
             continue
-        if "not " not in script.code(one.test) or not _alike(context, one):
+        negated = any(isinstance(node, ast.Not) for node in _operators(one.test))
+        if not negated or not _alike(context, one) or context.goes_first(one):
             continue
         if script.per_sample(one):
             continue
         if script.first_on_line(script.span(one)[0]):
             context.indented(one, "with rankup.rank0_first():")
             context.done(maker, _MADE)
-            wrapped.append(one)
-    return wrapped
+            _where_missing(context, one)
 
 
-def _maker(context: Context, node: ast.AST, depth: int = 0) -> ast.Call | None:
-    """The first call that makes files, also in a function of the script."""
+def _operators(test: ast.expr) -> list[ast.unaryop]:
+    return [node.op for node in walk(test) if isinstance(node, ast.UnaryOp)]
+
+
+def _maker(context: Context, node: ast.AST) -> ast.Call | None:
+    """The first call that makes files, also in a function of the repository."""
     script = context.script
     for call in script.inside(node, ast.Call):
-        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        name = script.name(call.func)
-        if name in _MAKERS or (method in _MAKING_METHODS and name != "torch.save"):
+        if _makes(script.whole_flow, script.file, call):
             return call
-        function = script.called(call)
-        if function is not None and depth < 3 and _maker(context, function, depth + 1):
+        found = callee(script.whole_flow, script.file, call)
+        if found is not None and any(
+            _makes(script.whole_flow, file, one)
+            for file, function in leads_to(script.whole_flow, *found)
+            for one in walk(*function.body)
+            if isinstance(one, ast.Call)
+        ):
             return call
     return None
+
+
+def _makes(flow: Flow, file: File, call: ast.Call) -> bool:
+    site = written(flow, file, call)
+    if site is not None:
+        return site.dotted != "torch.save"
+    return file.names.called(call) in _MAKERS or call_name(call) == "extractall"

@@ -5,44 +5,57 @@ from __future__ import annotations
 import ast
 import re
 
-from ....script.flow import argument, given
-from ....script.roles import LoopNode
-from ...rules.facts import string
+from ....script.effects import callee, leads_to, written
+from ....script.flow import argument, call_name, given
+from ....script.names import walk
+from ....script.roles import LoopNode, Site
+from ....script.torch_names import words as names_of
+from ...rules.reading import named, reads_too_early
 from ...rules.saving import CHANGERS
 from ..context import Context
 from ..expressions import words
-from .beside import saved_elsewhere, written_elsewhere
-from .kinds import derived
+from .beside import (
+    harmless,
+    keeps_state,
+    made_in,
+    saved_elsewhere,
+    written_elsewhere,
+)
 
-_WRITERS = {
-    "torchvision.utils.save_image", "matplotlib.pyplot.savefig", "matplotlib.pyplot.imsave",
-    "numpy.save", "numpy.savez", "numpy.savetxt", "numpy.savez_compressed", "json.dump",
-    "pickle.dump", "yaml.dump", "shutil.copyfile", "shutil.copy", "imageio.imwrite", "cv2.imwrite",
-    "joblib.dump", "safetensors.torch.save_file", "shutil.copy2", "imageio.mimsave",
-}  # fmt: skip
-_WRITING_METHODS = {
-    "savefig", "to_csv", "to_json", "to_parquet", "write_image", "save_pretrained", "add_graph",
-    "write_text", "write_bytes",
-}  # fmt: skip
-# The functions that open a file, and what they call its path.
-_OPENERS = {
-    "open": "file", "io.open": "file", "gzip.open": "filename", "codecs.open": "filename",
-}  # fmt: skip
 _BY_ALL = "every rank writes this file: let rank 0 alone, `if rankup.is_root_process():`"
+_NEEDS_ALL = (
+    "every rank writes this file, and what is written needs all of them: give it a name before, "
+    "and let rank 0 alone write it, `if rankup.is_root_process():`"
+)
 _OWN_SAMPLES = (
     "each rank writes what its own samples need, maybe two of them the same file: make all of it "
     "before the job"
 )
+_UNKNOWN_TURN = (
+    "rank 0 alone changes files here, and the others do not wait for it: call rankup.barrier() "
+    "where all ranks come by"
+)
+_REMOVING = names_of("unlink rmdir")
+
+
+def _sites(context: Context, *forms: str) -> list[Site]:
+    """The script's own calls that write, of these forms."""
+    script = context.script
+    found = [written(script.whole_flow, script.file, call) for call in script.all(ast.Call)]
+    return [one for one in found if one is not None and one.form in forms]
 
 
 def save(context: Context) -> None:
     """`rankup.save0(…)` in place of `torch.save(…)`."""
     script = context.script
-    for call in script.all(ast.Call):
-        if script.name(call.func) != "torch.save" or not given(call):
+    for site in _sites(context, "call"):
+        call = site.node
+        assert isinstance(call, ast.Call)
+        if site.dotted != "torch.save":
             continue
-        if context.edits.taken(script.span(call)):
-            continue  # the model of it is split, and saved in another way
+        if script.per_sample(call):
+            context.leave(call, _OWN_SAMPLES)
+            continue
         context.replace(call.func, "rankup.save0")
         value = given(call)[0]
         if not _loads_safely(context, value):
@@ -84,8 +97,6 @@ def load(context: Context) -> None:
     for call in script.all(ast.Call):
         if script.name(call.func) != "torch.load" or not given(call):
             continue
-        if context.edits.taken(script.span(call)):
-            continue
         if argument(call, "map_location", 1) is None:
             context.edits.insert(script.span(given(call)[-1])[1], ", map_location=rankup.here")
             context.done(call, "loads onto this rank's own GPU (rankup.here)")
@@ -109,50 +120,187 @@ def wait_for_saved(context: Context) -> None:
             context.done(call, "waits until rank 0 has saved (rankup.barrier)")
 
 
+def wait_for_written(context: Context) -> None:
+    """`rankup.barrier()` before all ranks read what rank 0 has written in the same function."""
+    script = context.script
+    written_here = [
+        (script.code(named(site.path)), site.node)
+        for site in _sites(context, "call", "path", "object")
+        if site.path is not None and isinstance(site.node, ast.Call)
+    ]
+    meetings = [script.line(one) for one in context.training.backwards]
+    places: set[ast.AST] = set()
+    for call, _ in reads_too_early(script.file, written_here, meetings):
+        place = context.meeting(call)
+        if place is None or place in places or context.goes_first(call):
+            continue
+        if "rankup.barrier()" in context.edits.lines_at(script.span(place)[0]):
+            continue
+        places.add(place)
+        context.before(place, "rankup.barrier()")
+        context.done(call, "waits until rank 0 has written this (rankup.barrier)")
+
+
 def root_writes(context: Context) -> None:
     """Plots, images and tables are written by rank 0 alone."""
     script = context.script
-    loops = [one for one in context.training.loops if one.source is not None and context.dealt(one)]
-    parts = {name for loop in loops for name in derived(context, loop)}
+    loops = [one for one in context.training.loops if one.trains]
+    parts = {name for loop in loops for name in context.training.derived(loop)}
+    for site in _sites(context, "call"):
+        call = site.node
+        assert isinstance(call, ast.Call)
+        if site.dotted == "torch.save":
+            continue
+        if _where_missing(context, call):
+            continue  # the other ranks find it there
+        if script.per_sample(call):
+            context.leave(call, _OWN_SAMPLES)
+        elif context.needs_all(call):
+            context.leave(call, _NEEDS_ALL)
+        elif context.only_root(call, result=site.result):
+            context.done(call, "rank 0 alone writes this")
+            if words(call) & parts:
+                context.leave(
+                    call, "what is written here is of rank 0's part of a batch", comment=False
+                )
+        else:
+            context.leave(call, _BY_ALL)
     for call in script.all(ast.Call):
-        name = script.name(call.func)
-        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        if name in _WRITERS or method in _WRITING_METHODS:
-            if script.per_sample(call):
-                context.leave(call, _OWN_SAMPLES)
-            elif context.only_root(call):
-                context.done(call, "rank 0 alone writes this")
-                names = words(call)
-                if names & parts:
-                    context.leave(
-                        call, "what is written here is of rank 0's part of a batch", comment=False
-                    )
-            elif not name.endswith(".dump"):  # into a file that is opened elsewhere
-                context.leave(call, _BY_ALL)
-        elif name in CHANGERS and context.only_root(call):
-            context.after(script.statement(call), "rankup.barrier()")
-            context.done(call, "rank 0 alone changes files; the others wait")
-    written_elsewhere(context, _WRITERS | {"torch.save"}, _WRITING_METHODS)
+        if _changes(context, call):
+            _change(context, call)
+    written_elsewhere(context)
+    for site in _sites(context, "object"):
+        _object(context, site)
+
+
+def _where_missing(context: Context, call: ast.Call) -> bool:
+    """Whether rank 0 makes a file before the others look, which then find it."""
+    above = list(context.script.above(call))
+    return any(up in context.missing for up in above) or (
+        context.goes_first(call)
+        and any(isinstance(up, ast.If) and context.asks_files(up.test) for up in above)
+    )
+
+
+def _changes(context: Context, call: ast.Call) -> bool:
+    """Whether a call removes or renames files, which only one rank can do."""
+    name = context.script.name(call.func)
+    method = isinstance(call.func, ast.Attribute) and not context.script.file.names.called(call)
+    unlinks = method and call_name(call) in _REMOVING and "pathlib" in context.script.modules
+    return name in CHANGERS or unlinks
+
+
+def _change(context: Context, call: ast.Call) -> None:
+    place = context.meeting(call)
+    if context.script.per_sample(call) or not context.only_root(call):
+        context.leave(call, "every rank does this, and the second one fails: let rank 0 alone")
+    elif context.goes_first(call):
+        context.done(call, "rank 0 alone changes files")
+    elif place is None:
+        context.leave(call, _UNKNOWN_TURN)
+    else:
+        context.after(place, "rankup.barrier()")
+        context.done(call, "rank 0 alone changes files; the others wait")
+
+
+def _object(context: Context, site: Site) -> None:
+    """`with h5py.File(path, "w") as file:` is rank 0's, where nothing else is changed in it."""
+    script, call = context.script, site.node
+    assert isinstance(call, ast.Call)
+    item = script.parents[call]
+    block = script.parents.get(item) if isinstance(item, ast.withitem) else None
+    if script.per_sample(call):
+        context.leave(call, _OWN_SAMPLES)
+    elif isinstance(block, ast.With) and _self_contained(context, block):
+        place = context.meeting(block)
+        context.indented(block, "if rankup.is_root_process():")
+        context.done(call, "rank 0 alone writes this file")
+        if place is not None and not context.goes_first(block):
+            context.after(place, "rankup.barrier()")
+    else:
+        context.leave(call, _BY_ALL)
+
+
+def _self_contained(context: Context, block: ast.With) -> bool:
+    """Whether the ranks that leave a block out stay as those that run it."""
+    script, training = context.script, context.training
+    if not script.first_on_line(script.span(block)[0]) or context.needs_all(block):
+        return False
+    leaving = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.Await, ast.Global, ast.Nonlocal)
+    if any(True for _ in script.inside(block, *leaving)) or training.trains(block):
+        return False
+    if any(script.file.names.inside(loop.node, block) for loop in training.loops):
+        return False
+    if not keeps_state(script.file, [block], made_in([block])) or _used_behind(context, block):
+        return False
+    models = {model.name for model in training.models}
+    for call in script.inside(block, ast.Call):
+        if script.dotted(call.func) in models or call_name(call) in ("train", "eval"):
+            return False
+        found = callee(script.whole_flow, script.file, call)
+        if found is not None and not harmless(leads_to(script.whole_flow, *found)):
+            return False
+    return True
+
+
+def _used_behind(context: Context, block: ast.With) -> bool:
+    """Whether a name that a block gives a value is read elsewhere, but where it is given anew."""
+    script = context.script
+    stored = {
+        one.id
+        for one in walk(block)
+        if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)
+    }
+    for name in script.inside(script.scope(block), ast.Name):
+        if name.id not in stored or not isinstance(name.ctx, ast.Load):
+            continue
+        around = [name, *script.above(name)]
+        if block not in around and not any(_binds(one, name.id) for one in around):
+            return True
+    return False
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    """Whether a `with` or `for` gives a name its value for the statements in it."""
+    targets: list[ast.AST] = []
+    if isinstance(node, ast.With):
+        targets = [one.optional_vars for one in node.items if one.optional_vars is not None]
+    elif isinstance(node, ast.For):
+        targets = [node.target]
+    return any(isinstance(one, ast.Name) and one.id == name for one in walk(*targets))
 
 
 def opened(context: Context) -> None:
     """`open(rankup.path0(path), "w")`: the other ranks write to nowhere."""
     script = context.script
-    for call in script.all(ast.Call):
-        name = script.name(call.func)
-        if name in _OPENERS:
-            path = argument(call, _OPENERS[name], 0)
-            mode = argument(call, "mode", 1)
-            text = string(mode)
-            if text is not None and text[:1] in "wax":
-                if path is None or script.per_sample(call):
-                    context.leave(call, _OWN_SAMPLES if path else _BY_ALL)
-                    continue
-                context.around(path, "rankup.path0(")
-                context.done(call, "rank 0 alone writes this file (rankup.path0)")
-        elif name == "logging.FileHandler" and given(call):
-            context.around(given(call)[0], "rankup.path0(")
-            context.done(call, "rank 0 alone writes this log (rankup.path0)")
+    for site in _sites(context, "path"):
+        call = site.node
+        assert isinstance(call, ast.Call)
+        if site.path is None or script.per_sample(call):
+            context.leave(call, _OWN_SAMPLES if site.path else _BY_ALL)
+            continue
+        if site.dotted == ".open" and not _by_function(context, call):
+            context.leave(call, _BY_ALL)
+            continue
+        context.around(site.path, "rankup.path0(")
+        what = "log" if site.dotted.startswith("logging.") else "file"
+        context.done(call, f"rank 0 alone writes this {what} (rankup.path0)")
+
+
+def _by_function(context: Context, call: ast.Call) -> bool:
+    """Write `open(path, "w")` for `path.open("w")`; False where `open` is something else."""
+    script = context.script
+    names = script.file.names
+    if any("open" in names.members(scope) for scope in names.scopes):
+        return False
+    assert isinstance(call.func, ast.Attribute)
+    start, end = script.whole(call.func.value)
+    opening = script.text.index("(", script.span(call.func)[1])
+    if context.edits.taken((end, opening + 1)):
+        return False
+    context.edits.around((start, end), "open(", "")
+    context.edits.replace((end, opening + 1), ", " if given(call) else "")
+    return True
 
 
 def folders(context: Context) -> None:

@@ -10,7 +10,6 @@ from ....script.flow import given, is_none
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ..context import Context
-from ..expressions import number, words
 from ..models import Model
 from ..script import Script
 
@@ -143,90 +142,6 @@ def _prepares(context: Context, statement: ast.AST, name: str) -> bool:
         ):
             return True
     return False
-
-
-def summed_losses(context: Context) -> None:
-    """`rankup.summed(loss).backward()` where the loss is a sum over the batch."""
-    script = context.script
-    for call in context.training.backwards:
-        loop = next((one for one in context.training.loops if one.node in script.above(call)), None)
-        scope = script.scope(call)
-        names = loop.losses if loop is not None else set()
-        if not names and isinstance(call.func, ast.Attribute):
-            names = words(call.func.value)
-        if not sums(context, scope, names, call):
-            continue
-        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if isinstance(receiver, ast.Call) and script.code(receiver.func).endswith(".scale"):
-            receiver = given(receiver)[0]
-        if receiver is not None:
-            context.around(receiver, "rankup.summed(")
-            context.done(call, "a loss summed over the batch is summed over the ranks too")
-
-
-def sums(context: Context, scope: ast.AST, names: set[str], call: ast.expr) -> bool:
-    """Whether the loss behind these names adds up over the samples of a batch."""
-    script = context.script
-    func = call.func if isinstance(call, ast.Call) else None
-    receiver = script.code(func.value) if isinstance(func, ast.Attribute) else ""
-    if receiver.endswith(".sum()"):
-        return True
-    values = [
-        value
-        for name in names
-        for _, value in context.training.assigned(name, scope)  # type: ignore[arg-type]
-    ]
-    return any(adds_up(context, value, 0) for value in values)
-
-
-def adds_up(context: Context, value: ast.AST, depth: int) -> bool:
-    """Whether an expression is a sum-reduced loss, through the script's own functions."""
-    script = context.script
-    code = script.code(value)
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
-        return _constant(context, value.right) and adds_up(context, value.left, depth)
-    if _is_sum(code):
-        return True
-    for call in script.inside(value, ast.Call):
-        function = script.called(call)
-        if function is not None and depth < 3:
-            inside = script.body(function.body)
-            if _is_sum_loss(inside):
-                return True
-        name = script.dotted(call.func)
-        if not name:
-            continue
-        for _, made in context.training.assigned(name, script.scope(call)) or (
-            context.training.assigned(name, script.tree)
-        ):
-            if isinstance(made, ast.Call) and _is_sum(script.code(made)):
-                return True
-    return False
-
-
-def _constant(context: Context, value: ast.expr) -> bool:
-    """Whether a divisor is the same for every batch and on every rank: `batch_size`, 32."""
-    script, name = context.script, context.script.dotted(value)
-    if not name:
-        return number(value)
-    if isinstance(value, ast.Attribute):
-        return not re.search(r"shape|size\b|num", name) or "batch_size" in name
-    scope = script.scope(value)
-    made = [
-        *context.training.assigned(name, scope),
-        *context.training.assigned(name, script.tree),
-    ]
-    return bool(made) and all(number(one) or "args." in script.code(one) for _, one in made)
-
-
-def _is_sum(code: str) -> bool:
-    return bool(
-        re.search(r"""reduction\s*=\s*["']sum["']|size_average\s*=\s*False""", code)
-    ) or code.endswith(".sum()")
-
-
-def _is_sum_loss(code: str) -> bool:
-    return bool(re.search(r"""reduction\s*=\s*["']sum["']|size_average\s*=\s*False""", code))
 
 
 def batch_norm(context: Context) -> None:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import ast
 import re
 
-from ....script.flow import argument, given
+from ....script.flow import argument, call_name, given, literal
 from ....script.names import Function
+from ...rules.facts import starred
 from ..context import Context
-from ..expressions import words
-from .kinds import derived, increments
-
-_SPOKEN = {"print", "info", "debug", "log", "progress_bar", "add_scalar"}
 
 
 def by_hand(context: Context) -> None:
     """One rank that stops alone, a terminal in a job, data that only the script can cut."""
     _alone(context)
     _terminal(context)
-    _streams(context)
+    _batches(context)
     _flags(context)
-    _on_the_way(context)
     _elsewhere(context)
     _masked_in_the_model(context)
 
@@ -63,20 +59,47 @@ def _terminal(context: Context) -> None:
             context.leave(call, "a job has no terminal for a debugger: take this out")
 
 
-def _streams(context: Context) -> None:
-    script = context.script
-    for class_ in script.all(ast.ClassDef):
-        bases = [script.name(base).split(".")[-1] for base in class_.bases]
-        if "IterableDataset" in bases:
-            context.leave(
-                class_,
-                "rankup.shard cannot deal a stream, and says so when it runs: let this give every "
-                "world_size-th item from the rank on, and take rankup.shard from its loader",
-            )
+def _batches(context: Context) -> None:
+    """Batches that a rank gets nothing of."""
+    script, whole = context.script, context.options.batch == "global"
     for call in context.training.loader_calls:
         size = argument(call, "batch_size", 1)
+        chosen = argument(call, "batch_sampler") is not None or starred(call)
+        trains = any(
+            loop.trains and call in context.training.loaders_of(loop)
+            for loop in context.training.loops
+        )
         if size is not None and script.code(size) == "None":
             context.leave(call, "batch_size=None has no batches for rankup.shard to cut")
+        elif whole and trains and not chosen and (size is None or _one(context, size)):
+            context.leave(
+                call,
+                "a batch of one sample is rank 0's, and all other ranks are idle: give batch_size, "
+                "of which each rank takes its part, or port with --batch per-gpu",
+                comment=False,
+            )
+
+
+def _one(context: Context, size: ast.expr) -> bool:
+    """Whether a batch size is 1, or is by the default of the command line's option."""
+    flow = context.script.whole_flow
+    origins = flow.origins(context.script.file, size)
+    if origins and all(literal(one.node) == 1 for one in origins):
+        return True
+    named = {one.node.attr for one in origins if isinstance(one.node, ast.Attribute)}
+    return any(
+        literal(argument(call, "default")) == 1 and _option(call) in named
+        for file in flow.files
+        for call in file.names.all(ast.Call)
+        if call_name(call) == "add_argument"
+    )
+
+
+def _option(call: ast.Call) -> str:
+    """`batch_size` of `add_argument("-b", "--batch-size")`."""
+    texts = [literal(one) for one in (*call.args, argument(call, "dest"))]
+    names = [one for one in texts if isinstance(one, str) and not re.fullmatch("-[^-]", one)]
+    return names[-1].lstrip("-").replace("-", "_") if names else ""
 
 
 def _flags(context: Context) -> None:
@@ -92,24 +115,6 @@ def _flags(context: Context) -> None:
                 f"leave {first} at its default in a job: each rank takes its own GPU",
                 comment=False,
             )
-
-
-def _on_the_way(context: Context) -> None:
-    """What an evaluation prints before it has come to its end."""
-    script = context.script
-    for loop in context.training.loops:
-        if loop.trains or loop.source is None or not context.dealt(loop):
-            continue
-        numbers = {one.target for one in increments(context, loop)} | derived(context, loop)
-        for call in script.inside(loop.node.body, ast.Call, deep=False):
-            names = words(call)
-            if script.dotted(call.func).split(".")[-1] in _SPOKEN and names & numbers:
-                context.leave(
-                    call,
-                    "while this evaluation runs, what it shows is of rank 0's batches alone",
-                    comment=False,
-                )
-                break
 
 
 def _elsewhere(context: Context) -> None:

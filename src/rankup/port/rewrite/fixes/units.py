@@ -12,7 +12,6 @@ from ...rules.masked import counted_by
 from ..context import Context
 from ..expressions import words
 from ..training import Loop
-from .kinds import Increment
 
 _LOSSES = {
     "torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss",
@@ -71,16 +70,6 @@ def count(context: Context) -> None:
         context.after(statement, f"rankup.count({first.units})")
         context.done(
             first.call, "the mean is over the targets of all ranks that count (rankup.count)"
-        )
-
-
-def say_weighed_by_samples(context: Context, loop: Loop, one: Increment) -> None:
-    """Leave an evaluation that adds up means over targets that count to a person."""
-    if any(loop.node in context.script.above(m.call) for m in masked(context, one.value, loop)):
-        context.leave(
-            one.node,
-            "the ranks' means are weighed by samples here, not by the targets that count: "
-            "add up loss * n and n, and divide behind the loop",
         )
 
 

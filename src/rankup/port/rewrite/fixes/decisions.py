@@ -1,0 +1,340 @@
+"""What an evaluation finds and something is decided by is rank 0's on every rank.
+
+Ranks that evaluate everything differ by rounding, by buffers such as those of batch norm, and by
+what is drawn at random: enough to stop one of them an epoch before the others.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ....script.flow import call_name, given
+from ....script.names import Function
+from ....script.roles import LoopNode
+from ....script.torch_names import words
+from ..context import Context
+from ..expressions import mentioned, targets_of, turns_gradients_off
+from ..script import Scope, Script
+
+# Calls that show or keep a number, or make another of it.
+_HARMLESS = words(
+    "print log info debug warning error write writelines writerow format set_postfix "
+    "set_postfix_str set_description set_description_str add_scalar add_scalars log_metrics "
+    "log_metric append extend insert update round float int str repr len sum min max abs mean "
+    "median std item tolist cpu numpy detach double to sorted zip enumerate list tuple dict "
+    "items values join savefig plot save dump dumps isoformat"
+)
+_TOLD = "rank 0's on every rank, since something is decided by it (rankup.broadcast)"
+
+
+def broadcast_decisions(context: Context) -> None:
+    """`rankup.broadcast(…)` around an evaluation's result where it is assigned."""
+    done: set[ast.AST] = set()
+    for call in _evaluations(context):
+        _result(context, call, done)
+    for loop in context.training.loops:
+        if (not loop.trains or loop.phase) and loop.node not in context.sharded:
+            _left_by_loop(context, loop.node, done)
+
+
+def _evaluations(context: Context) -> Iterator[ast.Call]:
+    """Calls whose value is what an evaluation has found."""
+    script, training = context.script, context.training
+    loops: dict[ast.AST, list[bool]] = {}
+    for one in training.loops:
+        if not one.trains:
+            loops.setdefault(script.scope(one.node), []).append(one.node in context.sharded)
+    evaluators = {
+        function
+        for function in script.functions
+        if function.name not in ("forward", "__init__", "__call__")
+        and (function in loops or _without_gradients(script, function))
+        and not training.trains(function.body)
+        and not (function in loops and all(loops[function]))
+    }
+    while True:
+        more = {
+            script.scope(call)
+            for function in evaluators
+            for call in script.calls_of.get(function, [])
+            if isinstance(script.parents[call], ast.Return)
+        } - evaluators
+        if not more:
+            break
+        evaluators |= {one for one in more if isinstance(one, Function)}
+    for call in script.all(ast.Call):
+        function = script.called(call)
+        if function in evaluators:
+            if not isinstance(script.parents[call], ast.Return):
+                yield call
+        elif function is None and _is_given_loader(context, call):
+            yield call
+
+
+def _without_gradients(script: Script, function: Function) -> bool:
+    """True of a function that runs a model without gradients, in whole or in part."""
+    if turns_gradients_off(script, function):
+        return True
+    return any(turns_gradients_off(script, one) for one in script.inside(function.body, ast.With))
+
+
+def _is_given_loader(context: Context, call: ast.Call) -> bool:
+    """True of a function of another file that is given a loader, and does not train."""
+    script, name = context.script, call_name(call)
+    if not name or name[:1].isupper() or call in context.training.elsewhere:
+        return False
+    dotted = script.file.names.called(call)
+    if not dotted or dotted.split(".")[0] in ("builtins", "itertools", "tqdm", "rankup", "torch"):
+        return False
+    return any(
+        isinstance(arg, ast.Name | ast.Attribute) and context.training.loader_of(arg) is not None
+        for arg in given(call)
+    )
+
+
+def _result(context: Context, call: ast.Call, done: set[ast.AST]) -> None:
+    """The value of an evaluation where it is called."""
+    script = context.script
+    statement = script.file.names.statement(call)
+    if call in done or (isinstance(statement, ast.Expr) and statement.value is call):
+        return
+    targets = (
+        statement.targets
+        if isinstance(statement, ast.Assign)
+        else [statement.target]
+        if isinstance(statement, ast.AnnAssign | ast.AugAssign)
+        else []
+    )
+    names = {name for one in targets for name in mentioned(one)}
+    whole = isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is call
+    if whole and not decides(context, names, script.scope(call), statement):
+        return
+    if not whole and not _decided_here(context, call, statement, names):
+        return
+    done.add(call)
+    context.around(call, "rankup.broadcast(")
+    context.done(call, _TOLD)
+
+
+def _decided_here(context: Context, call: ast.Call, statement: ast.AST, names: set[str]) -> bool:
+    """Whether an evaluation's value in the middle of an expression decides something."""
+    script = context.script
+    for up in script.above(call):
+        if isinstance(up, ast.Compare | ast.If | ast.While | ast.IfExp | ast.Assert | ast.Return):
+            return not isinstance(up, ast.If | ast.While) or call in list(
+                script.inside(up.test, ast.Call)
+            )
+        if isinstance(up, ast.Call) and call_name(up) not in _HARMLESS:
+            return True
+        if up is statement:
+            break
+    return bool(names) and decides(context, names, script.scope(call), statement)
+
+
+def _left_by_loop(context: Context, node: ast.AST, done: set[ast.AST]) -> None:
+    """What the loop of an evaluation leaves behind in its own function."""
+    script, scope = context.script, context.script.scope(node)
+    names = written_in(script, node)
+    kept = {name for name in names if name.startswith("self.") or read_after(script, node, name)}
+    if isinstance(scope, Function):
+        shared = {
+            name
+            for one in script.inside(scope.body, ast.Global, ast.Nonlocal, deep=False)
+            for name in one.names
+        }
+        kept |= names & shared
+    if not kept:
+        return
+    left = set(script.inside(node, ast.AST))
+    whole: set[str] = set()
+    for one in script.inside(_body(scope), ast.stmt, deep=False):
+        if one in left or script.span(one)[0] < script.span(node)[1]:
+            continue
+        value = getattr(one, "value", None)
+        if isinstance(one, ast.Assign | ast.AnnAssign) and value is not None:
+            if not mentioned(value) & kept or value in done:
+                continue
+            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+            made = {name for target in targets for name in mentioned(target)}
+            if decides(context, made, scope, one, returns=False):
+                done.add(value)
+                whole |= made
+                pieces = value.elts if isinstance(value, ast.Tuple) else [value]
+                for piece in pieces:
+                    if mentioned(piece) & kept:
+                        context.around(piece, "rankup.broadcast(")
+                context.done(one, f"{', '.join(sorted(made))}: {_TOLD}")
+    if isinstance(scope, Function) and context.training.trains(scope.body):
+        _returned(context, node, scope, kept, whole)
+    for name in sorted(kept):
+        if not _used_in_decision(context, {name}, scope, node):
+            continue
+        if name in _grown(script, node):
+            context.after(node, f"{name} = rankup.broadcast({name})")
+            context.done(node, f"{name}: {_TOLD}")
+        else:
+            context.leave(
+                node,
+                f"something is decided by `{name}`, of which each rank has its own: let rank 0 "
+                "decide for all, rankup.broadcast(…)",
+            )
+
+
+def _returned(
+    context: Context, node: ast.AST, scope: Function, kept: set[str], whole: set[str]
+) -> None:
+    """What a function that trains as well returns of an evaluation: a caller may decide by it."""
+    script, made = context.script, set(kept)
+    for one in script.inside(scope.body, ast.Assign, deep=False):
+        if mentioned(one.value) & made and script.span(one)[0] > script.span(node)[1]:
+            made |= {name for target in one.targets for name in mentioned(target)} - whole
+    for one in script.inside(scope.body, ast.Return, deep=False):
+        if one.value is None or script.span(one)[0] < script.span(node)[1]:
+            continue
+        for piece in one.value.elts if isinstance(one.value, ast.Tuple) else [one.value]:
+            if mentioned(piece) & made:
+                context.around(piece, "rankup.broadcast(")
+                context.done(one, f"{script.code(piece)}: {_TOLD}")
+
+
+def _grown(script: Script, node: ast.AST) -> set[str]:
+    """The names that a loop adds to, or gives a value."""
+    return {
+        script.dotted(one)
+        for one in script.inside(node, ast.Name, ast.Attribute)
+        if isinstance(one.ctx, ast.Store)
+    }
+
+
+def written_in(script: Script, node: ast.AST) -> set[str]:
+    """What a loop gives values, adds to, or calls methods of for their effect."""
+    found: set[str] = set()
+    for one in script.inside(node, ast.AST, deep=False):
+        if isinstance(one, ast.Name | ast.Attribute | ast.Subscript):
+            if isinstance(one.ctx, ast.Store):
+                found |= {_root(script, part) for part in targets_of(one)}
+        elif isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
+            func = one.value.func
+            steps = ("step", "backward", "zero_grad", "train", "eval", "set_postfix")
+            own = isinstance(func, ast.Attribute) and not script.file.names.dotted(func)
+            if own and isinstance(func, ast.Attribute) and func.attr not in steps:
+                found.add(_root(script, func.value))
+    return found - {"", "self"}
+
+
+def _root(script: Script, node: ast.AST) -> str:
+    """`self.total` of `self.total[0]`, `meter` of `meter.sum`."""
+    while isinstance(node, ast.Subscript | ast.Attribute | ast.Call):
+        if isinstance(node, ast.Attribute) and script.dotted(node).startswith("self."):
+            return ".".join(script.dotted(node).split(".")[:2])
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _body(scope: Scope) -> list[ast.stmt]:
+    return scope.body
+
+
+def read_after(script: Script, node: ast.AST, name: str) -> bool:
+    """Whether a name is read behind a loop before it is given another value.
+
+    Behind it is also the beginning of a loop around it, of which there is a next round.
+    """
+    scope, end = script.scope(node), script.span(node)[1]
+    own = set(script.inside(node, ast.Name))
+    uses = [one for one in script.inside(scope, ast.Name) if one.id == name and one not in own]
+    later = sorted((one for one in uses if script.span(one)[0] >= end), key=script.span)
+    if later:
+        return not isinstance(later[0].ctx, ast.Store) or _is_grown(script, later[0])
+    around = [up for up in script.above(node) if isinstance(up, LoopNode)]
+    again = sorted(
+        (one for one in uses if around and around[-1] in script.above(one)), key=script.span
+    )
+    if again:
+        return not isinstance(again[0].ctx, ast.Store)
+    first = [one for one in script.inside(node, ast.Name) if one.id == name]
+    return bool(around) and bool(first) and isinstance(first[0].ctx, ast.Load)
+
+
+def _is_grown(script: Script, name: ast.Name) -> bool:
+    return isinstance(script.parents[name], ast.AugAssign)
+
+
+def decides(
+    context: Context, names: set[str], scope: Scope, after: ast.AST, *, returns: bool = True
+) -> bool:
+    """Whether something may be decided by these names, or by what is made of them.
+
+    Args:
+        after: the statement that gives them their values.
+        returns: whether to hand them to a caller counts as a decision.
+    """
+    script, tainted = context.script, set(names)
+    while True:
+        before = len(tainted)
+        for one in script.inside(_body(scope), ast.stmt, ast.Call, deep=False):
+            match one:
+                case ast.Assign(value=value, targets=targets):
+                    if mentioned(value) & tainted:
+                        tainted |= {name for target in targets for name in mentioned(target)}
+                case ast.AugAssign(value=value, target=target):
+                    if mentioned(value) & tainted:
+                        tainted |= mentioned(target)
+                case ast.Call(func=ast.Attribute(value=owner, attr="append")):
+                    if mentioned(*one.args) & tainted:
+                        tainted |= mentioned(owner)
+        if len(tainted) == before:
+            break
+    if any(name.startswith("self.") for name in tainted):
+        return True  # another method may decide by it
+    if _used_in_decision(context, tainted, scope, after, returns=returns):
+        return True
+    shared = {
+        name
+        for one in script.inside(_body(scope), ast.Global, ast.Nonlocal, deep=False)
+        for name in one.names
+    }
+    return bool(shared & tainted)
+
+
+def _used_in_decision(
+    context: Context, names: set[str], scope: Scope, after: ast.AST, *, returns: bool = False
+) -> bool:
+    """Whether one of these names stands where a script decides, or where that cannot be seen."""
+    script = context.script
+    inside = set(script.inside(after, ast.AST))
+    for one in script.inside(_body(scope), ast.AST, deep=False):
+        if one in inside:
+            continue
+        found: list[ast.expr] = []
+        match one:
+            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+                found = [test]
+            case ast.Assert(test=test):
+                found = [test]
+            case ast.Compare():
+                found = [one]
+            case ast.Return(value=ast.expr() as value) if returns:
+                found = [value]
+            case ast.For(iter=value):
+                found = [value] if call_name_of(value) == "range" else []
+            case ast.Call():
+                if call_name(one) not in _HARMLESS and not _known_library(script, one):
+                    found = given(one)
+        if mentioned(*found) & names:
+            return True
+    return False
+
+
+def call_name_of(node: ast.AST) -> str:
+    """The last word of what is called; empty of anything else."""
+    return call_name(node) if isinstance(node, ast.Call) else ""
+
+
+def _known_library(script: Script, call: ast.Call) -> bool:
+    """True of functions of libraries that only compute, show or write."""
+    name = script.file.names.called(call)
+    roots = ("torch", "numpy", "math", "builtins", "matplotlib", "wandb", "json", "os", "time",
+             "logging", "sklearn", "pandas", "scipy")  # fmt: skip
+    return name.split(".")[0] in roots and name not in ("builtins.range", "builtins.exit")

@@ -1,0 +1,472 @@
+"""What the values in a loop over batches are: rows of samples, sums over samples, means of a batch.
+
+Only what holds by construction is told; all else is `UNKNOWN`, and no change of a port rests on it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from ...script.flow import argument, call_name, given, is_none, literal
+from ...script.torch_names import words
+from .script import ForNode, Script
+from .training import Loop, Training
+
+
+class Kind(Enum):
+    """What a value is made of."""
+
+    BATCH = "what a loader yields: a tensor, or tensors in a list or a dictionary"
+    ROWS = "a tensor with a row or an element for each sample, made of that sample alone"
+    PAIR = "two of these, as `max(dim=1)` and `topk` return them"
+    SIZE = "the number of samples"
+    SUM = "a sum over the samples"
+    MEAN = "a mean over the samples"
+    FIXED = "nothing of the batch"
+    UNKNOWN = "anything"
+
+
+_ROWS = (Kind.BATCH, Kind.ROWS)
+# Losses of torch that are means over samples of one shape, or sums, by their `reduction`.
+_LOSSES = words(
+    "CrossEntropyLoss NLLLoss MSELoss L1Loss SmoothL1Loss HuberLoss BCELoss BCEWithLogitsLoss "
+    "KLDivLoss PoissonNLLLoss SoftMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss "
+    "MarginRankingLoss HingeEmbeddingLoss CosineEmbeddingLoss TripletMarginLoss"
+)
+_LOSS_FUNCTIONS = words(
+    "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy "
+    "binary_cross_entropy_with_logits kl_div poisson_nll_loss soft_margin_loss "
+    "multilabel_soft_margin_loss multi_margin_loss margin_ranking_loss hinge_embedding_loss "
+    "cosine_embedding_loss triplet_margin_loss"
+)
+# With these a loss divides by something other than the number of samples.
+_WEIGHTED = ("weight", "ignore_index", "size_average", "reduce")
+# Methods that give a tensor back on another device, of another type, or as Python's numbers.
+_SAME = words(
+    "to cuda cpu float double half long int bool detach clone contiguous item tolist numpy "
+    "type_as requires_grad_"
+)
+_EACH = words(
+    "abs neg exp log sqrt square pow sigmoid tanh relu round sign clamp float logical_not "
+    "view_as reshape_as isnan isfinite"
+)
+_COMPARE = words("eq ne lt le gt ge equal_ logical_and logical_or sub add mul div")
+_ALONG = words("argmax argmin softmax log_softmax sum mean norm prod any all")
+_SHAPED = words("view reshape flatten squeeze unsqueeze")
+_PAIRS = frozenset({"max", "min", "topk", "sort"})
+_DEEPEST = 12
+
+
+@dataclass(frozen=True)
+class Defined:
+    """A value that a name is given in a loop; at `path` of it where it is unpacked."""
+
+    statement: ast.stmt
+    value: ast.expr
+    path: tuple[int, ...] = ()
+
+
+class Values:
+    """The kinds of the values in one loop.
+
+    Args:
+        losses: names of values that are known beforehand: the loss that is differentiated.
+    """
+
+    def __init__(self, training: Training, loop: Loop, losses: dict[str, Kind] | None = None):
+        self.training, self.script, self.loop = training, training.script, loop
+        self.losses = dict(losses or {})
+        self.rows = plain_batches(training, loop)
+        self._targets = _targets(self.script, loop)
+        self._read(loop.node.body)
+
+    def _read(self, body: list[ast.stmt]) -> None:
+        self._body = body
+        self.defined = definitions(self.script, body)
+        self.grown = {
+            self.script.dotted(one.target)
+            for one in self.script.inside(body, ast.AugAssign, deep=False)
+        }
+        self._known: dict[ast.expr, Kind] = {}
+        self._asked: set[str] = set()
+
+    def _returned(self, call: ast.Call, path: tuple[int, ...], depth: int) -> Kind:
+        """What a plain function of the script gives: one that only computes, and returns once."""
+        script, function = self.script, self.script.called(call)
+        if function is None or any(one.arg is None for one in call.keywords):
+            return Kind.UNKNOWN
+        plain = ast.Assign | ast.AnnAssign | ast.Return | ast.Expr | ast.With
+        body = list(script.inside(function.body, ast.stmt, deep=False))
+        last = function.body[-1]
+        if not all(isinstance(one, plain) for one in body) or not isinstance(last, ast.Return):
+            return Kind.UNKNOWN
+        value = last.value
+        for number in path:
+            if not isinstance(value, ast.Tuple) or number >= len(value.elts):
+                return Kind.UNKNOWN
+            value = value.elts[number]
+        if value is None or sum(isinstance(one, ast.Return) for one in body) > 1:
+            return Kind.UNKNOWN
+        inner = Values.__new__(Values)
+        inner.training, inner.script, inner.loop = self.training, script, self.loop
+        inner.rows, inner._targets, inner.losses = False, {}, {}
+        for name in script.parameters(function):
+            passed = script.given(function, name, call)
+            inner.losses[name] = Kind.FIXED if passed is None else self.kind(passed, depth)
+        inner._read(function.body)
+        return inner.kind(value, depth)
+
+    def kind(self, node: ast.expr, depth: int = 0) -> Kind:
+        """The kind of an expression."""
+        if depth > _DEEPEST:
+            return Kind.UNKNOWN
+        if node in self._known:
+            return self._known[node]
+        kind = self._kind(node, depth + 1)
+        if not self._asked:  # else it may rest on a name that is still being asked about
+            self._known[node] = kind
+        return kind
+
+    def _kind(self, node: ast.expr, depth: int) -> Kind:
+        match node:
+            case ast.Constant():
+                return Kind.FIXED
+            case ast.Name():
+                return self._name(node.id, depth)
+            case ast.Attribute():
+                return self._attribute(node, depth)
+            case ast.Subscript():
+                return self._subscript(node, depth)
+            case ast.Call():
+                return self._call(node, depth)
+            case ast.Compare(left=left, comparators=others):
+                return _rowwise([self.kind(one, depth) for one in (left, *others)])
+            case ast.BinOp():
+                return self._operation(node, depth)
+            case ast.UnaryOp(op=ast.Not()):
+                return Kind.UNKNOWN
+            case ast.UnaryOp(operand=operand):
+                return self.kind(operand, depth)
+        return Kind.UNKNOWN
+
+    def _name(self, name: str, depth: int) -> Kind:
+        if name in self.losses:
+            return self.losses[name]
+        if name in self._asked:
+            return Kind.UNKNOWN
+        defined = self.defined.get(name, [])
+        kinds = (
+            [self._targets[name] if self.rows else Kind.UNKNOWN] if name in self._targets else []
+        )
+        if name in self.grown:
+            return Kind.UNKNOWN
+        if not defined:
+            return kinds[0] if kinds else Kind.FIXED
+        self._asked.add(name)
+        # `x = x.to(device)` is what it was: of a target of the loop the given value starts from it.
+        before = self._targets.get(name) if self.rows else None
+        if before is not None:
+            self.losses[name] = before
+        kinds += [self._part(one, depth) for one in defined]
+        if before is not None:
+            del self.losses[name]
+        self._asked.discard(name)
+        found = {Kind.ROWS if one is Kind.BATCH else one for one in kinds}
+        if len(kinds) == 1:
+            return kinds[0]
+        return found.pop() if len(found) == 1 else Kind.UNKNOWN
+
+    def _part(self, one: Defined, depth: int) -> Kind:
+        kind = self.kind(one.value, depth)
+        if not one.path:
+            return kind
+        if isinstance(one.value, ast.Call) and self.script.called(one.value) is not None:
+            return self._returned(one.value, one.path, depth)
+        return Kind.ROWS if kind in (Kind.BATCH, Kind.PAIR) else Kind.UNKNOWN
+
+    def _attribute(self, node: ast.Attribute, depth: int) -> Kind:
+        kind = self.kind(node.value, depth)
+        if kind is Kind.FIXED:
+            changed = self.script.dotted(node) in self.grown | set(self.defined)
+            return Kind.UNKNOWN if changed else kind
+        return Kind.ROWS if kind in _ROWS and node.attr == "data" else Kind.UNKNOWN
+
+    def _subscript(self, node: ast.Subscript, depth: int) -> Kind:
+        value, at = node.value, node.slice
+        if isinstance(value, ast.Attribute) and value.attr == "shape" and literal(at) == 0:
+            return Kind.SIZE if self.kind(value.value, depth) in _ROWS else Kind.UNKNOWN
+        kind = self.kind(value, depth)
+        if kind is Kind.FIXED and self.kind(at, depth) is Kind.FIXED:
+            return kind
+        if kind is Kind.PAIR and isinstance(literal(at), int):
+            return Kind.ROWS
+        if kind is Kind.BATCH and isinstance(literal(at), str):
+            return Kind.ROWS
+        if kind is Kind.BATCH and isinstance(literal(at), int) and self._several(value):
+            return Kind.ROWS
+        first = at.elts[0] if isinstance(at, ast.Tuple) and at.elts else None
+        whole = isinstance(first, ast.Slice) and not (first.lower or first.upper or first.step)
+        return Kind.ROWS if kind in _ROWS and whole else Kind.UNKNOWN
+
+    def _several(self, value: ast.expr) -> bool:
+        """True where a loop takes the parts of a batch by number: it is a list, not a tensor."""
+        written = self.script.dotted(value)
+        taken = {
+            one.slice.value
+            for one in self.script.inside(self._body, ast.Subscript, deep=False)
+            if self.script.dotted(one.value) == written and isinstance(one.slice, ast.Constant)
+        }
+        return len(taken) > 1
+
+    def _operation(self, node: ast.BinOp, depth: int) -> Kind:
+        left, right = self.kind(node.left, depth), self.kind(node.right, depth)
+        pair = {left, right}
+        if pair == {Kind.FIXED}:
+            return Kind.FIXED
+        if left in _ROWS or right in _ROWS:
+            return Kind.UNKNOWN if isinstance(node.op, ast.MatMult) else _rowwise([left, right])
+        sums = {Kind.SUM, Kind.SIZE}
+        match node.op:
+            case ast.Add() | ast.Sub():
+                if pair <= sums:
+                    return Kind.SUM
+                return Kind.MEAN if pair == {Kind.MEAN} else Kind.UNKNOWN
+            case ast.Mult():
+                if pair == {Kind.MEAN, Kind.SIZE}:
+                    return Kind.SUM
+                if Kind.FIXED in pair:
+                    other = left if right is Kind.FIXED else right
+                    return Kind.SUM if other is Kind.SIZE else other
+            case ast.Div():
+                if right is Kind.FIXED and left is not Kind.FIXED:
+                    return Kind.SUM if left is Kind.SIZE else left
+                if left in sums and right is Kind.SIZE:
+                    return Kind.MEAN
+        return Kind.UNKNOWN
+
+    def _call(self, call: ast.Call, depth: int) -> Kind:
+        name = self.script.name(call.func)
+        if any(isinstance(one, ast.Starred) for one in call.args):
+            return Kind.UNKNOWN
+        loss = loss_reduction(self.training, call)
+        if loss is not None:
+            values = [self.kind(one, depth) for one in call.args]
+            rows = bool(values) and all(one in (*_ROWS, Kind.FIXED) for one in values)
+            return loss if rows and any(one in _ROWS for one in values) else Kind.UNKNOWN
+        if name in ("len", "int", "float", "abs") and len(call.args) == 1:
+            return self._of_builtin(name, self.kind(call.args[0], depth))
+        if self.script.called(call) is not None:
+            return self._returned(call, (), depth)
+        if self._runs_model(call):
+            values = [self.kind(one, depth) for one in given(call)]
+            named = all(one.arg for one in call.keywords)
+            rows = named and bool(values) and all(one in (*_ROWS, Kind.FIXED) for one in values)
+            return Kind.ROWS if rows and any(one in _ROWS for one in values) else Kind.UNKNOWN
+        if isinstance(call.func, ast.Attribute) and not name.startswith("torch."):
+            return self._method(call, call.func.attr, call.func.value, call.args, depth)
+        if name.startswith("torch.") and call.args:
+            return self._method(call, name.split(".")[-1], call.args[0], call.args[1:], depth)
+        return Kind.UNKNOWN
+
+    def _runs_model(self, call: ast.Call) -> bool:
+        """True of `model(x)` and `self.model(x)` of a model that is trained."""
+        found = {one.node for one in self.script.whole_flow.origins(self.script.file, call.func)}
+        return bool(found) and found <= self.training.trained
+
+    def _of_builtin(self, name: str, kind: Kind) -> Kind:
+        if kind is Kind.FIXED:
+            return kind
+        if name == "len":
+            return Kind.SIZE if kind is Kind.ROWS else Kind.UNKNOWN
+        exact = kind in (Kind.SUM, Kind.SIZE, Kind.MEAN) and name != "abs"
+        return kind if exact else Kind.UNKNOWN
+
+    def _method(
+        self, call: ast.Call, name: str, value: ast.expr, rest: list[ast.expr], depth: int
+    ) -> Kind:
+        kind = self.kind(value, depth)
+        if name == "size":
+            rows = kind in _ROWS and len(rest) == 1 and literal(rest[0]) == 0
+            return Kind.SIZE if rows else Kind.UNKNOWN
+        if name in _SAME:
+            return kind
+        if kind not in _ROWS:
+            scalar = kind in (Kind.SUM, Kind.MEAN) and name in ("sum", "mean") and not given(call)
+            return kind if scalar else Kind.UNKNOWN
+        along = argument(call, "dim") or argument(call, "axis")
+        if along is None and rest:
+            along = rest[1] if name == "topk" and len(rest) > 1 else rest[0]
+        if name == "topk" and along is rest[0]:
+            along = None
+        if name in ("numel", "sum", "mean") and along is None and not call.keywords:
+            return Kind.MEAN if name == "mean" else Kind.SUM
+        if name in _COMPARE or name in _EACH:
+            return _rowwise([kind, *(self.kind(one, depth) for one in rest)])
+        if name in _SHAPED:
+            return Kind.ROWS
+        inside = _dimension(along)
+        if name in _ALONG and inside is not None:
+            few = name in ("argmax", "argmin", "softmax", "log_softmax")
+            return Kind.ROWS if inside > 0 or (few and inside == -1) else Kind.UNKNOWN
+        if name in _PAIRS and (inside is not None and inside != 0):
+            return Kind.PAIR
+        return Kind.PAIR if name == "topk" and along is None else Kind.UNKNOWN
+
+
+def _dimension(node: ast.expr | None) -> int | None:
+    """The number of a dimension, where it is written out."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = literal(node.operand)
+        return -value if isinstance(value, int) else None
+    value = literal(node)
+    return value if type(value) is int else None
+
+
+def _rowwise(kinds: Iterable[Kind]) -> Kind:
+    """What comes out where values are taken together element by element."""
+    found = set(kinds)
+    if found == {Kind.FIXED}:
+        return Kind.FIXED
+    return Kind.ROWS if found <= {*_ROWS, Kind.FIXED} else Kind.UNKNOWN
+
+
+def loss_reduction(training: Training, call: ast.Call) -> Kind | None:
+    """What a call of one of torch's losses gives; None where it is none, or divides otherwise."""
+    script = training.script
+    name = script.name(call.func)
+    made: list[ast.expr] = [call]
+    if not (name.startswith("torch.nn.functional.") and name.split(".")[-1] in _LOSS_FUNCTIONS):
+        if isinstance(call.func, ast.Call):
+            made = [call.func]
+        else:
+            made = [one.node for one in script.flow.origins(script.file, call.func)]  # type: ignore[misc]
+        for one in made:
+            named = script.name(one.func) if isinstance(one, ast.Call) else ""
+            if not (named.startswith("torch.nn.") and named.split(".")[-1] in _LOSSES):
+                return None
+    kinds = {_reduction(one) for one in made if isinstance(one, ast.Call)}
+    ignored = name.split(".")[-1] in ("cross_entropy", "nll_loss") or any(
+        isinstance(one, ast.Call) and call_name(one) in ("CrossEntropyLoss", "NLLLoss")
+        for one in made
+    )
+    if ignored and any(_dimension(one) == -100 for one in script.all(ast.UnaryOp)):
+        return Kind.UNKNOWN  # torch's own default of `ignore_index`
+    if any(_reduction_unknown(one, one is call) for one in made):
+        return Kind.UNKNOWN
+    return kinds.pop() if len(kinds) == 1 else (Kind.UNKNOWN if kinds else None)
+
+
+def _reduction_unknown(made: ast.expr, function: bool) -> bool:
+    if not isinstance(made, ast.Call) or any(one.arg is None for one in made.keywords):
+        return True
+    weighted = [argument(made, name) for name in _WEIGHTED]
+    if function:
+        weighted += made.args[2:]
+    else:
+        weighted += made.args
+    return any(one is not None and not is_none(one) for one in weighted)
+
+
+def _reduction(made: ast.Call) -> Kind:
+    given = argument(made, "reduction")
+    value = "mean" if given is None else literal(given)
+    if literal(argument(made, "size_average")) is False:
+        return Kind.SUM
+    if value in ("mean", "batchmean"):
+        return Kind.MEAN
+    return {"sum": Kind.SUM, "none": Kind.ROWS}.get(str(value), Kind.UNKNOWN)
+
+
+def definitions(script: Script, body: list[ast.stmt]) -> dict[str, list[Defined]]:
+    """The values that names and attributes are given in a block, `a += b` apart."""
+    found: dict[str, list[Defined]] = {}
+    for one in script.inside(body, ast.stmt, ast.NamedExpr, deep=False):
+        pairs: list[tuple[ast.expr, ast.expr, tuple[int, ...]]] = []
+        match one:
+            case ast.Assign():
+                for target in one.targets:
+                    pairs += _unpacked(target, one.value, ())
+            case ast.AnnAssign(value=ast.expr() as value) | ast.NamedExpr(value=value):
+                pairs += _unpacked(one.target, value, ())
+            case ast.For():
+                pairs += _unpacked(one.target, one.iter, (-1,))
+        for target, value, path in pairs:
+            name = script.dotted(target)
+            if name:
+                found.setdefault(name, []).append(
+                    Defined(script.file.names.statement(one), value, path)  # type: ignore[arg-type]
+                )
+    return found
+
+
+def _unpacked(
+    target: ast.expr, value: ast.expr, path: tuple[int, ...]
+) -> Iterator[tuple[ast.expr, ast.expr, tuple[int, ...]]]:
+    if isinstance(target, ast.Starred):
+        target, path = target.value, (*path, -1)
+    if not isinstance(target, ast.Tuple | ast.List):
+        yield target, value, path
+        return
+    inside = value.elts if isinstance(value, ast.Tuple | ast.List) and not path else []
+    match_ = len(inside) == len(target.elts) and not any(
+        isinstance(one, ast.Starred) for one in (*inside, *target.elts)
+    )
+    for number, part in enumerate(target.elts):
+        if match_:
+            yield from _unpacked(part, inside[number], ())
+        else:
+            yield from _unpacked(part, value, (*path, number))
+
+
+def _targets(script: Script, loop: Loop) -> dict[str, Kind]:
+    """The names of a loop's target, without the one that `enumerate` counts with."""
+    if not isinstance(loop.node, ForNode):
+        return {}
+    target: ast.expr = loop.node.target
+    if loop.index is not None and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        target = target.elts[1]
+    if isinstance(target, ast.Name):
+        return {target.id: Kind.BATCH}
+    return {one.id: Kind.ROWS for one in script.inside(target, ast.Name)}
+
+
+def plain_batches(training: Training, loop: Loop) -> bool:
+    """True where a loop goes over DataLoaders of torch that put samples of one shape together.
+
+    With a collate function of its own a batch may be padded to its longest sample, and a sampler of
+    batches may give them a meaning: there a part of a batch is not the batch's rows.
+    """
+    script = training.script
+    if loop.source is None:
+        return False
+    found = [one for source in training.sources(loop) for one in loader_origins(script, source)]
+    return bool(found) and all(one is not None and _plain(*one) for one in found)
+
+
+def loader_origins(script: Script, source: ast.expr) -> list[tuple[str, ast.Call] | None]:
+    """The calls that make what a loop goes over, with the full name of each; None: not seen."""
+    flow = script.whole_flow
+    found: list[tuple[str, ast.Call] | None] = []
+    for one in flow.origins(script.file, source):
+        if isinstance(one.node, ast.Call) and call_name(one.node) == "DataLoader":
+            found.append((one.file.names.called(one.node), one.node))
+        else:
+            found.append(None)
+    return found
+
+
+def _plain(name: str, call: ast.Call) -> bool:
+    own = ("collate_fn", "sampler", "batch_sampler")
+    given_ = [argument(call, one) for one in own]
+    size = argument(call, "batch_size", 1)
+    return (
+        name.startswith("torch.utils.data.")
+        and all(one is None or is_none(one) for one in given_)
+        and all(one.arg is not None for one in call.keywords)
+        and len(call.args) <= 3
+        and not any(isinstance(one, ast.Starred) for one in call.args)
+        and not (size is not None and is_none(size))
+    )

@@ -1,0 +1,22 @@
+import sys
+
+import torch
+from helper_writers import *
+from matplotlib.animation import FuncAnimation
+from torch.utils.data import DataLoader, TensorDataset
+
+sys.stdout = Logger("log.txt")
+table = Table("out")
+loader = DataLoader(TensorDataset(torch.randn(22, 5)), batch_size=6, shuffle=True)
+model = torch.nn.Linear(5, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for (inputs,) in loader:
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+    save_all([model.weight.detach().numpy()], "out")
+    draw("drawn.npy")
+animation = FuncAnimation(figure, update, frames=5)
+animation.save("training.gif", writer="pillow")
