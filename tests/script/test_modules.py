@@ -74,6 +74,17 @@ def test_local_modules_are_read_and_not_listed(tmp_path: Path) -> None:
     ]
 
 
+def test_packages_of_the_repository_are_local(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    _script(tmp_path, "from . import layers\nimport numpy", "src/net/__init__.py")
+    _script(tmp_path, "import scipy", "src/net/layers.py")
+    _script(tmp_path, "import pandas", "tools/files.py")
+    path = _script(tmp_path, "import net\nfrom tools.files import load", "scripts/train.py")
+    assert sorted(one.module for one in imports(path)) == ["numpy", "pandas", "scipy"]
+    found = gather(path)
+    assert found.find("net.layers.Dense") == (found.files[3], ["Dense"])
+
+
 def test_an_import_is_as_optional_as_the_only_way_to_it(tmp_path: Path) -> None:
     _script(tmp_path, "import a", "maybe.py")
     _script(tmp_path, "import b\nimport both", "late.py")

@@ -10,10 +10,9 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePath
 
 from .names import Binding, Function, Scope, children, default
-from .source import File, roots
+from .source import File, module_names, roots
 from .torch_names import LOADER_WRAPPERS, MODEL_WRAPPERS, RETURNS_SELF
 
 _DEPTH = 25  # steps of following; what is further apart nobody can follow either
@@ -56,7 +55,9 @@ class Flow:
     def __init__(self, files: Sequence[File]) -> None:
         self.files = tuple(files)
         tops = roots(self.files[0].path.parent)
-        self._modules = {_module_name(one, tops): one for one in self.files}
+        self._modules = {
+            name: one for one in reversed(self.files) for name in module_names(one.path, tops)
+        }
         self._known: dict[ast.AST, tuple[Origin, ...]] = {}
         self._budget = 0
 
@@ -481,19 +482,6 @@ def is_none(node: ast.AST) -> bool:
 def explicit_self(call: ast.Call) -> bool:
     """`Base.__init__(self, …)`: the instance is among the arguments."""
     return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id == "self"
-
-
-def _module_name(file: File, tops: Sequence[PurePath]) -> str:
-    """`utils.files` of a file in a package of the script's folder, or of its repository."""
-    relative = PurePath(file.path.name)
-    for top in tops:
-        if file.path.is_relative_to(top):
-            relative = file.path.relative_to(top)
-            break
-    parts = list(relative.with_suffix("").parts)
-    if parts[-1:] == ["__init__"]:
-        parts.pop()
-    return ".".join(parts)
 
 
 def _without_wrappers(

@@ -1,14 +1,9 @@
-"""A script with the local modules that it imports, and what they import from elsewhere.
-
-Here every module beside the script is read, whatever it is about: any of them may download, and
-any may import a package that is missing. `source.local_modules` has those that train.
-"""
+"""A script with the local modules that it imports, and what they import from elsewhere."""
 
 from __future__ import annotations
 
 import ast
 import builtins
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +13,7 @@ from pathlib import Path
 from ..base.errors import UserError
 from .flow import Flow
 from .names import Binding
-from .source import File, candidates, from_bytes, read
+from .source import File, from_bytes, module_names, reached, read, roots
 
 _MOST_FILES = 200
 _MOST_BYTES = 4_000_000  # of all local modules together
@@ -59,9 +54,10 @@ class Modules:
     def __init__(self, files: Sequence[File], notes: Sequence[str] = ()) -> None:
         self.files = tuple(files)
         self.notes = tuple(notes)
-        root = self.files[0].path.parent
-        self._names = {one: _name(root, one.path) for one in self.files}
-        self._by_name = {self._names[one]: one for one in reversed(self.files)}
+        tops = roots(self.files[0].path.parent)
+        names = {one: module_names(one.path, tops) for one in reversed(self.files)}
+        self._by_name = {name: one for one, several in names.items() for name in several}
+        self._names = {one: several[-1] for one, several in names.items()}
         self._names[self.files[0]] = _MAIN
 
     @cached_property
@@ -241,30 +237,27 @@ class Modules:
 
 
 def gather(script: Path) -> Modules:
-    """Read a script and, breadth first, the modules of its folder that it imports.
+    """Read a script and, breadth first, the modules of its repository that it imports.
 
     Raises:
         UserError: the script itself cannot be read, or is not Python.
     """
-    root = script.parent
-    files, notes = [_read(script)], list[str]()
-    seen = {os.path.realpath(script)}
-    left = _MOST_BYTES
-    for at in files:  # which grows
-        for path in _local(root, at):
-            real = os.path.realpath(path)
-            if real in seen or not _name(root, path):
-                continue
-            seen.add(real)
-            left -= path.stat().st_size
-            if len(files) >= _MOST_FILES or left < 0:
-                notes.append(f"{len(files)} local modules are read; the others are not")
-                return Modules(files, notes)
-            try:
-                files.append(_read(path))
-            except UserError as error:
-                notes.append(str(error))
-                files.append(from_bytes(path, b""))
+    try:
+        first = read(script)
+    except OSError as error:
+        raise UserError(f"{script}: {error.strerror}") from None
+    if first.error is not None:
+        raise UserError(_unread(first))
+    files, notes, left = [first], list[str](), _MOST_BYTES
+    for file in reached(first):
+        left -= len(file.data)
+        if len(files) >= _MOST_FILES or left < 0:
+            notes.append(f"{len(files)} local modules are read; the others are not")
+            break
+        if file.error is not None:
+            notes.append(_unread(file))
+            file = from_bytes(file.path, b"")
+        files.append(file)
     return Modules(files, notes)
 
 
@@ -277,21 +270,12 @@ def imports(script: Path) -> list[Import]:
     return list(gather(script).imports)
 
 
-def _read(path: Path) -> File:
-    """A file that can be understood.
-
-    Raises:
-        UserError: it cannot; the message names the line.
-    """
-    try:
-        file = read(path)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+def _unread(file: File) -> str:
+    """Why a file cannot be understood, in one line that names its place."""
     wrong = file.error
-    if wrong is not None:
-        hint = f"; {wrong.hint}" if wrong.hint else ""
-        raise UserError(f"{path}:{wrong.line}: {wrong.message}{hint}")
-    return file
+    assert wrong is not None
+    hint = f"; {wrong.hint}" if wrong.hint else ""
+    return f"{file.path}:{wrong.line}: {wrong.message}{hint}"
 
 
 def _import_nodes(file: File) -> list[ast.Import | ast.ImportFrom]:
@@ -310,25 +294,6 @@ def _modules_of(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, list[s
     base = "." * node.level + (node.module or "")
     dot = "" if base.endswith(".") else "."
     yield base, [f"{base}{dot}{alias.name}" for alias in node.names if alias.name != "*"]
-
-
-def _local(root: Path, file: File) -> Iterator[Path]:
-    """The files that the imports of one file load: packages before the modules in them."""
-    for node in _import_nodes(file):
-        for dotted, names in _modules_of(node):
-            for name in (dotted, *names):
-                yield from reversed(list(candidates(root, file.path.parent, name)))
-
-
-def _name(root: Path, path: Path) -> str:
-    """The dotted name of a file below the script's folder; empty for any other."""
-    try:
-        parts = list(path.relative_to(root).with_suffix("").parts)
-    except ValueError:
-        return ""
-    if parts[-1] == "__init__":
-        parts.pop()
-    return ".".join(parts)
 
 
 def _standing(file: File, node: ast.AST) -> tuple[bool, bool]:
