@@ -18,7 +18,7 @@ from . import machine, python, space
 from .asking import Clock, Late, Question
 
 # A controller that is silent must not keep the profile, and all that hangs on it, from being known.
-_CONTROLLER_SECONDS = 0.8
+_CONTROLLER_SHARE = 0.57  # of the time there is
 
 
 class Facts:
@@ -111,7 +111,7 @@ class Facts:
         return replace(found, clue="Slurm is here, and does not answer") if silent else found
 
     def _controller_seconds(self) -> float:
-        return max(0.0, _CONTROLLER_SECONDS - self.clock.passed())
+        return max(0.0, _CONTROLLER_SHARE * self.clock.limit - self.clock.passed())
 
 
 def _here() -> Path:
