@@ -56,7 +56,7 @@ class Modules:
         self.notes = tuple(notes)
         tops = roots(self.files[0].path.parent)
         names = {one: module_names(one.path, tops) for one in reversed(self.files)}
-        self._by_name = {name: one for one, several in names.items() for name in several}
+        self._by_name = {name: one for one, several in names.items() for name in several if name}
         self._names = {one: several[-1] for one, several in names.items()}
         self._names[self.files[0]] = _MAIN
 
@@ -75,7 +75,7 @@ class Modules:
         level = len(dotted) - len(rest)
         if not level:
             return dotted
-        parts = [] if self.name(file) == _MAIN else self.name(file).split(".")
+        parts = [part for part in self.name(file).split(".") if part and part != _MAIN]
         above = level if file.path.name != "__init__.py" else level - 1
         return ".".join([*parts[: max(0, len(parts) - above)], *([rest] if rest else [])])
 
