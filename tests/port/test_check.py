@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
@@ -168,6 +169,24 @@ def test_three_formats_and_the_exit_code(script: Path, rankup_here: RunRankup) -
     missing = rankup_here(["check", "nothing.py"])
     assert missing.returncode == 2
     assert "there is no file" in missing.stderr
+
+
+def test_a_module_is_parsed_once_however_many_scripts_import_it(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        script.with_name(f"other{number}.py").write_text(SINGLE)
+    parsed: list[str] = []
+    parse = ast.parse
+
+    def counted(text: str) -> ast.Module:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(ast, "parse", counted)
+    check([script.parent])
+    assert parsed.count(HELPER) == 1
+    assert parsed.count(SINGLE) == 4
 
 
 def test_a_name_of_a_file_does_nothing_to_the_terminal(script: Path) -> None:

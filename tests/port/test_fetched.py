@@ -104,3 +104,33 @@ def test_weights_of_classes_are_noticed_and_literal_ones_left(tmp_path: Path) ->
     named = loop.replace("torch.tensor([1.0, 2.0])", "weights")
     text = _ported(tmp_path, HEAD + "weights = torch.ones(2)\n" + TRAIN + named).text
     assert "rankup.count(weights[y].sum())" in text
+
+
+def test_no_rank_waits_in_what_rank_0_does_first(tmp_path: Path) -> None:
+    """`rank0_first` in `rank0_first`, or a barrier: rank 0 would wait for ranks behind it."""
+    own = (
+        "class Pairs(Dataset):\n    def __init__(self, url):\n"
+        "        urllib.request.urlretrieve(url, 'a.npy')\n        os.remove('old')\n"
+        "        if not os.path.exists('b.npy'):\n            np.save('b.npy', 0)\n"
+        "    def __getitem__(self, i):\n        return torch.zeros(2)\n\n"
+        "class Net(torch.nn.Linear):\n    @classmethod\n    def from_pretrained(cls, name):\n"
+        "        return transformers.AutoModel.from_pretrained(name)\n\n"
+        "data = Pairs(url)\nother = Net.from_pretrained(name)\n"
+    )
+    text = _ported(tmp_path, HEAD + "import transformers\n" + own + TRAIN + LOOP).text
+    assert "data = rankup.rank0_first(Pairs, url)\nother = Net.from_pretrained(name)\n" in text
+    body = text.partition("class Pairs")[2].partition("class Net")[0]
+    assert "rank0_first" not in body
+    assert "barrier" not in body
+    assert "rankup.rank0_first(transformers.AutoModel.from_pretrained, name)" in text
+
+
+def test_what_is_fetched_here_and_elsewhere_is_named(tmp_path: Path) -> None:
+    """Around the first place ranks would meet again in the function, which the second needs."""
+    text = (
+        "def get(url):\n    urllib.request.urlretrieve(url, 'a')\n    np.save('a.npy', 0)\n\n"
+        "if not os.path.exists('a'):\n    get(url)\nget(other)\n"
+    )
+    ported = _ported(tmp_path, HEAD + text + TRAIN + LOOP).text
+    assert "rankup.rank0_first(urllib.request.urlretrieve, url, 'a')" in ported
+    assert "with rankup.rank0_first():" not in ported

@@ -401,6 +401,11 @@ def test_a_path_is_wrapped_wherever_it_stands(tmp_path: Path) -> None:
     assert 'open(mode="w", file=rankup.path0("a.txt"))' in port(path).text
 
 
+def test_a_function_may_end_a_file_without_a_line_end(tmp_path: Path) -> None:
+    text = WRITES.format(line='open("a.txt", "w")') + "\ndef last():\n    return (1)"
+    assert "rankup.path0(" in port(_script(tmp_path, text)).text
+
+
 def test_a_comment_in_parentheses_is_left_alone(tmp_path: Path) -> None:
     text = SCRIPT.replace(
         "    optimizer.step()\n",

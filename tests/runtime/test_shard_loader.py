@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +74,10 @@ def _behaves(world: World) -> None:
     loader = shard(bare)
     assert isinstance(loader, ShardedLoader)
     assert shard(loader) is loader
+    assert shard(bare) is loader
+    assert shard(bare, train=False) is shard(loader, train=False) is not loader
+    assert len([*bare]) == 4, "the loader itself stays as on one GPU"
+    assert sum(map(len, bare)) == 14
     assert len(loader) == len(bare) == 4
     assert loader.dataset is bare.dataset
     assert loader.batch_size == 4
@@ -89,6 +98,48 @@ def test_what_has_no_positions_is_refused() -> None:
         shard(DataLoader(Stream(), batch_size=2))
     with pytest.raises(TypeError, match="map-style dataset with a batch size"):
         shard(DataLoader(Numbers(3), batch_size=None))
+
+
+class Moving(DataLoader[int]):
+    """A loader that does something to each batch."""
+
+    def __iter__(self) -> Iterator[int]:  # type: ignore[override]
+        return (batch + 1 for batch in DataLoader.__iter__(self))
+
+
+def test_a_loader_that_iterates_in_its_own_way_is_refused() -> None:
+    with pytest.raises(TypeError, match="Moving has an __iter__ of its own"):
+        shard(Moving(Numbers(3), batch_size=2))
+
+
+def _forgotten(world: World) -> list[bool]:
+    """Whether loader and sharded loader are gone when the script has let go of them."""
+    loader = _loader("shuffled", 14)
+    sharded = shard(loader)
+    gone: list[weakref.ref[Any]] = [weakref.ref(loader), weakref.ref(sharded)]
+    del loader, sharded
+    gc.collect()
+    return [one() is None for one in gone]
+
+
+def test_a_loader_is_not_kept_alive(ranks: RankPool) -> None:
+    assert ranks.run(1, _forgotten) == [[True, True]]
+
+
+def _said_of_idle_ranks(world: World, batch_size: int) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        for _ in range(2):
+            for _ in shard(DataLoader(Numbers(12), batch_size=batch_size, shuffle=True)):
+                pass
+    return said.getvalue()
+
+
+def test_idle_ranks_are_reported_once(ranks: RankPool) -> None:
+    first, *others = ranks.run(4, _said_of_idle_ranks, 3)
+    assert first.count("a batch of 3 for 4 ranks leaves 1 of them idle") == 1
+    assert others == [""] * 3
+    assert ranks.run(4, _said_of_idle_ranks, 4) == [""] * 4
 
 
 def _read_alone(world: World) -> list[list[int]]:

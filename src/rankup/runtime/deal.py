@@ -41,7 +41,6 @@ class Ledger:
         dealt: samples dealt of the last batch of any loop, an evaluation's too.
         log: number and samples of each batch that this rank had in the last loop over a loader.
         shared: the backward that took units, as torch numbers them, and what it took.
-        seed: of the random numbers that this rank draws by itself; None before it trains.
         models: the wrapped models alive, whose train/eval mode says what a batch is for.
         taken: the place that `parallelize` has given this rank, and the process group it is for.
     """
@@ -52,7 +51,6 @@ class Ledger:
     dealt: tuple[int, int] | None = None
     log: list[tuple[int, int]] = field(default_factory=list)
     shared: tuple[int, float | None] = (-1, None)
-    seed: int | None = None
     models: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
     taken: tuple[weakref.ref[Any], Place] | None = None
 

@@ -1,12 +1,23 @@
-"""The exchange of a wrapped model's gradients: weighed, then summed over the ranks."""
+"""The exchange of a wrapped model's gradients: weighed, then summed over the ranks.
+
+A backward is an exchange, whatever it came from: a forward of the model, of a part of it, two
+forwards, a penalty on the weights. It begins before the first parameter gets a gradient, and when
+the backward is over, the parameters that it has not reached count as zeros.
+"""
 
 # No postponed annotations here: DDP checks those of its communication hook as objects.
-from collections.abc import Mapping
+import functools
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointFunction
 
 from .compress.ddp import CompressedExchange
 from .deal import LEDGER
@@ -18,33 +29,136 @@ class Exchange:
     """One model's gradient exchange.
 
     Args:
-        parameters: of the model, by name; all of them are the same on all ranks at the first
-            exchange, or that is an error.
+        ddp: the model, whose parameters are the same on all ranks at the first exchange, or that is
+            an error.
 
     Attributes:
         compressed: what sums gradients in fewer bytes; None where they are sent whole.
-        expected: a forward has prepared DDP for the next backward.
-        started: a backward has come, and its exchange is not complete.
+        begun: a backward has begun, and not all of its gradients are sent.
         weight: how much this rank's gradient counts in the present backward.
         total: sum of the weights over the ranks, where only they together know it.
         held: units of backwards that were not exchanged yet; None when there were none.
+        sparse: some rank's first backward has not reached a parameter; None before that.
     """
 
     def __init__(
         self,
-        parameters: Mapping[str, nn.Parameter],
+        ddp: DistributedDataParallel,
         statistics: RunningStatistics,
         compressed: CompressedExchange | None,
     ) -> None:
-        self._unchecked = dict(parameters)
+        # The hooks below are out of sight of Python's garbage collector: they must not keep it.
+        self._ddp = weakref.ref(ddp)
+        self._unchecked = dict(ddp.module.named_parameters())
+        self._trained = {n: p for n, p in self._unchecked.items() if p.requires_grad}
+        self._frozen = {n: p for n, p in self._unchecked.items() if not p.requires_grad}
         self.statistics, self.compressed = statistics, compressed
-        self.expected = self.started = False
+        self.begun = False
+        self.sparse: bool | None = None
         self.weight = 1.0
         self.total: torch.futures.Future[Any] | None = None
         self.held: float | None = None
-        self._last = -1
+        self._reached: set[str] = set()
+        self._backward = self._completes = self._last = -1
+        self._completing = False
         self._backwards = 0
         self._passed: torch.cuda.Event | None = None
+        self._nodes = []
+        for name, parameter in self._trained.items():
+            # The nodes that DDP has hooked, too: they run once in a backward, with and without a
+            # gradient.
+            node = torch.autograd.graph.get_gradient_edge(parameter).node
+            node.register_prehook(functools.partial(_reach, weakref.ref(self), name))
+            self._nodes.append(node)
+        names = list(self._trained)
+        for name in {names[0], names[-1]}:
+            self._trained[name].register_post_accumulate_grad_hook(
+                functools.partial(_require_reached, weakref.ref(self), name)
+            )
+
+    def reach(self, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """Before a parameter gets its gradient in a backward; what it gets instead, if anything."""
+        ddp = self._ddp()
+        backward = torch._C._current_graph_task_id()
+        if ddp is not None and ddp.require_backward_grad_sync:
+            if not self.begun:
+                self._begin_backward(ddp, backward)
+            elif name in self._reached:
+                left = [other for other in self._trained if other not in self._reached]
+                raise RuntimeError(
+                    "wrap: an earlier backward has failed, or has ended within activation "
+                    "checkpointing, before gradients were exchanged; without gradient: "
+                    f"{', '.join(left)}. Call checkpoint with use_reentrant=False"
+                )
+            self._reached.add(name)
+            if backward != self._completes and not self._completing and not _recomputes():
+                self._completes = backward
+                _ENGINE.queue_callback(self._complete)
+        else:
+            self.hold(backward)
+        # Keep a NaN over nothing out of what earlier backwards have left.
+        return (
+            torch.zeros_like(gradient) if gradient is not None and LEDGER.idle(backward) else None
+        )
+
+    def _begin_backward(self, ddp: DistributedDataParallel, backward: int) -> None:
+        """Prepare DDP, whose own forward would do so for one backward alone."""
+        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+        if thawed:
+            raise RuntimeError(
+                f"{thawed[0]!r} requires a gradient since the model was wrapped, which would stay "
+                "on this rank alone: call the wrapped model itself in the first step after that"
+            )
+        self._reached.clear()
+        self._backward = backward
+        # Collective once, behind the first backward: buckets in the order of the gradients.
+        ddp.reducer._rebuild_buckets()
+        ddp.reducer.prepare_for_backward([])
+        self.begun = True
+
+    def thawed(self) -> bool:
+        """True where a parameter that was frozen at first requires a gradient now."""
+        return any(parameter.requires_grad for parameter in self._frozen.values())
+
+    def _complete(self) -> None:
+        """At the end of a backward: exchange the parameters that it has not reached as zeros.
+
+        Where that happens at all, the ranks find out which parameters have a gradient on none of
+        them: there it stays None as on one GPU, or an optimizer would let the weights decay.
+        """
+        left = [p for n, p in self._trained.items() if n not in self._reached] if self.begun else []
+        mine = [] if self.sparse is False else self._bitmap()
+        if left:
+            self._completing = True
+            try:
+                _run_without_gradient(left)
+            finally:
+                self._completing = False
+        if self.begun:
+            raise RuntimeError(_CHANGED)
+        if not mine:
+            return
+        ranks = torch.tensor(mine, dtype=torch.int32)
+        dist.all_reduce(ranks)
+        self.sparse = self.sparse or bool((ranks < dist.get_world_size()).any())
+        numbers = ranks[0].tolist()
+        nowhere = [p for p, n in zip(self._trained.values(), numbers, strict=True) if n == 0]
+        if nowhere:  # behind DDP's own callback, which sets them
+            _ENGINE.queue_callback(functools.partial(_forget, nowhere))
+
+    def _bitmap(self) -> list[list[bool]]:
+        """Return whether each parameter has a gradient, and whether this backward has reached it.
+
+        Before DDP gives a gradient to those without.
+        """
+        has = [parameter.grad is not None for parameter in self._trained.values()]
+        return [has, [name in self._reached for name in self._trained]]
+
+    def require_reached(self, name: str) -> None:
+        """After a parameter got its gradient: raise where its hooks have not run."""
+        ddp = self._ddp()
+        if ddp is not None and ddp.require_backward_grad_sync and name not in self._reached:
+            raise RuntimeError(_CHANGED)
 
     def hold(self, backward: int) -> None:
         """Add the units of a backward, once, to those that the next exchange weighs with."""
@@ -62,7 +176,7 @@ class Exchange:
             _require_same(self._unchecked, device)
             self._unchecked = {}
         self.total = None
-        self.hold(torch._C._current_graph_task_id())
+        self.hold(self._backward)
         units, samples = self.held, LEDGER.samples
         self.held = None
         if units is not None:
@@ -113,7 +227,7 @@ def weighted_sum(exchange: Exchange, bucket: dist.GradBucket) -> torch.futures.F
     if exchange.total is not None:
         parts["total"] = exchange.total
     if bucket.is_last():
-        exchange.expected = exchange.started = False
+        exchange.begun = False
         if exchange.statistics.size:
             parts["statistics"] = exchange.share_statistics(buffer.device)
     parts["gradient"] = exchange.share(bucket)
@@ -137,6 +251,73 @@ def weighted_sum(exchange: Exchange, bucket: dist.GradBucket) -> torch.futures.F
         return gradient
 
     return torch.futures.collect_all(list(parts.values())).then(finish)
+
+
+_CHANGED = (
+    "wrap: gradients cannot be exchanged, since the type or device of the model's parameters has "
+    "changed; convert or move the model before wrap"
+)
+_ENGINE = torch.autograd.Variable._execution_engine
+
+
+class _NoGradient(torch.autograd.Function):
+    """Reaches parameters in a backward, without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.number = len(parameters)
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return (None,) * ctx.number
+
+
+def _run_without_gradient(parameters: Sequence[nn.Parameter]) -> None:
+    """Let DDP's hooks of these parameters run, as a backward does that ends in them."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    with torch.enable_grad():
+        for parameter in frozen:  # by the script, since wrap
+            parameter.requires_grad_(True)
+        nothing = _NoGradient.apply(*parameters)
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+    nothing.backward()
+
+
+def _forget(parameters: Sequence[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _reach(
+    exchange: "weakref.ref[Exchange]", name: str, gradients: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor] | None:
+    found = exchange()
+    instead = found.reach(name, gradients[0]) if found is not None else None
+    return None if instead is None else (instead,)
+
+
+def _require_reached(exchange: "weakref.ref[Exchange]", name: str, parameter: torch.Tensor) -> None:
+    found = exchange()
+    if found is not None:
+        found.require_reached(name)
+
+
+def _recomputes() -> bool:
+    """True in a backward that activation checkpointing runs within another one.
+
+    What this one does not reach, the other may.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _RECOMPUTES:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_RECOMPUTES = CheckpointFunction.backward.__code__
 
 
 def _require_same(parameters: Mapping[str, nn.Parameter], device: torch.device) -> None:

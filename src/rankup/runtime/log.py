@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -13,12 +14,20 @@ from typing import Any
 from .world import is_root_process
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_PRINTED: set[str] = set()
 
 
 def print0(*values: Any, **options: Any) -> None:
     """`print` on rank 0 alone."""
     if is_root_process():
         print(*values, **options)
+
+
+def print_once(message: str) -> None:
+    """Print a warning on rank 0's standard error, each message once in a process."""
+    if is_root_process() and message not in _PRINTED:
+        _PRINTED.add(message)
+        print(message, file=sys.stderr, flush=True)
 
 
 def log_metrics(**values: float | int | str | bool | None) -> None:

@@ -2,7 +2,6 @@
 
 # No postponed annotations here: DDP checks those of its communication hook as objects.
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,13 +22,16 @@ from .world import setup
 def wrap(model: nn.Module, *, compress: str = "none") -> nn.Module:
     """Train `model` on all ranks; its attributes, methods and parameter names stay as they were.
 
-    The gradient is the exact mean over the samples of all ranks, also where `shard` dealt uneven
-    parts, and over units where the script calls `count`. Custom methods may be trained through.
-    Several backwards before a step add up, each weighed by itself; those under `no_sync()` are all
-    weighed like the one that exchanges them (with `count`: by the sum of their units), which is
-    exact where a rank's part is the same in each.
+    The gradient is the exact mean over the samples of all ranks, also where `shard` gives them
+    uneven parts, and over units where the script calls `count`. Each backward is an exchange,
+    through the model, its methods or its parts; every rank has to come to the same ones. Several
+    before a step add up, each weighed by itself; those under `no_sync()` are all weighed like the
+    one that exchanges them (with `count`: by the sum of their units), which is exact where a rank's
+    part is the same in each.
+    Parameters that a backward does not reach count as zeros on this rank. Where no rank's has
+    reached one, its gradient stays None, as on one GPU; only where every parameter was reached on
+    all ranks in the first backward, and one is left out later, it is zero.
     Running statistics of batch norm become their mean over the ranks with every gradient exchange.
-    Without gradients (`torch.no_grad()`) the plain model runs, so that one rank may evaluate alone.
 
     All ranks begin with rank 0's values. Ranks that part before the first exchange, by values given
     to the model behind `wrap`, end there with the parameter's name.
@@ -86,95 +88,37 @@ class Wrapped(DistributedDataParallel):
     _ready = False
 
     def __init__(self, model: nn.Module, compression: Compression) -> None:
-        super().__init__(model, gradient_as_bucket_view=True, **no_buffer_sync())
-        self._exchange = Exchange(
-            dict(model.named_parameters()), RunningStatistics(model), compressed(model, compression)
-        )
-        self.register_comm_hook(self._exchange, weighted_sum)
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(self._only_what_counts)
-        # Two of the parameters stand watch for all: a backward reaches the first and the last.
-        trained = [p for p in model.parameters() if p.requires_grad]
-        for parameter in {id(p): p for p in (trained[0], trained[-1])}.values():
-            parameter.register_post_accumulate_grad_hook(self._refuse_unexchanged)
-        self._ready = True
+        self._build(model, compression)
         LEDGER.models.add(self)
 
+    def _build(self, model: nn.Module, compression: Compression) -> None:
+        """Register the parameters that require a gradient."""
+        training = model.training
+        super().__init__(model, gradient_as_bucket_view=True, **no_buffer_sync())
+        self.training = training
+        self._compression = compression
+        self._exchange = Exchange(self, RunningStatistics(model), compressed(model, compression))
+        self.register_comm_hook(self._exchange, weighted_sum)
+        self._ready = True
+
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            self._refuse_half_exchanged()
-            self._exchange.expected = True
-            return super().forward(*inputs, **kwargs)
+        if torch.is_grad_enabled() and self._exchange.thawed():
+            self._ready = False
+            self._build(self.module, self._compression)
         return self.module(*inputs, **kwargs)
-
-    def _expect_backward(self) -> None:
-        """What DDP's forward does once it has run the model, without any collective.
-
-        A method or a part of the model that the script calls by itself may end in a backward.
-        """
-        if torch.is_grad_enabled() and self.require_backward_grad_sync:
-            self._refuse_half_exchanged()
-            self._exchange.expected = True
-            self.reducer.prepare_for_backward([])
-
-    def _refuse_half_exchanged(self) -> None:
-        if self._exchange.started and self.require_backward_grad_sync:
-            unused = [
-                name
-                for name, parameter in self.module.named_parameters()
-                if parameter.requires_grad and parameter.grad is None
-            ]
-            raise RuntimeError(
-                "the last backward did not reach all parameters of the wrapped model, so gradients "
-                f"were not exchanged; without gradient: {', '.join(unused) or 'unknown'}. Freeze "
-                "them (requires_grad_(False)) before wrap, or use them in the loss"
-            )
-
-    def _refuse_unexchanged(self, parameter: torch.Tensor) -> None:
-        if not self.require_backward_grad_sync:
-            return
-        self._exchange.started = True
-        if not self._exchange.expected:
-            raise RuntimeError(
-                "a backward reached the wrapped model without a forward through it since the last "
-                "one, so its gradient would stay on this rank alone: call the model, one of its "
-                "methods or `model.part(...)` before each backward, not a part kept from earlier"
-            )
-
-    def _only_what_counts(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Keep a NaN over nothing out of what earlier backwards have left."""
-        backward = torch._C._current_graph_task_id()
-        if not self.require_backward_grad_sync:
-            self._exchange.hold(backward)
-        return torch.zeros_like(gradient) if LEDGER.idle(backward) else None
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            value = getattr(super().__getattr__("module"), name)
-        if isinstance(value, nn.Module):
-            self._expect_backward()
-            return value
-        if not (inspect.ismethod(value) and isinstance(value.__self__, nn.Module)):
-            return value
-
-        @functools.wraps(value)
-        def method(*args: Any, **kwargs: Any) -> Any:
-            self._expect_backward()
-            return value(*args, **kwargs)
-
-        return method
+            return getattr(super().__getattr__("module"), name)
 
     # `model[0]`, `for layer in model`, as with Sequential: Python asks the class for these.
 
     def __getitem__(self, place: Any) -> Any:
-        self._expect_backward()
         return self.module[place]
 
     def __iter__(self) -> Iterator[Any]:
-        self._expect_backward()
         return iter(self.module)
 
     def __len__(self) -> int:

@@ -1,12 +1,13 @@
-"""`shard(loader)`: each rank takes its part of every batch of a single-GPU DataLoader."""
+"""`shard(loader)`, `deal(batch)`: each rank takes its part of every batch of a single GPU."""
 
 from __future__ import annotations
 
-import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import (
@@ -22,10 +23,14 @@ from torch.utils.data import (
 
 from .collectives import broadcast
 from .deal import LEDGER, Place
-from .keys import derive
+from .log import print_once
+from .random_state import STREAMS, States, draw_apart
 from .world import setup
 
+T = TypeVar("T")
+
 _BLOCK = 64  # batches that rank 0 draws at once for the others
+_MEMO = "_rankup_sharded"
 # These draw all they need from torch before their first index; others may draw at any time.
 _DRAW_AT_START = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
@@ -61,20 +66,26 @@ def joined(batches: Iterable[list[int]], number: int) -> Iterator[list[int]]:
 
 
 def shard(
-    loader: DataLoader[Any],
+    loader: DataLoader[Any] | ShardedLoader,
     *,
     train: bool | None = None,
     batch: Literal["global", "per-gpu"] = "global",
 ) -> ShardedLoader:
     """Deal a DataLoader's batches over the ranks; the global batches stay what they were.
 
-    The loader's own sampler decides the order, with rank 0's random state on every rank, and each
-    batch is cut by position into one part per rank. `len` stays the number of global batches.
-    Nothing is padded or dropped: in evaluation a rank may get fewer batches than another, so keep
-    collectives out of that loop and use `mean(total, count)` after it. In training a rank for whom
-    nothing is left of a short batch gets one sample of weight zero, so that all ranks step
-    together; `wrap` applies the weights. What a training loop draws from torch beside (noise,
-    dropout) each rank draws by itself, rank 0 as a single process would.
+    The loader's own sampler decides the order, rank 0's on all ranks, and each batch is cut by
+    position into one part per rank. `len` stays the number of global batches. Nothing is padded or
+    dropped: in evaluation a rank may get fewer batches than another, so keep collectives out of
+    that loop and use `mean(total, count)` after it. In training a rank for whom nothing is left of
+    a short batch gets one sample of weight zero, so that all ranks step together; `wrap` applies
+    the weights.
+
+    Call it once, or at the head of the loop in each epoch: the same loader gives the same result,
+    and itself stays as it is on one GPU.
+
+    Within a pass over a training loader each rank draws random numbers of its own (noise, dropout,
+    augmentation, with workers and without): from Python, NumPy and torch, rank 0 as a single
+    process would. When the pass ends, also early, all ranks go back to the states in common.
 
     With a model from `parallelize` that is split in other ways than by copying it, the ranks that
     compute one batch together get the same part. There every forward is a collective, so that in
@@ -96,13 +107,14 @@ def shard(
 
     Raises:
         TypeError: an IterableDataset, or a loader without batches of indices, has no positions to
-            deal by; a DistributedSampler, or a rankup Loader, has dealt them already.
+            deal by; a DistributedSampler, or a rankup Loader, has dealt them already; a loader that
+            iterates in a way of its own may do anything with them.
         ValueError: `batch` is neither.
     """
     if batch not in ("global", "per-gpu"):
         raise ValueError(f"shard: batch is 'global' or 'per-gpu', not {batch!r}")
     if isinstance(loader, ShardedLoader):
-        return loader if train is None else loader.dealt_anew(train)
+        return loader if train is None else loader.sharded_anew(train)
     if not hasattr(loader, "batch_sampler"):
         raise TypeError(
             f"shard deals the batches of a torch DataLoader, not of {type(loader).__name__}; a "
@@ -115,17 +127,27 @@ def shard(
         )
     if isinstance(getattr(loader.batch_sampler, "sampler", None), DistributedSampler):
         raise TypeError("shard deals the batches itself: take the DistributedSampler out")
-    return ShardedLoader(loader, train, batch)
+    if isinstance(loader, DataLoader) and type(loader).__iter__ is not DataLoader.__iter__:
+        raise TypeError(
+            f"shard replaces how a DataLoader iterates, and {type(loader).__name__} has an "
+            "__iter__ of its own: take a plain DataLoader, and do in the loop what it does"
+        )
+    # Kept at the loader itself, whose end is theirs: a table beside it would keep it alive.
+    known: dict[tuple[bool | None, str], ShardedLoader] = vars(loader).setdefault(_MEMO, {})
+    if (train, batch) not in known:
+        known[train, batch] = ShardedLoader(loader, train, batch)
+    return known[train, batch]
 
 
 class ShardedLoader:
     """What `shard` returns: iterates over this rank's parts, otherwise behaves as the loader."""
 
-    def __init__(self, loader: DataLoader[Any], train: bool | None, batch: str) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], train: bool | None, batch: Literal["global", "per-gpu"]
+    ) -> None:
         world = setup()
         assert loader.batch_sampler is not None
-        self._loader, self._train = loader, train
-        self._other: ShardedLoader | None = None
+        self._loader, self._train, self._batch = loader, train, batch
         self._joined = world.world_size if batch == "per-gpu" else 1
         self._parts = _Parts(
             loader.batch_sampler, world.is_root, world.world_size, train, self._joined
@@ -151,15 +173,9 @@ class ShardedLoader:
     def __len__(self) -> int:
         return -(-len(self._loader) // self._joined)
 
-    def dealt_anew(self, train: bool) -> ShardedLoader:
-        """The same loader, for training or for an evaluation."""
-        if train == self._train:
-            return self
-        if self._other is None:  # kept, so that its workers may be
-            batch = "per-gpu" if self._joined > 1 else "global"
-            self._other = ShardedLoader(self._loader, train, batch)
-            self._other._other = self
-        return self._other
+    def sharded_anew(self, train: bool) -> ShardedLoader:
+        """Return the same loader, for training or for an evaluation."""
+        return self if train == self._train else shard(self._loader, train=train, batch=self._batch)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_loader":
@@ -168,46 +184,77 @@ class ShardedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         # Asked for only now: a model may have been split since the loader was made.
-        place = self._parts.place = LEDGER.place()
-        self._seed.rank = place.rank
-        # Begun at once, as torch's: of two loaders side by side each draws from the random state
-        # when it begins, and only then its first batch.
-        batches = iter(self._inner)
-        # An evaluation in the middle of an epoch leaves the batch at hand what it was.
-        training = self._parts.training and torch.is_grad_enabled()
-        return self._told(batches, self._parts.deals, place.rank, training)
-
-    def _told(
-        self, batches: Iterator[Any], deals: deque[tuple[int, int, int]], rank: int, training: bool
-    ) -> Iterator[Any]:
-        """The batches, each with a note of what part of it this rank has."""
-        if training:
-            _draw_apart(rank)
-        log: list[tuple[int, int]] = []
-        LEDGER.log = log
-        try:
-            for batch in batches:
-                number, *dealt = deals.popleft()
-                LEDGER.dealt = (dealt[0], dealt[1])
-                log.append((number, dealt[0]))
-                if training:
-                    LEDGER.samples, LEDGER.counted = LEDGER.dealt, None
-                yield batch
-        finally:
-            if training:  # what follows may not have been dealt by anybody
-                LEDGER.samples = None
+        self._parts.place = LEDGER.place()
+        self._seed.rank = self._parts.place.rank
+        return _Pass(self._inner, self._parts)
 
 
-def _draw_apart(rank: int) -> None:
-    """Let this part of a batch have noise, dropout and the like of its own.
+@dataclass(eq=False)
+class _Assignment:
+    """What a pass assigns this rank.
 
-    A script seeds all ranks alike, so that they begin with one model; drawn on like that, N parts
-    of a batch would have the same noise. Rank 0 draws what a single process would, the others go on
-    from a seed of their own, until the script sets another.
+    Attributes:
+        training: the batches are trained on; an idle rank gets a stand-in sample.
+        apart: the ranks draw random numbers of their own.
+        batches: number of each batch that is still to come, and samples of this rank and of all.
+        marked: random states to go back to when an evaluation is over.
     """
-    if rank and torch.initial_seed() != LEDGER.seed:
-        LEDGER.seed = derive(torch.initial_seed(), "rank", rank)
-        torch.manual_seed(LEDGER.seed)
+
+    training: bool
+    apart: bool
+    batches: deque[tuple[int, int, int]] = field(default_factory=deque)
+    marked: tuple[int, States] | None = None
+
+
+class _Pass:
+    """One pass over this rank's parts, each with a note of what part of the batch it is."""
+
+    def __init__(self, loader: DataLoader[Any], parts: _Parts) -> None:
+        self._assignment = assignment = parts.assign()
+        if assignment.apart:
+            STREAMS.synchronize()
+            # Begun at once, as torch's: of two loaders side by side each draws from the random
+            # state when it begins, and only then its first batch.
+            with STREAMS.in_common():
+                self._batches = iter(loader)
+        else:
+            self._batches = iter(loader)
+        # An evaluation in the middle of an epoch leaves the batch at hand what it was.
+        self._weighs = assignment.training and torch.is_grad_enabled()
+        self._log: list[tuple[int, int]] | None = None
+
+    def __iter__(self) -> _Pass:
+        return self
+
+    def __next__(self) -> Any:
+        if self._log is None:
+            self._log = LEDGER.log = []
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self.close()
+            raise
+        number, mine, size = self._assignment.batches.popleft()
+        LEDGER.dealt = (mine, size)
+        self._log.append((number, mine))
+        if self._weighs:
+            LEDGER.samples, LEDGER.counted = LEDGER.dealt, None
+        return batch
+
+    def close(self) -> None:
+        """End the pass: what follows the last of several may not have been dealt by anybody."""
+        assignment = self._assignment
+        if assignment.apart:
+            STREAMS.end(assignment)
+        STREAMS.rewind(assignment.marked)
+        assignment.marked = None
+        if self._weighs and self._log is not None and not STREAMS.apart:
+            LEDGER.samples = None
+        self._weighs = False
+
+    def __del__(self) -> None:
+        if hasattr(self, "_weighs") and not sys.is_finalizing():
+            self.close()
 
 
 class _Parts(BatchSampler):
@@ -223,16 +270,20 @@ class _Parts(BatchSampler):
         self._world_size = world_size
         self._train = train
         self.place = Place(0, 1)
-        self.deals: deque[tuple[int, int, int]] = deque()
-        self.training = bool(train)
+        self._next = _Assignment(False, False)
 
     def __len__(self) -> int:
         return len(self._source)
 
+    def assign(self) -> _Assignment:
+        """Return what the pass that begins next will assign this rank."""
+        training = self._trains()
+        apart = training and torch.is_grad_enabled() and self._world_size > 1
+        self._next = _Assignment(training, apart)
+        return self._next
+
     def __iter__(self) -> Iterator[list[int]]:
-        self.deals = deque()
-        self.training = self._trains()
-        return self._deal(self.deals, self.training)
+        return self._deal(self._next)
 
     def _trains(self) -> bool:
         if self._train is not None:
@@ -245,59 +296,72 @@ class _Parts(BatchSampler):
             return not isinstance(self._sampler, SequentialSampler)
         return any(model.training for model in LEDGER.models)
 
-    def _deal(self, deals: deque[tuple[int, int, int]], training: bool) -> Iterator[list[int]]:
-        place, batches = self.place, self._batches()
+    def _deal(self, assignment: _Assignment) -> Iterator[list[int]]:
+        place, training = self.place, assignment.training
+        batches = self._batches(assignment)
         if self._joined > 1:
             batches = joined(batches, self._joined)
         if place.together and not training:
             batches = rounds(batches, place.size)
         for number, batch in enumerate(batches):
+            if number == 0:
+                self._begin(assignment, len(batch))
             mine = [batch[i] for i in part(len(batch), place.rank, place.size)]
             if place.together and not training and len(batch) < place.size:
                 mine = batch
             if mine or training:
-                deals.append((number, len(mine), len(batch)))
+                assignment.batches.append((number, len(mine), len(batch)))
                 yield mine or [batch[0]]
 
-    def _batches(self) -> Iterator[list[int]]:
+    def _begin(self, assignment: _Assignment, size: int) -> None:
+        """Between the draws of the sampler and what the data set draws for the first sample."""
+        if assignment.apart:
+            STREAMS.begin(assignment, self.place.rank)
+        elif self._world_size > 1:
+            assignment.marked = STREAMS.mark()
+        if assignment.training and size < self.place.size:
+            print_once(
+                f"rankup: shard: a batch of {size} for {self.place.size} ranks leaves "
+                f"{self.place.size - size} of them idle; give the DataLoader a batch size of at "
+                f'least {self.place.size}, or use shard(loader, batch="per-gpu")'
+            )
+
+    def _batches(self, assignment: _Assignment) -> Iterator[list[int]]:
         """The source's batches, the same ones on every rank."""
         if self._world_size == 1 or type(self._sampler) is SequentialSampler:
             yield from self._source
         elif type(self._source) is BatchSampler and type(self._sampler) in _DRAW_AT_START:
-            yield from self._drawn_alike()
+            yield from self._drawn_in_common(assignment)
         else:
-            yield from self._drawn_by_root()
+            yield from self._drawn_by_root(assignment)
 
-    def _drawn_alike(self) -> Iterator[list[int]]:
-        """Every rank draws from rank 0's random state."""
-        state = broadcast(torch.get_rng_state())
+    def _drawn_in_common(self, assignment: _Assignment) -> Iterator[list[int]]:
+        """Every rank draws, from rank 0's random state."""
+        if not assignment.apart:  # else the pass has done so
+            STREAMS.synchronize()
         generator = getattr(self._sampler, "generator", None)
         if generator is not None:
             generator.set_state(broadcast(generator.get_state()))
-        own = torch.get_rng_state()
-        torch.set_rng_state(state)
-        batches = iter(self._source)
-        first = next(batches, None)
-        # Rank 0 goes on from where the sampler left its stream, as a single process would, and so
-        # do ranks that compute the same as it.
-        if self.place.rank != 0:
-            torch.set_rng_state(own)
+        with STREAMS.in_common():
+            batches = iter(self._source)
+            first = next(batches, None)
         if first is not None:
             yield first
             yield from batches
 
-    def _drawn_by_root(self) -> Iterator[list[int]]:
+    def _drawn_by_root(self, assignment: _Assignment) -> Iterator[list[int]]:
         """Rank 0 draws and tells the others: nobody knows what this sampler draws from."""
         batches = iter(self._source) if self._root else iter(())
-        alike = self.place.size < self._world_size  # some compute the same as rank 0
+        # In an evaluation one rank may ask for fewer batches than another: all are drawn at once.
+        whole = not assignment.training and hasattr(self._source, "__len__")
+        most = None if whole else _BLOCK
         while True:
-            block = [list(batch) for batch in islice(batches, _BLOCK)]
-            block, state = broadcast((block, torch.get_rng_state() if alike else None))
-            if state is not None and self.place.rank == 0:
-                torch.set_rng_state(state)
-            if not block:
-                return
+            with STREAMS.in_common():
+                block = broadcast([list(batch) for batch in islice(batches, most)])
+                STREAMS.synchronize()
             yield from block
+            if whole or not block:
+                return
 
 
 class _SeedWorker:
@@ -308,9 +372,59 @@ class _SeedWorker:
         self._then = then
 
     def __call__(self, worker: int) -> None:
-        if self.rank:
-            seed = derive(torch.initial_seed(), "rank", self.rank)
-            torch.manual_seed(seed)
-            random.seed(seed)
+        draw_apart(self.rank)
         if self._then is not None:
             self._then(worker)
+            draw_apart(self.rank)  # it may have seeded the workers of all ranks alike
+
+
+def deal(batch: T, *, dim: int = 0) -> T:
+    """This rank's part of a batch that the script has drawn itself, without a DataLoader.
+
+    Every rank draws one; rank 0's counts, and is cut by position. `wrap` applies the weights.
+
+        x, y = rankup.deal(get_batch("train"))
+
+    Args:
+        batch: a tensor, or tuples, lists and dictionaries of them, with equally many samples. What
+            is no tensor, or has no dimension, stays.
+        dim: the dimension of the samples.
+
+    Raises:
+        ValueError: no tensor in it, or unequal numbers of samples.
+    """
+    sizes = {tensor.shape[dim] for tensor in _tensors(batch)}
+    if len(sizes) != 1:
+        found = f"{sorted(sizes)} samples" if sizes else "no tensor"
+        raise ValueError(f"deal cuts a batch by its samples, and found {found} in it")
+    size, place = sizes.pop(), LEDGER.place()
+    mine = part(size, place.rank, place.size)
+    LEDGER.samples = LEDGER.dealt = (len(mine), size)
+    LEDGER.counted = None
+    # Nothing is left for this rank: one sample, of weight zero, keeps it in step.
+    return _cut(batch, mine if mine else range(1), dim, place.size > 1)
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value] if value.dim() else []
+    inside = value.values() if isinstance(value, dict) else value
+    if isinstance(value, list | tuple | dict):
+        return [tensor for item in inside for tensor in _tensors(item)]  # type: ignore[attr-defined]
+    return []
+
+
+def _cut(value: T, mine: range, dim: int, several: bool) -> T:
+    if isinstance(value, torch.Tensor):
+        if not value.dim():
+            return value
+        whole = broadcast(value.contiguous()) if several else value
+        return whole.narrow(dim, mine.start, len(mine))  # type: ignore[return-value]
+    if isinstance(value, list):
+        return [_cut(item, mine, dim, several) for item in value]  # type: ignore[return-value]
+    if isinstance(value, tuple):
+        parts = [_cut(item, mine, dim, several) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)  # type: ignore[return-value]
+    if isinstance(value, dict):
+        return {key: _cut(item, mine, dim, several) for key, item in value.items()}  # type: ignore[return-value]
+    return value

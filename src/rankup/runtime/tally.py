@@ -1,8 +1,8 @@
 """The numbers a script counts, over all ranks: in the training loop, in and after an evaluation.
 
 In training all ranks step together, so that `batch_mean` and `batch_sum` may be collectives. In an
-evaluation a rank may have fewer batches than another: there a rank counts by itself, with `share`
-where it has a mean over its part of a batch, and `total` or `gather` after the loop puts together.
+evaluation a rank may have fewer batches than another: there a rank adds up sums and counts by
+itself, and `total` or `gather` after the loop puts them together.
 """
 
 from __future__ import annotations
@@ -58,16 +58,6 @@ def batch_sum(value: torch.Tensor | float) -> Any:
         return all_reduce(mine.long() if mine.dtype == torch.bool else mine)
     total = all_reduce(float(value) if counts else 0.0)
     return int(total) if isinstance(value, int) else total
-
-
-def share(value: Any) -> Any:
-    """This rank's share of a mean over the batch: the shares of all ranks add up to it.
-
-    For an evaluation that adds up means over batches: each rank adds its share, and `total` after
-    the loop gives what one process would have. No collective.
-    """
-    mine, size = LEDGER.current() or (1, 1)
-    return value if mine == size else value * (mine / size)
 
 
 def summed(loss: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 from .gloo_threads import let_gloo_finish
 from .hang import recorder
 from .hang.watch import Watch, stop_watching
+from .random_state import STREAMS
 
 # Before the first step ranks compile, read data and build models at different speeds; afterwards a
 # rank that is minutes late is stuck.
@@ -74,6 +75,9 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
     under a plain `python train.py` too. GPUs talk over NCCL, with gloo beside it for CPU tensors;
     without GPUs all is gloo. A rank that sees exactly one GPU uses it, whatever its local rank.
 
+    All ranks get rank 0's random states (Python's, NumPy's where it is loaded, torch's), so that
+    what the script draws before its first training batch is the same on all of them.
+
     Args:
         timeout: how long a collective may take until `after_first_step` shortens it.
 
@@ -92,6 +96,9 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
         _join(place, device, timeout)
         if place.world_size > 1:
             Watch(dist.distributed_c10d._get_default_store(), timeout).start()
+        STREAMS.reset()
+        if place.world_size > 1:
+            STREAMS.synchronize()
         _abort_after_exception()
         atexit.register(destroy_process_group)
     elif place.world_size != dist.get_world_size():

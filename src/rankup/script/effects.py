@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from typing import Literal
 
-from .flow import Flow, Origin, argument, call_name, given, literal
+from .flow import Flow, Origin, argument, call_name, given, is_none, literal
 from .models import role, unique
 from .names import Function, walk
 from .roles import Role, Site
 from .source import File
-from .torch_names import last, words
+from .torch_names import last, root, words
 
 Reached = tuple[File, Function]
 
@@ -20,6 +21,16 @@ _CHECKPOINTS = words(
 )
 _LOADS = frozenset({"torch.load"})
 
+# What downloads, by its last word; and what does by its full name.
+_FETCHERS = words(
+    "untar_data urlretrieve load_state_dict_from_url download_url download_url_to_file "
+    "snapshot_download hf_hub_download download_and_extract_archive"
+)
+_FULL_FETCHERS = words(
+    "torch.hub.load urllib.request.urlopen requests.get nltk.download wget.download gdown.download "
+    "kagglehub.dataset_download tiktoken.get_encoding"
+)
+_HUBS = words("transformers datasets diffusers huggingface_hub torchvision timm")
 _MOST = 60  # functions that one call leads to
 
 
@@ -286,10 +297,53 @@ def _saves_itself(flow: Flow, file: File, call: ast.Call) -> bool:
     return False
 
 
+@dataclass(frozen=True)
+class Fetch:
+    """What a call may bring from the network.
+
+    Attributes:
+        what: in words, for a message.
+        certain: False where it depends on a name that is not seen: of a hub, or of a folder.
+    """
+
+    what: str
+    certain: bool = True
+
+
+def fetched(file: File, call: ast.Call) -> Fetch | None:
+    """What a call brings from the network where it is not there yet; None where it does not."""
+    dotted, name = file.names.called(call), call_name(call)
+    if name in _FETCHERS or dotted in _FULL_FETCHERS:
+        return Fetch(f"{dotted if name == 'load' else name} downloads")
+    if literal(argument(call, "download")) is True:
+        return Fetch("download=True")
+    if literal(argument(call, "local_files_only")) is True:
+        return None
+    if name == "from_pretrained" or dotted in ("datasets.load_dataset", "datasets.load_metric"):
+        first = _first(call)
+        value = literal(first)
+        if not isinstance(value, str):
+            return Fetch(f"{name}(…) may download", certain=False)
+        local = value.startswith((".", "/", "~")) or value in ("json", "csv", "text", "parquet")
+        return None if local else Fetch(f"{name}({value!r}) downloads", root(dotted) in _HUBS)
+    if root(dotted) not in _HUBS:
+        return None
+    models = dotted.startswith("torchvision.models.")
+    if literal(argument(call, "pretrained", 0 if models else None)) is True:
+        return Fetch("pretrained=True downloads")
+    weights = argument(call, "weights")
+    if weights is not None and not is_none(weights):
+        return Fetch("weights= downloads")
+    return None
+
+
 def callee(flow: Flow, file: File, call: ast.Call) -> Reached | None:
     """The function that a call runs: by its name, or by the class of what it is a method of."""
     found = flow.callee(file, call)
     if isinstance(call.func, ast.Attribute) and not file.names.called(call):
+        owner = flow.definition(file, call.func.value)
+        if owner is not None and isinstance(owner[1], ast.ClassDef):
+            return flow.member(owner[0], owner[1], call.func.attr)
         owned = flow.method(file, call.func.value, call.func.attr)
         own = isinstance(call.func.value, ast.Name) and call.func.value.id in ("self", "cls")
         return owned or (found if own else None)

@@ -11,7 +11,7 @@ def run(model, dataset):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(dataset, batch_size=8)
     seen = 0
-    # rankup: a job has no terminal to ask: take this from an argument
+    # rankup: input() waits for an answer, and a job has neither terminal nor screen: take this out
     answer = input("go on? ")
     for epoch in range(3):
         for x, y in rankup.shard(loader):

@@ -100,14 +100,33 @@ def turns_gradients_off(script: Script, node: ast.AST) -> bool:
 
 
 def mentioned(*nodes: ast.AST) -> set[str]:
-    """The names in expressions, and attributes of `self`: `total`, `self.total`."""
+    """What expressions read: `state`, `self.total`, and `state["step"]` or `model.seen` as well."""
     found = set()
     for one in walk(*nodes):
-        if isinstance(one, ast.Name):
-            found.add(one.id)
-        elif isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
-            found |= {f"self.{one.attr}"} if one.value.id == "self" else set()
+        match one:
+            case ast.Name(id=name):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr):
+                found.add(f"{name}.{attr}")
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)):
+                found.add(f"{name}[{key!r}]")
     return found - {"self"}
+
+
+def stored(*targets: ast.AST) -> set[str]:
+    """What targets of an assignment give a value: of `state["step"]` that entry alone."""
+    found = set()
+    for one in (part for target in targets for part in targets_of(target)):
+        match one:
+            case ast.Starred(value=ast.Name(id=name)) | ast.Name(id=name):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr):
+                found.add(f"{name}.{attr}")
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)):
+                found.add(f"{name}[{key!r}]")
+            case _:
+                found |= mentioned(one)
+    return found
 
 
 def read(*nodes: ast.AST) -> set[str]:

@@ -61,7 +61,7 @@ class Loaders:
                 c in self.calls for c in script.inside(function, ast.Call)
             ):
                 yield function
-            elif loader_like(script.code(expression.func)):
+            elif loader_like(script.code(expression.func)) and not self._other_class(expression):
                 yield expression
             return
         parts = _parts(expression)
@@ -103,6 +103,14 @@ class Loaders:
                 for one in self._all(value, depth + 1):
                     own = one in self.calls or isinstance(one, Function)
                     yield one if own else target
+
+    def _other_class(self, call: ast.Call) -> bool:
+        """Whether it makes an object of a class of the script that is no DataLoader."""
+        flow, file = self.script.whole_flow, self.script.file
+        found = flow.definition(file, call.func)
+        if found is None or not isinstance(found[1], ast.ClassDef):
+            return False
+        return not any(base.endswith("DataLoader") for base in flow.bases(found[0], found[1]))
 
     def _returned(
         self, function: Function, assign: ast.AST, name: str, depth: int

@@ -18,6 +18,7 @@ from . import refusals
 from .context import Context, Note, Options
 from .edits import Edits
 from .expressions import number
+from .fixes.evaluation import obstacles
 from .fixes.every import FIXES, NAMES, REMARKS
 from .fixes.fetched import fetch
 from .fixes.start import import_rankup, join
@@ -135,6 +136,22 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
         remark(context)
     effective(context)
     return _finish(context, path, vendor)
+
+
+def evaluations(path: Path) -> list[str]:
+    """For each evaluation of a script its line, and what stands in the way of sharding it.
+
+    Raises:
+        UserError: no such file, or no Python.
+    """
+    file = _file(path)
+    script = Script(file)
+    context = Context(script, Training(script), Options(), Edits(file))
+    found = [
+        f"line {line:<4}  {reason or 'each rank evaluates its part'}"
+        for line, reason in obstacles(context)
+    ]
+    return found or [f"{path.name}: no loop over the batches of an evaluation is seen"]
 
 
 def _finish(context: Context, path: Path, vendor: bool) -> Ported:

@@ -23,7 +23,10 @@ Where = ast.AST | Sequence[ast.AST]  # a node, or the statements of a block
 Span = tuple[int, int]
 ForNode = ast.For | ast.AsyncFor
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-_NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER)
+_NO_CODE = (
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)  # fmt: skip
 # Functions that run for each sample, in the processes that load.
 _DRAWING = {"__getitem__", "__getitems__", "__iter__", "__next__"}
 
@@ -131,7 +134,7 @@ class Script:
         opened: list[int] = []
         with suppress(tokenize.TokenError, SyntaxError):
             for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
-                if token.type in _NO_CODE:
+                if token.type in _NO_CODE or not token.string:  # a dedent behind the end
                     continue
                 start = self.file.starts[token.start[0] - 1] + token.start[1]
                 end = start + len(token.string)

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ...script.flow import call_name, given
+from ...script.flow import call_name, given, is_none
 from ...script.loops import is_backward
-from ...script.names import Function
+from ...script.names import Function, walk
 from ...script.roles import LoopNode
 from ...script.torch_names import LOADER_WRAPPERS
 from .expressions import (
     loss_names,
     mentioned,
     sized,
+    stored,
     targets_of,
     trains_elsewhere,
     turns_gradients_off,
@@ -85,10 +86,30 @@ class Training:
         found: list[ast.expr] = []
         if isinstance(loop.node, ForNode):
             found = self._begun(loop.source or loop.node.iter, 0)
+        trained = [
+            self.script.line(call)
+            for call in self.script.inside(loop.node.body, ast.Call, deep=False)
+            if self._trains_here(call)
+        ]
         for call in self.script.inside(loop.node.body, ast.Call, deep=False):
-            if call_name(call) == "next" and call.args:
-                found += self._begun(call.args[0], 0)
+            # What is drawn behind the last backward is for an evaluation.
+            if trained and self.script.line(call) <= max(trained):
+                found += self._drawn(call)
         return list(dict.fromkeys(found))
+
+    def _drawn(self, call: ast.Call) -> list[ast.expr]:
+        """The loaders of `next(it)`, and of a method of the script that calls it."""
+        drawn = _drawn_from(call)
+        found = self._begun(drawn, 0) if drawn is not None else []
+        function = self.script.called(call)
+        if found or function is None or function in self._trainers:
+            return found
+        return [
+            one
+            for inner in self.script.inside(function.body, ast.Call, deep=False)
+            if (at := _drawn_from(inner)) is not None
+            for one in self._begun(at, 0)
+        ]
 
     def _begun(self, node: ast.expr, depth: int) -> list[ast.expr]:
         """The loaders behind an iterator."""
@@ -150,12 +171,11 @@ class Training:
                 case ast.For(iter=value, target=target):
                     made.append((value, [target]))
         for _ in range(4):
-            for value, targets in made:
-                trains = any(
-                    script.called(call) in self._trainers for call in script.inside(value, ast.Call)
-                )
-                if trains or mentioned(value) & known:
-                    known |= {name for one in targets for name in mentioned(one)}
+            for given_, to in made:
+                calls = script.inside(given_, ast.Call)
+                trains = any(script.called(call) in self._trainers for call in calls)
+                if trains or mentioned(given_) & known:
+                    known |= stored(*to)
         return known
 
     # Models.
@@ -206,24 +226,34 @@ class Training:
         )
 
     def _loops(self) -> list[Loop]:
-        loops = []
+        loops: list[Loop] = []
+        around: set[ast.AST] = set()  # training loops over batches: what is in them is a step
         for node in self.script.loops:
             trains = self._trains_here(node.body)
+            batches = self._over_batches(node)
             inner = [
                 one
                 for one in self.script.inside(node.body, ast.AST, deep=False)
-                if isinstance(one, LoopNode)
-                and (self._over_batches(one) or self._trains_here(one.body))
+                if isinstance(one, LoopNode) and self._trains_here(one.body)
             ]
-            if trains and not any(self._trains_here(one.body) for one in inner):
+            if not trains:
+                loops += [self._loop(node, False)] if batches else []
+            elif around & set(self.script.above(node)):
+                continue
+            elif batches and not any(self._over_batches(one) for one in inner):
                 loops.append(self._loop(node, True))
-            elif not trains and self._over_batches(node):
-                loops.append(self._loop(node, False))
+                around.add(node)
+            elif not inner:
+                loops.append(self._loop(node, True))
         for loop in loops:
-            if loop.trains:
-                loop.phase = self._phase(loop)
-                loop.unclear = not loop.phase and any(
-                    turns_gradients_off(self.script, one) for one in self._ways_to(loop.node, set())
+            if loop.trains and self.sources(loop):
+                loop.phase, untold = self._phase(loop)
+                loop.unclear = untold or (
+                    not loop.phase
+                    and any(
+                        turns_gradients_off(self.script, one)
+                        for one in self._ways_to(loop.node, set())
+                    )
                 )
         return loops
 
@@ -238,37 +268,96 @@ class Training:
                         yield from self._ways_to(call, seen)
                 return
 
-    def _phase(self, loop: Loop) -> str:
-        """The condition under which a round trains, where it does not depend on the round."""
+    def _phase(self, loop: Loop) -> tuple[str, bool]:
+        """The condition under which a round trains, and whether there is one that cannot be told.
+
+        It is the same for all rounds: what depends on the batch or on a random draw is none.
+        """
         script, node = self.script, loop.node
+        found: set[str | None] = set()
+        for call in script.inside(node.body, ast.Call, deep=False):
+            if call in self.backwards or script.called(call) in self._trainers:
+                found.add(self._told(self._condition(node, call)) or self._of_step(node, call))
+        if found == {""} or not found:
+            return "", False
+        only = found.pop() if len(found) == 1 else None
+        return (only, False) if only else ("", only is None)
+
+    def _told(self, condition: tuple[ast.expr, bool] | None) -> str | None:
+        """The text of a condition; empty where there is none, None where it is no plain one."""
+        if condition is None:
+            return ""
+        test, holds = condition
+        plain = (
+            ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp,
+            ast.expr_context, ast.boolop, ast.cmpop, ast.unaryop, ast.Subscript,
+        )  # fmt: skip
+        if not all(isinstance(one, plain) for one in walk(test)):
+            return None
+        return self.script.code(test) if holds else _negated(self.script, test)
+
+    def _of_step(self, node: LoopNode, call: ast.Call) -> str | None:
+        """The condition under which a step that a loop calls trains, in the loop's own words."""
+        script, function = self.script, self.script.called(call)
+        if function is None or call in self.backwards:
+            return ""
+        found: set[str | None] = set()
+        for backward in self.backwards:
+            if script.scope(backward) is not function:
+                continue
+            condition = self._condition(function, backward)
+            if condition is None:
+                found.add("")
+                continue
+            test, holds = condition
+            name = test.left if isinstance(test, ast.Compare) else test
+            passed = (
+                script.given(function, name.id, call)
+                if isinstance(name, ast.Name) and name.id in script.parameters(function)
+                else None
+            )
+            alone = isinstance(test, ast.Name) or (
+                isinstance(test, ast.Compare) and is_none(test.comparators[0])
+            )
+            if passed is None or not alone or not isinstance(passed, ast.Name | ast.Attribute):
+                always = isinstance(passed, ast.Constant) and bool(passed.value) is holds
+                found.add("" if always else None)
+                continue
+            text = script.code(test).replace(script.code(name), script.code(passed), 1)
+            found.add(text if holds else f"not ({text})")
+        return found.pop() if len(found) == 1 else (None if found else "")
+
+    def _condition(self, node: LoopNode | Function, call: ast.Call) -> tuple[ast.expr, bool] | None:
+        """The test under which a call in a loop or a function runs, and which way it goes."""
+        script = self.script
         bound = {
             one.id
             for one in script.inside(node, ast.Name, deep=False)
             if isinstance(one.ctx, ast.Store)
         }
-        found: set[str] = set()
-        for call in script.inside(node.body, ast.Call, deep=False):
-            if call in self.backwards or script.called(call) in self._trainers:
-                found.add(self._condition(node, call, bound))
-        return found.pop() if len(found) == 1 else ""
 
-    def _condition(self, node: LoopNode, call: ast.Call, bound: set[str]) -> str:
-        script, inner = self.script, call
+        def chooses(test: ast.expr) -> bool:
+            """False where it depends on the round: on what the loop gives names, or on chance."""
+            called = [script.name(one.func) for one in script.inside(test, ast.Call)]
+            drawn = any("random" in one or one.startswith("torch.") for one in called)
+            counted = any(isinstance(one, ast.BinOp) for one in script.inside(test, ast.BinOp))
+            return not (mentioned(test) & bound or drawn or counted)
+
+        inner: ast.AST = call
         for up in script.above(call):
-            other = up.orelse if isinstance(up, ast.If) and inner in up.body else None
-            other = up.body if isinstance(up, ast.If) and inner in up.orelse else other
-            chooses = isinstance(up, ast.If) and other is not None
-            if chooses and not self._trains_here(other) and not words(up.test) & bound:  # type: ignore[arg-type,attr-defined]
-                code = script.code(up.test)  # type: ignore[attr-defined]
-                return code if inner in up.body else _negated(script, up.test)  # type: ignore[attr-defined]
             if up is node:
                 break
-            inner = up  # type: ignore[assignment]
+            if isinstance(up, ast.If) and (inner in up.body or inner in up.orelse):
+                here = inner in up.body
+                other = up.orelse if here else up.body
+                if not self._trains_here(other) and chooses(up.test):
+                    return up.test, here
+            inner = up
         for one in script.inside(node.body, ast.If, deep=False):
-            skips = one.body and isinstance(one.body[-1], ast.Continue)
-            if skips and script.line(one) < script.line(call) and not words(one.test) & bound:
-                return _negated(script, one.test)
-        return ""
+            skips = bool(one.body) and isinstance(one.body[-1], ast.Continue | ast.Return)
+            if skips and script.line(one) < script.line(call) and chooses(one.test):
+                return one.test, False
+        return None
 
     def _over_batches(self, node: ast.AST) -> bool:
         if not isinstance(node, ForNode):
@@ -314,6 +403,15 @@ class Training:
                         if isinstance(one, ast.Name) and not sized(script, assign.value):
                             loop.batch.add(one.id)
         return loop
+
+
+def _drawn_from(call: ast.Call) -> ast.expr | None:
+    """`it` of `next(it)`, and of the old `it.next()`."""
+    if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args:
+        return call.args[0]
+    if isinstance(call.func, ast.Attribute) and call.func.attr in ("next", "__next__"):
+        return None if call.args else call.func.value
+    return None
 
 
 def _negated(script: Script, test: ast.expr) -> str:

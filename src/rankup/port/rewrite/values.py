@@ -58,6 +58,8 @@ _ALONG = words("argmax argmin softmax log_softmax sum mean norm prod any all")
 _SHAPED = words("view reshape flatten squeeze unsqueeze")
 _PAIRS = frozenset({"max", "min", "topk", "sort"})
 _DEEPEST = 12
+# By these a loader puts batches together in its own way.
+_OWN_BATCHES = ("collate_fn", "sampler", "batch_sampler")
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,6 @@ class Values:
             for one in self.script.inside(body, ast.AugAssign, deep=False)
         }
         self._known: dict[ast.expr, Kind] = {}
-        self._asked: set[str] = set()
 
     def _returned(self, call: ast.Call, path: tuple[int, ...], depth: int) -> Kind:
         """What a plain function of the script gives: one that only computes, and returns once."""
@@ -125,17 +126,15 @@ class Values:
             return Kind.UNKNOWN
         if node in self._known:
             return self._known[node]
-        kind = self._kind(node, depth + 1)
-        if not self._asked:  # else it may rest on a name that is still being asked about
-            self._known[node] = kind
-        return kind
+        self._known[node] = self._kind(node, depth + 1)
+        return self._known[node]
 
     def _kind(self, node: ast.expr, depth: int) -> Kind:
         match node:
             case ast.Constant():
                 return Kind.FIXED
             case ast.Name():
-                return self._name(node.id, depth)
+                return self._name(node, depth)
             case ast.Attribute():
                 return self._attribute(node, depth)
             case ast.Subscript():
@@ -152,32 +151,38 @@ class Values:
                 return self.kind(operand, depth)
         return Kind.UNKNOWN
 
-    def _name(self, name: str, depth: int) -> Kind:
+    def _name(self, node: ast.Name, depth: int) -> Kind:
+        """What a name holds at its place: by the last value that it is sure to have been given."""
+        name, at = node.id, self.script.span(node)[0]
         if name in self.losses:
             return self.losses[name]
-        if name in self._asked:
-            return Kind.UNKNOWN
-        defined = self.defined.get(name, [])
-        kinds = (
-            [self._targets[name] if self.rows else Kind.UNKNOWN] if name in self._targets else []
-        )
         if name in self.grown:
             return Kind.UNKNOWN
-        if not defined:
-            return kinds[0] if kinds else Kind.FIXED
-        self._asked.add(name)
-        # `x = x.to(device)` is what it was: of a target of the loop the given value starts from it.
-        before = self._targets.get(name) if self.rows else None
-        if before is not None:
-            self.losses[name] = before
-        kinds += [self._part(one, depth) for one in defined]
-        if before is not None:
-            del self.losses[name]
-        self._asked.discard(name)
-        found = {Kind.ROWS if one is Kind.BATCH else one for one in kinds}
-        if len(kinds) == 1:
-            return kinds[0]
-        return found.pop() if len(found) == 1 else Kind.UNKNOWN
+        found: list[Kind] = []
+        target = self._targets.get(name)
+        if target is not None:
+            found = [target if self.rows else Kind.UNKNOWN]
+        defined = self.defined.get(name, [])
+        for one in defined:
+            if self.script.span(one.statement)[1] > at:
+                continue
+            kind = self._part(one, depth)
+            found = [kind] if self._always(one.statement) else [*found, kind]
+        if not found:
+            return Kind.UNKNOWN if defined else Kind.FIXED
+        if len(found) == 1:
+            return found[0]
+        kinds = {Kind.ROWS if one is Kind.BATCH else one for one in found}
+        return kinds.pop() if len(kinds) == 1 else Kind.UNKNOWN
+
+    def _always(self, statement: ast.AST) -> bool:
+        """True of a statement that each round comes by."""
+        while statement not in self._body:
+            up = self.script.parents.get(statement)
+            if not isinstance(up, ast.With):
+                return False
+            statement = up
+        return True
 
     def _part(self, one: Defined, depth: int) -> Kind:
         kind = self.kind(one.value, depth)
@@ -443,7 +448,7 @@ def plain_batches(training: Training, loop: Loop) -> bool:
     if loop.source is None:
         return False
     found = [one for source in training.sources(loop) for one in loader_origins(script, source)]
-    return bool(found) and all(one is not None and _plain(*one) for one in found)
+    return bool(found) and all(one is not None and _plain(script, *one) for one in found)
 
 
 def loader_origins(script: Script, source: ast.expr) -> list[tuple[str, ast.Call] | None]:
@@ -458,15 +463,26 @@ def loader_origins(script: Script, source: ast.expr) -> list[tuple[str, ast.Call
     return found
 
 
-def _plain(name: str, call: ast.Call) -> bool:
-    own = ("collate_fn", "sampler", "batch_sampler")
-    given_ = [argument(call, one) for one in own]
+def _plain(script: Script, name: str, call: ast.Call) -> bool:
+    given_ = [argument(call, one) for one in _OWN_BATCHES]
     size = argument(call, "batch_size", 1)
     return (
         name.startswith("torch.utils.data.")
         and all(one is None or is_none(one) for one in given_)
-        and all(one.arg is not None for one in call.keywords)
+        and all(one.arg is not None or _plain_options(script, one.value) for one in call.keywords)
         and len(call.args) <= 3
         and not any(isinstance(one, ast.Starred) for one in call.args)
         and not (size is not None and is_none(size))
     )
+
+
+def _plain_options(script: Script, value: ast.expr) -> bool:
+    """True of `**kwargs` out of a dictionary of the script, which nowhere says how to collate."""
+    made = [one.node for one in script.flow.origins(script.file, value)]
+    literal_ = all(
+        isinstance(one, ast.Dict) or (isinstance(one, ast.Call) and call_name(one) == "dict")
+        for one in made
+    )
+    named = {one.arg for one in script.all(ast.keyword)}
+    named |= {one.value for one in script.all(ast.Constant) if isinstance(one.value, str)}
+    return literal_ and not named & set(_OWN_BATCHES)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ...script.flow import argument, call_name, first_argument, model_wrapper
 from ...script.roles import Loop, Script
 from ...script.source import File
+from ...script.torch_names import words
 from .facts import (
     anywhere,
     by_hand,
@@ -24,24 +25,54 @@ from .facts import (
 from .rule import Hit, Rule
 
 _FIXED = re.compile(r"(?:cuda|xpu|hip):\d+")
+_BEGUN = re.compile(r"(?:cuda|xpu|hip):(?:%d|%s|\{\})?")
 _TODO = "use the local rank's: `device = world.device` of rankup.setup(), or plain 'cuda' after it"
+_DEVICE_NAMES = words("device gpu gpu_id dev cuda_device device_id")
 
 
 def device_fixed(file: File, script: Script) -> Iterator[Hit]:
     """RK103: all ranks on GPU 0."""
+    given = [number for _, number in numbers_given(file)]
+    for text, number in numbered_texts(file):
+        call = file.names.enclosing(text, ast.Call)
+        if number is not None:
+            given.append(number)
+        elif isinstance(call, ast.Call) and file.names.called(call) == "torch.load":
+            continue  # RK144
+        elif by_hand(script) or _used(file, text):
+            yield Hit(text, f"every rank would use {file.code(text)}", _TODO)
+    given += [one.value for one in numbered_names(file) if by_hand(script)]
+    for number in given:
+        if integer(number) or (by_hand(script) and not _known_device(script, file, number)):
+            yield Hit(number, f"every rank would use GPU {file.code(number)}", _TODO)
+
+
+def numbered_texts(file: File) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """Texts that name a GPU by its number, and the expression of it; None in a literal.
+
+    `"cuda:0"`, `f"cuda:{n}"`, `"cuda:" + str(n)`, `"cuda:%d" % n`, `"cuda:{}".format(n)`.
+    """
     for literal in strings(file):
         if _FIXED.fullmatch(string(literal) or ""):
-            call = file.names.enclosing(literal, ast.Call)
-            if isinstance(call, ast.Call) and file.names.called(call) == "torch.load":
-                continue  # RK144
-            if by_hand(script) or _used(file, literal):
-                yield Hit(literal, f"every rank would use {file.code(literal)}", _TODO)
-    for given in (*_numbers_given(file), *_numbers_joined(file)):
-        if integer(given) or (by_hand(script) and not _known_device(script, file, given)):
-            yield Hit(given, f"every rank would use GPU {file.code(given)}", _TODO)
+            yield literal, None
+    for text in file.names.all(ast.JoinedStr):
+        match text.values:
+            case [ast.Constant(value=str(begun)), ast.FormattedValue() as part]:
+                if _BEGUN.fullmatch(begun):
+                    yield text, part.value
+    for joined in file.names.all(ast.BinOp):
+        if _BEGUN.fullmatch(string(joined.left) or ""):
+            number = joined.right
+            if isinstance(number, ast.Call) and call_name(number) == "str":
+                number = first_argument(number) or number
+            yield joined, number
+    for call, _ in calls(file, "format"):
+        begun_by = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if _BEGUN.fullmatch(string(begun_by) or "") and call.args:
+            yield call, call.args[0]
 
 
-def _numbers_given(file: File) -> Iterator[ast.expr]:
+def numbers_given(file: File) -> Iterator[tuple[ast.Call, ast.expr]]:
     """`n` of `x.cuda(n)`, `torch.cuda.set_device(n)`, `torch.device("cuda", n)`, `x.to(0)`."""
     for call, dotted in calls(file, "cuda", "set_device", "device", "to"):
         name = call_name(call)
@@ -52,24 +83,19 @@ def _numbers_given(file: File) -> Iterator[ast.expr]:
             given = argument(call, "type", 0)
             given = given if integer(given) else None
         if given is not None and (name != "to" or integer(given)):
-            yield given
+            yield call, given
 
 
-def _numbers_joined(file: File) -> Iterator[ast.expr]:
-    """`n` of `f"cuda:{n}"`, `"cuda:" + str(n)` and `"cuda:%d" % n`."""
-    for text in file.names.all(ast.JoinedStr):
-        match text.values:
-            case [ast.Constant(value="cuda:"), ast.FormattedValue() as part]:
-                yield part.value
-    for joined in file.names.all(ast.BinOp):
-        if (string(joined.left) or "").startswith("cuda:"):
-            number = joined.right
-            if isinstance(number, ast.Call) and call_name(number) == "str":
-                number = first_argument(number) or number
-            yield number
+def numbered_names(file: File) -> Iterator[ast.Assign]:
+    """`device = 0`, `self.gpu_id = 1`."""
+    for assign in file.names.all(ast.Assign):
+        target = assign.targets[0]
+        name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+        if name in _DEVICE_NAMES and integer(assign.value):
+            yield assign
 
 
-def _used(file: File, literal: ast.Constant) -> bool:
+def _used(file: File, literal: ast.expr) -> bool:
     """In a distributed script a literal may be a default that is never used: calls count."""
     call = file.names.enclosing(literal, ast.Call)
     return isinstance(call, ast.Call) and call_name(call) in ("device", "to", "cuda", "set_device")
@@ -85,27 +111,39 @@ def _known_device(script: Script, file: File, given: ast.expr) -> bool:
 
 def data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """RK104: DataParallel inside of ranks."""
+    for call in data_parallels(file):
+        yield Hit(
+            call,
+            "DataParallel drives all GPUs of a node from one process; ranks have one GPU each",
+            "remove it; `model = rankup.wrap(model)` trains on all ranks",
+        )
+
+
+def data_parallels(file: File) -> Iterator[ast.Call]:
+    """The calls of `torch.nn.DataParallel`."""
     for call, dotted in calls(file, "DataParallel"):
-        if not dotted or dotted.startswith("torch"):
-            yield Hit(
-                call,
-                "DataParallel drives all GPUs of a node from one process; ranks have one GPU each",
-                "remove it; `model = rankup.wrap(model)` trains on all ranks",
-            )
+        if (not dotted or dotted.startswith("torch")) and first_argument(call) is not None:
+            yield call
 
 
 def visible_devices(file: File, script: Script) -> Iterator[Hit]:
     """RK105: a script that hides GPUs from itself."""
-    for literal in strings(file):
-        if string(literal) not in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-            continue
-        value = _set_to(file, literal)
-        if value is not None and not ranked(script, file, value):
+    for statement, value in chosen_by_environment(file):
+        if not ranked(script, file, value):
             yield Hit(
-                file.names.statement(literal),
+                statement,
                 "sets CUDA_VISIBLE_DEVICES: all ranks of a node would share what is left visible",
                 "remove it; the launcher and the local rank choose",
             )
+
+
+def chosen_by_environment(file: File) -> Iterator[tuple[ast.AST, ast.expr]]:
+    """The statements that set the variable by which GPUs are visible, and the values."""
+    for literal in strings(file):
+        if string(literal) in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+            value = _set_to(file, literal)
+            if value is not None:
+                yield file.names.statement(literal), value
 
 
 def _set_to(file: File, literal: ast.Constant) -> ast.expr | None:

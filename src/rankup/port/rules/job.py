@@ -6,78 +6,44 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name, first_argument, given, literal
+from ...script.effects import fetched
+from ...script.flow import argument, call_name, given, literal
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import STEP_SCHEDULES, last, root, words
-from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string, true
+from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string
+from .guards import rank0_first
 from .rule import Hit, Rule
 
-_DOWNLOADS = words(
-    "untar_data urlretrieve load_state_dict_from_url download_url snapshot_download "
-    "hf_hub_download download_and_extract_archive"
-)
 # Schedules of which an argument is a number of steps.
 _COUNTING = words("StepLR MultiStepLR CosineAnnealingLR CosineAnnealingWarmRestarts LinearLR")
-_HUB_ROOTS = ("transformers", "datasets", "diffusers", "huggingface_hub", "torchvision", "timm")
 _ENVIRONMENTS = ("gym", "gymnasium", "stable_baselines3", "pettingzoo", "procgen", "envpool")
-_FIRST = re.compile(r"rank0_first|main_process_first|rank_zero_first|on_login_node|local_rank")
+# Exceptions by which a script asks something; an interrupt comes to all ranks.
+_EXPECTED = words(
+    "StopIteration ImportError KeyError ValueError FileNotFoundError KeyboardInterrupt"
+)
+_LOGIN = {"on_login_node", "local_rank"}
 
 
 def downloads(file: File, script: Script) -> Iterator[Hit]:
     """RK177: compute nodes have no network."""
     for call in file.names.all(ast.Call):
-        what = _fetched(file, call)
-        if what and not _ahead(file, call):
+        found = fetched(file, call)
+        if found is not None and found.certain and not _ahead(file, script, call):
             yield Hit(
                 call,
-                f"{what} in the job: compute nodes have no network, and ranks would race",
+                f"{found.what} in the job: compute nodes have no network, and ranks would race",
                 "`rankup fetch SCRIPT` on the login node; rankup.rank0_first(…) for the rest",
             )
 
 
-def _fetched(file: File, call: ast.Call) -> str:
-    """What a call brings from the network, if it may."""
-    dotted, name = file.names.called(call), call_name(call)
-    if name in _DOWNLOADS:
-        return f"{name} downloads"
-    if true(argument(call, "download")):
-        return "download=True"
-    if dotted in ("torch.hub.load", "torch.hub.download_url_to_file"):
-        return "torch.hub downloads"
-    if root(dotted) not in _HUB_ROOTS:
-        return ""
-    if true(argument(call, "local_files_only")):
-        return ""
-    if name in ("from_pretrained", "load_dataset", "load_metric"):
-        given = first_argument(call)
-        value = string(given)
-        if value is None or value.startswith((".", "/", "~")) or value in ("json", "csv", "text"):
-            return ""
-        return f"{name}({value!r}) downloads"
-    if true(argument(call, "pretrained")):
-        return "pretrained=True downloads"
-    weights = argument(call, "weights")
-    if weights is not None and file.code(weights) != "None":
-        return "weights= downloads"
-    return ""
-
-
-def _ahead(file: File, call: ast.Call) -> bool:
+def _ahead(file: File, script: Script, call: ast.Call) -> bool:
     """Whether rank 0 goes first, or only a login node comes here."""
-    for up in (call, *file.names.up(call)):
-        if isinstance(up, ast.With):
-            text = " ".join(file.code(one.context_expr) for one in up.items)
-        elif isinstance(up, ast.If):
-            text = file.code(up.test)
-        elif isinstance(up, ast.Call):
-            text = file.code(up.func)
-        else:
-            continue
-        if _FIRST.search(text):
-            return True
-    return False
+    tests = [up.test for up in file.names.up(call) if isinstance(up, ast.If)]
+    words = {one.id for test in tests for one in walk(test) if isinstance(one, ast.Name)}
+    words |= {one.attr for test in tests for one in walk(test) if isinstance(one, ast.Attribute)}
+    return bool(words & _LOGIN) or rank0_first(file, script, call)
 
 
 def schedule_length(file: File, script: Script) -> Iterator[Hit]:
@@ -220,18 +186,12 @@ def made_of(file: File, script: Script, value: ast.expr) -> list[ast.AST]:
 
 def stops_alone(file: File, script: Script) -> Iterator[Hit]:
     """RK181: one rank leaves, and the others wait for it."""
-    for node in file.names.all(ast.Try):
-        if not any(
-            isinstance(one, ast.Call) and call_name(one) == "backward" for one in walk(*node.body)
-        ):
-            continue
-        for handler in node.handlers:
-            if _goes_on(file, handler):
-                yield Hit(
-                    handler,
-                    "catches what one rank fails with, and goes on: the others wait for its part",
-                    "raise again, so that the job ends",
-                )
+    for handler in swallowing(file):
+        yield Hit(
+            handler,
+            "catches what one rank fails with, and goes on: the others wait for its part",
+            "raise again, so that the job ends",
+        )
     if script.distributed and any("all_reduce" in one.text for one in script.files):
         return
     for loop in loops_in(file, script.train_loops):
@@ -244,9 +204,15 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
                 )
 
 
+def swallowing(file: File) -> Iterator[ast.ExceptHandler]:
+    """Handlers that let a rank go on after what it failed with in a training step."""
+    for node in file.names.all(ast.Try):
+        if any(call_name(call) == "backward" for call in calls_in(*node.body)):
+            yield from (one for one in node.handlers if _goes_on(file, one))
+
+
 def _goes_on(file: File, handler: ast.ExceptHandler) -> bool:
-    caught = file.code(handler.type) if handler.type is not None else "everything"
-    if caught in ("StopIteration", "ImportError", "KeyError", "ValueError", "FileNotFoundError"):
+    if handler.type is not None and file.code(handler.type) in _EXPECTED:
         return False
     return not any(
         isinstance(one, ast.Raise)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...script.flow import argument, call_name, given
 from ...script.roles import Script
@@ -97,34 +97,33 @@ def logged_by_all(file: File, script: Script) -> Iterator[Hit]:
 
 def no_terminal(file: File, script: Script) -> Iterator[Hit]:
     """RK176: nobody answers in a job."""
-    for call in file.names.all(ast.Call):
-        said = _DIALOGS.get(file.names.called(call))
-        if (
-            said is None
-            and call_name(call) in ("popen", "check_output", "system", "run")
-            and any("stty size" in file.code(arg) for arg in given(call)[:1])
-        ):
-            said = "stty has no terminal"
-        if said is None:
-            continue
-        if "show" in said and _agg(script):
-            continue
-        if "stty" in said and _answered(file, call):
-            continue
+    for call, message in dialogs(file, script.files):
         yield Hit(
             call,
-            f"{said}, and a job has neither terminal nor screen",
+            f"{message}, and a job has neither terminal nor screen",
             "take it out; an option of the command line, savefig instead of show",
         )
 
 
-def _answered(file: File, call: ast.Call) -> bool:
-    """Whether the script itself goes on where there is no terminal."""
-    return caught(file, call)
+def dialogs(file: File, files: Sequence[File]) -> Iterator[tuple[ast.Call, str]]:
+    """Calls that need a terminal or a screen, with what they do there.
+
+    Args:
+        files: all files of the script, of which one may have switched Matplotlib's windows off.
+    """
+    for call in file.names.all(ast.Call):
+        message = _DIALOGS.get(file.names.called(call))
+        starts = call_name(call) in ("popen", "check_output", "system", "run")
+        if message is None and starts and any("stty size" in file.code(x) for x in given(call)[:1]):
+            message = "stty has no terminal"
+        if message is None or ("show" in message and _agg(files)):
+            continue
+        if "stty" not in message or not caught(file, call):
+            yield call, message
 
 
-def _agg(script: Script) -> bool:
-    return any("Agg" in file.code(call) for file in script.files for call, _ in calls(file, "use"))
+def _agg(files: Sequence[File]) -> bool:
+    return any("Agg" in file.code(call) for file in files for call, _ in calls(file, "use"))
 
 
 RULES = (

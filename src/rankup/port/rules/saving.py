@@ -6,20 +6,22 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name
+from ...script.flow import argument, call_name, literal
 from ...script.flow import given as arguments_of
 from ...script.names import walk
 from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import calls, caught, ranked, starred, string, true, wrapped
+from .facts import calls, caught, ranked, starred, string, wrapped
 from .guards import guard, rank0_first
 from .rule import Hit, Rule
 
 # Calls that fail on the second rank, since the first has done it.
-CHANGERS = words("os.remove os.unlink os.rename os.rmdir shutil.rmtree shutil.move os.replace")
-_RACY = CHANGERS | words("os.mkdir os.makedirs")
-_CLOCK = re.compile(r"strftime\(|\.now\(\)|uuid\d?\(|time\.time\(\)|\bctime\(|isoformat\(")
+_CHANGERS = words("os.remove os.unlink os.rename os.rmdir shutil.rmtree shutil.move os.replace")
+_REMOVING = words("unlink rmdir")  # methods of a path
+# Calls that give another value in each process, and those of which a text is made.
+_CLOCKS = words("strftime ctime isoformat uuid1 uuid4 mkdtemp time_ns")
+_NOW = words("now today utcnow time")
 _FIXED = re.compile(r"cuda(?::\d+)?")
 
 
@@ -87,33 +89,32 @@ def load_place(file: File, script: Script) -> Iterator[Hit]:
         if site.file is not file or not isinstance(call, ast.Call):
             continue
         given = argument(call, "map_location", 1)
-        if given is None:
-            if not starred(call):
-                yield Hit(
-                    call,
-                    "without map_location every rank loads onto the GPU it was saved from",
-                    'map_location="cpu", or the rank\'s device',
-                )
+        if loads_anywhere(call):
+            yield Hit(
+                call,
+                "without map_location every rank loads onto the GPU it was saved from",
+                'map_location="cpu", or the rank\'s device',
+            )
         elif _FIXED.fullmatch(string(given) or "") and string(given) != "cuda":
             yield Hit(
-                given,
+                given or call,
                 f"every rank loads onto {string(given)}",
                 'map_location="cpu", or the rank\'s device',
             )
 
 
+def loads_anywhere(load: ast.Call) -> bool:
+    """True of a `torch.load` that is not given a place to load onto."""
+    return argument(load, "map_location", 1) is None and not starred(load)
+
+
 def file_race(file: File, script: Script) -> Iterator[Hit]:
     """RK145: the second rank fails at what the first has done."""
     for call in file.names.all(ast.Call):
-        dotted = file.names.called(call)
-        makes = dotted in ("os.mkdir", "os.makedirs")
-        if not dotted and call_name(call) == "mkdir" and isinstance(call.func, ast.Attribute):
-            makes = True
-        if dotted not in _RACY and not makes:
+        makes = makes_folder(file, call)
+        if not makes and not changes_files(file, call):
             continue
-        if makes and (true(argument(call, "exist_ok")) or true(argument(call, "exist_ok", 2))):
-            continue
-        if guard(file, script, call) or caught(file, call) or rank0_first(file, script, call):
+        if guard(file, script, call) or rank0_first(file, script, call):
             continue
         if any(ranked(script, file, arg) for arg in arguments_of(call)[:1]):
             continue
@@ -122,6 +123,24 @@ def file_race(file: File, script: Script) -> Iterator[Hit]:
             f"{call_name(call)} on every rank: the second one fails, or takes away what is in use",
             "os.makedirs(path, exist_ok=True)" if makes else "rank 0 alone, then rankup.barrier()",
         )
+
+
+def makes_folder(file: File, call: ast.Call) -> bool:
+    """True of what fails where the folder is there, and does not catch that."""
+    dotted = file.names.called(call)
+    of_path = not dotted and isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
+    if dotted not in ("os.mkdir", "os.makedirs") and not of_path:
+        return False
+    given = argument(call, "exist_ok", 2)
+    return (given is None or literal(given) is False) and not caught(file, call)
+
+
+def changes_files(file: File, call: ast.Call) -> bool:
+    """True of what removes or renames files: caught or not, one rank may still need them."""
+    dotted = file.names.called(call)
+    removes = not dotted and isinstance(call.func, ast.Attribute) and call.func.attr in _REMOVING
+    paths = "pathlib" in {name.partition(".")[0] for name in file.names.imported}
+    return dotted in _CHANGERS or (removes and paths)
 
 
 def _swallowed(script: Script, site: Site) -> bool:
@@ -152,36 +171,50 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
 
 def name_of_its_own(file: File, script: Script) -> Iterator[Hit]:
     """RK147: a name made of the time: each rank's is another."""
-    for node in file.names.all(ast.Assign):
-        name = file.code(node.targets[0])
-        if not re.search(r"(?:run|exp|log|out|save|ckpt|time_?str|stamp)", name, re.IGNORECASE):
+    for node in clock_names(file):
+        if guard(file, script, node) or rank0_first(file, script, node):
             continue
-        if not _CLOCK.search(file.code(node.value)) or not _texts(node.value):
-            continue
-        if guard(file, script, node) or "broadcast" in file.code(node):
-            continue
-        if any("broadcast" in one.text for one in script.files) or _same(file, node):
+        if any(True for one in script.files for _ in calls(one, "broadcast_object_list")):
             continue
         yield Hit(
             node,
-            f"{name} is made of the time: ranks would write to different places",
+            f"{file.code(node.targets[0])} is made of the time: ranks would write to different "
+            "places",
             "make it on rank 0: rankup.broadcast",
         )
 
 
-def _same(file: File, node: ast.Assign) -> bool:
-    """`rankup.rank0_first`, `same_…`: made on one rank for all."""
-    return re.search(r"rank0|same_", file.code(node.value)) is not None
+def clock_names(file: File) -> Iterator[ast.Assign]:
+    """Assignments of a text that is made of the time or of a random number, once in a run."""
+    for node in file.names.all(ast.Assign):
+        if isinstance(node.value, (ast.Tuple, ast.GeneratorExp, ast.Lambda)):
+            continue
+        if any(isinstance(up, (ast.For, ast.While, ast.Lambda)) for up in file.names.up(node)):
+            continue
+        made = [one for one in walk(node.value) if isinstance(one, ast.Call)]
+        if any(call_name(one) in ("broadcast", "rank0_first") for one in made):
+            continue
+        if any(_tells_time(file, one) for one in made):
+            yield node
 
 
-def _texts(node: ast.expr) -> bool:
-    """Whether a text is made: a time that is only subtracted from another is no name."""
-    return any(
-        isinstance(one, ast.JoinedStr)
-        or string(one) is not None
-        or (isinstance(one, ast.Call) and call_name(one) in ("str", "isoformat", "ctime", "uuid4"))
-        for one in walk(node)
-    )
+def _tells_time(file: File, call: ast.Call) -> bool:
+    """True of `strftime(…)` and alike, and of `now()` and `time.time()` in a text."""
+    name, dotted = call_name(call), file.names.called(call)
+    if name in _CLOCKS:
+        return True
+    if name not in _NOW or not dotted.startswith(("time.", "datetime.")):
+        return False
+    for up in file.names.up(call):
+        if isinstance(up, ast.BinOp) and isinstance(up.op, ast.Sub):
+            return False  # how long something took
+        if isinstance(up, ast.JoinedStr):
+            return True
+        if isinstance(up, ast.Call) and call_name(up) in ("str", "format"):
+            return True
+        if isinstance(up, ast.stmt):
+            return False
+    return False
 
 
 def prefixed(file: File, script: Script) -> Iterator[Hit]:

@@ -12,7 +12,7 @@ from ...rules.facts import integer
 from ..context import Context
 from ..expressions import mentioned
 from ..script import ForNode
-from ..training import Loop
+from ..training import Loop, Training
 
 _CONSTRUCTORS = {
     "ones", "zeros", "randn", "rand", "full", "empty", "randint", "arange",
@@ -33,6 +33,7 @@ def shard_loaders(context: Context) -> None:
     """
     training, script = context.training, context.script
     done: set[ast.AST] = set()
+    unseen: list[Loop] = []
     for loop in training.loops:
         if not loop.trains:
             continue
@@ -45,27 +46,56 @@ def shard_loaders(context: Context) -> None:
         sources = training.sources(loop)
         for source in sources:
             _shard(context, loop, source, done)
-        if not sources and isinstance(loop.node, ForNode) and _unseen(context, loop):
-            context.leave(
-                loop.node,
-                "every rank would go over all of this: where it is a DataLoader, go over "
-                "rankup.shard(…) of it",
-            )
+        if not sources and _unseen(context, loop):
+            unseen.append(loop)
     for call in training.elsewhere:
-        for arg in given(call):
-            if training.loader_of(arg) is not None and arg not in done:
+        for arg in _trained_elsewhere(context, call):
+            if arg not in done:
                 done.add(arg)
                 context.around(arg, "rankup.shard(", f"{_per_gpu(context)})")
                 context.done(arg, "each rank takes its part of every batch (rankup.shard)")
+    for loop in unseen:
+        if not done:
+            raise UserError(
+                f"{script.file.path}:{script.line(loop.node)}: not ported: where this loop has its "
+                "batches from is not seen, and every rank would train on all of them: let it go "
+                "over a DataLoader that this script makes, or is given by name"
+            )
+        context.leave(
+            loop.node,
+            "where this loop has its batches from is not seen: where it is a DataLoader, go over "
+            "rankup.shard(…) of it, else every rank trains on all of them",
+        )
+
+
+def _trained_elsewhere(context: Context, call: ast.Call) -> list[ast.expr]:
+    """The loaders that a function of another file is given and trains on."""
+    script = context.script
+    found = script.whole_flow.definition(script.file, call.func)
+    if found is None or isinstance(found[1], ast.ClassDef):
+        return []
+    other = script.sibling(found[0])
+    trained = {
+        source.id
+        for loop in Training(other).loops
+        if loop.trains and other.scope(loop.node) is found[1] and isinstance(loop.node, ForNode)
+        for source in other.inside(loop.node.iter, ast.Name)
+    }
+    values = [script.given(found[1], name, call) for name in other.parameters(found[1]) & trained]
+    return [one for one in values if one is not None and context.training.loader_of(one)]
 
 
 def _unseen(context: Context, loop: Loop) -> bool:
-    """Whether a training loop goes over something whose making is not seen."""
-    source = loop.source
-    if isinstance(source, ast.Call):
-        counted = call_name(source) in ("range", "arange", "count", "trange")
-        return not counted and context.script.called(source) is None
-    return isinstance(source, ast.Name | ast.Attribute) and source is not None
+    """Whether a backward stands in a loop whose batches come from somewhere else."""
+    script = context.script
+    inside = any(loop.node in script.above(one) for one in context.training.backwards)
+    steps = {script.scope(one) for one in context.training.backwards}
+    calls = list(script.inside(loop.node.body, ast.Call, deep=False))
+    stepping = any(script.called(one) in steps for one in calls)
+    loops = {script.scope(one.node) for one in context.training.loops if one.trains}
+    own = stepping and not any(script.called(one) in loops for one in calls)
+    drawn = any(loop.node in script.above(one) for one in _drawn_batches(context))
+    return (inside or own) and not drawn
 
 
 def _shard(context: Context, loop: Loop, source: ast.expr, done: set[ast.AST]) -> None:
@@ -227,10 +257,13 @@ def batch_size_names(context: Context) -> None:
         if not loop.trains:
             continue
         batch = first_of_batch(context, loop)
+        own = {
+            one.id for one in script.inside(loop.node, ast.Name) if isinstance(one.ctx, ast.Store)
+        }
         for call in script.inside(loop.node.body, ast.Call, deep=False):
             makes = call_name(call) in _CONSTRUCTORS
             for value in (one for arg in given(call) for one in _alone_or_in_tuple(arg)):
-                if script.code(value) not in sizes:
+                if script.code(value) not in sizes - own:
                     continue
                 if makes and batch is not None:
                     context.replace(value, f"{batch}.size(0)")
@@ -267,12 +300,12 @@ def draws_that_steer(context: Context) -> None:
     for loop in training.loops:
         if not loop.trains:
             continue
-        branches = script.inside(loop.node.body, ast.If, ast.While, ast.For, ast.IfExp, deep=False)
-        heads = [
-            one.iter if isinstance(one, ast.For) else one.test
-            for one in branches
-            if steers(context, one)
-        ]
+        heads: list[ast.expr] = []
+        for one in script.inside(loop.node.body, ast.AST, deep=False):
+            if isinstance(one, ast.If | ast.While | ast.IfExp) and steers(context, one):
+                heads.append(one.test)
+            elif isinstance(one, ast.For) and steers(context, one):
+                heads.append(one.iter)
         names = mentioned(*heads)
         made = [
             one.value
@@ -282,6 +315,30 @@ def draws_that_steer(context: Context) -> None:
         for draw in {one: None for head in (*heads, *made) for one in draws(context, head)}:
             context.around(draw, "rankup.broadcast(")
             context.done(draw, "what decides about a step is drawn by rank 0 (rankup.broadcast)")
+
+
+_SEEDS = {"seed", "manual_seed", "manual_seed_all", "default_rng", "seed_everything", "set_seed"}
+_OWN = ("time.", "datetime.", "os.getpid", "os.urandom", "uuid.", "secrets.", "torch.initial_seed")
+
+
+def seeds_alike(context: Context) -> None:
+    """A seed made of the clock or of the process is rank 0's on every rank."""
+    script = context.script
+    for call in script.all(ast.Call):
+        if call_name(call) not in _SEEDS:
+            continue
+        for arg in given(call):
+            values = [arg]
+            if isinstance(arg, ast.Name | ast.Attribute):
+                made = context.training.assigned(script.dotted(arg), script.scope(arg))
+                values = [value for _, value in made]
+            for value in values:
+                own = any(
+                    script.name(one.func).startswith(_OWN) for one in script.inside(value, ast.Call)
+                )
+                if own and not any(isinstance(up, LoopNode) for up in script.above(value)):
+                    context.around(value, "rankup.broadcast(")
+                    context.done(value, "this seed is rank 0's on every rank (rankup.broadcast)")
 
 
 def clocks_that_steer(context: Context) -> None:

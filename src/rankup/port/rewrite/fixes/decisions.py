@@ -138,12 +138,7 @@ def _left_by_loop(context: Context, node: ast.AST, done: set[ast.AST]) -> None:
     names = written_in(script, node)
     kept = {name for name in names if name.startswith("self.") or read_after(script, node, name)}
     if isinstance(scope, Function):
-        shared = {
-            name
-            for one in script.inside(scope.body, ast.Global, ast.Nonlocal, deep=False)
-            for name in one.names
-        }
-        kept |= names & shared
+        kept |= names & shared_names(script, scope)
     if not kept:
         return
     left = set(script.inside(node, ast.AST))
@@ -189,21 +184,21 @@ def _returned(
     for one in script.inside(scope.body, ast.Assign, deep=False):
         if mentioned(one.value) & made and script.span(one)[0] > script.span(node)[1]:
             made |= {name for target in one.targets for name in mentioned(target)} - whole
-    for one in script.inside(scope.body, ast.Return, deep=False):
-        if one.value is None or script.span(one)[0] < script.span(node)[1]:
+    for back in script.inside(scope.body, ast.Return, deep=False):
+        if back.value is None or script.span(back)[0] < script.span(node)[1]:
             continue
-        for piece in one.value.elts if isinstance(one.value, ast.Tuple) else [one.value]:
+        for piece in back.value.elts if isinstance(back.value, ast.Tuple) else [back.value]:
             if mentioned(piece) & made:
                 context.around(piece, "rankup.broadcast(")
-                context.done(one, f"{script.code(piece)}: {_TOLD}")
+                context.done(back, f"{script.code(piece)}: {_TOLD}")
 
 
 def _grown(script: Script, node: ast.AST) -> set[str]:
     """The names that a loop adds to, or gives a value."""
     return {
         script.dotted(one)
-        for one in script.inside(node, ast.Name, ast.Attribute)
-        if isinstance(one.ctx, ast.Store)
+        for one in script.inside(node, ast.expr)
+        if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Store)
     }
 
 
@@ -290,12 +285,17 @@ def decides(
         return True  # another method may decide by it
     if _used_in_decision(context, tainted, scope, after, returns=returns):
         return True
-    shared = {
+    return bool(shared_names(script, scope) & tainted)
+
+
+def shared_names(script: Script, scope: Scope) -> set[str]:
+    """The names that a function has from around it: `global best`."""
+    return {
         name
-        for one in script.inside(_body(scope), ast.Global, ast.Nonlocal, deep=False)
+        for one in script.inside(scope.body, ast.stmt, deep=False)
+        if isinstance(one, ast.Global | ast.Nonlocal)
         for name in one.names
     }
-    return bool(shared & tainted)
 
 
 def _used_in_decision(

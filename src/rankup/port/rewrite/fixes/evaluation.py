@@ -14,7 +14,7 @@ from ..models import assigned
 from ..script import ForNode, Script
 from ..training import Loop
 from ..values import Kind, Values, loader_origins, plain_batches
-from .decisions import read_after
+from .decisions import read_after, shared_names
 
 _BY_HAND = (
     "to shard it by hand: `for batch in rankup.shard(loader, train=False):`, and behind the loop "
@@ -104,13 +104,13 @@ def additive(context: Context, loop: Loop) -> Leaving:
             node,
             "its loader is not seen to be a DataLoader that puts samples of one shape together",
         )
-    sizes = [
-        argument(one[1], "batch_size", 1)
+    made = [
+        one[1]
         for source in context.training.sources(loop)
         for one in loader_origins(script, source)
         if one is not None
     ]
-    if any(one is None or literal(one) == 1 for one in sizes):
+    if any(_one_by_one(one) for one in made):
         raise Obstacle(node, "its batches are of one sample, which one rank would have all of")
     if not _in_eval_mode(context, node):
         raise Obstacle(node, "that the model is in evaluation mode is not seen in this function")
@@ -120,7 +120,7 @@ def additive(context: Context, loop: Loop) -> Leaving:
     if not (leaving.totals or leaving.lists):
         raise Obstacle(node, "nothing is counted in it")
     scope = script.scope(node)
-    shared = {name for one in script.inside(scope, ast.Global, ast.Nonlocal) for name in one.names}
+    shared = shared_names(script, scope)
     kept = {*leaving.totals, *leaving.lists}
     for name in sorted(values.defined.keys() | set(loop.batch)):
         if name not in kept and (name in shared or read_after(script, node, name)):
@@ -131,6 +131,14 @@ def additive(context: Context, loop: Loop) -> Leaving:
     if loop.index is not None and read_after(script, node, loop.index):
         raise Obstacle(node, f"the number of batches, `{loop.index}`, is used behind it")
     return leaving
+
+
+def _one_by_one(loader: ast.Call) -> bool:
+    """Whether a loader's batches are of one sample."""
+    size = argument(loader, "batch_size", 1)
+    if size is None:
+        return all(one.arg is not None for one in loader.keywords)
+    return literal(size) == 1
 
 
 def _block(

@@ -10,6 +10,7 @@ from .data import (
     clocks_that_steer,
     deal_drawn,
     draws_that_steer,
+    seeds_alike,
     shard_loaders,
 )
 from .decisions import broadcast_decisions
@@ -44,6 +45,7 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "count": count,
     "shard_evaluations": shard_evaluations,
     "training_numbers": training_numbers,
+    "seeds": seeds_alike,
     "steering_draws": draws_that_steer,
     "steering_clocks": clocks_that_steer,
     "decisions": broadcast_decisions,

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import ast
 
-from ....script.effects import callee, leads_to, sites_in, written
-from ....script.flow import Flow, argument, call_name, given
+from ....script.effects import callee, fetched, leads_to, sites_in, written
+from ....script.flow import Flow, call_name, given
 from ....script.names import walk
 from ....script.roles import LoopNode
 from ....script.source import File
 from ....script.torch_names import words as names_of
+from ...rules.saving import changes_files
 from ..context import Context
 
-_FETCHERS = {
-    "torchvision.datasets.utils.download_url", "urllib.request.urlretrieve", "torch.hub.load",
-    "torch.hub.load_state_dict_from_url", "torch.hub.download_url_to_file", "datasets.load_dataset",
-    "huggingface_hub.hf_hub_download", "huggingface_hub.snapshot_download", "nltk.download",
-    "wget.download", "gdown.download", "kagglehub.dataset_download", "tiktoken.get_encoding",
-    "requests.get", "urllib.request.urlopen",
-}  # fmt: skip
 _FETCHED = "rank 0 fetches first, then the others (rankup.rank0_first)"
 _MADE = "rank 0 makes this first, then the others look (rankup.rank0_first)"
 _CONSTRUCTED = (
@@ -73,7 +67,8 @@ def _goes_first(context: Context, call: ast.Call) -> None:
     (start, end), whole = script.span(call.func), script.span(call)
     opening = script.text.index("(", end, whole[1])
     context.edits.insert(start, "rankup.rank0_first(")
-    context.edits.replace((opening, opening + 1), ", " if given(call) else "")
+    comma = "," if script.text[opening + 1] in "\r\n" else ", "
+    context.edits.replace((opening, opening + 1), comma if given(call) else "")
     context.first.add(call)
 
 
@@ -85,13 +80,7 @@ def _where_missing(context: Context, asks: ast.If) -> None:
 
 def _led_to(context: Context, node: ast.AST) -> set[ast.AST]:
     """The script's own functions that only a node leads to."""
-    script = context.script
-    flow = script.whole_flow
-    found: set[ast.AST] = set()
-    for call in script.inside(node, ast.Call):
-        first = callee(flow, script.file, call)
-        if first is not None:
-            found |= {one for file, one in leads_to(flow, *first) if file is script.file}
+    flow, found = context.script.whole_flow, _reached(context, node)
     while True:
         others = {
             one
@@ -102,6 +91,17 @@ def _led_to(context: Context, node: ast.AST) -> set[ast.AST]:
         if not others:
             return found
         found -= others
+
+
+def _reached(context: Context, node: ast.AST) -> set[ast.AST]:
+    """The script's own functions that a node leads to."""
+    script, found = context.script, set[ast.AST]()
+    for call in script.inside(node, ast.Call):
+        first = callee(script.whole_flow, script.file, call)
+        if first is not None:
+            reached = leads_to(script.whole_flow, *first)
+            found |= {one for file, one in reached if file is script.file}
+    return found
 
 
 def _constructed(context: Context) -> None:
@@ -142,18 +142,26 @@ def _constructed(context: Context) -> None:
 
 
 def _fetches(context: Context, call: ast.Call) -> bool:
+    """Whether a call fetches, but through a function of the script, which is changed itself."""
     script = context.script
-    name = script.name(call.func)
-    last = name.split(".")[-1]
-    if name in _FETCHERS or last in ("from_pretrained", "untar_data"):
-        return True
-    arg = argument(call, "download")
-    if arg is not None and script.code(arg) == "True":
-        return True
-    if name.startswith("torchvision.models."):
-        weights = argument(call, "weights") or argument(call, "pretrained", 0)
-        return weights is not None and script.code(weights) not in ("None", "False")
-    return False
+    if fetched(script.file, call) is None:
+        return False
+    found = callee(script.whole_flow, script.file, call)
+    return found is None or found[0] is not script.file
+
+
+def _meets(context: Context, node: ast.AST) -> bool:
+    """Whether ranks would meet in a function that is called elsewhere as well, and one waits.
+
+    What a node leads to runs on rank 0 first, and then on the others: none may wait in it.
+    """
+    script = context.script
+    reached = _reached(context, node)
+    return any(
+        _fetches(context, call) or changes_files(script.file, call)
+        for function in reached - _led_to(context, node)
+        for call in script.inside(function, ast.Call)
+    )
 
 
 def _in_else(context: Context, node: ast.AST, asks: ast.If) -> bool:
@@ -176,7 +184,7 @@ def _alike(context: Context, node: ast.If) -> bool:
     leaving = (ast.Return, ast.Break, ast.Continue, ast.Yield)
     leaves = any(True for _ in script.inside(node, *leaving, deep=False))
     saves = any(script.name(one.func) == "torch.save" for one in script.inside(node, ast.Call))
-    return not leaves and not saves and not context.training.trains(node)
+    return not (leaves or saves or context.training.trains(node) or _meets(context, node))
 
 
 def _prepared(context: Context) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 
 from ....script.effects import callee, leads_to, written
 from ....script.flow import argument, call_name, given
 from ....script.names import walk
-from ....script.roles import LoopNode, Site
-from ....script.torch_names import words as names_of
+from ....script.roles import Site
 from ...rules.reading import named, reads_too_early
-from ...rules.saving import CHANGERS
+from ...rules.saving import changes_files, clock_names, loads_anywhere, makes_folder
 from ..context import Context
 from ..expressions import words
 from .beside import (
@@ -35,7 +33,6 @@ _UNKNOWN_TURN = (
     "rank 0 alone changes files here, and the others do not wait for it: call rankup.barrier() "
     "where all ranks come by"
 )
-_REMOVING = names_of("unlink rmdir")
 
 
 def _sites(context: Context, *forms: str) -> list[Site]:
@@ -95,9 +92,7 @@ def load(context: Context) -> None:
     """`torch.load(path, map_location=rankup.here)`: not all ranks onto the first GPU."""
     script = context.script
     for call in script.all(ast.Call):
-        if script.name(call.func) != "torch.load" or not given(call):
-            continue
-        if argument(call, "map_location", 1) is None:
+        if script.name(call.func) == "torch.load" and given(call) and loads_anywhere(call):
             context.edits.insert(script.span(given(call)[-1])[1], ", map_location=rankup.here")
             context.done(call, "loads onto this rank's own GPU (rankup.here)")
 
@@ -166,7 +161,7 @@ def root_writes(context: Context) -> None:
         else:
             context.leave(call, _BY_ALL)
     for call in script.all(ast.Call):
-        if _changes(context, call):
+        if changes_files(script.file, call):
             _change(context, call)
     written_elsewhere(context)
     for site in _sites(context, "object"):
@@ -180,14 +175,6 @@ def _where_missing(context: Context, call: ast.Call) -> bool:
         context.goes_first(call)
         and any(isinstance(up, ast.If) and context.asks_files(up.test) for up in above)
     )
-
-
-def _changes(context: Context, call: ast.Call) -> bool:
-    """Whether a call removes or renames files, which only one rank can do."""
-    name = context.script.name(call.func)
-    method = isinstance(call.func, ast.Attribute) and not context.script.file.names.called(call)
-    unlinks = method and call_name(call) in _REMOVING and "pathlib" in context.script.modules
-    return name in CHANGERS or unlinks
 
 
 def _change(context: Context, call: ast.Call) -> None:
@@ -307,41 +294,28 @@ def folders(context: Context) -> None:
     """A folder that another rank has just made is no error."""
     script = context.script
     for call in script.all(ast.Call):
-        name = script.name(call.func)
-        if name in ("os.mkdir", "os.makedirs") and given(call):
-            if argument(call, "exist_ok", 2) is not None:
-                continue
+        if not makes_folder(script.file, call):
+            continue
+        name, passed = script.name(call.func), given(call)
+        exists = argument(call, "exist_ok", 2)
+        if exists is not None:
+            context.replace(exists, "True")
+        else:
             if name == "os.mkdir":
-                context.replace(
-                    call.func,
-                    "os.makedirs" if "os" in script.file.names.members(script.tree) else "makedirs",
-                )
-            context.edits.insert(script.span(given(call)[-1])[1], ", exist_ok=True")
-            context.done(call, "a folder may be there already: another rank made it")
-        elif isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir":
-            if name.startswith("os.") or argument(call, "exist_ok", 2) is not None:
-                continue
-            if script.modules & {"pathlib"}:
-                passed = given(call)
-                text = ", exist_ok=True" if passed else "exist_ok=True"
-                place = script.span(passed[-1])[1] if passed else script.span(call)[1] - 1
-                context.edits.insert(place, text)
-                context.done(call, "a folder may be there already: another rank made it")
+                if not isinstance(call.func, ast.Attribute):
+                    context.leave(call, "the second rank finds it there: os.makedirs(…, exist_ok)")
+                    continue
+                context.replace(call.func, f"{script.code(call.func.value)}.makedirs")
+            text = ", exist_ok=True" if passed else "exist_ok=True"
+            place = script.span(passed[-1])[1] if passed else script.span(call)[1] - 1
+            context.edits.insert(place, text)
+        context.done(call, "a folder may be there already: another rank made it")
 
 
 def same_names(context: Context) -> None:
     """A name with the time in it is rank 0's on all ranks."""
-    script = context.script
-    for node in script.all(ast.Assign):
-        names = {script.name(call.func) for call in script.inside(node.value, ast.Call)}
-        timed = re.search(r"strftime\(|\bctime\(|isoformat\(", script.code(node.value))
-        drawn = names & {"uuid.uuid4", "tempfile.mkdtemp", "time.time_ns"}
-        if (timed or drawn) and not isinstance(script.scope(node), ast.Lambda):
-            if isinstance(node.value, ast.Tuple | ast.GeneratorExp):
-                continue
-            if any(isinstance(p, LoopNode) for p in script.above(node)):
-                continue
-            context.around(node.value, "rankup.broadcast(")
-            context.done(
-                node, "a name made of the time is rank 0's on all ranks (rankup.broadcast)"
-            )
+    for node in clock_names(context.script.file):
+        if context.script.per_sample(node) or context.goes_first(node):
+            continue
+        context.around(node.value, "rankup.broadcast(")
+        context.done(node, "a name made of the time is rank 0's on all ranks (rankup.broadcast)")

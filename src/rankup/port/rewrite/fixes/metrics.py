@@ -122,9 +122,8 @@ class Region:
         script = self.script
         found = [
             one
-            for one in script.inside(
-                self.body, ast.Assign, ast.AugAssign, ast.AnnAssign, deep=False
-            )
+            for one in script.inside(self.body, ast.stmt, deep=False)
+            if isinstance(one, ast.Assign | ast.AugAssign | ast.AnnAssign)
             for target in (one.targets if isinstance(one, ast.Assign) else [one.target])
             if name in mentioned(target) and script.dotted(target) in ("", name)
         ]
@@ -204,7 +203,9 @@ class Region:
             test = getattr(up, "test", None)
             if isinstance(up, LoopNode) and not isinstance(up, ast.While):
                 test = up.iter
-            if test is not None and inner is not test and self.local(test):
+            names = test is not None and mentioned(test) & self.local_names()
+            drawn = test is not None and draws(self.context, test) and not steers(self.context, up)
+            if inner is not test and (names or drawn):
                 return False
             inner = up
         return True
@@ -287,6 +288,7 @@ class Numbers(Region):
     def __init__(self, context: Context, loop: Loop) -> None:
         super().__init__(context, loop.node, _backwards(context, loop))
         self.loop = loop
+        self.whole: set[str] = set()
         self._from_steps()
         self.whole = self._whole_names()
         fixed = {**dict.fromkeys(self.losses.kinds, Kind.UNKNOWN)}
@@ -384,10 +386,20 @@ class Numbers(Region):
             if self._covered(node):
                 continue
             kind = self.reading(node)
-            if kind is not None and self.alike(node):
+            if kind is not None and self.alike(node) and not self._mixed(node):
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
         self._behind()
         self._rest()
+
+    def _mixed(self, node: ast.expr) -> bool:
+        """Whether a loss is reckoned with something of this rank's part: `loss.item() / n`."""
+        whole: ast.expr = node
+        reckons = (ast.Mult, ast.Div, ast.Add, ast.Sub, ast.Pow)
+        while isinstance(up := self.script.parents[whole], ast.BinOp) and isinstance(
+            up.op, reckons
+        ):
+            whole = up
+        return whole is not node and self.plan(whole) is None
 
     def _covered(self, node: ast.AST) -> bool:
         around = [node, *self.script.above(node)]
@@ -398,7 +410,9 @@ class Numbers(Region):
     def _tests(self) -> None:
         """`if torch.isnan(loss): break` goes by the loss of the whole batch; others by rank 0."""
         script = self.script
-        for one in script.inside(self.body, ast.If, ast.While, deep=False):
+        for one in script.inside(self.body, ast.stmt, deep=False):
+            if not isinstance(one, ast.If | ast.While):
+                continue
             if not (steers(self.context, one) and self._mine(one)):
                 continue
             for node in script.inside(one.test, ast.Name, ast.Attribute):
@@ -564,6 +578,8 @@ class Numbers(Region):
             return
         if isinstance(node, ast.expr) and not isinstance(node, ast.Constant | ast.JoinedStr):
             plan = self.plan(node)
+            if plan is None and isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Mod):
+                return
             if plan:
                 self.put(node, plan, f"{self.script.code(node)} is of the whole batch")
                 return

@@ -8,6 +8,8 @@ import re
 from ....script.flow import argument, call_name, given, literal
 from ....script.names import Function
 from ...rules.facts import starred
+from ...rules.job import swallowing
+from ...rules.output import dialogs
 from ..context import Context
 
 
@@ -23,40 +25,20 @@ def by_hand(context: Context) -> None:
 
 def _alone(context: Context) -> None:
     script = context.script
-    for handler in script.all(ast.ExceptHandler):
-        if not any(
-            loop.node in script.above(handler) or any(p is handler for p in script.above(loop.node))
-            for loop in context.training.loops
-            if loop.trains
-        ) and not _guards_training(context, handler):
-            continue
+    for handler in swallowing(script.file):
         what = script.code(handler.type) if handler.type is not None else "anything"
-        if "KeyboardInterrupt" in what or "StopIteration" in what:
-            continue  # torchrun interrupts all ranks; an epoch ends on all of them
-        ends = any(True for _ in script.inside(handler.body, ast.Raise))
-        if not ends:
-            context.leave(
-                handler,
-                f"`except {what}` around a training step: a rank that goes on alone leaves the "
-                "others waiting; raise it again",
-                comment=False,
-            )
-
-
-def _guards_training(context: Context, handler: ast.ExceptHandler) -> bool:
-    guarded = context.script.parents.get(handler)
-    return isinstance(guarded, ast.Try) and any(
-        call in context.training.backwards for call in context.script.inside(guarded.body, ast.Call)
-    )
+        context.leave(
+            handler,
+            f"`except {what}` around a training step: a rank that goes on alone leaves the "
+            "others waiting; raise it again",
+            comment=False,
+        )
 
 
 def _terminal(context: Context) -> None:
-    for call in context.script.all(ast.Call):
-        name = context.script.name(call.func)
-        if name == "input":
-            context.leave(call, "a job has no terminal to ask: take this from an argument")
-        elif name in ("pdb.set_trace", "breakpoint", "ipdb.set_trace"):
-            context.leave(call, "a job has no terminal for a debugger: take this out")
+    script = context.script
+    for call, message in dialogs(script.file, script.whole_flow.files):
+        context.leave(call, f"{message}, and a job has neither terminal nor screen: take this out")
 
 
 def _batches(context: Context) -> None:

@@ -6,12 +6,16 @@ import ast
 import re
 from dataclasses import dataclass
 
-from ....script.flow import argument
+from ....script.flow import argument, call_name, given, returned
 from ....script.names import Function
 from ...rules.masked import counted_by
 from ..context import Context
 from ..expressions import words
+from ..losses import reduction
+from ..models import assigned
+from ..script import Script
 from ..training import Loop
+from ..values import Kind
 
 _LOSSES = {
     "torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss",
@@ -88,7 +92,17 @@ def masked(
         if over:
             units = script.code(division.right)
             found.append(Masked(division, units if re.fullmatch(r"[\w.\[\]]+", over) else ""))
+    calls = list(script.inside(expression, ast.Call))
+    found += [one for call in calls if (one := _selected(script, call))]
     if found or depth > 3:
+        return found
+    for call in calls:
+        function = script.called(call)
+        if function is not None and any(
+            masked(context, value, None, depth + 2) for value in returned(function)
+        ):
+            found.append(Masked(call, ""))
+    if found:
         return found
     for name in script.inside(expression, ast.Name):
         values = [value for _, value in context.training.assigned(name.id, script.scope(name))]
@@ -101,7 +115,46 @@ def masked(
 
 
 def _masked(context: Context, call: ast.Call) -> Masked | None:
-    return _of_torch(context, call) or _of_transformers(context, call)
+    return _of_torch(context, call) or _of_transformers(context, call) or _packed(context, call)
+
+
+def _selected(script: Script, call: ast.Call) -> Masked | None:
+    """`losses[mask].mean()`, `losses.masked_select(mask).mean()`: over what a mask selects."""
+    if call_name(call) != "mean" or given(call) or not isinstance(call.func, ast.Attribute):
+        return None
+    value = call.func.value
+    if isinstance(value, ast.Call) and call_name(value) == "masked_select" and value.args:
+        mask: ast.expr = value.args[-1]
+    elif isinstance(value, ast.Subscript):
+        mask = value.slice
+    else:
+        return None
+    if isinstance(mask, ast.Compare):
+        return Masked(call, f"({script.code(mask)}).sum()")
+    name = script.dotted(mask)
+    made = [value for _, value in assigned(script, name, script.scope(mask))] if name else []
+    known = bool(made) and all(isinstance(one, ast.Compare) for one in made)
+    by_name = isinstance(value, ast.Call) or known
+    if by_name or isinstance(mask, ast.Name):
+        return Masked(call, f"{name}.sum()" if by_name and name else "")
+    return None
+
+
+def _packed(context: Context, call: ast.Call) -> Masked | None:
+    """A loss of the steps of sequences that are packed: ranks have different numbers of steps."""
+    script = context.script
+    if reduction(script, call) is not Kind.MEAN or len(call.args) < 2:
+        return None
+    target = call.args[1]
+    parts = [target, *(v for _, v in assigned(script, script.dotted(target), script.scope(call)))]
+    packs = any(
+        call_name(one) in ("pack_padded_sequence", "pack_sequence")
+        for part in parts
+        for one in script.inside(part, ast.Call)
+    )
+    if not packs:
+        return None
+    return Masked(call, f"{target.id}.size(0)" if isinstance(target, ast.Name) else "")
 
 
 def _of_torch(context: Context, call: ast.Call) -> Masked | None:

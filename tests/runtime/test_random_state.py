@@ -1,0 +1,284 @@
+"""Random states: alike on all ranks, apart within a pass over a training loader."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+import rankup
+from rankup.runtime.world import World
+from tests.pool import RankPool
+
+Draw = tuple[float, float, float]
+
+
+def draw() -> Draw:
+    """A number from each generator."""
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+class Drawing(Dataset[torch.Tensor]):
+    """Draws in `__getitem__`, as augmentation does."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, *draw()], dtype=torch.float64)
+
+
+class Shuffled(BatchSampler):
+    """Batches of 2 in an order that NumPy and Python draw."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n // 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = np.random.permutation(self.n).tolist()
+        for start in range(0, self.n, 2):
+            batch = order[start : start + 2]
+            random.shuffle(batch)
+            yield batch
+
+
+@contextmanager
+def may_start_processes() -> Iterator[None]:
+    """The pool's own processes are daemons, which may not start any."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    config["daemon"] = False
+    try:
+        yield
+    finally:
+        config["daemon"] = True
+
+
+def _drawn_by_each(world: World) -> Draw:
+    return draw()
+
+
+def test_setup_gives_all_ranks_one_state(ranks: RankPool) -> None:
+    """The pool seeds each of its processes in another way."""
+    assert len(set(ranks.run(3, _drawn_by_each))) == 1
+
+
+def _exhausted(loader: Any) -> list[Draw]:
+    return [draw() for _ in loader]
+
+
+def _left_early(loader: Any) -> list[Draw]:
+    drawn = []
+    for _ in loader:
+        drawn.append(draw())
+        if len(drawn) == 2:
+            break
+    return drawn
+
+
+def _closed(loader: Any) -> list[Draw]:
+    batches = (batch for batch in loader)
+    drawn = [draw() for _ in (next(batches), next(batches))]
+    batches.close()
+    return drawn
+
+
+def _never_begun(loader: Any) -> list[Draw]:
+    iter(loader)
+    return []
+
+
+def _failed(loader: Any) -> list[Draw]:
+    drawn = []
+    try:
+        for _ in loader:
+            drawn.append(draw())
+            raise ArithmeticError
+    except ArithmeticError:
+        return drawn
+    return []
+
+
+def _zipped(loader: Any) -> list[Draw]:
+    other = DataLoader(Drawing(12), batch_size=4, shuffle=True)
+    return [draw() for _ in zip(loader, rankup.shard(other, train=True), strict=False)]
+
+
+def _nested(loader: Any) -> list[Draw]:
+    drawn = []
+    for _ in loader:
+        drawn.append(draw())
+        drawn += [draw() for _ in rankup.shard(DataLoader(Drawing(4), batch_size=2), train=True)]
+        drawn.append(draw())
+    return drawn
+
+
+def _restarted(loader: Any) -> list[Draw]:
+    batches, drawn = iter(loader), []
+    for _ in range(8):
+        try:
+            next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            next(batches)
+        drawn.append(draw())
+    return drawn
+
+
+WAYS: list[Callable[[Any], list[Draw]]] = [
+    _exhausted,
+    _left_early,
+    _closed,
+    _never_begun,
+    _failed,
+    _zipped,
+    _nested,
+    _restarted,
+]
+
+
+def _passes(world: World, workers: int) -> list[tuple[list[Draw], Draw]]:
+    """What is drawn within two passes of each way, and behind each."""
+    torch.manual_seed(world.rank)  # a script that seeds each rank in another way
+    more: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
+    found = []
+    with may_start_processes():
+        loader = DataLoader(Drawing(12), batch_size=4, shuffle=True, num_workers=workers, **more)
+        for way in WAYS:
+            for _ in range(2):
+                drawn = way(rankup.shard(loader, train=True))
+                found.append((drawn, draw()))
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_apart_within_a_pass_and_alike_behind_it(ranks: RankPool, workers: int) -> None:
+    one, other = ranks.run(2, _passes, workers)
+    for (mine, behind), (theirs, behind_theirs) in zip(one, other, strict=True):
+        assert len(mine) == len(theirs)
+        assert behind == behind_theirs
+    for kind in range(3):
+        within = [drawn[kind] for rank in (one, other) for found, _ in rank for drawn in found]
+        assert len(set(within)) == len(within), "no draw comes twice"
+
+
+def _augmented(world: World, workers: int, seeded: bool) -> list[list[float]]:
+    """What the data set drew for each sample of two epochs."""
+
+    def seed_alike(worker: int) -> None:
+        random.seed(worker)
+        np.random.seed(worker)
+        torch.manual_seed(worker)
+
+    more: dict[str, Any] = {}
+    if workers:
+        more = {"multiprocessing_context": "fork", "num_workers": workers}
+        more["worker_init_fn"] = seed_alike if seeded else None
+    loader = DataLoader(Drawing(8), batch_size=4, shuffle=True, **more)
+    with may_start_processes():
+        return [row.tolist() for _ in range(2) for batch in rankup.shard(loader) for row in batch]
+
+
+@pytest.mark.parametrize(("workers", "seeded"), [(0, False), (2, False), (2, True)])
+def test_augmentation_is_each_ranks_own(ranks: RankPool, workers: int, seeded: bool) -> None:
+    found = ranks.run(2, _augmented, workers, seeded)
+    for epoch in (slice(0, 4), slice(4, 8)):
+        rows = [row for rank in found for row in rank[epoch]]
+        assert sorted(row[0] for row in rows) == list(range(8))
+        for kind in (1, 2, 3):
+            assert len({row[kind] for row in rows}) == 8
+    if not seeded:
+        for kind in (1, 2, 3):
+            assert len({row[kind] for rank in found for row in rank}) == 16, "epochs differ"
+
+
+def _orders(world: World) -> tuple[list[list[float]], Draw, list[list[float]], Draw]:
+    """Two epochs of a sampler that draws from NumPy and Python, sharded and as on one GPU."""
+    found: list[Any] = []
+    for make in (lambda loader: rankup.shard(loader, train=True), lambda loader: loader):
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+        loader = make(DataLoader(Plain(6), batch_sampler=Shuffled(6)))
+        found.append([batch.tolist() for _ in range(2) for batch in loader])
+        found.append(draw())
+    return tuple(found)  # type: ignore[return-value]
+
+
+class Plain(Dataset[int]):
+    """0, 1, 2 …"""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_an_order_from_any_generator_is_that_of_one_process(ranks: RankPool) -> None:
+    """And where nothing else is drawn, so is all that comes behind it."""
+    found = ranks.run(2, _orders)
+    for parts, behind, whole, behind_whole in found:
+        assert behind == behind_whole
+        assert len(parts) == len(whole) == 6
+    joined = [[*a, *b] for a, b in zip(found[0][0], found[1][0], strict=True)]
+    assert joined == found[0][2]
+
+
+def _evaluated(world: World) -> tuple[int, Draw]:
+    """An evaluation that draws, of which rank 1 has a batch more than rank 0."""
+    batches = 0
+    for _ in rankup.shard(DataLoader(Drawing(5), batch_size=2), train=False):
+        draw()
+        batches += 1
+    return batches, draw()
+
+
+def test_alike_behind_an_uneven_evaluation(ranks: RankPool) -> None:
+    (few, one), (more, other) = ranks.run(2, _evaluated)
+    assert few < more
+    assert one == other
+
+
+def _evaluated_within(world: World) -> tuple[list[Draw], Draw]:
+    drawn = []
+    for _ in rankup.shard(DataLoader(Drawing(4), batch_size=2), train=True):
+        drawn.append(draw())
+        with torch.no_grad():
+            evaluated = rankup.shard(DataLoader(Drawing(3), batch_size=2, shuffle=True))
+            drawn += [draw() for _ in evaluated]
+        drawn.append(draw())
+    return drawn, draw()
+
+
+def test_an_evaluation_within_a_pass_stays_apart(ranks: RankPool) -> None:
+    (one, behind), (other, behind_other) = ranks.run(2, _evaluated_within)
+    assert behind == behind_other
+    assert not {*one} & {*other}
+
+
+def _deprecated(world: World) -> Draw:
+    torch.manual_seed(world.rank)
+    random.seed(world.rank)
+    np.random.seed(world.rank)
+    rankup.same_random()
+    return draw()
+
+
+def test_same_random_is_still_there(ranks: RankPool) -> None:
+    assert len(set(ranks.run(2, _deprecated))) == 1
