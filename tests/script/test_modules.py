@@ -79,8 +79,10 @@ def test_packages_of_the_repository_are_local(tmp_path: Path) -> None:
     _script(tmp_path, "from . import layers\nimport numpy", "src/net/__init__.py")
     _script(tmp_path, "import scipy", "src/net/layers.py")
     _script(tmp_path, "import pandas", "tools/files.py")
-    path = _script(tmp_path, "import net\nfrom tools.files import load", "scripts/train.py")
-    assert sorted(one.module for one in imports(path)) == ["numpy", "pandas", "scipy"]
+    _script(tmp_path, "import sympy", "types.py")
+    text = "import net\nimport types\nfrom tools.files import load"
+    path = _script(tmp_path, text, "scripts/train.py")
+    assert sorted(one.module for one in imports(path)) == ["numpy", "pandas", "scipy", "types"]
     found = gather(path)
     assert found.find("net.layers.Dense") == (found.files[3], ["Dense"])
 

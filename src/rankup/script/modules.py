@@ -188,25 +188,25 @@ class Modules:
     def imports(self) -> tuple[Import, ...]:
         """The imports of modules that are not local.
 
-        One in a local module is as optional, and as late, as every way on which it is reached.
+        One in a local module is as optional, and as late, as every way to it.
         """
         script = self.files[0]
         wanted = {file: list(self._imported(file)) for file in self.files}
-        reached = {script: (False, False)}
+        ways = {script: (False, False)}
         waiting = deque([script])
         while waiting:
             file = waiting.popleft()
             for one, _, targets in wanted[file]:
-                now = (one.optional or reached[file][0], one.late or reached[file][1])
+                now = (one.optional or ways[file][0], one.late or ways[file][1])
                 for target in targets:
-                    before = reached.get(target)
+                    before = ways.get(target)
                     both = now if before is None else (before[0] and now[0], before[1] and now[1])
                     if both != before:
-                        reached[target] = both
+                        ways[target] = both
                         waiting.append(target)
         found = []
         for file in self.files:
-            optional, late = reached.get(file, (True, True))
+            optional, late = ways.get(file, (True, True))
             for one, level, targets in wanted[file]:
                 if not level and not targets and self.find(one.module) is None:
                     found.append(

@@ -10,6 +10,7 @@ import io
 import itertools
 import os
 import re
+import sys
 import tokenize
 import warnings
 from collections import deque
@@ -294,6 +295,8 @@ def candidates(tops: Sequence[Path], own: Path, dotted: str) -> Iterator[Path]:
             own = own.parent
         tops = (own,)
     for start in tops:
+        if start != tops[0] and parts[0] in sys.stdlib_module_names:
+            return  # only a file beside the script comes before the standard library
         found = False
         for length in range(len(parts), 0, -1):
             base = start.joinpath(*parts[:length])
