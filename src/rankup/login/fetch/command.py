@@ -24,9 +24,9 @@ from ...slurm.client import Client, SlurmError
 from .. import record
 from ..record import Record
 from . import here, no_run, script, things
-from .failed import FetchFailed
 from .progress import say, size
 from .request import Request
+from .result import FetchFailed
 
 _INTERRUPTED = 130
 _SLURM_PATIENCE = 10.0  # seconds
