@@ -82,7 +82,7 @@ def train(model, loader, criterion, optimizer, scheduler, device):
         loss.backward()
         optimizer.step()
         scheduler.step()
-        running_loss += rankup.batch_sum(loss.item() * images.size(0))
+        running_loss += rankup.batch_mean(loss.item()) * rankup.batch_sum(images.size(0))
     return running_loss / len(loader.dataset)
 
 
@@ -90,7 +90,7 @@ def train(model, loader, criterion, optimizer, scheduler, device):
 def evaluate(model, loader, criterion, device):
     model.eval()
     running_loss, correct = 0.0, 0
-    for images, labels in loader:
+    for images, labels in rankup.shard(loader, train=False):
         images, labels = images.to(device), labels.to(device)
         outputs = model(images)
         running_loss += criterion(outputs, labels).item() * images.size(0)
@@ -109,7 +109,7 @@ def main(args):
     train_loader = rankup.shard(DataLoader(
         train_set, batch_size=args.batch_size, shuffle=True, num_workers=args.workers
     ))
-    val_loader = rankup.shard(DataLoader(val_set, batch_size=args.batch_size, num_workers=args.workers))
+    val_loader = DataLoader(val_set, batch_size=args.batch_size, num_workers=args.workers)
 
     model = Classifier(len(train_set.samples.classes)).to(device)
     model = rankup.wrap(model)

@@ -56,15 +56,14 @@ def test_model(model, loader, loss_func, device):
     with torch.no_grad():
         for source, target in loader:
             source, target = source.to(device), target.to(device)
-            total_loss += rankup.share(loss_func(model(source).flatten(0, 1), target.flatten()))
-        total_loss = rankup.total(total_loss)
+            total_loss += loss_func(model(source).flatten(0, 1), target.flatten())
     return total_loss / len(loader)
 
 
 def main(args):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train_loader = rankup.shard(DataLoader(Text(70, 12, 1), batch_size=args.batch_size, shuffle=True))
-    valid_loader = rankup.shard(DataLoader(Text(21, 12, 2), batch_size=args.batch_size))
+    valid_loader = DataLoader(Text(21, 12, 2), batch_size=args.batch_size)
 
     model = LanguageModel()
     model = model.to(device)
@@ -75,7 +74,7 @@ def main(args):
     best = float("inf")
     for epoch in range(args.epochs):
         train_loss = train_model(model, train_loader, optimizer, loss_func, device)
-        valid_loss = test_model(model, valid_loader, loss_func, device)
+        valid_loss = rankup.broadcast(test_model(model, valid_loader, loss_func, device))
         print(f"[{epoch + 1}/{args.epochs}] train {train_loss:.5f}, validation {valid_loss:.5f}")
         if valid_loss < best:
             best = valid_loss

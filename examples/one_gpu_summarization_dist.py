@@ -95,7 +95,6 @@ def test_model(model, loader, device):
             tokens = (labels != IGNORED).sum().item()
             total_loss += outputs.loss.item() * tokens
             total_tokens += tokens
-        total_loss, total_tokens = rankup.total(total_loss, total_tokens)
     return total_loss / total_tokens
 
 
@@ -108,7 +107,7 @@ def main(args):
     train_loader = rankup.shard(DataLoader(
         train_data, batch_size=args.batch_size, shuffle=True, collate_fn=collate
     ))
-    valid_loader = rankup.shard(DataLoader(valid_data, batch_size=args.batch_size, collate_fn=collate))
+    valid_loader = DataLoader(valid_data, batch_size=args.batch_size, collate_fn=collate)
 
     config = T5Config(
         vocab_size=len(vocabulary), d_model=args.dim, d_kv=args.dim // 2, d_ff=2 * args.dim,
@@ -123,7 +122,7 @@ def main(args):
     best = float("inf")
     for epoch in range(args.epochs):
         train_loss = train_model(model, train_loader, optimizer, device)
-        valid_loss = test_model(model, valid_loader, device)
+        valid_loss = rankup.broadcast(test_model(model, valid_loader, device))
         scheduler.step()
         print(f"[{epoch + 1}/{args.epochs}] train {train_loss:.6f}, validation {valid_loss:.6f}")
         if valid_loss < best:

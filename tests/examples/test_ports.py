@@ -21,7 +21,8 @@ def test_a_port_is_what_port_makes_of_its_original(script: Path) -> None:
     ported = port(script)
     assert ported.text == ported.target.read_text(encoding="utf-8")
     said = ["fastai's bs is the batch of each GPU"] if "fastai" in script.stem else []
-    assert [note.text.partition(",")[0] for note in ported.left] == said
+    left = [note.text.partition(",")[0] for note in ported.left]
+    assert [text for text in left if text != "every rank evaluates everything"] == said
     assert not check([ported.target])
     assert {"RK101"} <= {one.code for one in check([script])}
 

@@ -19,6 +19,7 @@ import torch
 from rankup.port.rewrite.ported import port
 from rankup.runtime.deal import LEDGER
 from rankup.runtime.hang.code import fingerprint
+from rankup.runtime.random_state import STREAMS
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
@@ -31,17 +32,21 @@ def run_scripts(
     world: World, scripts: list[Path], folder: Path, arguments: tuple[str, ...] = ()
 ) -> list[str]:
     """What each script prints on this rank; a script that fails, its error as the last line."""
-    return [_run(script, folder / script.stem, arguments) for script in scripts]
+    return [_run(world, script, folder / script.stem, arguments) for script in scripts]
 
 
-def _run(script: Path, folder: Path, arguments: tuple[str, ...]) -> str:
+def _run(world: World, script: Path, folder: Path, arguments: tuple[str, ...]) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     before, loud, argv = Path.cwd(), builtins.print, sys.argv
     environment, modules, path = dict(os.environ), set(sys.modules), list(sys.path)
     LEDGER.samples = LEDGER.units = LEDGER.dealt = LEDGER.counted = None
     LEDGER.models.clear()
-    random.seed(0)
-    torch.manual_seed(0)
+    # As in life each rank begins with random states of its own, until setup() makes them alike.
+    random.seed(world.rank)
+    torch.manual_seed(world.rank)
+    STREAMS.reset()
+    if world.world_size > 1:
+        STREAMS.synchronize()
     out = io.StringIO()
     fingerprint.cache_clear()
     try:

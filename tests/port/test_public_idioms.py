@@ -364,3 +364,28 @@ def test_packages_are_found_from_the_root_of_the_repository(tmp_path: Path) -> N
     places = [one.place for one in check([ported.path]) if one.code == "RK141"]
     assert [place.endswith("src/lib/files.py:5:5") for place in places] == [True]
     assert "RK141" not in _codes(ported)
+
+
+MAKES = """import torch
+import torchvision
+
+def get_data(path):
+    return torchvision.datasets.MNIST(path, download=True)
+
+def prepare(path):
+    torch.save({}, path)
+
+if __name__ == "__main__":
+    torch.save({}, "a.pt")
+"""
+
+
+def test_what_another_file_fetches_and_what_the_script_never_comes_to(tmp_path: Path) -> None:
+    text = HEAD + "from helper import get_data\n" + MADE + "data = get_data('data')\n"
+    loop = "for x in DataLoader(data, batch_size=4):\n" + STEP
+    ported = _ported(tmp_path, text + loop, helper=MAKES)
+    assert "data = rankup.rank0_first(get_data, 'data')\n" in ported.text
+    codes = {one.code for one in check([ported.path])}
+    assert "RK177" in codes
+    assert "RK141" not in codes, "the script runs neither prepare() nor what is for another start"
+    assert "RK177" not in _codes(ported)

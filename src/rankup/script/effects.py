@@ -124,7 +124,7 @@ _FORMATS = _table("""
     numpy.lib.format.open_memmap     1  mode
 """)
 _MADE_TO_WRITE = words(
-    "cv2.VideoWriter imageio.get_writer pandas.ExcelWriter "
+    "cv2.VideoWriter imageio.get_writer pandas.ExcelWriter lmdb.open "
     "logging.handlers.RotatingFileHandler logging.handlers.TimedRotatingFileHandler"
 )
 # No files of the disk: what goes to these need not be kept to one rank.
@@ -202,7 +202,7 @@ def written(flow: Flow, file: File, call: ast.Call) -> Site | None:
     if dotted in _FORMATS:
         form = _form(flow, file, _given(call, _FORMATS[dotted]))
         return Site(file, call, dotted, "file", _first(call), "object", True) if form else None
-    if dotted in _MADE_TO_WRITE:
+    if dotted in _MADE_TO_WRITE and literal(argument(call, "readonly")) is not True:
         return Site(file, call, dotted, "file", _first(call), "object", True)
     method = isinstance(call.func, ast.Attribute) and not dotted
     if method and name == "save" and _saves_itself(flow, file, call):

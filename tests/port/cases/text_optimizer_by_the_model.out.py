@@ -35,6 +35,7 @@ def main():
             break
         loss = model(x, y)
         model.zero_grad(set_to_none=True)
+        # rankup: the loss is a mean over the targets that count, of which ranks have different numbers: call rankup.count(number of them, or sum of their weights) before this
         loss.backward()
         optimizer.step()
 

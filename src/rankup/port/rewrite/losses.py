@@ -113,9 +113,22 @@ def _named(script: Script, node: ast.Name | ast.Attribute, depth: int) -> Declar
         and not any(at is node for at in walk(one))
     ]
     kind = _either(values) if values else Kind.UNKNOWN
+    if divided(script, written, scope):
+        return Kind.MEAN
     if not grown:
         return kind
     return _added([one for one in (kind, *grown) if one is not Kind.FIXED] or [Kind.FIXED])
+
+
+def divided(script: Script, name: str, scope: ast.AST) -> bool:
+    """True of a name that is divided by a number of the batch: `loss /= n`."""
+    return any(
+        isinstance(one.op, ast.Div)
+        and script.dotted(one.target) == name
+        and script.scope(one) is scope
+        and not constant(script, one.value)
+        for one in script.all(ast.AugAssign)
+    )
 
 
 def _of_parameters(node: ast.AST) -> bool:
@@ -132,7 +145,7 @@ def _at(script: Script, value: ast.expr, path: tuple[int, ...], depth: int) -> D
     if isinstance(value, ast.Tuple) and path[0] < len(value.elts):
         return _at(script, value.elts[path[0]], path[1:], depth + 1)
     if isinstance(value, ast.Call) and depth < _DEEPEST:
-        found = _function(script, value)
+        found = function_of(script, value)
         if found is not None:
             other, function = found
             kinds = [_at(other, one, path, depth + 1) for one in returned(function)]
@@ -140,7 +153,7 @@ def _at(script: Script, value: ast.expr, path: tuple[int, ...], depth: int) -> D
     return Kind.UNKNOWN
 
 
-def _function(script: Script, call: ast.Call) -> tuple[Script, Function] | None:
+def function_of(script: Script, call: ast.Call) -> tuple[Script, Function] | None:
     """The function of the script's own files that a call runs; of a module its `forward`."""
     flow = script.whole_flow
     found = flow.definition(script.file, call.func)
@@ -197,7 +210,7 @@ def _called(script: Script, call: ast.Call, depth: int) -> Declared:
         return declared(script, value, depth + 1)
     if value is not None and _root_fixed(script, value, depth):
         return Kind.FIXED
-    found = _function(script, call)
+    found = function_of(script, call)
     if found is not None:
         other, function = found
         kinds = [declared(other, one, depth + 1) for one in returned(function)]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ...script.effects import callee, leads_to
 from ...script.flow import call_name
-from ...script.names import Function
+from ...script.names import Function, walk
 from ...script.roles import Script
 from ...script.source import File
 from .facts import RANK_WORDS, calls_in
@@ -64,6 +64,24 @@ def guard(file: File, script: Script, node: ast.AST, depth: int = _DEPTH) -> Gua
         for where, call in script.flow.callers.get(function, ())
     }
     return kinds.pop() if len(kinds) == 1 else ""
+
+
+def runs(file: File, script: Script, node: ast.AST) -> bool:
+    """False of what stands in a module, and the script does not come to."""
+    if file is script.file:
+        return True
+    for up in file.names.up(node):
+        if isinstance(up, ast.If) and any(
+            isinstance(one, ast.Name) and one.id == "__name__" for one in walk(up.test)
+        ):
+            return False
+        if isinstance(up, Function) and isinstance(file.names.parents[up], ast.Module):
+            return any(
+                any(one.id == up.name for one in where.names.all(ast.Name))
+                or any(one.attr == up.name for one in where.names.all(ast.Attribute))
+                for where in script.files
+            )
+    return True
 
 
 def rank0_first(file: File, script: Script, node: ast.AST) -> bool:

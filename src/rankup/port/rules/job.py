@@ -13,7 +13,7 @@ from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import STEP_SCHEDULES, last, root, words
 from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string
-from .guards import rank0_first
+from .guards import rank0_first, runs
 from .rule import Hit, Rule
 
 # Schedules of which an argument is a number of steps.
@@ -30,7 +30,9 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
     """RK177: compute nodes have no network."""
     for call in file.names.all(ast.Call):
         found = fetched(file, call)
-        if found is not None and found.certain and not _ahead(file, script, call):
+        if found is None or not found.certain or not runs(file, script, call):
+            continue
+        if not _ahead(file, script, call):
             yield Hit(
                 call,
                 f"{found.what} in the job: compute nodes have no network, and ranks would race",

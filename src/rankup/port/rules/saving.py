@@ -13,7 +13,7 @@ from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
 from .facts import calls, caught, ranked, starred, string, wrapped
-from .guards import guard, rank0_first
+from .guards import guard, rank0_first, runs
 from .rule import Hit, Rule
 
 # Calls that fail on the second rank, since the first has done it.
@@ -34,7 +34,7 @@ def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
             continue
         if guard(file, script, site.node) or _own_name(file, script, site.node):
             continue
-        if rank0_first(file, script, site.node):
+        if rank0_first(file, script, site.node) or not runs(file, script, site.node):
             continue
         yield Hit(
             site.node,
@@ -116,6 +116,8 @@ def file_race(file: File, script: Script) -> Iterator[Hit]:
             continue
         if guard(file, script, call) or rank0_first(file, script, call):
             continue
+        if not runs(file, script, call):
+            continue
         if any(ranked(script, file, arg) for arg in arguments_of(call)[:1]):
             continue
         yield Hit(
@@ -161,6 +163,8 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
         if site.path is not None and ranked(script, file, site.path):
             continue
         if _swallowed(script, site) or rank0_first(file, script, site.node):
+            continue
+        if not runs(file, script, site.node):
             continue
         yield Hit(
             site.node,

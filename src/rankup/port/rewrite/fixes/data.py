@@ -239,7 +239,10 @@ def _drawn_batches(context: Context) -> list[ast.Call]:
         call
         for call in script.all(ast.Call)
         if script.called(call) in drawers
-        and any(loop.trains and loop.node in script.above(call) for loop in context.training.loops)
+        and any(
+            loop.trains and loop.node in script.above(call) and not context.training.sources(loop)
+            for loop in context.training.loops
+        )
     ]
 
 

@@ -127,6 +127,8 @@ def _decided_here(context: Context, call: ast.Call, statement: ast.AST, names: s
             )
         if isinstance(up, ast.Call) and call_name(up) not in _HARMLESS:
             return True
+        if isinstance(up, ast.Call) and isinstance(up.func, ast.Attribute):
+            names = names | mentioned(up.func.value)  # `values.append(evaluate())`
         if up is statement:
             break
     return bool(names) and decides(context, names, script.scope(call), statement)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ....script.effects import callee, fetched, leads_to, sites_in, written
+from ....script.effects import callee, fetched, leads_to, written
 from ....script.flow import Flow, call_name, given
 from ....script.names import walk
 from ....script.roles import LoopNode
@@ -119,7 +119,12 @@ def _constructed(context: Context) -> None:
             continue
         init = flow.member(file, owner, "__init__")
         reached = leads_to(flow, *init) if init is not None else []
-        writes = any(sites_in(flow, *one) for one in reached)
+        writes = any(
+            written(flow, where, node) is not None or changes_files(where, node)
+            for where, one in reached
+            for node in walk(*one.body)
+            if isinstance(node, ast.Call)
+        )
         if not writes and not bases & _PROCESSING:
             continue
         inside = {one for where, one in reached if where is script.file}
@@ -144,10 +149,18 @@ def _constructed(context: Context) -> None:
 def _fetches(context: Context, call: ast.Call) -> bool:
     """Whether a call fetches, but through a function of the script, which is changed itself."""
     script = context.script
-    if fetched(script.file, call) is None:
-        return False
     found = callee(script.whole_flow, script.file, call)
-    return found is None or found[0] is not script.file
+    if found is not None and (found[0] is script.file or call in context.training.elsewhere):
+        return False
+    return fetched(script.file, call) is not None or (
+        found is not None
+        and any(
+            isinstance(node, ast.Call) and fetched(file, node) is not None
+            for file, function in leads_to(script.whole_flow, *found)
+            if file is not script.file
+            for node in walk(*function.body)
+        )
+    )
 
 
 def _meets(context: Context, node: ast.AST) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ....base.errors import UserError
 from ....script.flow import call_name, given, literal
-from ....script.names import COMPREHENSIONS, Function
+from ....script.names import COMPREHENSIONS, Function, walk
 from ....script.roles import LoopNode
 from ....script.torch_names import words
 from ..context import Context
@@ -19,6 +19,9 @@ from ..training import Loop
 from ..values import Kind, Values
 from .data import draws, steers
 
+# These cut a value off its graph, and these only change its form.
+_CUTS = words("item detach numpy tolist")
+_FORMS = words("cpu cuda to float double half clone")
 _READS = words("item detach cpu numpy float double clone tolist data")
 _SHOWS = words(
     "print log info debug warning write set_postfix set_postfix_str set_description "
@@ -161,17 +164,40 @@ class Region:
         if not given_:
             return True  # a parameter of a step
         before = [one for one in given_ if self.script.span(one)[1] <= at] or given_
-        return before[-1] in self.losses.defined[name]
+        while before and self._another_form(before[-1], name):
+            before.pop()
+        return not before or before[-1] in self.losses.defined[name]
+
+    def _another_form(self, statement: ast.stmt, name: str) -> bool:
+        """True of `loss = loss.float()`."""
+        value = value_of(self.script, statement, name)
+        return (
+            isinstance(value, ast.Call)
+            and isinstance(value.func, ast.Attribute)
+            and value.func.attr in _FORMS
+            and self.script.dotted(value.func.value) == name
+        )
 
     def reading(self, node: ast.AST) -> Kind | None:
-        """What `loss.item()`, `float(loss)`, `loss.detach().cpu()` are; None of anything else."""
+        """What `loss.item()`, `float(loss)`, `loss.detach().cpu()` are; None of anything else.
+
+        `loss.cpu()` is none: the backward may still start from it.
+        """
+        names = [call_name(one) for one in walk(node) if isinstance(one, ast.Call)]
+        data = any(isinstance(one, ast.Attribute) and one.attr == "data" for one in walk(node))
+        function = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if not (data or function or set(names) & _CUTS):
+            return None
+        return self._read(node)
+
+    def _read(self, node: ast.AST) -> Kind | None:
         match node:
             case ast.Call(func=ast.Name(id="float"), args=[value]):
-                return self.known(value) or self.reading(value)
+                return self.known(value) or self._read(value)
             case ast.Call(func=ast.Attribute(value=value, attr=attr), args=[]) if attr in _READS:
-                return self.known(value) or self.reading(value)
+                return self.known(value) or self._read(value)
             case ast.Attribute(value=value, attr="data"):
-                return self.known(value) or self.reading(value)
+                return self.known(value) or self._read(value)
             case ast.Subscript(value=ast.Attribute(value=value, attr="data"), slice=at):
                 return self.known(value) if literal(at) == 0 else None
         return None

@@ -11,7 +11,7 @@ from ....script.names import Function
 from ...rules.masked import counted_by
 from ..context import Context
 from ..expressions import words
-from ..losses import reduction
+from ..losses import divided, function_of, reduction
 from ..models import assigned
 from ..script import Script
 from ..training import Loop
@@ -97,10 +97,8 @@ def masked(
     if found or depth > 3:
         return found
     for call in calls:
-        function = script.called(call)
-        if function is not None and any(
-            masked(context, value, None, depth + 2) for value in returned(function)
-        ):
+        own = function_of(script, call)
+        if own is not None and _counts(context, *own, depth):
             found.append(Masked(call, ""))
     if found:
         return found
@@ -116,6 +114,17 @@ def masked(
 
 def _masked(context: Context, call: ast.Call) -> Masked | None:
     return _of_torch(context, call) or _of_transformers(context, call) or _packed(context, call)
+
+
+def _counts(context: Context, other: Script, function: Function, depth: int) -> bool:
+    """Whether a function of the script's files returns a mean over some of its targets."""
+    values = returned(function)
+    parts = [one for value in values for one in other.inside(value, ast.Name)]
+    if any(divided(other, one.id, function) for one in parts):
+        return True
+    if other is not context.script:
+        return False
+    return any(masked(context, value, None, depth + 2) for value in values)
 
 
 def _selected(script: Script, call: ast.Call) -> Masked | None:

@@ -1,0 +1,261 @@
+"""The numbers of a port: put together where that is right whatever runs, else left and said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.port.check import check
+from rankup.port.rewrite.ported import Ported, port
+from tests.conftest import RunRankup
+
+HEAD = """import math
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(22, 5), torch.randn(22, 5))
+loader = DataLoader(data, batch_size=6, shuffle=True)
+held = DataLoader(data, batch_size=4)
+model = torch.nn.Linear(5, 5)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = torch.nn.MSELoss()
+"""
+TRAINING = """for epoch in range(2):
+    model.train()
+    a, b = 0, 0
+    for x, y in loader:
+        out = model(x)
+        loss = criterion(out, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        # in training
+    print(a, b)
+"""
+EVALUATION = """model.eval()
+a, b, rows = 0, 0, []
+with torch.no_grad():
+    for x, y in held:
+        out = model(x)
+        # in it
+print(a, b, rows)
+"""
+
+
+def _ported(folder: Path, text: str) -> Ported:
+    path = folder / "train.py"
+    path.write_text(text)
+    ported = port(path)
+    (folder / "train_dist.py").write_text(ported.text)
+    found = {one.code for one in check([folder / "train_dist.py"])}
+    assert not found & {"RK111", "RK122", "RK127", "RK128", "RK183", "RK184"}
+    # What port leaves in the training loop, check still finds.
+    assert "RK121" not in found or ported.left
+    return ported
+
+
+@pytest.mark.parametrize(
+    ("line", "behind"),
+    [
+        ("a += (out.argmax(1) == y.argmax(1)).sum().item()", "a = rankup.total(a)"),
+        ("a += out.gt(y).float().sum()", "a = rankup.total(a)"),
+        ("a += criterion(out, y).item() * x.size(0); b += len(y)", "a, b = rankup.total(a, b)"),
+        ("a = a + F.l1_loss(out, y, reduction='sum').item()", "a = rankup.total(a)"),
+        ("a += (out > y).float().mean().item() * x.shape[0]", "a = rankup.total(a)"),
+        ("rows.extend(out.argmax(dim=1).tolist())", "rows = rankup.gather(rows)"),
+    ],
+)
+def test_an_evaluation_of_sums_over_samples_is_sharded(
+    line: str, behind: str, tmp_path: Path
+) -> None:
+    text = HEAD + TRAINING + EVALUATION.replace("# in it", line)
+    ported = _ported(tmp_path, text)
+    assert "for x, y in rankup.shard(held, train=False):" in ported.text
+    assert f"    {behind}\nprint(a, b, rows)" in ported.text
+    assert not ported.left
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a += criterion(out, y).item()",
+        "a += 10 * math.log10(1 / criterion(out, y).item()) * x.size(0)",
+        "a += (out > out.mean()).sum().item()",
+        "a += (out[torch.randperm(len(x))] > y).sum().item()",
+        "a += out.softmax(0).sum().item()",
+        "a += F.cross_entropy(out, y.argmax(1), ignore_index=0).item() * len(x)",
+        "a += F.cross_entropy(out, y.argmax(1), weight=w).item() * len(x)",
+        "a += unknown(out, y)",
+        "a = max(a, out.max().item())",
+        "a += 1",
+        "rows.append(out.tolist())",
+        "rows += [out]",
+        "meter.update(out, y)",
+        "print((out > y).sum().item())",
+        "model.seen = (out > y).sum().item()",
+        "if len(x) == 4:\n            a += (out > y).sum().item()",
+        "a += (out > y).sum().item()\n        break",
+        "a += x.num_graphs",
+    ],
+)
+def test_any_other_evaluation_stays_as_on_one_gpu(line: str, tmp_path: Path) -> None:
+    ported = _ported(tmp_path, HEAD + TRAINING + EVALUATION.replace("# in it", line))
+    loop = EVALUATION.replace("# in it", line)
+    assert ported.text.endswith(loop)
+    [note] = ported.left
+    assert note.text.startswith("every rank evaluates everything, which is exact: ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("held = DataLoader(data, batch_size=4)", "held = DataLoader(data, 4, collate_fn=pad)"),
+        ("held = DataLoader(data, batch_size=4)", "held = DataLoader(data)"),
+        ("held = DataLoader(data, batch_size=4)", "held = mine.loader(data)"),
+        ("model.eval()\na, b", "a, b"),
+        ("a, b, rows = 0, 0, []", "a, b, rows = 5, 0, []"),
+        ("print(a, b, rows)", "print(a, b, rows, out)"),
+    ],
+)
+def test_an_evaluation_is_left_whole_where_its_parts_are_not_seen(
+    old: str, new: str, tmp_path: Path
+) -> None:
+    text = HEAD + TRAINING + EVALUATION.replace("# in it", "a += (out > y).sum().item()")
+    assert "rankup.total" in _ported(tmp_path, text).text
+    assert "rankup.total" not in _ported(tmp_path, text.replace(old, new)).text
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ("a += loss.item()", "a += rankup.batch_mean(loss.item())"),
+        ("a += loss.item() * len(x)", "rankup.batch_mean(loss.item()) * rankup.batch_sum(len(x))"),
+        ("b += (out > y).sum().item()", "b += rankup.batch_sum((out > y).sum().item())"),
+        ("print(f'{float(loss):.3f}')", "{rankup.batch_mean(float(loss)):.3f}"),
+        ("if not torch.isfinite(loss):\n            break", "isfinite(rankup.batch_mean(loss))"),
+        ("if y.sum() < 0:\n            break", "if rankup.broadcast(y.sum() < 0):"),
+    ],
+)
+def test_what_is_known_of_a_batch_is_of_the_whole_one(
+    line: str, becomes: str, tmp_path: Path
+) -> None:
+    assert becomes in _ported(tmp_path, HEAD + TRAINING.replace("# in training", line)).text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "print(out.mean().item(), x.num_graphs)",
+        "a += accuracy(out, y); b += len(y); print(a / b)",
+        "print(loss.item() / x.num_graphs)",
+        "print(criterion(out, y + 1).item())",
+        "if random.random() < 0.1:\n            print(loss.item())",
+    ],
+)
+def test_what_is_not_known_is_rank_0s_and_said(line: str, tmp_path: Path) -> None:
+    """Means, counts and ratios are not told apart by their names."""
+    ported = _ported(tmp_path, "import random\n" + HEAD + TRAINING.replace("# in training", line))
+    assert line in ported.text
+    assert ported.left or "random" in line
+
+
+DECIDES = """def evaluate():
+    model.eval()
+    total = 0.0
+    with torch.no_grad():
+        for x, y in held:
+            total += criterion(model(x), y).item()
+    return total / len(held)
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ("value = evaluate()\n    if value < best: best = value", "value = rankup.broadcast(evaluate())"),
+        ("scheduler.step(evaluate())", "scheduler.step(rankup.broadcast(evaluate()))"),
+        ("value = evaluate()\n    stopper(value)", "value = rankup.broadcast(evaluate())"),
+        ("values.append(evaluate())\n    if values[-1] > values[0]: break", "append(rankup.broadcast("),
+        ("print(evaluate())", "print(evaluate())"),
+        ("value = evaluate()\n    print(f'{value:.3f}')", "value = evaluate()\n"),
+    ],
+)  # fmt: skip
+def test_what_an_evaluation_decides_is_rank_0s(line: str, becomes: str, tmp_path: Path) -> None:
+    text = HEAD + DECIDES + "best = 9.0\nvalues = []\n" + TRAINING.replace("print(a, b)", line)
+    ported = _ported(tmp_path, text)
+    assert becomes in ported.text
+
+
+def test_what_an_evaluation_of_its_own_loop_decides_is_rank_0s(tmp_path: Path) -> None:
+    body = EVALUATION.replace("# in it", "a += criterion(out, y).item()")
+    ended = body.replace("print(a, b, rows)", "mean = a / 6\nif mean < 1:\n    torch.save(a, 'a')")
+    assert "mean = rankup.broadcast(a / 6)" in _ported(tmp_path, HEAD + TRAINING + ended).text
+    bare = body.replace("print(a, b, rows)", "if a < 1:\n    torch.save(a, 'a')")
+    assert "a = rankup.broadcast(a)\n" in _ported(tmp_path, HEAD + TRAINING + bare).text
+
+
+BOTH = """def run(loader, train):
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        {test}
+            loss.backward()
+            optimizer.step()
+
+run(loader, True)
+with torch.no_grad():
+    run(held, False)
+"""
+
+
+def test_a_loop_for_both_is_sharded_where_it_trains(tmp_path: Path) -> None:
+    text = HEAD + BOTH.replace("{test}", "if train:")
+    assert "rankup.shard(loader) if train else loader:" in _ported(tmp_path, text).text
+    for test in ("if chosen(train):", "with torch.enable_grad():"):
+        with pytest.raises(UserError, match="trains and evaluates"):
+            _ported(tmp_path, HEAD + BOTH.replace("{test}", test))
+
+
+@pytest.mark.parametrize(
+    ("loss", "becomes"),
+    [
+        ("criterion(out, y).sum()", "loss.backward()"),
+        ("F.mse_loss(out, y, reduction='sum') + out.abs().sum()", "rankup.summed(loss).backward()"),
+        ("(out - y).pow(2).sum() / len(x)", "loss.backward()"),
+        ("(out - y).pow(2).sum() / 6", "rankup.summed(loss).backward()"),
+        ("criterion(out, y) + sum(p.pow(2).sum() for p in model.parameters())", "loss.backward()"),
+    ],
+)
+def test_a_sum_is_told_from_a_mean_by_what_it_is_made_of(
+    loss: str, becomes: str, tmp_path: Path
+) -> None:
+    text = HEAD + TRAINING.replace("criterion(out, y)", loss)
+    assert f"        {becomes}\n" in _ported(tmp_path, text).text
+
+
+def test_a_sum_beside_a_mean_is_refused(tmp_path: Path) -> None:
+    text = TRAINING.replace("criterion(out, y)", "criterion(out, y) + (out - y).abs().sum()")
+    with pytest.raises(UserError, match="adds up over the samples in one part"):
+        _ported(tmp_path, HEAD + text)
+
+
+def test_noise_of_a_batch_is_left_alone_but_for_its_size(tmp_path: Path) -> None:
+    head = HEAD.replace("batch_size=6", "batch_size=size")
+    head = head.replace("import math", "import numpy as np\nsize = 6")
+    noise = "z = torch.tensor(np.random.normal(0, 1, (x.shape[0], 3)))"
+    text = head + TRAINING.replace("# in training", noise)
+    assert noise in _ported(tmp_path, text).text
+    whole = text.replace("(x.shape[0], 3)", "(size, 3)")
+    assert "(0, 1, (x.size(0), 3))" in _ported(tmp_path, whole).text
+
+
+def test_the_option_lists_what_stands_in_the_way(tmp_path: Path, rankup_here: RunRankup) -> None:
+    text = HEAD + TRAINING + EVALUATION.replace("# in it", "rows.append(out)")
+    (tmp_path / "train.py").write_text(text)
+    done = rankup_here(["port", "--shard-eval", "train.py"])
+    assert done.returncode == 0
+    assert "`rows.append(out)` is no sum over samples" in done.stdout
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
