@@ -96,6 +96,12 @@ def read(script: Path, args: tuple[str, ...] = (), folder: Path | None = None) -
     return Reading(tuple(found), modules.notes)
 
 
+def fetches(dotted: str) -> bool:
+    """True of a library call that fetches whatever its arguments are, by its full name."""
+    rule = _rule(dotted)
+    return rule is not None and rule not in _BY_ARGUMENTS
+
+
 def _all(constants: Constants) -> list[Download]:
     found: dict[Download, None] = {}
     made: set[str] = set()
@@ -572,6 +578,21 @@ CALLS: Mapping[str, tuple[tuple[str, Rule], ...]] = {
     "fsspec": ((r"open(_files)?", _from_url),),
     "os": ((r"(system|popen)", _command),),
     "subprocess": ((r"\w+", _command),),
+}
+
+
+# What these fetch, and whether they do, depends on their arguments.
+_BY_ARGUMENTS = {
+    _load_dataset,
+    _from_pretrained,
+    _pipeline,
+    _sentence_transformer,
+    _timm,
+    _dataset,
+    _model,
+    _learner,
+    _from_url,
+    _command,
 }
 
 
