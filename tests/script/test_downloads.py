@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.script.downloads import Download, read
+from rankup.script.downloads import Download, fetches, read
 
 
 def found(folder: Path, text: str, *args: str) -> list[Download]:
@@ -248,3 +248,11 @@ def test_each_place_is_named_once_with_file_and_line(tmp_path: Path) -> None:
     )
     assert (one.file, one.line, one.how) == (tmp_path / "train.py", 4, "load_dataset")
     assert (two.file, two.line, two.how) == (tmp_path / "data.py", 3, "nltk.download")
+
+
+def test_some_calls_fetch_whatever_their_arguments_are() -> None:
+    assert fetches("torch.hub.load")
+    assert fetches("sklearn.datasets.fetch_openml")
+    assert not fetches("datasets.load_dataset"), "it reads local files, too"
+    assert not fetches("subprocess.run")
+    assert not fetches("torch.load")
