@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import Literal
 
+from .downloads import fetches
 from .flow import Flow, Origin, argument, call_name, given, is_none, literal
 from .models import role, unique
 from .names import Function, walk
@@ -21,14 +22,10 @@ _CHECKPOINTS = words(
 )
 _LOADS = frozenset({"torch.load"})
 
-# What downloads, by its last word; and what does by its full name.
+# What downloads, by its last word alone; `downloads.CALLS` has what does by its full name.
 _FETCHERS = words(
     "untar_data urlretrieve load_state_dict_from_url download_url download_url_to_file "
     "snapshot_download hf_hub_download download_and_extract_archive"
-)
-_FULL_FETCHERS = words(
-    "torch.hub.load urllib.request.urlopen requests.get nltk.download wget.download gdown.download "
-    "kagglehub.dataset_download tiktoken.get_encoding"
 )
 _HUBS = words("transformers datasets diffusers huggingface_hub torchvision timm")
 _MOST = 60  # functions that one call leads to
@@ -313,7 +310,7 @@ class Fetch:
 def fetched(file: File, call: ast.Call) -> Fetch | None:
     """What a call brings from the network where it is not there yet; None where it does not."""
     dotted, name = file.names.called(call), call_name(call)
-    if name in _FETCHERS or dotted in _FULL_FETCHERS:
+    if name in _FETCHERS or fetches(dotted):
         return Fetch(f"{dotted if name == 'load' else name} downloads")
     if literal(argument(call, "download")) is True:
         return Fetch("download=True")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_reading_downloads import names
+from .test_downloads import names
 
 LOAD = "from datasets import load_dataset\n"
 
@@ -44,6 +44,25 @@ def _names(folder: Path, text: str, *args: str) -> list[str]:
         ("def f(n='a'):\n    load_dataset(n)\n", ["a"]),
         ("def f(n):\n    load_dataset(n)", ["?n is an argument of f, which nothing calls"]),
         ("n = 'a'\nn = n + 'b'\nload_dataset(n)", ["?n is computed"]),
+        (
+            "def f():\n    global n\n    n = 'b'\nn = 'a'\nload_dataset(n)",
+            ["?n is set in lines 4, 5"],
+        ),
+        (
+            "class C:\n    def __init__(self):\n        self.n = 'a'\n    def set(self):\n"
+            "        self.n = 'b'\n    def go(self):\n        load_dataset(self.n)",
+            ["?n is set in lines 4, 6"],
+        ),
+        (
+            "class C:\n    def __init__(self, n='a'):\n        super().__init__()\n"
+            "        load_dataset(n)\nC('b')",
+            ["b"],
+        ),
+        (
+            "class T:\n    def train(self, n='a'):\n        load_dataset(n)\n"
+            "class U:\n    def train(self): ...\nT().train('b')\nU().train()",
+            ["b"],
+        ),
         ("if False:\n    load_dataset('a')", []),
         ("if __name__ == '__main__':\n    load_dataset('a')", ["a"]),
         ("def f():\n    return\n    yield\nload_dataset(f())", ["?it is computed"]),
@@ -147,6 +166,18 @@ Net()
     assert name.startswith("?")
 
 
+def test_an_argument_that_the_script_sets_itself_is_not_known(tmp_path: Path) -> None:
+    text = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--name", default="a")
+args = parser.parse_args()
+args.name = args.name + "/b"
+load_dataset(args.name)
+"""
+    assert _names(tmp_path, text) == ["?args.name is set in line 7"]
+
+
 def test_constants_of_local_modules_are_followed(tmp_path: Path) -> None:
     (tmp_path / "config.py").write_text("NAME = 'a'\nTABLE = {'x': 'b'}\n")
     (tmp_path / "pkg").mkdir()
@@ -193,6 +224,14 @@ f(f)
 x = x.y()
 x.z(load_dataset(x.w))
 """
+    assert all(name.startswith("?") for name in _names(tmp_path, text))
+
+
+def test_names_that_modules_import_from_each_other_end(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("from b import fetch\n")
+    (tmp_path / "b.py").write_text("from a import fetch\nfrom c import *\n")
+    (tmp_path / "c.py").write_text("from b import *\n")
+    text = "from a import fetch\nfrom c import other\nload_dataset(fetch())\nother(fetch.name)"
     assert all(name.startswith("?") for name in _names(tmp_path, text))
 
 

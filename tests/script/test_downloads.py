@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.reading import Download, read
+from rankup.script.downloads import Download, fetches, read
 
 
 def found(folder: Path, text: str, *args: str) -> list[Download]:
@@ -114,6 +114,15 @@ def names(folder: Path, text: str, *args: str) -> list[str]:
             False,
         ),
         ("import nltk\nnltk.download('punkt')", "other", "punkt", False),
+        ("import tiktoken\ntiktoken.get_encoding('gpt2')", "other", "gpt2", False),
+        ("from medmnist import PathMNIST\nPathMNIST(download=True)", "other", "PathMNIST", False),
+        (
+            "import rankup\nfrom datasets import load_dataset\n"
+            "rankup.rank0_first(load_dataset, 'xsum', split='test')",
+            "dataset",
+            "xsum",
+            True,
+        ),
         ("import pandas as p\np.read_csv('http://e.org/a')", "url", "http://e.org/a", False),
         (
             "from functools import partial\nfrom datasets import load_dataset\n"
@@ -144,6 +153,7 @@ def test_a_call_that_fetches_is_found(
         "import torch\ntorch.hub.load('.', 'net', source='local')",
         "import pandas as pd\npd.read_csv('a.csv')",
         "import os\nos.system('nproc')",
+        "import torch\ntorch.nn.Embedding.from_pretrained(torch.zeros(2, 2))",
         "# load_dataset('xsum')\n'''load_dataset(\"xsum\")'''",
         "from transformers import AutoModel\nm.save_pretrained('out')\n"
         "AutoModel.from_pretrained('out')",
@@ -238,3 +248,11 @@ def test_each_place_is_named_once_with_file_and_line(tmp_path: Path) -> None:
     )
     assert (one.file, one.line, one.how) == (tmp_path / "train.py", 4, "load_dataset")
     assert (two.file, two.line, two.how) == (tmp_path / "data.py", 3, "nltk.download")
+
+
+def test_some_calls_fetch_whatever_their_arguments_are() -> None:
+    assert fetches("torch.hub.load")
+    assert fetches("sklearn.datasets.fetch_openml")
+    assert not fetches("datasets.load_dataset"), "it reads local files, too"
+    assert not fetches("subprocess.run")
+    assert not fetches("torch.load")

@@ -1,4 +1,4 @@
-"""What one fetch has brought, for its record and for the user."""
+"""The result of fetching one thing: what is here now, for its record and the user, or an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..record import Item, Proof
 
 
 @dataclass(frozen=True)
-class Came:
+class FetchResult:
     """One thing that is here now.
 
     Attributes:
@@ -23,3 +23,7 @@ class Came:
     proof: Proof = "none"
     note: str = ""
     lines: tuple[str, ...] = ()
+
+
+class FetchFailed(Exception):  # noqa: N818 - the fetch failed, the program did what it should
+    """Why, and what to do; the message has no query and no credentials of a URL in it."""

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.login.reading import imports, read
+from rankup.script.downloads import read
+from rankup.script.modules import gather, imports
 
 
 def _script(folder: Path, text: str | bytes, name: str = "train.py") -> Path:
@@ -66,11 +67,24 @@ def test_local_modules_are_read_and_not_listed(tmp_path: Path) -> None:
     path = _script(tmp_path, text)
     modules = sorted(one.module for one in imports(path))
     assert modules == ["datasets", "numpy", "pandas", "scipy", "torch"]
-    names = sorted(file.relative_to(tmp_path).as_posix() for file in read(path).files)
+    names = sorted(one.path.relative_to(tmp_path).as_posix() for one in gather(path).files)
     assert names == [
         *("beside.py", "models/net.py", "pkg/__init__.py", "pkg/deep/leaf.py", "pkg/inner.py"),
         "train.py",
     ]
+
+
+def test_packages_of_the_repository_are_local(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    _script(tmp_path, "from . import layers\nimport numpy", "src/net/__init__.py")
+    _script(tmp_path, "import scipy", "src/net/layers.py")
+    _script(tmp_path, "import pandas", "tools/files.py")
+    _script(tmp_path, "import sympy", "types.py")
+    text = "import net\nimport types\nfrom tools.files import load"
+    path = _script(tmp_path, text, "scripts/train.py")
+    assert sorted(one.module for one in imports(path)) == ["numpy", "pandas", "scipy", "types"]
+    found = gather(path)
+    assert found.find("net.layers.Dense") == (found.files[3], ["Dense"])
 
 
 def test_an_import_is_as_optional_as_the_only_way_to_it(tmp_path: Path) -> None:
@@ -100,19 +114,19 @@ def test_a_script_of_another_encoding_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"import a\nx = = 1\n", r"train\.py:2: not Python: invalid syntax"),
-        (b"x = '\xff'\n", r"train\.py.*: not Python: "),
-        (b"# coding: klingon\n", r"train\.py.*: not Python: "),
-        (b"x = " + b"(" * 5000 + b")" * 5000, r"train\.py.*(nested|parenthes)"),
-        (b"x = " + b"+".join([b"a"] * 50_000), r"train\.py: nested too deeply"),
-        (b"#" * 1_000_001, r"train\.py: larger than 1 MB, which is not read"),
+        (b"import a\nx = = 1\n", r"train\.py:2: no valid Python: invalid syntax"),
+        (b"x = '\xff'\n", r"train\.py:1: .*encoding"),
+        (b"# coding: klingon\n", r"train\.py:1: .*klingon"),
+        (b"x = " + b"(" * 5000 + b")" * 5000, r"train\.py:1: .*(nested|parenthes)"),
+        (b"x = " + b"+".join([b"a"] * 50_000), r"train\.py:1: nested too deeply"),
+        (b"#" * 4_200_000, r"train\.py:1: more than 4 MiB"),
     ],
 )
 def test_a_script_that_cannot_be_read_is_refused_in_one_line(
     tmp_path: Path, data: bytes, message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        read(_script(tmp_path, data))
+        gather(_script(tmp_path, data))
     assert "\n" not in str(caught.value)
 
 
@@ -131,18 +145,18 @@ def test_a_large_script_is_read_to_its_end(tmp_path: Path, line: str) -> None:
 
 def test_a_local_module_that_is_no_python_is_noted(tmp_path: Path) -> None:
     _script(tmp_path, "print 'old'", "old.py")
-    reading = read(_script(tmp_path, "import old\nimport a\nfrom old import x"))
-    assert [one.module for one in reading.imports] == ["a"]
-    [note] = reading.notes
-    assert "old.py:1: not Python" in note
+    found = gather(_script(tmp_path, "import old\nimport a\nfrom old import x"))
+    assert [one.module for one in found.imports] == ["a"]
+    [note] = found.notes
+    assert "old.py:1: no valid Python" in note
 
 
 def test_so_many_modules_that_not_all_are_read_are_noted(tmp_path: Path) -> None:
     for number in range(250):
         _script(tmp_path, f"import torch, m{number + 1}", f"m{number}.py")
-    reading = read(_script(tmp_path, "import m0"))
-    assert reading.notes == ("200 local modules are read; the others are not",)
-    assert len(reading.files) == 200
+    found = gather(_script(tmp_path, "import m0"))
+    assert found.notes == ("200 local modules are read; the others are not",)
+    assert len(found.files) == 200
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:

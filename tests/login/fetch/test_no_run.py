@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.reading import show_downloads
+from rankup.login.fetch.no_run import show
 from rankup.site import config
 
 SCRIPT = """
@@ -40,7 +40,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_found_is_ready_to_be_typed(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert show_downloads(script, ("--model", "t5"), as_json=False) == 0
+    assert show(script, ("--model", "t5"), as_json=False) == 0
     out = capsys.readouterr().out
     [line] = [line for line in out.splitlines() if line.startswith("  rankup fetch --")]
     assert shlex.split(line)[2:] == [
@@ -56,7 +56,7 @@ def test_what_is_found_is_ready_to_be_typed(
 
 
 def test_the_table_is_read_by_rankup_toml(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show_downloads(script, (), as_json=True)
+    show(script, (), as_json=True)
     said = json.loads(capsys.readouterr().out)
     script.with_name("rankup.toml").write_text(said["table"])
     needs = config.load(Path.cwd()).fetch
@@ -73,7 +73,7 @@ def test_a_script_that_fetches_nothing_says_so(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.write_text("print(1)\n")
-    assert show_downloads(script, (), as_json=False) == 0
+    assert show(script, (), as_json=False) == 0
     out = capsys.readouterr().out
     assert out == (
         "reading train.py finds no call that fetches something; to be sure: rankup fetch train.py\n"
@@ -82,7 +82,7 @@ def test_a_script_that_fetches_nothing_says_so(
 
 def test_names_cannot_move_the_cursor(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script.write_text("import nltk\nnltk.download('a\\x1b[2Jb\\nc')\n")
-    show_downloads(script, (), as_json=False)
+    show(script, (), as_json=False)
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "a\\x1b[2Jb\\x0ac" in out

@@ -11,66 +11,59 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...base.text import clean
-from .found import Download
-from .whole import read
+from ...script.downloads import Download, read
+
+_OPTIONS = {"dataset": "--dataset", "model": "--model", "url": "--url"}
 
 
-def show_downloads(script: Path, args: tuple[str, ...], *, as_json: bool) -> int:
-    """Print what the script fetches, how to fetch it, and what reading cannot know; 0.
+def show(script: Path, args: tuple[str, ...], *, as_json: bool) -> int:
+    """Print what the script fetches, how to fetch it, and what its text does not tell; 0.
 
     Raises:
         UserError: it cannot be read, or is not Python.
     """
-    reading = read(script, args)
-    found = reading.downloads
+    found = read(script, args)
     if as_json:
         values = {
             "script": str(script.resolve()),
             "args": list(args),
-            "downloads": [{**asdict(one), "file": str(one.file)} for one in found],
-            "command": command(found),
-            "table": table(found),
-            "notes": list(reading.notes),
+            "downloads": [{**asdict(one), "file": str(one.file)} for one in found.downloads],
+            "command": _command(found.downloads),
+            "table": _table(found.downloads),
+            "notes": list(found.notes),
         }
         print(json.dumps(values, indent=2))
         return 0
-    for note in reading.notes:
+    for note in found.notes:
         print(f"note: {clean(note)}", file=sys.stderr)
-    for line in _lines(script, args, found):
+    for line in _lines(script, args, found.downloads):
         print(clean(line))
     return 0
 
 
-def command(found: Iterable[Download]) -> str:
+def _command(found: Iterable[Download]) -> str:
     """The command that fetches what can be fetched by name; empty where nothing can."""
-    words: list[str] = []
-    for one in dict.fromkeys(map(_option, found)):
-        words += one
+    options = (
+        (_OPTIONS[one.what], one.wanted, *(("--to", one.to) if one.to else ()))
+        for one in found
+        if one.by_name
+    )
+    words = [word for option in dict.fromkeys(options) for word in option]
     return shlex.join(["rankup", "fetch", *words]) if words else ""
 
 
-def table(found: Iterable[Download]) -> str:
+def _table(found: Iterable[Download]) -> str:
     """The same as a table of `rankup.toml`."""
-    found = [one for one in found if one.by_name]
+    by_name = [one for one in found if one.by_name]
     lines = []
     for key, what in (("datasets", "dataset"), ("models", "model")):
-        names = dict.fromkeys(one.wanted for one in found if one.what == what)
+        names = dict.fromkeys(one.wanted for one in by_name if one.what == what)
         if names:
             lines.append(f"{key} = [{', '.join(map(_toml, names))}]")
-    for url, to in dict.fromkeys((one.name or "", one.to) for one in found if one.what == "url"):
-        lines += [
-            "",
-            "[[fetch.urls]]",
-            f"url = {_toml(url)}",
-            *([f"to = {_toml(to)}"] if to else []),
-        ]
+    for url, to in dict.fromkeys((one.name or "", one.to) for one in by_name if one.what == "url"):
+        lines += ["", "[[fetch.urls]]", f"url = {_toml(url)}"]
+        lines += [f"to = {_toml(to)}"] if to else []
     return "\n".join(["[fetch]", *lines]) if lines else ""
-
-
-def place(one: Download) -> str:
-    """`train.py:12`, relative to where this runs."""
-    file = os.path.relpath(one.file)
-    return f"{one.file if file.startswith('..') else file}:{one.line}"
 
 
 def _lines(script: Path, args: tuple[str, ...], found: tuple[Download, ...]) -> Iterator[str]:
@@ -84,12 +77,9 @@ def _lines(script: Path, args: tuple[str, ...], found: tuple[Download, ...]) -> 
     if by_name:
         yield "can be fetched by name:"
         yield from _rows(by_name)
-        yield ""
-        yield f"  {command(by_name)}"
-        yield ""
-        yield "or, in rankup.toml, for everybody who works on this:"
-        yield ""
-        yield from (f"  {line}".rstrip() for line in table(by_name).split("\n"))
+        yield from ("", f"  {_command(by_name)}", "")
+        yield from ("or, in rankup.toml, for everybody who works on this:", "")
+        yield from (f"  {line}".rstrip() for line in _table(by_name).split("\n"))
     if known:
         yield from [""] if by_name else []
         yield "only the script's own call puts these where it looks for them:"
@@ -99,8 +89,7 @@ def _lines(script: Path, args: tuple[str, ...], found: tuple[Download, ...]) -> 
         yield "cannot be known by reading:"
         yield from _rows(unknown)
     if known or unknown:
-        yield ""
-        yield f"  {whole}"
+        yield from ("", f"  {whole}")
 
 
 def _rows(found: Iterable[Download]) -> Iterator[str]:
@@ -109,7 +98,7 @@ def _rows(found: Iterable[Download]) -> Iterator[str]:
         (
             one.what,
             one.wanted or one.why,
-            f"{one.how}, {place(one)}" + (f" ({one.why})" if one.name and one.why else ""),
+            f"{one.how}, {_place(one)}" + (f" ({one.why})" if one.name and one.why else ""),
         )
         for one in found
     ]
@@ -118,11 +107,10 @@ def _rows(found: Iterable[Download]) -> Iterator[str]:
         yield f"  {what:{widths[0]}}  {name:{widths[1]}}  {where}"
 
 
-def _option(one: Download) -> tuple[str, ...]:
-    if not one.by_name:
-        return ()
-    option = {"dataset": "--dataset", "model": "--model", "url": "--url"}[one.what]
-    return (option, one.wanted, *(("--to", one.to) if one.to else ()))
+def _place(one: Download) -> str:
+    """`train.py:12`, relative to where this runs."""
+    file = os.path.relpath(one.file)
+    return f"{one.file if file.startswith('..') else file}:{one.line}"
 
 
 def _toml(text: str) -> str:
