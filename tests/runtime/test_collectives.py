@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -218,6 +219,18 @@ def test_rank0_first(
     leaders = [ended for (_, _, ended), first in zip(answers, leads, strict=True) if first]
     followers = [began for (_, began, _), first in zip(answers, leads, strict=True) if not first]
     assert not followers or max(leaders) <= min(followers)
+
+
+def _drawn_by_the_first(world: World) -> tuple[float, float]:
+    with rank0_first():
+        if world.rank == 0:  # as where a file is missing
+            random.random()
+            torch.rand(3)
+    return random.random(), torch.rand(1).item()
+
+
+def test_what_the_first_rank_draws_parts_no_rank(ranks: RankPool) -> None:
+    assert len(set(ranks.run(3, _drawn_by_the_first))) == 1
 
 
 def _fail(rank: int, failing: int) -> None:

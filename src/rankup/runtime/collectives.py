@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
+from .random_state import STREAMS, States, capture, restore
 from .world import _place
 
 Reduction = Literal["sum", "mean", "min", "max"]
@@ -129,7 +130,8 @@ rank0_first = _Rank0First()
 
 As a context manager, `with rank0_first(): prepare()`, or as a call, `data =
 rank0_first(prepare, path)`. With `per_node=True` the first rank of each node goes first, for caches
-that every node has of its own. When a leading rank fails, every rank raises and none hangs.
+that every node has of its own. When a leading rank fails, every rank raises and none hangs. Behind
+it all ranks go on with rank 0's random states, whatever one of them has drawn in it.
 """
 
 
@@ -150,19 +152,26 @@ def _ordered(per_node: bool) -> Iterator[None]:
             failure = f"rank {rank}: {type(error).__name__}: {error}"
             _agree(failure, group)
             raise
-    _agree(failure, group)
+    states = _agree(failure, group)
     if not leads:
         yield
+    # What is made where it is missing draws on the first rank alone: all go on as that does.
+    if not STREAMS.apart:
+        restore(states)
 
 
-def _agree(failure: str, group: dist.ProcessGroup | None) -> None:
-    """Tell all ranks how the leading ones fared; raise where another one failed."""
-    failures: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(failures, failure, group=group)
+def _agree(failure: str, group: dist.ProcessGroup | None) -> States:
+    """Tell all ranks how the leading ones fared, and raise where another one failed.
+
+    Returns the random states of rank 0.
+    """
+    answers: list[tuple[str, States]] = [("", {})] * dist.get_world_size()
+    dist.all_gather_object(answers, (failure, {} if dist.get_rank() else capture()), group=group)
     dist.destroy_process_group(group)
-    failed = [text for text in failures if text]
+    failed = [text for text, _ in answers if text]
     if failed and not failure:
         raise RuntimeError(f"rank0_first: the rank that goes first failed ({'; '.join(failed)})")
+    return answers[0][1]
 
 
 def all_gather_object(value: T) -> list[T]:

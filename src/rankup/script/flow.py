@@ -114,7 +114,7 @@ class Flow:
         """The class of these files that an expression is an instance of."""
         for origin in self.origins(file, node):
             if isinstance(origin.node, ast.Call):
-                found = self.definition(origin.file, origin.node.func)
+                found = self.definition(origin.file, run_by(origin.node))
                 if found is not None and isinstance(found[1], ast.ClassDef):
                     return found[0], found[1]
         return None
@@ -356,7 +356,7 @@ class Flow:
 
     def _of_instance(self, origin: Origin, name: str, path: Path, left: int) -> list[Origin]:
         if isinstance(origin.node, ast.Call):
-            found = self.definition(origin.file, origin.node.func)
+            found = self.definition(origin.file, run_by(origin.node))
             if found and isinstance(found[1], ast.ClassDef):
                 return self._of_class(found[0], found[1], name, path, left)
         return []
@@ -380,7 +380,7 @@ class Flow:
                 for value in passed
                 for one in self._follow(file, value, path, left)
             ]
-        callee = self.definition(file, node.func)
+        callee = self.definition(file, run_by(node))
         if callee is not None and not isinstance(callee[1], ast.ClassDef):
             found = self._any(callee[0], returned(callee[1]), path, left)
             if found:
@@ -400,6 +400,11 @@ def call_name(call: ast.Call) -> str:
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def run_by(call: ast.Call) -> ast.expr:
+    """What a call runs: `f` of `f(x)` and of `rankup.rank0_first(f, x)`."""
+    return call.args[0] if call_name(call) == "rank0_first" and call.args else call.func
 
 
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:

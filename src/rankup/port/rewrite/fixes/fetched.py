@@ -152,15 +152,16 @@ def _fetches(context: Context, call: ast.Call) -> bool:
     found = callee(script.whole_flow, script.file, call)
     if found is not None and (found[0] is script.file or call in context.training.elsewhere):
         return False
-    return fetched(script.file, call) is not None or (
-        found is not None
-        and any(
-            isinstance(node, ast.Call) and fetched(file, node) is not None
-            for file, function in leads_to(script.whole_flow, *found)
-            if file is not script.file
-            for node in walk(*function.body)
-        )
-    )
+    if fetched(script.file, call) is not None or found is None:
+        return fetched(script.file, call) is not None
+    made = [
+        (file, node)
+        for file, function in leads_to(script.whole_flow, *found)
+        for node in walk(*function.body)
+        if isinstance(node, ast.Call) and file is not script.file
+    ]
+    trains = any(call_name(node) == "backward" for _, node in made)
+    return not trains and any(fetched(file, node) is not None for file, node in made)
 
 
 def _meets(context: Context, node: ast.AST) -> bool:
