@@ -254,7 +254,7 @@ def test_a_transform_that_raises_is_shown_from_the_users_own_line_on(
     assert "return data['nothing']" in said
     assert str(Path(rankup.data.__file__).parent) not in said  # no line of ours
     Path("bench_hangs.py").write_text("import time\ndef wait(data, rng):\n    time.sleep(60)\n")
-    monkeypatch.setattr(parts, "_PATIENCE", 0.2)
+    monkeypatch.setattr(parts, "PATIENCE", 0.2)
     assert bench_data(Asked(str(arrays), transform="bench_hangs:wait", seconds=0.3)) == 1
     said = capsys.readouterr().err
     assert "time.sleep(60)" in said

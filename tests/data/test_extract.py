@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -194,17 +197,22 @@ def test_arrays_come_back_as_numpy_saves_them(tmp_path: Path) -> None:
     assert found == expected
 
 
-def test_a_full_disk_leaves_nothing_that_looks_complete(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.fixture
+def full(root: Path) -> Iterator[Path]:
+    """The pack; new files of this process end at one byte, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    yield root
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
 
-    monkeypatch.setattr(extract, "_write", full)
-    with pytest.raises(OSError, match=r"No space.*out\.part.*rm -r"):
-        show(str(root), extract=str(root.parent / "out"))
-    assert not (root.parent / "out").exists()
-    assert (root.parent / "out.part").exists()
+
+def test_a_full_disk_leaves_nothing_that_looks_complete(full: Path) -> None:
+    with pytest.raises(OSError, match=r"File too large.*out\.part.*rm -r"):
+        show(str(full), extract=str(full.parent / "out"))
+    assert not (full.parent / "out").exists()
+    assert (full.parent / "out.part").exists()
 
 
 def test_what_cannot_fit_or_be_written_is_refused_at_once(

@@ -182,9 +182,9 @@ def test_numbers_that_are_none_and_endless_brackets_are_passed_over(
     (bad / name).write_text(text)
     found, _ = status.newest(tmp_path / "runs", NO_SLURM)
     assert [short.id for short in found] == [bad.name, good.name]
-    show_status._table(found, tmp_path)
+    show_status.print_table(found, tmp_path)
     if name != "job.json":
-        show_status._page(status.report(bad, Config(), NO_SLURM))
+        show_status.print_page(status.report(bad, Config(), NO_SLURM))
     assert bad.name in capsys.readouterr().out
 
 
@@ -208,7 +208,7 @@ def test_a_life_that_stopped_with_a_checkpoint_says_so(
     record(path, end=200, code=0, stopped=True)
     (life,) = lives.of_run(path, lives.read_job(path), NO_SLURM)
     assert life.words == "It stopped with a checkpoint before the time limit."
-    show_status._page(status.report(path, Config(), NO_SLURM))
+    show_status.print_page(status.report(path, Config(), NO_SLURM))
     assert capsys.readouterr().out.count("It stopped with a checkpoint") == 2  # now, and the life
     other = make_run(tmp_path / "runs", "20261120-120001-abcd")
     _local(other, code=0, ended="2026-11-20T12:02:00+0000", stopped=True)
@@ -319,7 +319,7 @@ def test_tasks_are_grouped_when_many(tmp_path: Path, capsys: pytest.CaptureFixtu
         )
     full = status.report(path, Config(), NO_SLURM)
     assert full.summary.state == "19 COMPLETED, 1 FAILED"
-    show_status._page(full)
+    show_status.print_page(full)
     out = capsys.readouterr().out
     assert "tasks 0-6,8-19" in out
     assert "tasks 7" in out

@@ -23,12 +23,12 @@ Step = Callable[[Any, torch.Tensor, int], None]
 class Branches(nn.Module):
     """A trunk, two branches of which a sample takes one by its sign, and a part for nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 5) -> None:
         super().__init__()
-        self.trunk = nn.Linear(4, 5)
-        self.left = nn.Linear(5, 3)
-        self.right = nn.Linear(5, 3)
-        self.unused = nn.Linear(5, 3)
+        self.trunk = nn.Linear(4, width)
+        self.left = nn.Linear(width, 3)
+        self.right = nn.Linear(width, 3)
+        self.unused = nn.Linear(width, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.branches(torch.tanh(self.trunk(x)), x[:, 0])
@@ -141,6 +141,48 @@ def _as_one_process(world: World, name: str, signs: tuple[int, ...], keep: bool)
 def test_as_one_process(ranks: RankPool, name: str, signs: tuple[int, ...]) -> None:
     for keep in (False, True):
         ranks.run(2, _as_one_process, name, signs, keep)
+
+
+def _wide(world: World) -> None:
+    """Rank 1 of 3 alone takes the right branch; each part is a bucket or more."""
+    LEDGER.samples = LEDGER.units = None
+    torch.manual_seed(0)
+    bare = Branches(150_000)
+    wrapped = wrap(copy.deepcopy(bare))
+    for step in range(3):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+        x[:, 0] = x[:, 0].abs() * torch.tensor([1, 1, -1, -1, 1, 1])
+        for net, part in ((bare, x), (wrapped, x.chunk(3)[world.rank])):
+            net.zero_grad()
+            _loss(net(part)).backward()
+        for (key, one), other in zip(bare.named_parameters(), wrapped.parameters(), strict=True):
+            assert (one.grad is None) == (other.grad is None), key
+            if one.grad is not None:
+                torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_branches_by_rank_in_several_buckets(ranks: RankPool) -> None:
+    ranks.run(3, _wide)
+
+
+def _only_within_checkpoints(world: World) -> list[str]:
+    """No parameter is reached but from a reentrant checkpoint: nobody knows when it is over."""
+    LEDGER.samples = LEDGER.units = None
+    wrapped = wrap(Branches())
+    messages = []
+    for _ in range(2):
+        x = torch.ones(2, 4, requires_grad=True)
+        try:
+            checkpoint(wrapped.trunk, x, use_reentrant=True).sum().backward()
+        except RuntimeError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_what_cannot_be_exchanged_is_refused_by_name(ranks: RankPool) -> None:
+    for [message] in ranks.run(2, _only_within_checkpoints):
+        assert "without gradient: left.weight" in message
+        assert "use_reentrant=False" in message
 
 
 def _thawed(world: World) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import nn
 
 from rankup.runtime.sharded import load_sharded_model, save_sharded_model
+from rankup.runtime.together import only_writer
 from rankup.runtime.world import World
-from rankup.runtime.writing import only_writer
 from tests.pool import RankPool
 
 

@@ -16,7 +16,7 @@ from .indexes import place
 _END = 4096
 # Files of one container that are looked at: an open costs milliseconds on a parallel file system,
 # and the size of each is looked at again when it is first read.
-_LOOKED_AT = 64
+LOOKED_AT = 64
 # Single files up to which each of them is looked at, beyond it only the folders are: then `Spans`
 # looks at the size of each that is read. Of a container all are, since places would be wrong.
 _FEW = 1000
@@ -45,7 +45,7 @@ def look(path: str) -> Look:
 
 def some(count: int) -> list[int]:
     """Of many files those that are looked at, in order: their numbers, with the first and last."""
-    step = max(1, -(-count // _LOOKED_AT))
+    step = max(1, -(-count // LOOKED_AT))
     return sorted({*range(0, count, step), count - 1}) if count else []
 
 

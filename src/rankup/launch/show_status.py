@@ -56,7 +56,7 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
         if as_json:
             print(json.dumps([asdict(short) for short in found], indent=2))
             return 0
-        _table(found, here.runs)
+        print_table(found, here.runs)
         if note:
             print(f"\n{clean(note)}", file=sys.stderr)
         return 0
@@ -72,11 +72,11 @@ def show(run: str | None = None, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps(_as_json(full), indent=2))
     else:
-        _page(full)
+        print_page(full)
     return 0
 
 
-def _table(found: list[Summary], runs: Path) -> None:
+def print_table(found: list[Summary], runs: Path) -> None:
     console = _console()
     if not found:
         console.print(Text(f"no runs in {runs} yet; `rankup run` makes one"))
@@ -101,7 +101,7 @@ def _table(found: list[Summary], runs: Path) -> None:
     console.print(table)
 
 
-def _page(full: Report) -> None:
+def print_page(full: Report) -> None:
     console = _console()
     short, job = full.summary, full.job
     rows = {

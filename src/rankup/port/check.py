@@ -15,7 +15,6 @@ from ..script.understand import understand
 from .rules import RULES
 
 SYNTAX = "RK100"
-_BATCH_ENDINGS = (".sbatch", ".sh", ".slurm", ".job", ".bash", ".sub")
 _NOQA = re.compile(r"#\s*noqa(?P<codes>\s*:\s*[A-Za-z]+\d+(?:[,\s]+[A-Za-z]+\d+)*)?", re.IGNORECASE)
 _LARGEST = 200  # files of a folder: more is no folder of scripts
 
@@ -81,15 +80,10 @@ def check_python(file: File, known: dict[str, File] | None = None) -> list[Findi
 
 
 def is_batch_file(path: Path) -> bool:
-    """Whether a file is for `sbatch`: by its name, or by its first line."""
-    if path.suffix in _BATCH_ENDINGS:
-        return True
-    if path.suffix in (".py", ".pyw", ".ipynb"):
-        return False
-    with path.open("rb") as file:
-        start = file.read(4096)
-    shell = re.match(rb"#!\s*\S*(/env\s+)?\S*\b(ba|z|k|da)?sh\b", start)
-    return shell is not None or re.search(rb"^#+\s*SBATCH\b", start, re.MULTILINE) is not None
+    """Return True for a file for `sbatch`; others are taken for Python."""
+    from . import sbatch
+
+    return sbatch.is_batch(path)
 
 
 def _check_file(path: Path, known: dict[str, File]) -> Iterable[Finding]:
@@ -141,10 +135,10 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _known(wanted: str) -> None:
+    from . import sbatch
     from .rules import RULES
-    from .sbatch.codes import TITLES
 
-    codes = {SYNTAX, *(rule.code for rule in RULES), *TITLES}
+    codes = {SYNTAX, *(rule.code for rule in RULES), *(rule.code for rule in sbatch.RULES)}
     prefixed = re.fullmatch(r"RK[123]?\d{0,2}", wanted)
     if not prefixed or (wanted.startswith("RK1") and not any(c.startswith(wanted) for c in codes)):
         raise UserError(f"{wanted!r} is no code of a rule; {nearest(wanted, codes)}")

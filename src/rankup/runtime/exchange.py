@@ -6,6 +6,7 @@ the backward is over, the parameters that it has not reached count as zeros.
 """
 
 # No postponed annotations here: DDP checks those of its communication hook as objects.
+import contextlib
 import functools
 import sys
 import weakref
@@ -138,7 +139,7 @@ class Exchange:
             raise RuntimeError(_CHANGED)
         if not mine:
             return
-        ranks = torch.tensor(mine, dtype=torch.int32)
+        ranks = torch.tensor(mine, dtype=torch.int32, device=_table_device(self._trained))
         dist.all_reduce(ranks)
         self.sparse = self.sparse or bool((ranks < dist.get_world_size()).any())
         numbers = ranks[0].tolist()
@@ -283,6 +284,14 @@ def _run_without_gradient(parameters: Sequence[nn.Parameter]) -> None:
         for parameter in frozen:
             parameter.requires_grad_(False)
     nothing.backward()
+
+
+def _table_device(parameters: Mapping[str, nn.Parameter]) -> torch.device:
+    """The CPU where the group has gloo, so that no rank waits for its GPU."""
+    with contextlib.suppress(RuntimeError):
+        dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+        return torch.device("cpu")
+    return next(iter(parameters.values())).device
 
 
 def _forget(parameters: Sequence[nn.Parameter]) -> None:

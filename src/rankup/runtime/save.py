@@ -1,4 +1,4 @@
-"""Saving from one rank so that a kill leaves the old file or the new one."""
+"""Files of a script: written by one rank, the old one or the new, and read to its own GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .model import strip_prefixes, unwrap
-from .world import is_root_process
+from .world import is_root_process, setup
 
 
 def save0(value: Any, path: str | os.PathLike[str], *, pickled: bool = False) -> None:
@@ -77,3 +77,23 @@ def _offender(message: str) -> str:
         if "GLOBAL" in line or "Unsupported" in line:
             return line.strip()
     return message.splitlines()[0] if message else "an object torch does not allow"
+
+
+def here(storage: Any, location: str) -> Any:
+    """`torch.load(path, map_location=rankup.here)`: what was saved from a GPU comes to this rank's.
+
+    Without a `map_location` it would come to the GPU it was saved from, on all ranks the same one.
+    What was saved from the CPU stays there.
+    """
+    device = setup().device
+    if location.startswith("cuda") and device.type == "cuda":
+        return storage.cuda(device.index)
+    return storage
+
+
+def path0(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The path on rank 0; on the others a file that swallows what is written.
+
+    For `open(rankup.path0(path), "w")` in a script whose every rank writes the same log.
+    """
+    return path if is_root_process() else os.devnull

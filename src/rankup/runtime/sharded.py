@@ -29,9 +29,8 @@ from .collectives import broadcast
 from .pieces import Key, Piece, PiecePlanner, Share, cut
 from .reader import SafeReader
 from .state import OptimizerState, of_model, primed
-from .together import agree, differences, shortened, union, unseen
+from .together import agree, differences, only_writer, shortened, union, unseen
 from .world import is_root_process
-from .writing import only_writer
 
 _MARKER = "COMPLETE"
 _MODEL, _OPTIMIZER = "model.", "optimizer.state."

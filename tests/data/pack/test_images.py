@@ -141,7 +141,7 @@ def test_resize_and_skip(tmp_path: Path, photos: Path, capsys: pytest.CaptureFix
 def test_a_killed_resize_goes_on(
     tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "_ROWS", 3)
+    monkeypatch.setattr(spool, "ROWS", 3)
     whole = request(photos, tmp_path / "whole", "tar", resize=16)
     assert run(whole) == 0
     asked = request(photos, tmp_path, "tar", resize=16, resume=True, workers=2)

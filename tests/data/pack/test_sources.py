@@ -216,7 +216,7 @@ def test_a_pack_of_many_files_is_looked_at_in_full(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of its files may be a link to what only the reader has."""
-    monkeypatch.setattr("rankup.data.stamp._LOOKED_AT", 2)
+    monkeypatch.setattr("rankup.data.stamp.LOOKED_AT", 2)
     source = tree(tmp_path / "source", 40, largest=200_000)
     first = request(source, tmp_path, "tar")
     monkeypatch.setattr("rankup.data.pack.steps.shape", lambda request: Shape(shard=300_000))

@@ -47,7 +47,7 @@ def close(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
 @pytest.fixture(params=[True, False], ids=["torch", "pillow"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether torch resizes, as on x86, or Pillow, as on ARM."""
-    monkeypatch.setattr(shaping, "_TORCH_IS_FAST", request.param)
+    monkeypatch.setattr(shaping, "TORCH_IS_FAST", request.param)
     return bool(request.param)
 
 

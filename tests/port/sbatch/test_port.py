@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
+from rankup.cli import main
 from rankup.port.sbatch import block, check, port
 
 from .scripts import MANY, ONE, beside
@@ -83,6 +84,22 @@ def test_a_second_time_changes_nothing_and_finds_nothing(tmp_path: Path) -> None
     assert subprocess.run(linted, check=False).returncode == 0
 
 
+def test_an_edited_port_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = beside(tmp_path, ONE)
+    made = tmp_path / "job_dist.sbatch"
+    monkeypatch.setattr("sys.argv", ["rankup", "port", str(path)])
+    with pytest.raises(SystemExit):
+        main()
+    made.write_text(made.read_text() + "# mine\n")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "--force overwrites it" in capsys.readouterr().err
+    assert made.read_text().endswith("# mine\n")
+
+
 @pytest.fixture
 def fakes(tmp_path: Path) -> dict[str, str]:
     """An environment in which the commands of a job say what they were given."""
@@ -142,6 +159,8 @@ SHAPES = [
     ('python "$HERE/train.py"', 'on_all_gpus python "$HERE/train_dist.py"'),
     ("for i in 1 2; do python train.py $i; done",
      "for i in 1 2; do on_all_gpus python train_dist.py $i; done"),
+    ("python train.py --log train.py.log", "on_all_gpus python train_dist.py --log train.py.log"),
+    ("python train.py 2> err.txt --lr 1", "on_all_gpus python train_dist.py 2> err.txt --lr 1"),
     ("if ! python train.py; then echo no; fi",
      "if ! on_all_gpus python train_dist.py; then echo no; fi"),
 ]  # fmt: skip
@@ -173,6 +192,7 @@ DIRECTIVES = [
     ("-G a100:1", "--gpus-per-node=a100:4"),
     ("--gpus-per-task=1 --ntasks=1", "--gpus-per-node=4"),
     ("--gres=craynetwork:1,gpu:1", "--gres=craynetwork:1,gpu:4"),
+    ("--gres=gpu:1 # not --gres=gpu:2", "--gres=gpu:4 # not --gres=gpu:2"),
 ]
 
 
@@ -185,7 +205,18 @@ def test_gpus_are_asked_for_in_many_ways(tmp_path: Path, one: str, many: str) ->
     assert "--nodes=3 --exclusive" not in new  # it stays
 
 
-def test_the_partition_tells_the_machine(tmp_path: Path) -> None:
+def test_what_hides_gpus_is_named_where_it_cannot_go(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH --gres=gpu:1\n{}\npython train.py\n"
+    for line in ("export CUDA_VISIBLE_DEVICES=0; cd x", "if a; then CUDA_VISIBLE_DEVICES=0; fi"):
+        done = port(beside(tmp_path, text.format(line)))
+        assert f"\n{line}\n" in done.text
+        assert any("line 3: CUDA_VISIBLE_DEVICES hides GPUs" in note for note in done.notes)
+
+
+def test_without_a_slurm_the_partition_tells_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
     text = "#!/bin/bash\n#SBATCH -p dc-gpu --gres=gpu:1\npython train.py\n"
     done = port(beside(tmp_path, text))
     assert "#SBATCH -p dc-gpu --gres=gpu:4" in done.text
@@ -214,11 +245,25 @@ REFUSED = [
     (ONE.replace("#SBATCH", "##SBATCH"), "no #SBATCH line"),
     (ONE.replace("#!/bin/bash", "#!/bin/csh"), "no bash"),
     (ONE.replace("\n", "\r\n"), "Windows"),
-    (ONE + 'echo "\n', "no partner"),
+    (ONE + 'echo "\n', "bash cannot read it"),
     (ONE + "<<<<<<< HEAD\n=======\n>>>>>>> b\n", "conflict markers"),
     (ONE + "python other.py\n", None),
     ("#!/bin/bash\n#SBATCH -N1\npython a.py\npython b.py\n", "cannot be told"),
     (MANY, "several nodes already"),
+    (ONE.replace("python -u", "uv run"), "uv starts it in an environment of its own"),
+    (ONE.replace("\nsrun --label", '\nrun() { "$@"; }\nrun'), "the function run starts it"),
+    (
+        ONE.replace("python -u train.py", "bash -c 'cp train.py x; python train.py'"),
+        "not named once",
+    ),
+    (
+        ONE.replace("python -u train.py", '"${RUN[@]}"').replace(
+            "\nsrun", "\nRUN=(python a.py)\nsrun"
+        ),
+        "array",
+    ),
+    (ONE.replace("srun --label", "srun --label 2>err.txt"), "redirection"),
+    (ONE + "for name do echo; done\n", "port cannot"),
 ]
 
 
@@ -231,6 +276,16 @@ def test_what_is_refused(tmp_path: Path, text: str, why: str | None) -> None:
     with pytest.raises(UserError, match=why):
         port(path)
     assert list(tmp_path.glob("*_dist*")) == []
+
+
+def test_the_status_is_kept_behind_a_here_document(tmp_path: Path, fakes: dict[str, str]) -> None:
+    """The line that keeps it stands behind the text, not in it."""
+    text = "#!/bin/bash\n#SBATCH --gres=gpu:1\npython train.py <<EOF\nyes\nEOF\necho end\n"
+    done = port(beside(tmp_path, text))
+    done.path.write_text(done.text)
+    found = ran(done.path, fakes, fails=4)
+    assert found.returncode == 4
+    assert found.stdout.endswith("end\n")
 
 
 def test_a_line_that_goes_on_keeps_the_lines_below(tmp_path: Path) -> None:

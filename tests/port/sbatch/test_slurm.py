@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rankup.base.errors import UserError
 from rankup.port.rewrite.ported import port as port_script
 from rankup.port.sbatch import port
 from tests.port.running import same_output
@@ -55,3 +56,20 @@ def test_two_nodes_print_what_one_process_prints(slurm: Cluster, tmp_path: Path)
     assert len(epochs) == 2
     assert printed.rstrip().endswith("the last line")
     assert (tmp_path / "model_final.pt").exists()
+
+
+def test_the_slurm_that_answers_knows_its_partitions(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`booster` is a name of JUWELS and JUPITER as well, whose nodes have four GPUs."""
+    for name, value in slurm.environment.items():
+        monkeypatch.setenv(name, value)
+    job = tmp_path / "job.sbatch"
+    job.write_text(JOB.replace("--job-name=lm", "--partition=booster"))
+    done = port(job)
+    assert "#SBATCH --gres=gpu:2\n" in done.text
+    assert "#SBATCH --cpus-per-task=8\n" in done.text
+    assert not any("taken for" in note for note in done.notes)
+    job.write_text(JOB.replace("--job-name=lm", "--partition=gpus"))
+    with pytest.raises(UserError, match="gpus: this cluster has none of that name"):
+        port(job)

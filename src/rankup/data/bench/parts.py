@@ -30,7 +30,7 @@ _AT_ONCE = 64  # of them in one repeat of the transform, at most
 _REPEATS = 5  # at least, where a repeat is quick
 _FEW = 3  # at least, where it is not
 _MOST = 50
-_PATIENCE = 60.0  # seconds for one sample
+PATIENCE = 60.0  # seconds for one sample
 _COLD = 16  # samples of one repeat
 _KEY = transforms.key_of(0, 0)
 
@@ -96,10 +96,10 @@ def _limit() -> Iterator[None]:
     """An error where the main thread waits for too long: its traceback says what for."""
 
     def over(number: int, frame: object) -> None:
-        raise TimeoutError(f"it is not done with one sample after {_PATIENCE:g} s")
+        raise TimeoutError(f"it is not done with one sample after {PATIENCE:g} s")
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
     try:
         yield
     finally:

@@ -115,7 +115,7 @@ def _space(part: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise OSError(
             f"{os.strerror(error.errno)} for {part}, which holds what was extracted so far: remove "

@@ -30,7 +30,7 @@ from .reader import DAMAGED, Reader, SourceProblem
 from .work import Work
 from .workers import Board, SourceProblems, run
 
-_ROWS = 256  # samples of a part
+ROWS = 256  # samples of a part
 
 
 def spooled(
@@ -56,7 +56,7 @@ def spooled(
         SourceProblems, Lost, OSError: see `workers.run`.
     """
     source = reader.index
-    parts = -(-len(source) // _ROWS)
+    parts = -(-len(source) // ROWS)
     work.spool.mkdir(exist_ok=True)
     todo = [part for part in range(parts) if _made(work, part) is None]
     if not todo:
@@ -68,7 +68,7 @@ def spooled(
 
     def body(worker: int) -> None:
         for part in todo[worker::count]:
-            rows = range(part * _ROWS, min((part + 1) * _ROWS, len(source)))
+            rows = range(part * ROWS, min((part + 1) * ROWS, len(source)))
             found = _part(work, part, rows, reader, of, look, side, fsync, board, worker)
             state.write(_marker(work, part), {**found, "boot": "" if fsync else boot()})
         reader.close()
@@ -97,9 +97,9 @@ def spooled(
 def bytes_there(work: Work, source: Index) -> int:
     """Bytes of the source's samples in the parts that are done."""
     rows = np.zeros(len(source), np.bool_)
-    for part in range(-(-len(source) // _ROWS)):
+    for part in range(-(-len(source) // ROWS)):
         if _made(work, part) is not None:
-            rows[part * _ROWS : (part + 1) * _ROWS] = True
+            rows[part * ROWS : (part + 1) * ROWS] = True
     return sum(int(field.length[rows].clip(0).sum()) for field in source.fields)
 
 

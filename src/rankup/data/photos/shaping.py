@@ -239,7 +239,7 @@ def _resize(source: Pixels, out: npt.NDArray[Any]) -> None:
     """Bilinear and antialiased, written where it belongs."""
     if source.shape == out.shape:
         np.copyto(out, source)
-    elif _TORCH_IS_FAST:
+    elif TORCH_IS_FAST:
         # It is fast where the bytes lie together.
         before = torch.from_numpy(np.ascontiguousarray(source)).permute(2, 0, 1)[None]
         after = torch.from_numpy(out).permute(2, 0, 1)[None]
@@ -274,4 +274,4 @@ def _flip(source: Pixels, out: npt.NDArray[Any]) -> None:
 # As F.interpolate(mode="bilinear", antialias=True), which cannot be told where to write.
 _RESIZE = torch.ops.aten._upsample_bilinear2d_aa.out
 # Elsewhere it takes twice as long as Pillow, and starts threads of its own in each worker.
-_TORCH_IS_FAST = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+TORCH_IS_FAST = torch.backends.cpu.get_cpu_capability().startswith("AVX")

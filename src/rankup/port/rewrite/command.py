@@ -62,7 +62,7 @@ def port_file(
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the script in it that trains")
     if path.suffix not in (".py", ".ipynb") and is_batch(path):
-        _port_batch_file(path, in_place, diff)
+        _port_batch_file(path, in_place, diff, force)
         return
     if shard_eval:
         for line in evaluations(path):
@@ -79,12 +79,8 @@ def port_file(
         if target.is_dir():
             raise UserError(f"{target} is a folder, where the port would be: move it away")
         data = _bytes(path, ported)
-        if not (in_place or force) and target.exists() and target.read_bytes() != data:
-            raise UserError(
-                f"{clean(str(target))} is there and is not what port would write: it was edited, "
-                f"or {clean(path.name)} has changed since; --force overwrites it, --diff shows "
-                "the port without writing it"
-            )
+        if not (in_place or force):
+            _refuse_edited(path, target, data)
         if vendor:
             try:
                 copy_runtime(target.parent)
@@ -99,7 +95,7 @@ def port_file(
         say(clean(line)) if diff else print(clean(line))
 
 
-def _port_batch_file(path: Path, in_place: bool, diff: bool) -> None:
+def _port_batch_file(path: Path, in_place: bool, diff: bool, force: bool) -> None:
     from .. import sbatch
 
     ported = sbatch.port(path)
@@ -112,10 +108,23 @@ def _port_batch_file(path: Path, in_place: bool, diff: bool) -> None:
         print("".join(difflib.unified_diff(before, after, str(path), str(ported.path))), end="")
     else:
         target = path if in_place else ported.path
-        _write(target, ported.text.encode(errors="surrogateescape"))
+        data = ported.text.encode()
+        if not (in_place or force):
+            _refuse_edited(path, target, data)
+        _write(target, data)
         print(f"wrote {clean(str(target))}")
     for note in ported.notes:
         say(clean(f"  {note}")) if diff else print(clean(f"  {note}"))
+
+
+def _refuse_edited(path: Path, target: Path, data: bytes) -> None:
+    """Raise UserError where a port is there that is not what port would write."""
+    if target.exists() and target.read_bytes() != data:
+        raise UserError(
+            f"{clean(str(target))} is there and is not what port would write: it was edited, "
+            f"or {clean(path.name)} has changed since; --force overwrites it, --diff shows "
+            "the port without writing it"
+        )
 
 
 def _write(target: Path, data: bytes) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .check import check
-from .parsed import is_batch
+from .check import RULES, check
 from .rewrite import Ported, port
+from .script import is_batch
 
-__all__ = ["Ported", "check", "is_batch", "port"]
+__all__ = ["RULES", "Ported", "check", "is_batch", "port"]

@@ -1,20 +1,30 @@
-"""The function that `port` puts into a batch script: a command on every GPU of every node."""
+"""The function that `port` puts into a batch script, and the machine that it is for."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import textwrap
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from ...slurm import script
+from ...base.errors import UserError
+from ...site import config, detect, profile
+from ...site.profile import Profile
+from ...slurm import script as job_script
+from ...slurm.client import Client, SlurmError
+from ...slurm.limits import choose_partition
+from ...slurm.partitions import Partition
+from .script import BatchScript
 
 NAME = "on_all_gpus"
+_SECONDS = 5.0  # for an answer of Slurm
 BEGIN = "# ---- written by `rankup port`: a command on every GPU of every node "
 
 
 @dataclass(frozen=True)
 class Site:
-    """What a machine wants of a launch.
+    """The machine, as far as a launch has to know it.
 
     Attributes:
         gpus, cores: of a node; None where they are not known.
@@ -32,8 +42,71 @@ class Site:
     srun: tuple[str, ...] = ()
 
 
+def site_of(script: BatchScript) -> tuple[Site, str]:
+    """Return the machine, and a line about it where it was guessed from the partition's name.
+
+    A Slurm that answers knows its own partitions. Only where there is none does the name decide.
+
+    Raises:
+        UserError: there is no such partition, or `rankup.toml` is damaged.
+    """
+    client = Client(timeout=_SECONDS)
+    live = _live(client)
+    cluster = client.cluster_name if live else None
+    found, _ = detect.choose(
+        config.load(Path.cwd()), os.environ, os.uname().nodename, cluster_name=cluster
+    )
+    partition = script.asked("partition")
+    note = ""
+    if not live and found.name in ("local", "generic") and partition:
+        known = [one for one in map(profile.load, profile.names()) if partition in one.partitions]
+        if len(known) == 1:
+            found = known[0]
+            note = f"partition {partition}: taken for {found.title}'s"
+    if found.name == "local" and not live:
+        return Site(), note
+    shape = found.shape(partition)
+    gpus, cores = (shape.gpus, shape.cores) if shape else (None, None)
+    if live and (here := _partition(script, partition, found, live)) is not None:
+        gpus, cores = here.gpus or gpus, here.cores or cores
+    elif not live and partition is not None and found.partitions and shape is None:
+        raise UserError(
+            f"{script.path}: {found.title} has no partition {partition} that is known here "
+            f"(known: {', '.join(sorted(found.partitions))}); correct it, or describe it in "
+            "rankup.toml: [site.partitions]"
+        )
+    return Site(
+        gpus=gpus or None,
+        cores=cores or None,
+        suffix=found.host_suffix,
+        list_gpus=found.list_gpus,
+        variables=dict(found.environment),
+        srun=found.srun,
+    ), note
+
+
+def _live(client: Client) -> dict[str, Partition]:
+    """The partitions of this machine's Slurm; empty where none answers."""
+    try:
+        return client.partitions() if client.reachable(timeout=2) else {}
+    except SlurmError:
+        return {}
+
+
+def _partition(
+    script: BatchScript, asked: str | None, found: Profile, live: dict[str, Partition]
+) -> Partition | None:
+    """The partition that the job goes to; None where Slurm has no default."""
+    if asked is None:
+        return next((one for one in live.values() if one.default), None)
+    try:
+        return choose_partition(asked, found, live)
+    except UserError as error:
+        raise UserError(f"{script.path}: {error}") from None
+
+
 def block(site: Site, ranks: str) -> str:
-    """The definition of `on_all_gpus`, with line breaks at its end.
+    """Return the definition of `on_all_gpus`.
 
     The nodes' meeting place and torchrun's words are those of `rankup run`'s job scripts.
     """
@@ -54,9 +127,9 @@ def block(site: Site, ranks: str) -> str:
         'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"',
         'end_life() { echo "rankup: $2" >&2 && exit "$1"; }',
         "",
-        script.part("head").partition("\n")[2].rstrip("\n"),
+        job_script.part("head").partition("\n")[2].rstrip("\n"),
         "",
-        script.part("launch_nodes").rstrip("\n").replace('"${rank[@]}" "$@"', '"$@"'),
+        job_script.part("launch_nodes").rstrip("\n").replace('"${rank[@]}" "$@"', '"$@"'),
         "",
         'srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpu-bind=none \\',
         f'    --kill-on-bad-exit=1 --wait=120{options} bash -c "$(',

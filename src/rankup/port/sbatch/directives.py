@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from .options import SHORT
-from .parsed import BatchScript
+from .script import BatchScript
 
 _LETTERS = {name: letter for letter, name in SHORT.items()}
 _MEMORY = re.compile(r"([0-9]{1,9})([KMGT]?B?)", re.IGNORECASE)
@@ -32,7 +32,7 @@ class Lines:
             self.added.append(f"#SBATCH --{name}={value}")
             return
         line = self.lines[place] or ""
-        found = _option(name).search(line)
+        found = _search(name, line)
         assert found
         option = found["option"] if becomes is None else f" --{becomes}="
         self.lines[place] = f"{line[: found.start()]}{option}{value}{line[found.end() :]}"
@@ -42,7 +42,7 @@ class Lines:
         dropped = False
         while (place := self._last(name)) is not None:
             line = self.lines[place] or ""
-            found = _option(name).search(line)
+            found = _search(name, line)
             assert found
             rest = line[: found.start()] + line[found.end() :]
             self.lines[place] = rest if re.match(r"#SBATCH\s+[^#\s]", rest) else None
@@ -52,15 +52,18 @@ class Lines:
     def _last(self, name: str) -> int | None:
         for directive in reversed(self.script.directives):
             line = self.lines[directive.line - 1] if directive.read else None
-            if line is not None and _option(name).search(line):
+            if line is not None and _search(name, line):
                 return directive.line - 1
         return None
 
 
-def _option(name: str) -> re.Pattern[str]:
+def _search(name: str, line: str) -> re.Match[str] | None:
+    """Return the option and its value in a directive, a comment behind it left alone."""
     letter = _LETTERS.get(name)
     short = rf"|\s-{letter}[ =]?" if letter else ""
-    return re.compile(rf"(?P<option>\s--{name}(?:=|\s+){short})(?P<value>(?![-#])[^\s#]+)")
+    option = rf"(?P<option>\s--{name}(?:=|\s+){short})(?P<value>(?![-#])[^\s#]+)"
+    comment = line.find("#", 1)
+    return re.compile(option).search(line, 0, comment if comment > 0 else len(line))
 
 
 def widen(lines: Lines, nodes: int, gpus: int, cores: int | None) -> list[str]:

@@ -1,24 +1,26 @@
-"""What a batch script starts: python, torchrun, `torchrun_jsc`, on its own or through srun."""
+"""The Python programs and launchers that a batch script starts, on their own or through srun."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 
 from . import options
-from .parsed import BatchScript
-from .shell import Command, commands
-from .tokens import UnreadableError, Word, is_assignment
+from .shell import Command, UnreadableError, Word, commands, is_assignment
 
 TORCHRUN = ("torchrun", "torchrun_jsc")
 _OTHERS = ("accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "colossalai", "ray")
-_SHELLS = ("bash", "sh", "zsh", "dash")
+SHELLS = ("bash", "sh", "zsh", "dash")
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman", "shifter", "charliecloud")
 # Programs that run another in an environment: `uv run python train.py`.
 _RUNNERS = ("uv", "conda", "mamba", "micromamba", "poetry", "pipenv", "pixi", "hatch")
 _PYTHON = re.compile(r"(?:.*/)?(?:i?python[0-9.]*|\$\{?PYTHON\w*\}?)$", re.IGNORECASE)
+_ARRAY = re.compile(r'"?\$\{(\w+)\[[@*]\]\}"?')
 _NO_VALUE = {"standalone", "no-python", "module", "m", "run-path", "help", "h"}
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch", "torchrun_jsc")
+_HELPERS = ("pip", "venv", "ensurepip", "site", "compileall", "rankup")
 _DEEPEST = 4  # shells in shells
 
 # Wrappers that run what follows; the options of each that take a value of their own.
@@ -47,167 +49,167 @@ class Launch:
     Attributes:
         command: of the batch script, in which it stands.
         line: of the program itself; a `bash -c` may go over several.
-        kind: `python`, `torchrun`, `torchrun_jsc`, or the name of another launcher.
-        srun: options of the srun it is under; None without one.
-        options: of torchrun, by long name with hyphens; None where one takes no value.
+        kind: `python`, `torchrun`, `torchrun_jsc`, or the name of another launcher; `code` for
+            Python code in the line.
         words: the program's own words: interpreter, its options, script and arguments.
         script: the Python file, as it is written; None for a module or code in the line.
-        shell: how the text of a `bash -c` around it is quoted: `'`, `"`, or empty without one.
-        container: it runs in a container.
+        srun: options of the srun it is under; None without one.
+        options: of torchrun, by long name with hyphens; None where one takes no value.
+        in_shell: it stands in the text of a `bash -c`.
+        runner: a program with an environment of its own around it: `apptainer`, `uv`, …
+        array: its words stand in an array, `"${COMMAND[@]}"`.
     """
 
     command: Command
     line: int
-    kind: str
-    words: tuple[str, ...]
+    kind: str = ""
+    words: tuple[str, ...] = ()
     script: str | None = None
     srun: tuple[options.Option, ...] | None = None
     options: dict[str, str | None] = field(default_factory=dict)
-    shell: str = ""
-    container: bool = False
+    in_shell: bool = False
+    runner: str = ""
+    array: bool = False
 
     def option(self, *names: str) -> str | None:
-        """The value of torchrun's option; None without one."""
+        """Return the value of torchrun's option; None without one."""
         return next((self.options[name] for name in names if self.options.get(name)), None)
+
+    def of_srun(self, name: str) -> str:
+        """Return the value of srun's option; empty without one."""
+        found = [one.value or "" for one in self.srun or () if one.name == name]
+        return found[-1] if found else ""
 
     @property
     def torchrun(self) -> bool:
         return self.kind in TORCHRUN
 
+    @property
+    def container(self) -> bool:
+        return self.runner in _CONTAINERS
 
-def launches(script: BatchScript) -> list[Launch]:
-    """Every launch, in the order of the script."""
-    found = []
-    functions = {one.function for one in script.commands if one.function}
-    for command in script.commands:
-        start = _Start(command, command.line, None, "", False)
-        words = command.words
-        while words and is_assignment(words[0]):
-            words = words[1:]
+    @property
+    def under_srun(self) -> bool:
+        """A torchrun that srun starts."""
+        return self.torchrun and self.srun is not None
+
+
+def launches(commands: Iterable[Command], functions: Collection[str]) -> Iterator[Launch]:
+    """Yield every launch, in the order of the script; code in a line and helpers are left out."""
+    arrays: dict[str, tuple[Word, ...]] = {}
+    for command in commands:
+        words = [one for word in command.words for one in _expanded(word, arrays)]
+        arrays |= {word.text.partition("=")[0]: word.items for word in words if word.items}
+        around = Launch(command, command.line, array=words != list(command.words))
+        words = _behind_assignments(words)
         if words and words[0].value in functions:  # what a function is given, it may start
             words = words[1:]
-        found += list(_of(words, start, 0))
-    return found
+        for one in _of(words, around, 0):
+            if one.kind != "code" and not _helper(one):
+                yield one
 
 
-@dataclass(frozen=True)
-class _Start:
-    """What stands around a program."""
-
-    command: Command
-    line: int
-    srun: tuple[options.Option, ...] | None
-    shell: str
-    container: bool
-
-    def launch(
-        self,
-        kind: str,
-        words: Sequence[str],
-        script: str | None = None,
-        of: dict[str, str | None] | None = None,
-    ) -> Launch:
-        return Launch(
-            self.command, self.line, kind, tuple(words), script, self.srun, of or {}, self.shell,
-            self.container,
-        )  # fmt: skip
+def is_python(word: str) -> bool:
+    """Return True for a Python interpreter."""
+    return bool(_PYTHON.match(word))
 
 
-def _of(words: Sequence[Word], start: _Start, level: int) -> Iterator[Launch]:
-    rest = list(words)
-    while rest and is_assignment(rest[0]):
-        rest.pop(0)
+def base_name(word: str) -> str:
+    """Return the name of a program without its folder."""
+    return word.rpartition("/")[2]
+
+
+def _behind_assignments(words: Iterable[Word]) -> list[Word]:
+    return list(dropwhile(is_assignment, words))
+
+
+def _expanded(word: Word, arrays: Mapping[str, tuple[Word, ...]]) -> Sequence[Word]:
+    """The words of an array that holds a program, in the place of `"${COMMAND[@]}"`."""
+    match = _ARRAY.fullmatch(word.text)
+    items = arrays.get(match[1], ()) if match else ()
+    starts = any(one.value == "srun" or _program(one.value, "") for one in items)
+    return items if starts else (word,)
+
+
+def _of(words: Sequence[Word], around: Launch, level: int) -> Iterator[Launch]:
+    """Yield the launches of a command; `around` has what stands in front of the program."""
+    rest = _behind_assignments(words)
     values = [word.value for word in rest]
     while values:
-        name = values[0].rpartition("/")[2]
+        name = base_name(values[0])
         if name == "srun":
             found, left = options.read(values[1:])
-            start = _Start(start.command, start.line, tuple(found), start.shell, start.container)
+            around = replace(around, srun=tuple(found))
         elif name in _WRAPPERS:
             left = _behind_options(values[1:], _WRAPPERS[name])
-            if name in ("timeout", "taskset") and left:
+            if name in ("timeout", "taskset"):
                 left = left[1:]
-            if name == "env":
-                while left and re.match(r"\w+=", left[0]):
-                    left = left[1:]
+            while name == "env" and left and re.match(r"\w+=", left[0]):
+                left = left[1:]
         else:
             break
         rest, values = rest[len(rest) - len(left) :], left
     if not values:
         return
-    name = values[0].rpartition("/")[2]
-    if name in _SHELLS:
-        yield from _in_shell(rest, start, level)
-    elif name in _CONTAINERS:
-        inner = next((at for at, one in enumerate(values) if _program(one)), None)
-        if inner is not None:
-            held = _Start(start.command, start.line, start.srun, start.shell, True)
-            yield from _of(rest[inner:], held, level)
-    elif name in _RUNNERS and "run" in values:
-        inner = next((at for at, one in enumerate(values) if _program(one)), None)
-        if inner is not None:
-            yield from _of(rest[inner:], start, level)
+    name = base_name(values[0])
+    if name in SHELLS:
+        yield from _in_shell(rest, around, level)
+    elif name in _CONTAINERS or (name in _RUNNERS and "run" in values):
+        inner = next((at for at, one in enumerate(values) if at and _program(one, name)), None)
+        if inner is None or level >= _DEEPEST:
+            return
+        held = replace(around, runner=name)
+        if values[inner].endswith(".py"):
+            script = values[inner]
+            yield replace(held, kind="python", words=tuple(values[inner:]), script=script)
+        else:
+            yield from _of(rest[inner:], held, level + 1)
     elif name in TORCHRUN:
-        yield _torchrun(start, name, values, 1)
+        yield _torchrun(around, name, values, 1)
     elif name in _OTHERS:
-        yield start.launch(name, values, _file(values[1:]))
-    elif _PYTHON.match(values[0]):
-        yield _python(start, values)
+        file = next((one for one in values[1:] if one.endswith(".py")), None)
+        yield replace(around, kind=name, words=tuple(values), script=file)
+    elif is_python(values[0]):
+        yield _python(around, values)
 
 
-def is_python(word: str) -> bool:
-    """Whether a word is a Python interpreter."""
-    return bool(_PYTHON.match(word))
+def _program(word: str, runner: str) -> bool:
+    """Return True for the program behind `uv run …` and the like; uv also starts a script."""
+    known = (*TORCHRUN, *_OTHERS, *SHELLS)
+    itself = runner == "uv" and word.endswith(".py")
+    return itself or is_python(word) or base_name(word) in known
 
 
-def _program(word: str) -> bool:
-    name = word.rpartition("/")[2]
-    return bool(_PYTHON.match(word)) or name in (*TORCHRUN, *_OTHERS, *_SHELLS)
-
-
-def _in_shell(words: Sequence[Word], start: _Start, level: int) -> Iterator[Launch]:
-    """What `bash -c TEXT` starts."""
-    at = 1
-    while at < len(words) and words[at].value.startswith("-"):
-        if "c" in words[at].value.lstrip("-") and not words[at].value.startswith("--"):
-            break
-        at += 1
-    if at + 1 >= len(words) or level >= _DEEPEST or not words[at].value.startswith("-"):
+def _in_shell(words: Sequence[Word], around: Launch, level: int) -> Iterator[Launch]:
+    """Launches of `bash -c TEXT`."""
+    at = next((at for at, one in enumerate(words) if re.match(r"-\w*c", one.value)), len(words))
+    if at + 1 >= len(words) or level >= _DEEPEST:
+        return
+    if not all(one.value.startswith("-") for one in words[1:at]):  # a script's own arguments
         return
     text = words[at + 1]
-    quotes = {quote for piece, quote in text.pieces if piece.strip()}
-    shell = "'" if quotes == {"'"} else '"'
-    inner = "".join(_as_read(piece, quote) for piece, quote in text.pieces)
     try:
-        found = commands(inner)
+        found, _ = commands(text.value.encode())
     except UnreadableError:
         return
     for command in found:
         line = text.line + command.line - 1
-        held = _Start(start.command, line, start.srun, shell, start.container)
+        held = replace(around, line=line, in_shell=True)
         yield from _of(command.words, held, level + 1)
 
 
-def _as_read(piece: str, quote: str) -> str:
-    """The text that the inner shell gets; what the outer one expands stays as it is written."""
-    if quote != '"':
-        return piece
-    return re.sub(r'\\([$`"\\])', r"\1", piece.replace("\\\n", ""))
-
-
-def _behind_options(values: list[str], with_value: tuple[str, ...]) -> list[str]:
-    left = list(values)
-    while left and left[0].startswith("-") and left[0] != "-":
-        word = left.pop(0)
-        if word == "--":
+def _behind_options(values: Sequence[str], with_value: Collection[str]) -> list[str]:
+    at = 0
+    while at < len(values) and values[at].startswith("-") and values[at] != "-":
+        at += 1
+        if values[at - 1] == "--":
             break
-        if word.lstrip("-") in with_value and left:
-            left.pop(0)
-    return left
+        at += values[at - 1].lstrip("-") in with_value
+    return list(values[at:])
 
 
-def _torchrun(start: _Start, kind: str, values: list[str], begin: int) -> Launch:
-    """torchrun's own options, its script and the words behind that."""
+def _torchrun(around: Launch, kind: str, values: list[str], begin: int) -> Launch:
+    """The launch of a torchrun, whose own options begin at `begin`."""
     found: dict[str, str | None] = {}
     at = begin
     while at < len(values) and values[at].startswith("-"):
@@ -225,32 +227,37 @@ def _torchrun(start: _Start, kind: str, values: list[str], begin: int) -> Launch
             found[name] = values[at]
             at += 1
     rest = values[at:]
-    if "no-python" in found and rest and _PYTHON.match(rest[0]):
-        rest = _python(start, rest).words[1:]  # type: ignore[assignment]
-        rest = [word for word in rest if word != "-u"]
+    if "no-python" in found and rest and is_python(rest[0]):
+        rest = [word for word in rest[1:] if word != "-u"]
     module = "module" in found or "m" in found
-    script = None if module or not rest or "$" in rest[0][:1] else rest[0]
-    return start.launch(kind, values[:begin] + rest, script, found)
+    script = None if module or not rest or rest[0].startswith("$") else rest[0]
+    words = (*values[:begin], *rest)
+    return replace(around, kind=kind, words=words, script=script, options=found)
 
 
-def _python(start: _Start, values: list[str]) -> Launch:
+def _python(around: Launch, values: list[str]) -> Launch:
     at = 1
     while at < len(values) and values[at].startswith("-") and values[at] != "-":
         word = values[at]
-        if word.startswith("-m") or word.startswith("-c"):
-            module = word[2:] or (values[at + 1] if at + 1 < len(values) else "")
-            if word.startswith("-m") and module in ("torch.distributed.run", "torchrun_jsc"):
-                return _torchrun(start, "torchrun", values, at + (1 if word[2:] else 2))
-            if word.startswith("-m") and module == "torch.distributed.launch":
-                return _torchrun(start, "torchrun", values, at + (1 if word[2:] else 2))
-            if word.startswith("-m") and module.partition(".")[0] in _OTHERS:
-                return start.launch(module.partition(".")[0], values)
-            kind = "python" if word.startswith("-m") else "code"
-            return start.launch(kind, values)
+        if word.startswith("-c"):
+            return replace(around, kind="code", words=tuple(values))
+        if word.startswith("-m"):
+            behind = at + (1 if word[2:] else 2)
+            module = word[2:] or "".join(values[at + 1 : behind])
+            if module in _TORCHRUN_MODULES:
+                return _torchrun(around, "torchrun", values, behind)
+            first = module.partition(".")[0]
+            kind = first if first in _OTHERS else "python"
+            return replace(around, kind=kind, words=tuple(values))
         at += 2 if word in ("-W", "-X") else 1
     script = values[at] if at < len(values) and values[at] != "-" else None
-    return start.launch("python" if script else "code", values, script)
+    return replace(around, kind="python" if script else "code", words=tuple(values), script=script)
 
 
-def _file(values: Sequence[str]) -> str | None:
-    return next((one for one in values if one.endswith(".py")), None)
+def _helper(launch: Launch) -> bool:
+    """Return True for a module that trains nothing: pip, venv, a download."""
+    words = launch.words
+    if launch.script is not None or "-m" not in words[:-1]:
+        return False
+    module = words[words.index("-m") + 1]
+    return module.partition(".")[0] in _HELPERS

@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.errors import UserError
-from ...base.files import open_regular
 from . import block, options, rules_form, rules_use
-from .choose import chosen
+from .check import finding
 from .directives import Lines, widen
-from .launches import TORCHRUN, Launch, is_python
-from .parsed import load, parse
-from .seen import Seen
-from .site import site_of
-from .tokens import Word, is_assignment
+from .launches import SHELLS, TORCHRUN, Launch, base_name, is_python
+from .script import BASH, BatchScript, load, parse
+from .shell import Word, is_assignment
 
 SUFFIX = "_dist"
 _DISTRIBUTED = re.compile(rb"init_process_group|\brankup\b|DistributedDataParallel|accelerat")
 # Options of srun that say how many tasks go where, which `on_all_gpus` does.
 _PLACING = {
-    *("nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task"),
-    *("cpus-per-task", "cpu-bind", "exclusive", "unbuffered", "kill-on-bad-exit", "mem"),
-}
+    "nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task",
+    "cpus-per-task", "cpu-bind", "exclusive", "unbuffered", "kill-on-bad-exit", "mem",
+}  # fmt: skip
+_TRAINS = re.compile(
+    rb"\.backward\s*\(|\.fit\s*\(|\.fine_tune\s*\(|\.fit_one_cycle\s*\(|\bTrainer\s*\(|\.train\s*\("
+)
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Other text from one offset to another."""
+    """Other text from one offset of the bytes to another."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ class Ported:
 
 
 def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Ported:
-    """The batch script for many nodes; nothing is written.
+    """Return the batch script for many nodes; nothing is written.
 
     Args:
         nodes: by default those that it asks for, two where that is one.
@@ -65,10 +65,9 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
     script = load(path)
     if block.BEGIN in script.text:  # its own work: a second time changes nothing
         return Ported(path, script.text, (), False)
-    seen = Seen(script)
-    _refuse_form(seen)
-    found = chosen(seen)
-    site, note = site_of(script)
+    _refuse_form(script)
+    found = _chosen(script)
+    site, note = block.site_of(script)
     notes = [note] if note else []
     before = script.gpus()
     count = gpus or site.gpus or before or 0
@@ -81,60 +80,138 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
         count = 0
         notes.append("asks for no GPU, so each node has one rank, on CPU")
     lines = Lines(script)
-    wide = nodes or (script.nodes() or 1)
-    wide = wide if nodes or wide > 1 else 2
+    wide = nodes or max(2, script.nodes() or 1)
     notes += widen(lines, wide, count, site.cores if count == site.gpus else None)
-    notes += _hidden_gpus(seen, lines)
-    edits = [edit for one in found for edit in _edits(seen, one, notes)]
+    notes += _hidden_gpus(script, lines)
+    edits = [edit for one in found for edit in _edits(script, one, notes)]
     text = _put_together(lines, edits, block.block(site, "gpu" if count else "1"))
     text, more = _with_status(path, text)
     notes += more
-    form = [*rules_form.not_read(seen), *rules_form.too_late(seen)]
-    notes += [f"{one.place}: {one.message} ({one.code})" for one in form]
+    for rule in (rules_form.NotRead(), rules_form.TooLate()):
+        form = [finding(script, rule, hit) for hit in rule.look(script)]
+        notes += [f"{one.place}: {one.message} ({one.code})" for one in form]
     return Ported(path.with_name(f"{path.stem}{SUFFIX}{path.suffix}"), text, tuple(notes), True)
 
 
-def _refuse_form(seen: Seen) -> None:
-    script = seen.script
-    first = [*rules_form.conflicts(seen), *rules_form.bash(seen), *rules_form.script(seen)]
-    if first:
-        worst = first[0]
-        raise UserError(f"{worst.place}: {worst.message}; {worst.todo}")
-    if not re.match(r"#!.*\b(?:ba|z|k|da)?sh\b", script.lines[0]) or "csh" in script.lines[0]:
-        raise UserError(f"{script.path}: {script.lines[0][:60]} is no bash; port writes bash only")
+def _refuse_form(script: BatchScript) -> None:
+    """Raise UserError for what is no batch script of one job in bash."""
+    path = script.path
+    for rule in (rules_form.Conflicts(), rules_form.NoBash(), rules_form.NoScript()):
+        for hit in rule.look(script):
+            raise UserError(f"{path}:{hit.line}: {hit.message}; {hit.todo}")
+    if not BASH.match(script.lines[0]):
+        raise UserError(f"{path}: {script.lines[0][:60]} is no bash; port writes bash only")
+    if script.unread:
+        raise UserError(
+            f"{path}:{script.unread[0]}: bash can read this, but port cannot; write it in a "
+            "plainer form, a here-document in a line of its own"
+        )
     if script.asked("array") is not None:
         raise UserError(
-            f"{script.path} is a job array: each task is a run of its own on one GPU, which is "
-            "parallel already. Take --array out first to make one run of many GPUs"
+            f"{path} is a job array: each task is a run of its own on one GPU, which is parallel "
+            "already. Take --array out first to make one run of many GPUs"
         )
     if re.search(r"^#SBATCH\s+(?:hetjob|packjob)\b", script.text, re.MULTILINE):
-        raise UserError(f"{script.path} is a heterogeneous job, which port does not understand")
+        raise UserError(f"{path} is a heterogeneous job, which port does not understand")
     if not any(one.read for one in script.directives):
         raise UserError(
-            f"{script.path} has no #SBATCH line that sbatch reads; is it a batch script? "
+            f"{path} has no #SBATCH line that sbatch reads; is it a batch script? "
             "`rankup check` says what is wrong with it"
         )
     if "written by rankup" in script.text:
-        raise UserError(f"{script.path} was written by `rankup run` and is for many nodes already")
+        raise UserError(f"{path} was written by `rankup run` and is for many nodes already")
 
 
-def _hidden_gpus(seen: Seen, lines: Lines) -> list[str]:
+def _chosen(script: BatchScript) -> list[Launch]:
+    """Return the launches that are to go to all GPUs; UserError where that is not clear."""
+    path = script.path
+    able = [one for one in script.launches if one.script is not None or "-m" in one.words]
+    for one in script.launches:
+        if one.kind not in ("python", *TORCHRUN):
+            raise UserError(
+                f"{path}:{one.line}: {one.kind} is a launcher of its own; port rewrites lines that "
+                "start python or torchrun. Its manual says how it starts on several nodes"
+            )
+    if not able:
+        raise UserError(
+            f"{path} starts no Python script (python train.py); port rewrites the line that "
+            "does. Code in the line itself (python -c, python - <<EOF) has to go into a file"
+        )
+    names = {one.script or " ".join(one.words[:3]) for one in able}
+    training = able
+    if len(names) > 1:
+        training = [one for one in able if _TRAINS.search(script.content(one.script or ""))]
+        if not training:
+            raise UserError(
+                f"{path} starts {', '.join(sorted(names))}, and which of them trains cannot be "
+                "told from here; put the batch script beside them, or take the others out"
+            )
+    for one in training:
+        _refuse(script, one)
+    return training
+
+
+def _refuse(script: BatchScript, launch: Launch) -> None:
+    """Raise UserError for a launch that would not be the same run, or not run at all."""
+    place = f"{script.path}:{launch.line}"
+    if launch.container:
+        raise UserError(
+            f"{place}: it runs in a container, inside which torchrun would have to start; "
+            "`rankup run --container IMAGE` makes such jobs"
+        )
+    if launch.runner:
+        raise UserError(
+            f"{place}: {launch.runner} starts it in an environment of its own, which torchrun is "
+            "not in; activate that environment above (source …/bin/activate) and write python"
+        )
+    if launch.array:
+        raise UserError(f"{place}: its words stand in an array; write the command out there")
+    if launch.command.name() in script.functions:
+        raise UserError(
+            f"{place}: the function {launch.command.name()} starts it; write the command out there"
+        )
+    if launch.command.background:
+        raise UserError(
+            f"{place}: it is started in the background, so several runs share the GPUs of a node; "
+            "they are parallel already. Start one run, or a job for each"
+        )
+    tasks, nodes = script.tasks_per_node(launch), script.nodes(launch)
+    if launch.torchrun:
+        if nodes is None or nodes > 1 or launch.option("nnodes", "rdzv-endpoint") is not None:
+            raise UserError(
+                f"{place}: {launch.kind} starts on several nodes already; `rankup check` says what "
+                "is wrong with it"
+            )
+        if launch.script is None or "no-python" in launch.options:
+            raise UserError(f"{place}: which script {launch.kind} starts is not to be seen")
+    elif launch.srun is not None and (tasks != 1 or nodes != 1):
+        raise UserError(
+            f"{place}: srun starts it several times already, and it has to find out its rank by "
+            "itself; ask for one task (--ntasks=1), or let it be as it is"
+        )
+
+
+def _hidden_gpus(script: BatchScript, lines: Lines) -> list[str]:
     """Take `CUDA_VISIBLE_DEVICES=0` away: each rank has a GPU of its own."""
-    command = seen.sets("CUDA_VISIBLE_DEVICES")
-    alone = command is not None and (
-        command.name() in ("", "export")
-        and len(command.words) <= 2
-        and command.line == command.end_line
-    )
-    if command is None or not alone:
-        return []
-    line = lines.lines[command.line - 1] or ""
-    lines.lines[command.line - 1] = f"# rankup port: {line.strip()}"
-    return [f"line {command.line}: CUDA_VISIBLE_DEVICES is not set any more"]
+    notes = []
+    for command in script.commands:
+        if not command.sets("CUDA_VISIBLE_DEVICES"):
+            continue
+        if any(one.command is command for one in script.launches):  # an edit takes it away
+            continue
+        line = command.line
+        beside = [one for one in script.commands if one.first <= line <= one.last]
+        alone = command.name() in ("", "export") and len(command.words) <= 2 and len(beside) == 1
+        if alone and not command.depth and line == command.end_line:
+            lines.lines[line - 1] = f"# rankup port: {script.lines[line - 1].strip()}"
+            notes.append(f"line {line}: CUDA_VISIBLE_DEVICES is not set any more")
+        else:
+            notes.append(f"line {line}: CUDA_VISIBLE_DEVICES hides GPUs from the ranks; remove it")
+    return notes
 
 
-def _edits(seen: Seen, launch: Launch, notes: list[str]) -> list[Edit]:
-    """What sends a launch to all GPUs, as changes of the script's text."""
+def _edits(script: BatchScript, launch: Launch, notes: list[str]) -> list[Edit]:
+    """Return the changes of the text that send a launch to all GPUs."""
     words = list(launch.command.words)
     program = _program(launch, words)
     assigned = list(itertools.takewhile(is_assignment, words[:program]))
@@ -147,23 +224,41 @@ def _edits(seen: Seen, launch: Launch, notes: list[str]) -> list[Edit]:
     if len(free) < len(before):
         notes.append(f"line {launch.line}: CUDA_VISIBLE_DEVICES is not set any more")
     begin, end = words[0].start, words[program].start
+    between = script.text.encode()[begin:end].decode()
+    for word in words[:program]:
+        between = between.replace(word.text, "", 1)
+    if re.search(r"[^\s\\]", between):
+        raise UserError(
+            f"{script.path}:{launch.line}: a redirection stands in front of the program; put it "
+            "at the end of the command"
+        )
     # As many lines as before, so that the lines below keep their numbers.
-    breaks = "\\\n" * seen.script.text.count("\n", begin, end)
+    breaks = "\\\n" * script.text.encode().count(b"\n", begin, end)
     edits = [Edit(begin, end, " ".join(free) + " " + breaks)]
-    old = (launch.script or "").rpartition("/")[2]
-    new = _renamed(seen, launch, notes)
-    place = next((word for word in words[program:] if old and old in word.text), None)
-    if new and place is not None:
-        start = place.start + place.text.rindex(old)
-        edits.append(Edit(start, start + len(old), new))
-    return edits
+    interpreter = words[program].value
+    if is_python(interpreter) and "/" in interpreter:
+        folder = interpreter.rpartition("/")[0]
+        notes.append(f"line {launch.line}: torchrun has to be on PATH as well, from {folder}")
+    old = base_name(launch.script or "")
+    new = _renamed(script, launch, notes)
+    if not new:
+        return edits
+    named = re.compile(rf"(?<![\w.-]){re.escape(old)}(?![\w.-])")
+    place = next((one for one in words[program:] if named.search(one.text)), None)
+    found = list(named.finditer(place.text)) if place else []
+    if place is None or len(found) != 1:
+        raise UserError(
+            f"{script.path}:{launch.line}: {old} is not named once in this command, so that port "
+            f"cannot put {new} there; start it in a line of its own"
+        )
+    start = place.start + len(place.text[: found[0].start()].encode())
+    return [*edits, Edit(start, start + len(old.encode()), new)]
 
 
 def _program(launch: Launch, words: list[Word]) -> int:
-    """Where the words begin that every rank is to run."""
-    if launch.shell:
-        shells = ("bash", "sh", "zsh", "dash")
-        return next(i for i, one in enumerate(words) if one.value.rpartition("/")[2] in shells)
+    """Return the place of the first word that every rank is to run."""
+    if launch.in_shell:
+        return next(i for i, one in enumerate(words) if base_name(one.value) in SHELLS)
     tail = len(launch.words)
     if launch.torchrun and launch.script is not None:
         tail -= launch.words.index(launch.script)
@@ -171,16 +266,12 @@ def _program(launch: Launch, words: list[Word]) -> int:
 
 
 def _wrappers(launch: Launch, lead: list[Word], notes: list[str]) -> list[str]:
-    """What stands in front of the program, without srun, torchrun, and an exec of a function."""
+    """Return the words in front of the program, without srun, torchrun and exec."""
     texts, values = [word.text for word in lead], [word.value for word in lead]
     if launch.torchrun:
-        at = next(
-            i
-            for i, one in enumerate(values)
-            if one.rpartition("/")[2] in TORCHRUN or is_python(one)
-        )
+        at = next(i for i, one in enumerate(values) if base_name(one) in TORCHRUN or is_python(one))
         texts, values = texts[:at], values[:at]
-    names = [one.rpartition("/")[2] for one in values]
+    names = [base_name(one) for one in values]
     if "srun" in names:
         at = names.index("srun")
         found, left = options.read(values[at + 1 :])
@@ -191,13 +282,13 @@ def _wrappers(launch: Launch, lead: list[Word], notes: list[str]) -> list[str]:
     return [text for text in texts if text != "exec"]
 
 
-def _renamed(seen: Seen, launch: Launch, notes: list[str]) -> str:
-    """The name of the ported script; empty where the script stays."""
+def _renamed(script: BatchScript, launch: Launch, notes: list[str]) -> str:
+    """Return the name of the ported script; empty where the script stays."""
     if launch.script is None:
         notes.append(f"line {launch.line}: a module is started; port its file by itself")
         return ""
-    name = launch.script.rpartition("/")[2]
-    path = rules_use.find(seen, seen.script.resolve(launch.script))
+    name = base_name(launch.script)
+    path = script.find(script.resolve(launch.script))
     if not name.endswith(".py"):
         return ""
     new = f"{name.removesuffix('.py')}{SUFFIX}.py"
@@ -206,23 +297,18 @@ def _renamed(seen: Seen, launch: Launch, notes: list[str]) -> str:
         return new
     if path.with_name(new).is_file():
         return new
-    try:
-        with open_regular(path) as file:
-            done = bool(_DISTRIBUTED.search(file.read(1 << 20)))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
-    if done:
+    if _DISTRIBUTED.search(script.content(launch.script)):
         return ""
     notes.append(f"{new} is not there yet: rankup port {path.name} makes it")
     return new
 
 
 def _put_together(lines: Lines, edits: list[Edit], definition: str) -> str:
-    """The text with all changes; offsets of `edits` are those of the original."""
+    """Return the text with all changes; offsets of `edits` are those of the original."""
     script = lines.script
-    text = script.text
+    data = script.text.encode()
     for edit in sorted(edits, key=lambda one: -one.start):
-        text = text[: edit.start] + edit.text + text[edit.end :]
+        data = data[: edit.start] + edit.text.encode() + data[edit.end :]
     # Edits stay within lines that `lines` leaves alone, but may join some of them.
     changed = {
         number: line
@@ -231,7 +317,7 @@ def _put_together(lines: Lines, edits: list[Edit], definition: str) -> str:
     }
     last = max(one.line for one in script.directives if one.read)
     out: list[str] = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(data.decode().split("\n"), 1):
         kept = changed.get(number, line)
         if kept is not None:
             out.append(kept)
@@ -244,22 +330,21 @@ def _put_together(lines: Lines, edits: list[Edit], definition: str) -> str:
 
 
 def _with_status(path: Path, text: str) -> tuple[str, list[str]]:
-    """The text with the run's exit code as the job's, where later commands would hide it."""
-    seen = Seen(parse(path, text))
-    if not list(rules_use.lost_status(seen)):
+    """Return the text with the run's exit code as the job's, where later commands would hide it."""
+    script = parse(path, text)
+    if not list(rules_use.LostStatus().look(script)):
         return text, []
-    command = seen.launches[-1].command
+    command = script.launches[-1].command
     lines = text.split("\n")
-    if command.after == "|":
-        lines.insert(command.line - 1, "set -o pipefail # a failed run is a failed job")
+    if command.piped:
+        lines.insert(command.first - 1, "set -o pipefail # a failed run is a failed job")
         text = "\n".join(lines)
         return text, ["set -o pipefail, so that a failed run is a failed job"]
-    last = seen.script.commands[-1]
-    row = lines[command.end_line - 1]
-    if last.name() == "exit" or command.after != "\n" or row.rstrip().endswith("\\"):
+    shares = [one for one in script.commands if one.first == command.last and one is not command]
+    if script.commands[-1].name() == "exit" or shares:
         return text, [f"line {command.line}: the job's exit code is not the run's (RK160)"]
     while lines and not lines[-1].strip():
         lines.pop()
     lines.append("exit $rankup_status")
-    lines.insert(command.end_line, "rankup_status=$? # a failed run is a failed job")
+    lines.insert(command.last, "rankup_status=$? # a failed run is a failed job")
     return "\n".join(lines) + "\n", []

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...base.errors import nearest
-from ...base.findings import Finding
-from . import codes, options
-from .seen import Seen
+from . import options
+from .rule import Hit, Rule
+from .script import BatchScript
 
 # Without these a job is another one than was meant, or is refused.
 _PLACEHOLDER = re.compile(
@@ -17,184 +17,330 @@ _PLACEHOLDER = re.compile(
 )
 
 
-def conflicts(seen: Seen) -> Iterator[Finding]:
-    """RK150."""
-    for line in seen.script.conflicts[:1]:
-        yield seen.find(
-            codes.CONFLICT,
-            "error",
-            line,
-            f"git's conflict markers ({len(seen.script.conflicts)} lines): bash stops at them",
-            "keep one of the two versions and remove the lines <<<<<<<, ======= and >>>>>>>",
-        )
+class Conflicts(Rule):
+    """Lines that git leaves in a file when two changes of it could not be merged.
 
+    Bash stops at the first of them, and sbatch reads the directives of both sides.
 
-def bash(seen: Seen) -> Iterator[Finding]:
-    """RK169."""
-    if seen.script.unreadable:
-        line, why = seen.script.unreadable
-        yield seen.find(codes.NO_BASH, "error", line, why, "`bash -n` on the file says where")
+    ```bash
+    <<<<<<< HEAD
+    srun python train.py
+    =======
+    srun python train.py --small
+    >>>>>>> other
+    ```
 
+    Keep one of the two versions:
 
-def script(seen: Seen) -> Iterator[Finding]:
-    """RK153."""
-    lines = seen.script.lines
-    if not lines[0].startswith("#!"):
-        found = (
-            f"it begins with {lines[0][:40]!r}" if lines[0].strip() else "its first line is empty"
-        )
-        yield seen.find(
-            codes.NOT_A_SCRIPT,
-            "error",
-            1,
-            f"{found}; sbatch refuses a script whose first line is not #!",
-            "let the first line be #!/bin/bash",
-        )
-    for number, line in enumerate(lines, 1):
-        if line.endswith("\r"):
-            yield seen.find(
-                codes.NOT_A_SCRIPT,
-                "error",
-                number,
-                "lines end as on Windows (CR LF); sbatch refuses that",
-                f"sed -i 's/\\r$//' {seen.script.path.name}",
-            )
-            return
+    ```bash
+    srun python train.py
+    ```
+    """
 
+    code, level, title = "RK150", "error", "git's conflict markers"
 
-def not_read(seen: Seen) -> Iterator[Finding]:
-    """RK151."""
-    for one in seen.script.directives:
-        exact = one.text.startswith("#SBATCH") and one.marker == "#SBATCH"
-        missing = [o for o in one.options if seen.script.asked(o.name) is None]
-        known = [o for o in missing if not options.unknown(o)]
-        if exact or not known:  # one that is said elsewhere was switched off on purpose
-            continue
-        names = ", ".join(f"--{o.name}" for o in known)
-        yield seen.find(
-            codes.NOT_READ,
-            "warning",
-            one.line,
-            f"`{one.marker}` is a comment to sbatch, so {names} is not asked for",
-            "write #SBATCH at the very beginning of the line, or remove it",
-        )
-
-
-def too_late(seen: Seen) -> Iterator[Finding]:
-    """RK152."""
-    first = seen.script.first
-    for one in seen.script.directives:
-        if one.marker == "#SBATCH" and not one.read and first is not None and one.line > first:
-            begins = seen.script.lines[first - 1].strip()[:50]
-            yield seen.find(
-                codes.TOO_LATE,
-                "error",
-                one.line,
-                f"it stands behind the first command (line {first}: {begins}), where sbatch reads "
-                "no more directives",
-                f"move it above line {first}",
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        for line in script.conflicts[:1]:
+            yield Hit(
+                line,
+                f"git's conflict markers ({len(script.conflicts)} lines): bash stops at them",
+                "keep one of the two versions and remove the lines <<<<<<<, ======= and >>>>>>>",
             )
 
 
-def bad_option(seen: Seen) -> Iterator[Finding]:
-    """RK154."""
-    for one in seen.script.directives:
-        if not one.read:
-            continue
-        if one.fault:
-            yield seen.find(
-                codes.BAD_OPTION,
-                *("error", one.line, f"its words cannot be told apart: {one.fault}"),
-                "close the quote; spaces in a value need quotes",
-            )
-        if one.rest and one.rest[0] not in ("hetjob", "packjob"):
-            yield seen.find(
-                codes.BAD_OPTION,
-                *("error", one.line, f"{one.rest[0]!r} is no option; sbatch refuses the script"),
-                "an option begins with -- and has its value behind a =; comments begin with #",
-            )
-        for option in one.options:
-            dash = "-" if len(option.name) == 1 else "--"
-            if options.unknown(option):
-                yield seen.find(
-                    codes.BAD_OPTION,
-                    *("error", one.line, f"sbatch has no option {dash}{option.name}"),
-                    nearest(option.name, options.known())
-                    if len(option.name) > 2
-                    else "see man sbatch",
-                )
-            elif "$" in (option.value or ""):
-                yield seen.find(
-                    codes.BAD_OPTION,
-                    *("warning", one.line),
-                    f"--{option.name}={option.value}: variables are not expanded in a directive",
-                    "write the value, or give it to sbatch on the command line",
-                )
+class NotRead(Rule):
+    """A line that looks like a directive and is none: `##SBATCH`, `# SBATCH`, `#SBATCH` behind a
+    space. An option that is given elsewhere was switched off on purpose, and is not reported.
 
+    sbatch reads a line only when it begins with exactly `#SBATCH`. The job gets the default: a few
+    minutes, one core, no GPU.
 
-def no_limit(seen: Seen) -> Iterator[Finding]:
-    """RK155."""
-    read = [one for one in seen.script.directives if one.read]
-    if read and seen.launches and seen.script.asked("time") is None:
-        yield seen.find(
-            codes.NO_LIMIT,
-            "warning",
-            read[-1].line,
-            "no time limit: the partition's default holds, minutes or the longest there is",
-            "#SBATCH --time=02:00:00, a little more than the run needs",
-        )
+    ```bash
+    ##SBATCH --account=abc
+    ```
 
+    Write `#SBATCH` at the very beginning of the line:
 
-def placeholder(seen: Seen) -> Iterator[Finding]:
-    """RK167."""
-    for one in seen.script.directives:
-        for option in one.options if one.read else ():
-            if option.value and _PLACEHOLDER.search(option.value):
-                yield seen.find(
-                    codes.PLACEHOLDER,
-                    *("error", one.line, f"--{option.name}={option.value} is a placeholder"),
-                    f"put your own --{option.name} there",
-                )
-    for launch in seen.launches:
-        for word in launch.words:
-            if _PLACEHOLDER.search(word) and ("/" in word or word == launch.script or "_" in word):
-                yield seen.find(
-                    codes.PLACEHOLDER,
-                    *("error", launch.line, f"{word} is a placeholder"),
-                    "put your own value there",
-                )
+    ```bash
+    #SBATCH --account=abc
+    ```
+    """
 
+    code, level, title = "RK151", "warning", "a directive that sbatch takes for a comment"
 
-def log(seen: Seen) -> Iterator[Finding]:
-    """RK166."""
-    folders = _starts(seen)
-    for one in seen.script.directives:
-        for option in one.options if one.read else ():
-            if option.name not in ("output", "error") or not option.value:
-                continue
-            folder = Path(option.value).parent
-            if "%" in str(folder) or "$" in str(folder) or not judged(folder):
-                continue
-            if not any((start / folder).is_dir() for start in folders):
-                yield seen.find(
-                    codes.NO_LOG,
-                    "error",
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        for one in script.directives:
+            exact = one.text.startswith("#SBATCH") and one.marker == "#SBATCH"
+            missing = [o for o in one.options if script.asked(o.name) is None]
+            known = [o for o in missing if not options.unknown(o)]
+            if known and not exact:
+                names = ", ".join(f"--{o.name}" for o in known)
+                yield Hit(
                     one.line,
-                    f"the folder {folder} is not there; Slurm does not make it, and the job dies "
-                    "without a log",
-                    f"mkdir -p {folder}",
+                    f"`{one.marker}` is a comment to sbatch, so {names} is not asked for",
+                    "write #SBATCH at the very beginning of the line, or remove it",
                 )
 
 
-def _starts(seen: Seen) -> list[Path]:
-    """The folders that the job may start in."""
-    chdir = seen.script.asked("chdir", "workdir")
-    here = [seen.script.path.resolve().parent, Path.cwd()]
-    return [start / chdir for start in here] if chdir and "$" not in chdir else here
+class TooLate(Rule):
+    """A directive below the first command.
+
+    sbatch stops reading at the first line that is neither empty nor a comment. What follows has no
+    effect, and nothing says so.
+
+    ```bash
+    module load CUDA
+    #SBATCH --qos=long
+    ```
+
+    Move it above the first command:
+
+    ```bash
+    #SBATCH --qos=long
+    module load CUDA
+    ```
+    """
+
+    code, level, title = "RK152", "error", "a directive behind the first command"
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        first = script.first
+        for one in script.directives:
+            if one.marker == "#SBATCH" and not one.read and first is not None and one.line > first:
+                begins = script.lines[first - 1].strip()[:50]
+                yield Hit(
+                    one.line,
+                    f"it stands behind the first command (line {first}: {begins}), where sbatch "
+                    "reads no more directives",
+                    f"move it above line {first}",
+                )
+
+
+class NoScript(Rule):
+    """A first line that does not begin with `#!`, or lines that end as on Windows.
+
+    sbatch refuses both.
+
+    ```bash
+    #SBATCH --time=01:00:00
+    srun python train.py
+    ```
+
+    Let the first line be `#!/bin/bash`; `sed -i 's/\\r$//' job.sbatch` mends the ends of lines:
+
+    ```bash
+    #!/bin/bash
+    #SBATCH --time=01:00:00
+    srun python train.py
+    ```
+    """
+
+    code, level, title = "RK153", "error", "no script to sbatch"
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        first = script.lines[0]
+        if not first.startswith("#!"):
+            found = f"it begins with {first[:40]!r}" if first.strip() else "its first line is empty"
+            yield Hit(
+                1,
+                f"{found}; sbatch refuses a script whose first line is not #!",
+                "let the first line be #!/bin/bash",
+            )
+        for number, line in enumerate(script.lines, 1):
+            if line.endswith("\r"):
+                yield Hit(
+                    number,
+                    "lines end as on Windows (CR LF); sbatch refuses that",
+                    f"sed -i 's/\\r$//' {script.path.name}",
+                )
+                return
+
+
+class BadOption(Rule):
+    """Options that sbatch does not have, words that are no option, quotes that do not end, and
+    variables, which are not expanded in a directive.
+
+    sbatch refuses the script; a variable is taken literally.
+
+    ```bash
+    #SBATCH --acount=abc
+    ```
+
+    `man sbatch` lists the options; comments behind them begin with `#`:
+
+    ```bash
+    #SBATCH --account=abc # of the course
+    ```
+    """
+
+    code, level, title = "RK154", "error", "a directive that sbatch refuses or misreads"
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        for one in script.directives:
+            if not one.read:
+                continue
+            if one.fault:
+                yield Hit(
+                    one.line,
+                    f"its words cannot be told apart: {one.fault}",
+                    "close the quote; spaces in a value need quotes",
+                )
+            if one.rest and one.rest[0] not in ("hetjob", "packjob"):
+                yield Hit(
+                    one.line,
+                    f"{one.rest[0]!r} is no option; sbatch refuses the script",
+                    "an option begins with -- and has its value behind a =; comments begin with #",
+                )
+            for option in one.options:
+                dash = "-" if len(option.name) == 1 else "--"
+                if options.unknown(option):
+                    close = nearest(option.name, options.OF_SBATCH)
+                    yield Hit(
+                        one.line,
+                        f"sbatch has no option {dash}{option.name}",
+                        close if len(option.name) > 2 else "see man sbatch",
+                    )
+                elif "$" in (option.value or ""):
+                    yield Hit(
+                        one.line,
+                        f"--{option.name}={option.value}: variables are not expanded in a "
+                        "directive",
+                        "write the value, or give it to sbatch on the command line",
+                        "warning",
+                    )
+
+
+class NoLimit(Rule):
+    """No `--time` in a job that starts Python.
+
+    The partition's default holds: minutes, in which the run is killed, or the longest there is,
+    with which the job waits long for its turn.
+
+    ```bash
+    #!/bin/bash
+    #SBATCH --nodes=1
+    python train.py
+    ```
+
+    Ask for a little more than the run needs:
+
+    ```bash
+    #!/bin/bash
+    #SBATCH --nodes=1 --time=02:00:00
+    python train.py
+    ```
+    """
+
+    code, level, title = "RK155", "warning", "no time limit"
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        read = [one for one in script.directives if one.read]
+        if read and script.launches and script.asked("time") is None:
+            yield Hit(
+                read[-1].line,
+                "no time limit: the partition's default holds, minutes or the longest there is",
+                "#SBATCH --time=02:00:00, a little more than the run needs",
+            )
+
+
+class NoLog(Rule):
+    """`--output` or `--error` in a folder that is not there.
+
+    Slurm does not make it. The job fails before its first line, and as there is no log nothing
+    says why.
+
+    ```bash
+    #SBATCH --output=logs/%j.out
+    ```
+
+    Make the folder first (`mkdir -p logs`), or write beside the script:
+
+    ```bash
+    #SBATCH --output=%j.out
+    ```
+    """
+
+    code, level, title = "RK166", "error", "a log in a folder that is not there"
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        for one in script.directives:
+            for option in one.options if one.read else ():
+                if option.name not in ("output", "error") or not option.value:
+                    continue
+                folder = Path(option.value).parent
+                if "%" in str(folder) or "$" in str(folder) or not judged(folder):
+                    continue
+                if not any((start / folder).is_dir() for start in script.folders):
+                    yield Hit(
+                        one.line,
+                        f"the folder {folder} is not there; Slurm does not make it, and the job "
+                        "dies without a log",
+                        f"mkdir -p {folder}",
+                    )
+
+
+class Placeholder(Rule):
+    """Values that were to be replaced: `<account>`, `YOUR_PROJECT`, `TODO`, `CHANGE_ME`.
+
+    sbatch refuses an account that does not exist, or lets the job wait for ever; a script of that
+    name is not there.
+
+    ```bash
+    #SBATCH --account=<account>
+    ```
+
+    Put your own value there; `rankup doctor` lists the accounts and partitions that you have:
+
+    ```bash
+    #SBATCH --account=abc
+    ```
+    """
+
+    code, level, title = "RK167", "error", "a placeholder was left"
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        for one in script.directives:
+            for option in one.options if one.read else ():
+                if option.value and _PLACEHOLDER.search(option.value):
+                    yield Hit(
+                        one.line,
+                        f"--{option.name}={option.value} is a placeholder",
+                        f"put your own --{option.name} there",
+                    )
+        for launch in script.launches:
+            for word in launch.words:
+                named = "/" in word or word == launch.script or "_" in word
+                if named and _PLACEHOLDER.search(word):
+                    yield Hit(launch.line, f"{word} is a placeholder", "put your own value there")
+
+
+class NoBash(Rule):
+    """A script that `bash -n` rejects: a quote, a block or a substitution that does not end.
+
+    Bash finds out when it comes to that line, in the job. The rules about commands are not applied
+    to such a file.
+
+    ```bash
+    srun python train.py --name "a
+    ```
+
+    Close it; `bash -n job.sbatch` says where bash stops:
+
+    ```bash
+    srun python train.py --name "a"
+    ```
+    """
+
+    code, level, title = "RK169", "error", "bash cannot read it"
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        if script.rejected:
+            line, why = script.rejected
+            yield Hit(line, f"bash cannot read it: {why}", "`bash -n` on the file says where")
 
 
 def judged(path: Path) -> bool:
-    """Whether this machine can say if a path is there: not of another machine's file system."""
+    """Return True where this machine can say if a path is there: not on another's file system."""
     if not path.is_absolute():
         return True
     return len(path.parts) > 1 and Path(*path.parts[:2]).exists()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ...base.findings import Finding
-from . import codes
-from .launches import Launch
-from .seen import Seen
+from .launches import Launch, base_name
+from .rule import Hit, Rule
+from .script import BatchScript
 
 _IDS = re.compile(r"\bSLURM_(?:NODEID|PROCID|LOCALID)\b")
 _RANK = re.compile(r"(?:\w*_)?RANK=")
@@ -16,104 +15,215 @@ _DRAWN = re.compile(r"\$\{?RANDOM\b|\$\$|\$\((?:date|uuidgen|hostname|openssl|mk
 _LOOPBACK = re.compile(r"^(?:localhost|127\.\d+\.\d+\.\d+|\[?::1\]?|0\.0\.0\.0)(?::|$)")
 
 
-def wrong_node(seen: Seen) -> Iterator[Finding]:
-    """RK157."""
-    single = seen.script.nodes() == 1
-    for command in seen.script.commands:
-        under_srun = any(word.value.rpartition("/")[2] == "srun" for word in command.words)
-        for word in command.words:
-            early = _IDS.search(word.live)
-            if early is None or (single and early[0] == "SLURM_NODEID"):
+class FixedPort(Rule):
+    """A port that is a plain number, in `MASTER_PORT` or in torchrun's rendezvous endpoint.
+
+    A second job on the same node, or what is left of the last one, keeps the port, and the run
+    ends with "address already in use".
+
+    ```bash
+    export MASTER_PORT=7010
+    srun torchrun --nnodes=2 --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py
+    ```
+
+    Derive it from the job's number:
+
+    ```bash
+    export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+    srun torchrun --nnodes=2 --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py
+    ```
+    """
+
+    code, level, title = "RK156", "warning", "a fixed port"
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        if not any(one.srun is not None for one in script.launches):
+            return
+        setting = script.sets("MASTER_PORT")
+        port = script.values.get("MASTER_PORT", "")
+        line = setting.line if setting and port.isdigit() else 0
+        for launch in script.launches:
+            if not line and launch.under_srun and "standalone" not in launch.options:
+                endpoint = script.resolve(launch.option("rdzv-endpoint") or "")
+                port = endpoint.rpartition(":")[2] or launch.option("master-port") or ""
+                port = script.resolve(port)
+                line = launch.line if port.isdigit() else 0
+        if line:
+            yield Hit(
+                line,
+                f"port {port} is fixed: a second job on the same node, or its leftovers, keep it",
+                "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))",
+            )
+
+
+class WrongNode(Rule):
+    """`$SLURM_NODEID`, `$SLURM_PROCID` or `$SLURM_LOCALID` in double quotes behind `srun`, and a
+    `RANK` that the batch shell sets.
+
+    The batch shell on the first node expands them once, so that all nodes believe to be the first,
+    and none ever finds the others.
+
+    ```bash
+    srun bash -c "python train.py --rank $SLURM_PROCID"
+    ```
+
+    Single quotes leave them to the shell of each task:
+
+    ```bash
+    srun bash -c 'python train.py --rank $SLURM_PROCID'
+    ```
+    """
+
+    code, level, title = "RK157", "error", "a node's or rank's number, expanded too early"
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        single = script.nodes() == 1
+        spread = any(one.srun is not None and not one.torchrun for one in script.launches)
+        for command in script.commands:
+            under_srun = any(base_name(word.value) == "srun" for word in command.words)
+            for word in command.words:
+                early = _IDS.search(word.live)
+                if early is None or (single and early[0] == "SLURM_NODEID"):
+                    continue
+                if under_srun:
+                    before = word.text[: max(0, word.text.find(early[0]))]
+                    yield Hit(
+                        word.line + before.count("\n"),
+                        f"${early[0]} is expanded by the batch shell on the first node, so every "
+                        "node gets that node's number",
+                        "put it in single quotes within `bash -c`, or write a \\ before its $",
+                    )
+                    break
+                if _RANK.match(word.value) and not command.function and spread:
+                    yield Hit(
+                        word.line,
+                        f"{word.text} is set once, by the batch shell on the first node: every "
+                        "task gets the same",
+                        "let the script read the variable itself, or set it within "
+                        "`srun bash -c '…'`",
+                    )
+
+
+class TooManyAgents(Rule):
+    """torchrun under an srun that starts several tasks on each node.
+
+    torchrun starts the ranks of a node itself. With four tasks there are four of them, each of
+    which starts four ranks on the same four GPUs.
+
+    ```bash
+    #SBATCH --ntasks-per-node=4
+    srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
+    ```
+
+    Ask for one task on each node:
+
+    ```bash
+    #SBATCH --ntasks-per-node=1
+    srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
+    ```
+    """
+
+    code, level, title = "RK162", "error", "several torchruns on a node"
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        for launch in script.launches:
+            tasks = script.tasks_per_node(launch) if launch.under_srun else None
+            if tasks is not None and tasks > 1:
+                yield Hit(
+                    launch.line,
+                    f"srun starts {tasks} tasks on each node, and each would be a torchrun that "
+                    "starts all ranks of the node",
+                    "#SBATCH --ntasks-per-node=1: torchrun starts the ranks",
+                )
+
+
+class IdleNodes(Rule):
+    """Several nodes in the directives, and Python or torchrun without srun; or another number in
+    torchrun's `--nnodes`.
+
+    Without srun a command runs on the first node alone. The others are billed and idle, or
+    torchrun waits for them until it gives up.
+
+    ```bash
+    torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
+    ```
+
+    Start it through srun, with Slurm's own number of nodes:
+
+    ```bash
+    srun torchrun --nnodes=$SLURM_NNODES --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
+    ```
+    """
+
+    code, level, title = "RK163", "error", "nodes asked for and not used"
+    whole = True
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        nodes = script.nodes()
+        if not nodes or nodes == 1:
+            return
+        # Other launchers, and functions that call srun, reach the other nodes by themselves.
+        here = [one for one in script.launches if one.srun is None and (one.torchrun or one.script)]
+        if len(here) == len(script.launches) and not any(map(script.spread, here)):
+            for launch in here[:1]:
+                yield Hit(
+                    launch.line,
+                    f"{nodes} nodes are asked for, and without srun this runs on the first one "
+                    "alone",
+                    "put srun in front of it, as `rankup port` does",
+                )
+        for launch in script.launches:
+            given = script.resolve(launch.option("nnodes") or "")
+            if not launch.under_srun or not given.isdigit() or script.nodes(launch) != nodes:
                 continue
-            if under_srun:
-                line = word.line + word.text.count("\n", 0, max(0, word.text.find(early[0])))
-                yield seen.find(
-                    codes.WRONG_NODE,
-                    "error",
-                    line,
-                    f"${early[0]} is expanded by the batch shell on the first node, so every node "
-                    "gets that node's number",
-                    "put it in single quotes within `bash -c`, or write a \\ before its $",
-                )
-                break
-            if _RANK.match(word.value) and not command.function and _spread(seen):
-                yield seen.find(
-                    codes.WRONG_NODE,
-                    "error",
-                    word.line,
-                    f"{word.text} is set once, by the batch shell on the first node: every task "
-                    "gets the same",
-                    "let the script read the variable itself, or set it within `srun bash -c '…'`",
+            if int(given[:9]) != nodes:
+                more = int(given[:9]) > nodes
+                yield Hit(
+                    launch.line,
+                    f"--nnodes={given}, but {nodes} nodes are asked for"
+                    + (": torchrun waits for nodes that do not come" if more else ""),
+                    "--nnodes=$SLURM_NNODES",
                 )
 
 
-def _spread(seen: Seen) -> bool:
-    return any(one.srun is not None and not one.torchrun for one in seen.launches)
+class NeverMeet(Rule):
+    """torchrun on several nodes that are not told of one another: `--standalone`, no `--nnodes`,
+    no `--rdzv-endpoint` or one at `localhost`, or a `--rdzv-id` that each node draws by itself.
+
+    Each node then trains by itself, on all of the data, and writes over the others' files; or it
+    waits for nodes that look elsewhere. The first looks like a run that works, and is as slow as
+    one node.
+
+    ```bash
+    srun torchrun --standalone --nproc-per-node=gpu train.py
+    ```
+
+    Name the first node, expanded once by the batch shell:
+
+    ```bash
+    MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    srun torchrun --nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID \\
+        --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" train.py
+    ```
+    """
+
+    code, level, title = "RK164", "error", "nodes that do not meet"
+
+    def look(self, script: BatchScript) -> Iterator[Hit]:
+        if script.nodes() == 1:
+            return
+        for launch in script.launches:
+            if launch.under_srun and script.nodes(launch) != 1 and (why := _alone(script, launch)):
+                yield Hit(
+                    launch.line,
+                    why,
+                    "--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
+                    "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT, with the first node's name",
+                )
 
 
-def many_ids(seen: Seen) -> Iterator[Finding]:
-    """RK158."""
-    if seen.script.nodes() == 1:
-        return
-    for launch in _under_srun(seen):
-        drawn = _DRAWN.search(launch.option("rdzv-id") or "")
-        name = drawn[0].strip("${()") if drawn else ""
-        if drawn and launch.shell and not any(name in one.live for one in launch.command.words):
-            yield seen.find(
-                codes.MANY_IDS,
-                "error",
-                launch.line,
-                f"--rdzv-id={launch.option('rdzv-id')} is drawn on each node by itself, so that no "
-                "two nodes find one another",
-                "--rdzv-id=$SLURM_JOB_ID, which is the same everywhere",
-            )
-
-
-def fixed_port(seen: Seen) -> Iterator[Finding]:
-    """RK156."""
-    if not any(one.srun is not None for one in seen.launches):
-        return
-    setting = seen.sets("MASTER_PORT")
-    port = seen.script.values.get("MASTER_PORT", "")
-    line = setting.line if setting and port.isdigit() else 0
-    for launch in _under_srun(seen):
-        if line or "standalone" in launch.options:
-            continue
-        endpoint = seen.script.resolve(launch.option("rdzv-endpoint") or "")
-        port = endpoint.rpartition(":")[2] or launch.option("master-port") or ""
-        port = seen.script.resolve(port)
-        line = launch.line if port.isdigit() else 0
-    if line and port.isdigit():
-        yield seen.find(
-            codes.FIXED_PORT,
-            "warning",
-            line,
-            f"port {port} is fixed: a second job on the same node, or its leftovers, keep it",
-            "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))",
-        )
-
-
-def never_meet(seen: Seen) -> Iterator[Finding]:
-    """RK164."""
-    if (seen.script.nodes() or 1) == 1:
-        return
-    for launch in _under_srun(seen):
-        if seen.nodes(launch) == 1:
-            continue
-        why = _alone(seen, launch)
-        if why:
-            yield seen.find(
-                codes.NEVER_MEET,
-                "error",
-                launch.line,
-                why,
-                "--nnodes=$SLURM_NNODES --rdzv-backend=c10d "
-                "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT, with the first node's name",
-            )
-
-
-def _alone(seen: Seen, launch: Launch) -> str:
-    """Why each node trains by itself, or waits for ever; empty where nothing says so."""
+def _alone(script: BatchScript, launch: Launch) -> str:
+    """Return the reason why nodes do not find one another; empty where they may."""
     if "standalone" in launch.options:
         return "--standalone: each node trains by itself, on all of the data"
     if launch.option("nnodes") is None:
@@ -121,60 +231,12 @@ def _alone(seen: Seen, launch: Launch) -> str:
     endpoint = launch.option("rdzv-endpoint", "master-addr")
     if endpoint is None:
         return "no --rdzv-endpoint: each node waits for the others at its own address"
-    address = seen.script.resolve(endpoint)
+    address = script.resolve(endpoint)
     if _LOOPBACK.match(address):
         return f"the nodes are to meet at {address}, which is another place on each of them"
-    hostname = "$(hostname" in address or "`hostname" in address
-    early = any("$(hostname" in word.live for word in launch.command.words)
-    if hostname and launch.shell and not early:
-        return "$(hostname) is expanded on each node, so each waits at its own address"
+    drawn = _DRAWN.search(launch.option("rdzv-id") or "")
+    # What the batch shell expands is the same on all nodes.
+    early = drawn and any(drawn[0] in word.live for word in launch.command.words)
+    if drawn and launch.in_shell and not early:
+        return f"--rdzv-id={launch.option('rdzv-id')} is drawn on each node by itself"
     return ""
-
-
-def idle_nodes(seen: Seen) -> Iterator[Finding]:
-    """RK163."""
-    nodes = seen.script.nodes()
-    if not nodes or nodes == 1:
-        return
-    # Other launchers, and functions that call srun, reach the other nodes by themselves.
-    here = [one for one in seen.launches if one.srun is None and (one.torchrun or one.script)]
-    if here and len(here) == len(seen.launches) and not any(seen.wrapped(one) for one in here):
-        for launch in here[:1]:
-            yield seen.find(
-                codes.IDLE_NODES,
-                "error",
-                launch.line,
-                f"{nodes} nodes are asked for, and without srun this runs on the first one alone",
-                "put srun in front of it, as `rankup port` does",
-            )
-    for launch in _under_srun(seen):
-        given = seen.script.resolve(launch.option("nnodes") or "")
-        if given.isdigit() and int(given[:9]) != nodes and seen.nodes(launch) == nodes:
-            few = int(given[:9]) < nodes
-            yield seen.find(
-                codes.IDLE_NODES,
-                "error",
-                launch.line,
-                f"--nnodes={given}, but {nodes} nodes are asked for"
-                + ("" if few else ": torchrun waits for nodes that do not come"),
-                "--nnodes=$SLURM_NNODES",
-            )
-
-
-def too_many_agents(seen: Seen) -> Iterator[Finding]:
-    """RK162."""
-    for launch in _under_srun(seen):
-        tasks = seen.tasks(launch)
-        if tasks is not None and tasks > 1:
-            yield seen.find(
-                codes.TOO_MANY_AGENTS,
-                "error",
-                launch.line,
-                f"srun starts {tasks} tasks on each node, and each would be a torchrun that starts "
-                "all ranks of the node",
-                "#SBATCH --ntasks-per-node=1: torchrun starts the ranks",
-            )
-
-
-def _under_srun(seen: Seen) -> Iterator[Launch]:
-    return (one for one in seen.launches if one.torchrun and one.srun is not None)

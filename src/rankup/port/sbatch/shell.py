@@ -1,17 +1,66 @@
-"""A bash script as a list of commands, with where each stands.
-
-Enough of the grammar to find what a job starts and which shell expands what; nothing is ever run.
-"""
+"""The commands of a bash script, read from its syntax tree; nothing of it is run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from .tokens import Word, is_assignment, tokens
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
-_OPENS = {"if", "while", "until", "for", "case", "select", "{"}
-_CLOSES = {"fi", "done", "esac", "}"}
-_PASSED = {"then", "else", "elif", "do", "!", "time", "while", "until", "if", "{"}
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_REJECTED = re.compile(r"line (\d+): (.*)")
+_SECONDS = 1.0  # of the CPU to parse; a script of 128 KiB takes a tenth of it
+_CHUNK = 512  # bytes; the text of a node costs the copy of one
+_DEEPEST = 200  # levels of blocks in blocks
+
+_EXPANSIONS = {"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"}
+_SIMPLE = {
+    "command", "declaration_command", "unset_command", "test_command", "variable_assignment",
+    "variable_assignments",
+}  # fmt: skip
+_DECLARE = {"export", "declare", "typeset", "readonly", "local", "unset"}
+# What holds statements: those that are one of a shell's lists, and blocks.
+_JOINED = {"list", "pipeline", "negated_command", "redirected_statement", "heredoc_redirect"}
+_BLOCKS = {
+    "if_statement", "while_statement", "for_statement", "c_style_for_statement", "case_statement",
+    "compound_statement", "subshell",
+}  # fmt: skip
+_PARTS = {"program", "elif_clause", "else_clause", "do_group", "case_item", "function_definition"}
+
+
+class UnreadableError(ValueError):
+    """The script is nested too deeply or takes too long to parse."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a command.
+
+    Attributes:
+        text: as it is written.
+        start, end: offsets of its bytes in the script.
+        value: what the command gets; what the shell would expand stays as it is written.
+        live: what of it the shell that reads the script expands: `$A`, `${A}`, `$(…)`.
+        items: the words of an array that it assigns.
+    """
+
+    text: str
+    line: int
+    start: int
+    end: int
+    value: str
+    live: str
+    items: tuple[Word, ...] = ()
+
+    @property
+    def end_line(self) -> int:
+        return self.line + self.text.count("\n")
 
 
 @dataclass(frozen=True)
@@ -20,112 +69,243 @@ class Command:
 
     Attributes:
         words: assignments before the command, its name and its arguments; no redirections.
-        line, end_line: of its first and its last word.
-        start, end: offsets into the text.
+        first, last: lines of the statement that it is part of, with pipes and here-documents.
+        until: offset of that statement's end.
         depth: of `if`, loops, groups and subshells around it; 0 at the top.
         function: the function whose body it stands in.
-        after: the operator behind it: a line break, `;`, `&`, `|`, `&&`, `||`.
-        before: the operator in front of it.
+        background: it, or a block around it, is started with `&`.
+        piped: its output goes into another command.
+        tested: its exit code decides about another command (`&&`, `||`), or is negated.
     """
 
     words: tuple[Word, ...]
-    line: int
-    end_line: int
-    start: int
-    end: int
-    depth: int
-    function: str | None
-    before: str
-    after: str
+    first: int
+    last: int
+    until: int
+    depth: int = 0
+    function: str | None = None
+    background: bool = False
+    piped: bool = False
+    tested: bool = False
+
+    @property
+    def line(self) -> int:
+        return self.words[0].line
+
+    @property
+    def end_line(self) -> int:
+        return self.words[-1].end_line
+
+    @property
+    def start(self) -> int:
+        return self.words[0].start
 
     @property
     def values(self) -> tuple[str, ...]:
         return tuple(word.value for word in self.words)
+
+    def sets(self, name: str) -> bool:
+        """Return True where it sets a variable."""
+        return any(word.text.startswith(f"{name}=") for word in self.words)
 
     def name(self) -> str:
         """The command's own name, behind assignments; empty for assignments alone."""
         return next((word.value for word in self.words if not is_assignment(word)), "")
 
 
-def commands(text: str) -> list[Command]:
-    """Every simple command of a script, in order, those of functions and loops included.
+def is_assignment(word: Word) -> bool:
+    """Return True for a word `NAME=…`."""
+    return bool(_ASSIGNMENT.match(word.text))
+
+
+def commands(data: bytes) -> tuple[list[Command], list[int]]:
+    """Return every simple command in order, and the lines of statements that cannot be parsed.
+
+    Commands of functions and loops are included, those in `$(…)` are not. The parser does not
+    know all of bash: a statement that it cannot parse gives no commands.
 
     Raises:
-        UnreadableError: a quote, a substitution or a here-document does not end.
+        UnreadableError: it is nested too deeply, or takes too long.
     """
+    root = _parse(data)
+    if root.type != "program":
+        return [], [1]
     found: list[Command] = []
-    words: list[Word] = []
-    open_now: list[str] = []
-    functions: list[tuple[str, int]] = []
-    before, naming, skip = "\n", "", False
+    unread: list[int] = []
+    try:
+        for child, background in _statements(root):
+            if child.has_error:
+                unread.append(child.start_point.row + 1)
+            else:
+                found += _commands(child, _around(child, background), 0)
+    except RecursionError:
+        raise UnreadableError("it is nested too deeply") from None
+    return found, unread
 
-    def close() -> None:
-        if open_now:
-            open_now.pop()
-        if functions and len(open_now) <= functions[-1][1]:
-            functions.pop()
 
-    def opened(what: str) -> None:
-        nonlocal naming
-        if naming:
-            functions.append((naming, len(open_now)))
-            naming = ""
-        open_now.append(what)
+def rejected(data: bytes) -> tuple[int, str] | None:
+    """Return the line at which bash itself cannot read a script, and its words; None if it can."""
+    bash = shutil.which("bash")
+    if bash is None:
+        return None
+    try:
+        # `-n` runs nothing, and without BASH_ENV no other file is read.
+        result = subprocess.run(
+            [bash, "--norc", "--noprofile", "-n"],
+            input=data,
+            env={"LC_ALL": "C"},
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+    except (subprocess.TimeoutExpired, OSError):
+        return 1, "bash does not come to an end with it"
+    if result.returncode == 0:
+        return None
+    match = _REJECTED.search(result.stderr.decode(errors="replace"))
+    return (int(match[1]), match[2]) if match else (1, "bash crashes when it reads it")
 
-    for token in tokens(text):
-        if isinstance(token, Word):
-            if skip:  # the file of a redirection
-                skip = False
-                continue
-            word = token.text
-            if [one.text for one in words] == ["function"]:
-                naming, words = token.value, []
-                continue
-            if not words and word in _CLOSES:
-                close()
-                before = word
-                continue
-            if not words and word in _OPENS:
-                opened(word)
-            if not words and word in _PASSED:
-                before = word
-                continue
-            words.append(token)
-            continue
-        sign = token
-        if sign[0] in "<>" or sign in ("&>", "&>>"):
-            skip = True
-            continue
-        if sign == "(" and len(words) == 1 and not is_assignment(words[0]):
-            naming, words = words[0].value, []
-            continue
-        if sign in ("(", ")") and naming and not words and not (sign == "(" and before == ")"):
-            before = sign
-            continue
+
+def _parse(data: bytes) -> Node:
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    end = time.thread_time() + _SECONDS
+    parser = Parser(Language(tree_sitter_bash.language()))
+    try:
+        tree = parser.parse(
+            lambda offset, _: data[offset : offset + _CHUNK],
+            progress_callback=lambda *_: time.thread_time() > end,
+        )
+    except ValueError:
+        raise UnreadableError("it takes too long to parse") from None
+    return tree.root_node
+
+
+def _statements(block: Node) -> Iterator[tuple[Node, bool]]:
+    """Yield the children of a block, each with True where it is started with `&`."""
+    children = block.children
+    for at, child in enumerate(children):
+        if child.is_named:
+            yield child, at + 1 < len(children) and children[at + 1].type == "&"
+
+
+def _around(node: Node, background: bool) -> Command:
+    """Return a command without words, with what a statement gives to each command in it."""
+    first, last = node.start_point.row + 1, node.end_point.row + 1
+    return Command((), first, last, node.end_byte, background=background)
+
+
+def _commands(
+    node: Node, around: Command, level: int, more: tuple[Word, ...] = ()
+) -> Iterator[Command]:
+    """Yield the commands in a node; `more` are words that stand behind redirections."""
+    if level > _DEEPEST:
+        raise UnreadableError(f"it has more than {_DEEPEST} blocks in one another")
+    arithmetic = node.type == "compound_statement" and node.children[0].type == "(("
+    if node.type in _SIMPLE or arithmetic:
+        words = (*_words(node), *more)
         if words:
-            where = functions[-1][0] if functions else None
-            found.append(_command(words, len(open_now), where, before, sign))
-            words = []
-        if sign == "(":
-            opened("(")
-        elif sign == ")" and open_now[-1:] == ["("]:  # else: a pattern of `case`
-            close()
-        before = sign
-    return found
+            yield replace(around, words=words)
+    elif node.type in _JOINED:
+        yield from _joined(node, around, level)
+    elif node.type in _BLOCKS or node.type in _PARTS:
+        depth = around.depth + (node.type in _BLOCKS)
+        function = around.function
+        if node.type == "function_definition":
+            name = node.child_by_field_name("name")
+            function = _text(name) if name else ""
+        for child, background in _statements(node):
+            inner = _around(child, background or around.background)
+            inner = replace(inner, depth=depth, function=function)
+            yield from _commands(child, inner, level + 1)
 
 
-def _command(
-    words: list[Word], depth: int, function: str | None, before: str, after: str
-) -> Command:
-    last = words[-1]
-    return Command(
-        tuple(words),
-        words[0].line,
-        last.line + last.text.count("\n"),
-        words[0].start,
-        last.start + len(last.text),
-        depth,
-        function,
-        before,
-        after,
+def _joined(node: Node, around: Command, level: int) -> Iterator[Command]:
+    """Yield the commands of a list, a pipeline, or a statement with redirections."""
+    children = node.named_children
+    if node.type in ("list", "negated_command"):
+        around = replace(around, tested=True)
+    more: tuple[Word, ...] = ()
+    piped = around.piped
+    if node.type == "redirected_statement":
+        redirects = node.children_by_field_name("redirect")
+        more = tuple(word for one in redirects for word in _behind(one))
+        inside = [
+            part for one in redirects if one.type == "heredoc_redirect" for part in one.children
+        ]
+        piped = piped or any(part.type == "pipeline" for part in inside)
+        if any(part.type in ("&&", "||") for part in inside):
+            around = replace(around, tested=True)
+    for child in children:
+        into = piped or (node.type == "pipeline" and child != children[-1])
+        into = into and child.type != "heredoc_redirect"
+        of = more if child.type == "command" and node.type == "redirected_statement" else ()
+        yield from _commands(child, replace(around, piped=into), level + 1, of)
+
+
+def _behind(redirect: Node) -> Iterator[Word]:
+    """Yield the words of a command that stand behind one of its redirections."""
+    if redirect.type == "file_redirect":
+        yield from map(_word, redirect.children_by_field_name("destination")[1:])
+    elif redirect.type == "heredoc_redirect":
+        yield from map(_word, redirect.children_by_field_name("argument"))
+        for one in redirect.children_by_field_name("redirect"):
+            yield from _behind(one)
+
+
+def _words(node: Node) -> Iterator[Word]:
+    if node.type in ("variable_assignment", "test_command", "compound_statement"):
+        yield _word(node)
+        return
+    for child in node.children:
+        if child.type.endswith("_redirect"):
+            if child.type == "file_redirect":
+                yield from map(_word, child.children_by_field_name("destination")[1:])
+        elif child.type != "comment" and (child.is_named or child.type in _DECLARE):
+            yield _word(child)
+
+
+def _word(node: Node) -> Word:
+    value = node.child_by_field_name("value")
+    array = value.named_children if value is not None and value.type == "array" else ()
+    return Word(
+        text=_text(node),
+        line=node.start_point.row + 1,
+        start=node.start_byte,
+        end=node.end_byte,
+        value=_value(node),
+        live=" ".join(_live(node)),
+        items=tuple(_word(one) for one in array if one.type != "comment"),
     )
+
+
+def _value(node: Node) -> str:
+    text = _text(node)
+    assigned = node.child_by_field_name("value")
+    if node.type == "variable_assignment" and assigned is not None:
+        return text[: len(text) - len(_text(assigned))] + _value(assigned)
+    if node.type == "raw_string":
+        return text[1:-1]
+    if node.type == "ansi_c_string":
+        return text[2:-1]
+    if node.type in ("string", "translated_string"):
+        inner = text[text.index('"') + 1 : -1].replace("\\\n", "")
+        return re.sub(r'\\([$`"\\])', r"\1", inner)
+    if node.type in ("concatenation", "command_name"):
+        return "".join(map(_value, node.children))
+    if node.type in ("word", "extglob_pattern"):
+        return re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))
+    return text
+
+
+def _live(node: Node) -> Iterator[str]:
+    if node.type in _EXPANSIONS:
+        yield _text(node)
+    else:
+        for child in node.children:
+            yield from _live(child)
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode()

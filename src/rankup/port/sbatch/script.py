@@ -1,0 +1,308 @@
+"""A batch script, read: its directives, its commands, its variables, and what it starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ...base.errors import UserError
+from ...base.files import open_regular
+from . import options
+from .launches import TORCHRUN, Launch, launches
+from .options import Option
+from .shell import Command, UnreadableError, commands, is_assignment, rejected
+
+LARGEST = 128 * 1024  # bytes; what people write is a hundredth of it
+_LONGEST = 4096  # characters of a directive
+SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".job", ".batch", ".sub")
+BASH = re.compile(r"#!.*\b(?:ba|da)?sh\b")
+_SHELL_SCRIPT = re.compile(rb"#!\s*\S*(/env\s+)?\S*\b(ba|z|k|da)?sh\b")
+_DIRECTIVE = re.compile(rb"^#+\s*SBATCH\b", re.MULTILINE)
+_CONFLICT = re.compile(r"(<{7}|>{7}|\|{7})( |$)|={7}$")
+_MEANT = re.compile(r"#SBATCH[ \t]+(?=[^\s#])|\s*#+\s*SBATCH\b\s*(?=-)", re.IGNORECASE)
+_PLAIN = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+@dataclass(frozen=True)
+class Directive:
+    """A line `#SBATCH …`, or one that was meant to be.
+
+    Attributes:
+        marker: what stands in the place of `#SBATCH`, as it is written.
+        read: sbatch reads it: it begins with exactly `#SBATCH`, before the first command.
+        rest: words that belong to no option.
+        fault: why its words cannot be told apart; empty where they can.
+    """
+
+    line: int
+    text: str
+    marker: str
+    read: bool
+    options: tuple[Option, ...]
+    rest: tuple[str, ...] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class BatchScript:
+    """A batch script, read.
+
+    Attributes:
+        conflicts: lines with git's conflict markers; the commands are not read then.
+        first: line of the first command, behind which sbatch reads no directive.
+        rejected: line and message of bash, which cannot read it; there are no commands then.
+        unread: lines of statements that are bash, but that the parser here cannot read.
+    """
+
+    path: Path
+    text: str
+    lines: tuple[str, ...]
+    directives: tuple[Directive, ...]
+    conflicts: tuple[int, ...]
+    first: int | None
+    commands: tuple[Command, ...] = ()
+    rejected: tuple[int, str] | None = None
+    unread: tuple[int, ...] = ()
+
+    @cached_property
+    def values(self) -> dict[str, str]:
+        """Variables that are set to a plain text once, at the top."""
+        found: dict[str, str | None] = {}
+        for command in self.commands:
+            words = command.words
+            if words[0].text in ("export", "readonly", "declare"):
+                words = tuple(word for word in words if is_assignment(word))
+            for word in words if all(map(is_assignment, words)) else ():
+                name, _, value = word.value.partition("=")
+                plain = not (command.depth or word.live or value[:1] == "(" or name in found)
+                found[name] = value if plain else None
+        return {name: value for name, value in found.items() if value is not None}
+
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        """Python programs that are started; helpers (`python -c`, `pip`) are left out."""
+        return tuple(launches(self.commands, self.functions))
+
+    @cached_property
+    def functions(self) -> frozenset[str]:
+        """Names of the functions that the script defines."""
+        return frozenset(one.function for one in self.commands if one.function)
+
+    def asked(self, *names: str) -> str | None:
+        """Return the value of the last directive with one of these long names; None without."""
+        given = [self._given[name] for name in names if name in self._given]
+        return max(given)[1] if given else None
+
+    @cached_property
+    def _given(self) -> dict[str, tuple[int, str]]:
+        read = [option for one in self.directives if one.read for option in one.options]
+        return {option.name: (at, option.value or "") for at, option in enumerate(read)}
+
+    def number(self, name: str) -> int | None:
+        """Return the same as a whole number; None where there is none, or no plain one."""
+        return _whole((self.asked(name) or "").strip())
+
+    def gpus(self) -> int | None:
+        """Return the GPUs of a node that are asked for: 0 for none, None if unclear."""
+        if (gres := self.asked("gres")) is not None and "gpu" in gres:
+            return options.gpus_of(gres)
+        for name, of in (("gpus-per-node", 1), ("gpus", self.nodes())):
+            if (text := self.asked(name)) is not None:
+                count = options.gpus_of(f"gpu:{text}")
+                return None if count is None or not of or count % of else count // of
+        if (text := self.asked("gpus-per-task")) is not None:
+            count = options.gpus_of(f"gpu:{text}")
+            tasks = self.tasks_per_node()
+            return None if count is None or tasks is None else count * tasks
+        return 0
+
+    def nodes(self, launch: Launch | None = None) -> int | None:
+        """Return the nodes of the job, or of a launch; None for a range or an unknown number."""
+        if launch is not None:
+            asked = "1" if launch.srun is None else launch.of_srun("nodes")
+            return _whole(self.resolve(asked)) if asked else self.nodes()
+        if self.asked("nodes") is None:
+            tasks, each = self.number("ntasks"), self.number("ntasks-per-node")
+            return -(-tasks // each) if tasks and each else 1
+        return self.number("nodes")
+
+    def tasks_per_node(self, launch: Launch | None = None) -> int | None:
+        """Return the tasks that srun starts on each node; None where it cannot be told."""
+        if launch is not None:
+            if launch.srun is None:
+                return 1
+            if each := launch.of_srun("ntasks-per-node"):
+                return _whole(self.resolve(each))
+            if asked := launch.of_srun("ntasks"):
+                count, nodes = _whole(self.resolve(asked)), self.nodes(launch)
+                return max(1, count // nodes) if count and nodes else None
+        if (given := self.number("ntasks-per-node")) is not None:
+            return given
+        total, nodes = self.number("ntasks"), self.nodes()
+        if total is None:
+            return 1
+        return total // nodes if nodes and total % nodes == 0 else None
+
+    def ranks(self, launch: Launch) -> int | None:
+        """Return the ranks that torchrun starts on a node; None where the GPUs decide."""
+        text = launch.option("nproc-per-node")
+        return 1 if text is None else _whole(self.resolve(text))
+
+    def spread(self, launch: Launch) -> bool:
+        """Return True where another launcher than srun spreads it: mpirun, or a function."""
+        own = launch.command.function is not None or launch.command.name() in self.functions
+        return own or launch.kind not in ("python", *TORCHRUN)
+
+    def sets(self, name: str) -> Command | None:
+        """Return the first command that sets a variable."""
+        return next((one for one in self.commands if one.sets(name)), None)
+
+    def resolve(self, text: str) -> str:
+        """Return the text with the variables put in whose value is known; the others stay."""
+
+        def put(match: re.Match[str]) -> str:
+            name = match[1] or match[2]
+            return self._slurm(name) or self.values.get(name) or match[0]
+
+        return _PLAIN.sub(put, text)
+
+    def find(self, name: str) -> Path | None:
+        """Return a file that the job would find."""
+        for folder in (*self.folders, *self._beside):
+            with suppress(OSError, ValueError):
+                if (folder / name).is_file():
+                    return folder / name
+        return None
+
+    def content(self, name: str) -> bytes:
+        """Return the first megabyte of a file that the job would find; empty without it."""
+        path = self.find(self.resolve(name))
+        if path is None:
+            return b""
+        try:
+            with open_regular(path) as file:
+                return file.read(1 << 20)
+        except OSError:
+            return b""
+
+    @cached_property
+    def folders(self) -> Sequence[Path]:
+        """The folders that the job may start in."""
+        chdir = self.asked("chdir", "workdir") or ""
+        return self._beside if "$" in chdir else [start / chdir for start in self._beside]
+
+    @cached_property
+    def _beside(self) -> Sequence[Path]:
+        return (self.path.resolve().parent, Path.cwd())
+
+    def _slurm(self, name: str) -> str | None:
+        known = {
+            "SLURM_NNODES": self.nodes,
+            "SLURM_JOB_NUM_NODES": self.nodes,
+            "SLURM_GPUS_ON_NODE": self.gpus,
+            "SLURM_GPUS_PER_NODE": self.gpus,
+            "SLURM_NTASKS_PER_NODE": self.tasks_per_node,
+        }
+        value = known[name]() if name in known else None
+        return str(value) if value else None
+
+
+def is_batch(path: Path) -> bool:
+    """Return True for a file for sbatch: by its name, as a shell script, or by its directives."""
+    if path.suffix in (".py", ".ipynb", ".pyw"):
+        return False
+    if path.suffix in SUFFIXES:
+        return True
+    try:
+        with open_regular(path) as file:
+            head = file.read(4096)
+    except OSError:
+        return False
+    return bool(_SHELL_SCRIPT.match(head) or _DIRECTIVE.search(head))
+
+
+def load(path: Path) -> BatchScript:
+    """Read a batch script.
+
+    Raises:
+        UserError: it is not there, not a file of text, or far too long or deep to be one.
+    """
+    try:
+        with open_regular(path) as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; name a batch script") from None
+    if len(data) > LARGEST:
+        raise UserError(f"{path} is longer than {LARGEST // 1024} KiB; that is no batch script")
+    if b"\0" in data:
+        raise UserError(f"{path} is not text; name a batch script, or a Python script (.py)")
+    try:
+        return parse(path, data.decode())
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8; store it as UTF-8 text") from None
+    except UnreadableError as error:
+        raise UserError(f"{path}: {error}; that is no batch script") from None
+
+
+def parse(path: Path, text: str) -> BatchScript:
+    """Return the parts of a batch script; `path` is only kept.
+
+    Raises:
+        UnreadableError: it is nested too deeply, or takes too long to parse.
+    """
+    lines = tuple(text.split("\n"))  # a CR at their end is a finding
+    conflicts = tuple(
+        number for number, line in enumerate(lines, 1) if _CONFLICT.match(line.rstrip("\r"))
+    )
+    found: list[Command] = []
+    unread: list[int] = []
+    wrong = None
+    if not conflicts:
+        data = text.replace("\r\n", "\n").encode()
+        # zsh and ksh have words of their own, of which bash knows nothing.
+        if not lines[0].startswith("#!") or BASH.match(lines[0]):
+            wrong = rejected(data)
+        if wrong is None:
+            found, unread = commands(data)
+    first = _first(lines)
+    directives = tuple(
+        _directive(number, line, match.group().strip(), match.end(), first)
+        for number, line in enumerate(lines, 1)
+        if (match := _MEANT.match(line))
+    )
+    return BatchScript(
+        path, text, lines, directives, conflicts, first, tuple(found), wrong, tuple(unread)
+    )
+
+
+def _first(lines: Sequence[str]) -> int | None:
+    """Return the line at which sbatch stops: neither empty nor a comment."""
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.lstrip().startswith("#") and not _CONFLICT.match(line):
+            return number
+    return None
+
+
+def _directive(line: int, text: str, marker: str, end: int, first: int | None) -> Directive:
+    exact = text.startswith("#SBATCH") and text[7:8] in (" ", "\t", "-")
+    read = exact and (first is None or line < first)
+    try:
+        found, left = options.read(options.split(text[end : end + _LONGEST].rstrip("\r")))
+    except ValueError as error:
+        return Directive(line, text, marker, read, (), (), str(error).lower())
+    shown = marker if text.lstrip() == text else text[: text.index("#")] + marker
+    while left:  # an option may follow what is none
+        more, left_now = options.read(left[1:])
+        found += more
+        if not more:
+            break
+        left = left_now
+    return Directive(line, text, shown, read, tuple(found), tuple(left))
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
