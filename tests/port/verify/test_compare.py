@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from rankup.port.verify import compare, table
-from rankup.port.verify.compare import killed, lines
-from rankup.port.verify.journals import Journal, Seen
-from rankup.port.verify.plan import RankEnd
+from rankup.port.verify import compare, verdict
+from rankup.port.verify.compare import output
+from rankup.port.verify.protocol import Journal, RankEnd, Seen
 from rankup.port.verify.verdict import CHECKS, Result
 
 from .handmade import Runs, ended, rank
@@ -18,14 +17,14 @@ from .handmade import Runs, ended, rank
 
 def _results(runs: Runs) -> dict[str, Result]:
     original, port = runs.seen()
-    found = compare.results(original, {2: port}, None)
-    return {one.check: one for one in found if one.check != "killed"}
+    found = compare.results({"original": original, "2": port}, {"2": 2})
+    return {one.check: one for one in found}
 
 
 def test_a_correct_port_passes() -> None:
     found = _results(Runs())
     assert {one.state for one in found.values()} == {"proved"}, found
-    assert list(found) == [name for name in CHECKS if name != "killed"]
+    assert {*found} == {*CHECKS} - {"killed"}
 
 
 def _other_loss(runs: Runs) -> None:
@@ -46,7 +45,7 @@ def _other_parameters(runs: Runs) -> None:
 
 
 def _left_out(runs: Runs) -> None:
-    runs.first("batch", 0)["ids"] = [0]
+    runs.first("batch", 0).update(ids=[0], sums=["content of 0/0"])
 
 
 def _everywhere(runs: Runs) -> None:
@@ -61,7 +60,8 @@ def _with_batches(events: list[dict], whole: list[dict]) -> list[dict]:  # type:
     batches = iter([one for one in whole if one["event"] == "batch" and one["grad"]])
     for event in events:
         if event["event"] == "batch" and event["grad"]:
-            event["ids"] = next(batches)["ids"]
+            next_batch = next(batches)
+            event.update({name: next_batch[name] for name in ("ids", "sums")})
     return events
 
 
@@ -77,7 +77,7 @@ def _one_order(runs: Runs) -> None:
 
 
 def _evaluates_a_part(runs: Runs) -> None:
-    runs.first("batch", 1, 2)["ids"] = []
+    runs.first("batch", 1, 2).update(ids=[], sums=[])
 
 
 def _own_metric(runs: Runs) -> None:
@@ -126,7 +126,7 @@ def test_each_mistake_fails_its_check_alone(
     break_it(runs)
     found = _results(runs)
     assert [name for name, one in found.items() if one.state == "differs"] == [check]
-    assert word in found[check].difference
+    assert word in found[check].differences[0]
 
 
 def test_weights_are_units_where_they_are_counted() -> None:
@@ -140,8 +140,9 @@ def test_weights_are_units_where_they_are_counted() -> None:
 
 def test_a_sample_that_only_keeps_a_rank_in_step_counts_for_nothing() -> None:
     runs = Runs()
-    runs.first("batch", 0, 1)["ids"] = [4, 5, 6]
-    runs.first("batch", 1, 1)["ids"] = [4]
+    whole = [f"content of 0/{one}" for one in (4, 5, 6)]
+    runs.first("batch", 0, 1).update(ids=[4, 5, 6], sums=whole)
+    runs.first("batch", 1, 1).update(ids=[4], sums=whole[:1])
     runs.first("backward", 0, 1).update(samples=3, loss=2.0)
     runs.first("backward", 1, 1).update(samples=0, loss="nan")
     states = {name: one.state for name, one in _results(runs).items()}
@@ -153,7 +154,7 @@ def test_rank_0_may_evaluate_alone() -> None:
     whole = [one for one in rank(0, 0) if one["event"] == "batch" and not one["grad"]]
     own = [one for one in runs.ranks[0] if one["event"] == "batch" and not one["grad"]]
     for mine, all_of_it in zip(own, whole, strict=True):
-        mine["ids"] = all_of_it["ids"]
+        mine.update(ids=all_of_it["ids"], sums=all_of_it["sums"])
     runs.ranks[1] = [one for one in runs.ranks[1] if one.get("grad") is not False]
     assert _results(runs)["evaluation"].state == "proved"
 
@@ -180,11 +181,11 @@ def test_a_run_that_broke_off_is_a_difference() -> None:
         ended("2", 2, RankEnd(None, False), RankEnd(1, False)),
         (port.ranks[0], Journal((error,))),
     )
-    first, *rest = compare.results(original, {2: broken}, None)
+    first, *rest = compare.results({"original": original, "2": broken}, {"2": 2})
     assert first.state == "differs"
-    assert "rank 1 of 2 failed:\nValueError: no" in first.difference
+    assert "rank 1 of 2 failed:\nValueError: no" in first.differences[0]
     assert {one.state for one in rest} == {"not seen"}
-    assert compare.results(original, {2: None}, None)[0].state == "differs"
+    assert compare.results({"original": original}, {"2": 2})[0].state == "differs"
 
 
 @pytest.mark.parametrize(
@@ -199,8 +200,8 @@ def test_a_run_that_broke_off_is_a_difference() -> None:
 def test_a_killed_rank(rest: RankEnd, state: str) -> None:
     events = (Journal(()), Journal(({"event": "killed"},)))
     run = Seen(2, ended("kill", 2, rest, RankEnd(-9, False)), events)
-    assert killed.compare(run).state == state
-    assert killed.compare(Seen(2, run.outcome, (Journal(()), Journal(())))).state == "not seen"
+    assert compare.killed(run).state == state
+    assert compare.killed(Seen(2, run.outcome, (Journal(()), Journal(())))).state == "not seen"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_a_killed_rank(rest: RankEnd, state: str) -> None:
     ],
 )
 def test_printed_numbers(one: str, other: str, same: bool) -> None:
-    assert lines.near(one, other) is same
+    assert output.near(one, other) is same
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_printed_numbers(one: str, other: str, same: bool) -> None:
     ],
 )
 def test_what_passes_is_not_compared(one: str, other: str) -> None:
-    a, b = lines.parse(one), lines.parse(other)
+    a, b = output.parse(one), output.parse(other)
     assert (a.words, a.numbers) == (b.words, b.numbers)
 
 
@@ -237,6 +238,6 @@ def test_the_table_has_no_foreign_control_characters() -> None:
     runs = Runs()
     runs.ranks[1].append({"event": "line", "text": "\x1b]0;title\x07 \u202e", "phase": "train"})
     out = io.StringIO()
-    table.show(list(_results(runs).values()), ["a \x1b[2J note"], out)
+    verdict.show(list(_results(runs).values()), ["a \x1b[2J note"], out)
     assert "\x1b" not in out.getvalue()
     assert "5. differs on 2 ranks: rank 1 prints too" in out.getvalue()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.port.verify import Request, copies, verify
+from rankup.port.verify import Request, start, verify
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_a_copy_has_links_to_what_is_large(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     port = tmp_path / "elsewhere" / "a_dist.py"
     port.write_text("1\n")
-    found = copies.project_of(project / "src" / "a.py", port, project)
-    copies.make(found, tmp_path / "copy")
+    found = start.project_of(project / "src" / "a.py", port, project)
+    start.copy_project(found, tmp_path / "copy")
     copy = tmp_path / "copy"
     assert sorted(path.name for path in copy.iterdir()) == ["big.bin", "src"]
     assert (copy / "big.bin").is_symlink()
@@ -69,6 +69,8 @@ def test_a_folder_with_too_much_is_one_link(tmp_path: Path) -> None:
         (project / "data" / "many" / f"{number}.txt").touch()
     (project / "a.py").write_text("pass\n")
     (project / "b.py").write_text("pass\n")
-    copies.make(copies.project_of(project / "a.py", project / "b.py", project), tmp_path / "copy")
+    start.copy_project(
+        start.project_of(project / "a.py", project / "b.py", project), tmp_path / "copy"
+    )
     inside = list((tmp_path / "copy" / "data" / "many").iterdir())
     assert all(path.is_symlink() for path in inside)
