@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankup.port.verify.protocol import Journal, Outcome, RankEnd, Seen
+from rankup.port.verify.protocol import Journal, Outcome, RankEnd, Run, Seen
 
 Events = list[dict[str, Any]]
 BATCHES = ((0, 1, 2, 3), (4, 5, 6))  # of 7 training samples, and of as many for evaluation
@@ -77,6 +77,7 @@ class Runs:
         return [one for one in self.ranks[number] if one["event"] == kind][nth]
 
 
-def ended(name: str, ranks: int, *ends: RankEnd) -> Outcome:
+def ended(name: str, ranks: int, *ends: RankEnd, run: Run | None = None) -> Outcome:
     """A run that went well, or as given."""
-    return Outcome(name, "exit", 1.0, ends or tuple(RankEnd(0, True) for _ in range(ranks)))
+    ends = ends or tuple(RankEnd(0, True) for _ in range(ranks))
+    return Outcome(name, "exit", 1.0, ends, run=run)

@@ -21,7 +21,7 @@ def results(
     ports: Mapping[str, str],
     killed: Collection[str] = (),
     seconds: float = 120.0,
-    kinds: Collection[str] = ("2",),
+    kinds: Mapping[str, Collection[str]] | None = None,
 ) -> dict[str, list[Result]]:
     """What `verify` says of ports of a script on 2 ranks, by their names.
 
@@ -29,14 +29,17 @@ def results(
         folder: of a project without those files.
         killed: ports of which a rank is killed in a further run.
         seconds: limit of each run.
-        kinds: the runs of each port, as `start.runs` names them.
+        kinds: the runs of a port, as `start.runs` names them; by default that on 2 ranks.
     """
+    each = {name: [*(kinds or {}).get(name, ("2",))] for name in ports}
+    for name in killed:
+        each[name].append("kill")
     (folder / "train.py").write_text(script, encoding="utf-8", newline="")
     project = start.Project(folder, Path("train.py"), Path("port.py"), None)
 
     def plan(job: start.Job, state: Path) -> Plan:
         placed = []
-        for run, text in _runs(ports, killed, kinds):
+        for run, text in _runs(ports, each):
             (folder / "port.py").write_text(text, encoding="utf-8", newline="")
             place = state / "runs" / run.name
             start.copy_project(project, place)
@@ -53,21 +56,24 @@ def results(
         originals = {name: run for name, run in seen.items() if not run.world}
         found = {}
         for name in ports:
-            own = [*kinds, *(["kill"] if name in killed else [])]
-            runs = {kind: seen[f"{name}-{kind}"] for kind in own if f"{name}-{kind}" in seen}
+            own = {kind: f"{name}-{kind}" for kind in each[name]}
+            runs = {kind: seen[run] for kind, run in own.items() if run in seen}
             found[name] = compare.results({**originals, **runs}, dict.fromkeys(own, WORLD))
         return found
 
 
 def _runs(
-    ports: Mapping[str, str], killed: Collection[str], kinds: Collection[str]
+    ports: Mapping[str, str], kinds: Mapping[str, Collection[str]]
 ) -> Iterator[tuple[Run, str]]:
     """The runs of each port in the order of the kinds, with its text."""
     for run in start.runs():
-        if not run.world and (run.name == protocol.ORIGINAL or run.name[9:] in kinds):
+        needed = run.against.removeprefix("original-")
+        if not run.world and (
+            run.name == protocol.ORIGINAL or any(needed in one for one in kinds.values())
+        ):
             yield run, ""
         for name, text in ports.items() if run.world == WORLD else ():
-            if run.name in kinds or (run.name == "kill" and name in killed):
+            if run.name in kinds[name]:
                 yield replace(run, name=f"{name}-{run.name}"), text
 
 

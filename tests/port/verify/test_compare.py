@@ -9,10 +9,10 @@ import pytest
 
 from rankup.port.verify import compare, verdict
 from rankup.port.verify.compare import output
-from rankup.port.verify.protocol import Journal, RankEnd, Seen
+from rankup.port.verify.protocol import Journal, RankEnd, Run, Seen
 from rankup.port.verify.verdict import CHECKS, Result
 
-from .handmade import Runs, ended, rank
+from .handmade import Events, Runs, ended, rank
 
 
 def _results(runs: Runs) -> dict[str, Result]:
@@ -127,6 +127,115 @@ def test_each_mistake_fails_its_check_alone(
     found = _results(runs)
     assert [name for name, one in found.items() if one.state == "differs"] == [check]
     assert word in found[check].differences[0]
+
+
+def test_other_contents_and_initial_values_are_differences() -> None:
+    """Also where indices are those of the original, and values were made equal afterwards."""
+    runs = Runs()
+    runs.first("batch", 1)["sums"] = ["of another split", "of another split"]
+    runs.first("initial", 1)["sums"] = [1, 3]
+    found = _results(runs)
+    assert "sample 2 is another one on rank 1" in found["samples"].differences[0]
+    assert "1 of 2 parameters" in found["parameters"].differences[0]
+
+
+def test_one_difference_does_not_hide_others() -> None:
+    runs = Runs()
+    runs.first("line")["text"] = "epoch 1: loss 1.2399 in 6 s"
+    runs.first("line", 0, 1)["text"] = "epoch 2: loss 1.2899 in 6 s"
+    runs.first("batch", 0).update(ids=[0], sums=["content of 0/0"])
+    for events in (*runs.ranks, runs.original):
+        for event in [one for one in events if one.get("dataset") == 1]:
+            events.append({**event, "dataset": 2})
+    [one for one in runs.ranks[1] if one.get("dataset") == 2][1].update(ids=[], sums=[])
+    found = _results(runs)
+    assert len(found["evaluation"].differences) == 3
+    assert found["samples"].state == "differs"
+
+
+def _free(*ranks: Events) -> Seen:
+    journals = tuple(Journal(tuple(events)) for events in ranks)
+    run = Run("free", "", "", "", 2, free=True)
+    return Seen(2, ended("free", 2, run=run), journals)
+
+
+def test_ranks_with_random_numbers_of_their_own() -> None:
+    """They differ in what they draw, and in nothing that they have in common."""
+    original = Runs().seen()[0]
+    one, other = (
+        [{**event, "content": f"{rank}"} for event in Runs().ranks[rank]] for rank in (0, 1)
+    )
+    states = {"torch's random": "a"}
+    use = {"event": "random", "dataset": 0, "pass": 1, "n": 1, "what": "loop", "states": states}
+    apart = [*other, {**use, "states": {"torch's random": "b"}}]
+    found = compare.results({"original": original, "free": _free([*one, use], apart)}, {"free": 2})
+    assert {result.state for result in found} == {"proved"}, found
+    for wrong, word in (
+        ([*other, use], "draw the same numbers from torch's random in the training loop"),
+        ([{**event, "content": "0"} for event in other], "same content on rank 0 and rank 1"),
+    ):
+        free = _free([*one, use], wrong)
+        checks = compare.results({"original": original, "free": free}, {"free": 2})
+        differ = [result for result in checks if result.state == "differs"]
+        assert [result.check for result in differ] == ["samples"]
+        assert word in differ[0].differences[0]
+    fewer = [event for event in other if event.get("n") != 3]
+    first = compare.results({"original": original, "free": _free(one, fewer)}, {"free": 2})[0]
+    assert "called backward 3 times, rank 0 4 times" in first.differences[0]
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "state"),
+    [
+        ("loss 1.2345", "loss 1.2345", "rank 0's"),  # a mean over rank 0's part
+        ("loss 1.2345", "loss 0.61725", "rank 0's"),  # a sum over it
+        ("loss 1.2345", "loss 2.4690", "differs"),
+    ],
+)
+def test_numbers_of_rank_0_are_told_from_wrong_ones(whole: str, part: str, state: str) -> None:
+    """By a run in which the parts of each training batch are alike."""
+    runs = Runs()
+    for number in (0, 1):
+        runs.first("line", 0, number).update(text="loss 1.5", phase="train")
+    for events, text in ((runs.original, whole), (runs.ranks[0], "loss 1.5")):
+        for event in (one for one in events if one["event"] == "line"):
+            event.update(text=text, phase="train")
+    original, port = runs.seen()
+    run = Run("alike", "", "", "", 2, alike=True, against="original-alike")
+    for event in (one for one in runs.ranks[0] if one["event"] == "line"):
+        event["text"] = "loss 1.5"
+    lines = [{**one, "text": part} if one["event"] == "line" else one for one in runs.ranks[0]]
+    ranks = (Journal(tuple(lines)), Journal(tuple(runs.ranks[1])))
+    alike = Seen(2, ended("2", 2, run=run), ranks)
+    seen = {"original": original, "original-alike": original, "2": port, "alike": alike}
+    found = {one.check: one for one in compare.results(seen, {"2": 2, "alike": 2})}
+    assert found["output"].state == state, found["output"]
+    assert all(one.state != "proved" for one in found.values() if one.differences)
+
+
+def test_an_evaluation_that_was_not_reached_or_shown_is_not_seen() -> None:
+    for text, bar in (("epoch done", False), ("accuracy 0.5", True)):
+        runs = Runs()
+        for events in (runs.original, runs.ranks[0]):
+            for event in (one for one in events if one["event"] == "line"):
+                event.update(text=text, bar=bar)
+        found = _results(runs)["evaluation"]
+        assert (found.state, found.detail) == ("not seen", "prints no number of it")
+    runs = Runs()
+    runs.original[-1]["unreached"] = ["x.py:30"]
+    assert _results(runs)["evaluation"].detail == "not reached: x.py:30"
+    runs = Runs()
+    runs.original.insert(1, {"event": "cut", "dataset": 5, "kind": "Test", "where": "x.py:8"})
+    assert _results(runs)["evaluation"].detail == "not reached: x.py:8 (a loader)"
+
+
+def test_a_model_file_that_is_not_compared_is_not_seen() -> None:
+    runs = Runs()
+    for events in (runs.original, runs.ranks[0]):
+        path = "out/model.safetensors"
+        events.append({"event": "write", "path": path, "how": "truncate", "where": "x.py:21"})
+    assert _results(runs)["saved"].state == "not seen"
+    assert _results(runs)["output"].state == "proved"
 
 
 def test_weights_are_units_where_they_are_counted() -> None:

@@ -56,7 +56,11 @@ BROKEN = {
     ),
 }
 # Where ranks train apart, what they compute and save is another as well.
-ALSO = {"losses": {"evaluation"}, "parameters": {"losses", "evaluation", "saved"}}
+ALSO = {
+    "losses": {"evaluation", "saved"},
+    "parameters": {"losses", "evaluation", "saved"},
+    "evaluation": {"saved"},
+}
 _AT = "    best = 0.0\n"
 # Scripts that do not behave -> what is said of them.
 RUDE = {

@@ -40,6 +40,23 @@ def test_a_script_is_not_its_own_port(tmp_path: Path, monkeypatch: pytest.Monkey
         verify(Request("a.py", "a.py", stand_ins=("nowhere",)))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import rankup",
+        "from rankup import shard",
+        "import torch\ntorch.distributed.init_process_group()",
+    ],
+)
+def test_two_ports_are_refused(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything runs: also where they were only given in the wrong order."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train_dist.py").write_text(f"{line}\n")
+    (tmp_path / "train.py").write_text("pass\n")
+    with pytest.raises(UserError, match="is a port already"):
+        verify(Request("train_dist.py", "train.py"))
+
+
 def test_a_copy_has_links_to_what_is_large(tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "src").mkdir(parents=True)
