@@ -11,7 +11,6 @@ from rankup.port.verify import compare, protocol, start
 from rankup.port.verify.protocol import Plan, Run
 from rankup.port.verify.verdict import Result
 
-WORLD = 2
 KINDS = ("2", "free", "alike")
 
 
@@ -23,7 +22,7 @@ def results(
     seconds: float = 120.0,
     kinds: Mapping[str, Collection[str]] | None = None,
 ) -> dict[str, list[Result]]:
-    """What `verify` says of ports of a script on 2 ranks, by their names.
+    """What `verify` says of ports of a script, by their names.
 
     Args:
         folder: of a project without those files.
@@ -58,7 +57,8 @@ def results(
         for name in ports:
             own = {kind: f"{name}-{kind}" for kind in each[name]}
             runs = {kind: seen[run] for kind, run in own.items() if run in seen}
-            found[name] = compare.results({**originals, **runs}, dict.fromkeys(own, WORLD))
+            worlds = {run.name: run.world for run in start.runs() if run.name in own}
+            found[name] = compare.results({**originals, **runs}, worlds)
         return found
 
 
@@ -66,13 +66,12 @@ def _runs(
     ports: Mapping[str, str], kinds: Mapping[str, Collection[str]]
 ) -> Iterator[tuple[Run, str]]:
     """The runs of each port in the order of the kinds, with its text."""
+    used = {kind for own in kinds.values() for kind in own}
+    needed = {run.against for run in start.runs() if run.name in used}
     for run in start.runs():
-        needed = run.against.removeprefix("original-")
-        if not run.world and (
-            run.name == protocol.ORIGINAL or any(needed in one for one in kinds.values())
-        ):
+        if run.name in (protocol.ORIGINAL, *needed):
             yield run, ""
-        for name, text in ports.items() if run.world == WORLD else ():
+        for name, text in ports.items() if run.world else ():
             if run.name in kinds[name]:
                 yield replace(run, name=f"{name}-{run.name}"), text
 

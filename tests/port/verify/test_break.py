@@ -205,3 +205,23 @@ def test_batches_drawn_by_a_function(tmp_path: Path) -> None:
     assert right["losses"].state == right["saved"].state == "proved", right
     assert right["samples"].state == "not seen"
     assert "losses" in {one.check for one in found["own"] if one.state == "differs"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rank_without_a_sample_is_met(tmp_path: Path) -> None:
+    """It computes on a sample of weight zero, which a sum over the loop's batches counts."""
+    script, port = (
+        (SCRIPTS / name).read_text(encoding="utf-8") for name in ("one.py", "one_dist.py")
+    )
+    wrong = changed(
+        port,
+        ("rankup.batch_mean(loss.item()) * rankup.batch_sum(len(y))", "loss.item() * len(y)"),
+        ("seen += rankup.batch_sum(len(y))", "seen += len(y)"),
+        ("return total / seen", "return float(rankup.mean(total, seen))"),
+    )
+    kinds = {"right": ("2", "3"), "wrong": ("2", "3")}
+    found = results(tmp_path, script, {"right": port, "wrong": wrong}, kinds=kinds)
+    assert {one.state for one in found["right"]} == {"proved"}
+    differ = {(one.check, one.world) for one in found["wrong"] if one.state != "proved"}
+    assert differ == {("evaluation", 3)}

@@ -183,17 +183,10 @@ def test_noise_and_summed_losses_are_comparable(run_rankup: RunRankup, tmp_path:
     assert "not seen in so few steps: evaluation" in done.stdout
 
 
-NO_TRAINING = {
-    "import torch\nw = torch.zeros(3, requires_grad=True)\no = torch.optim.SGD([w], lr=.1)\n"
-    "for i in range(99):\n    ((w - 1) ** 2).sum().backward(); o.step()\n": "without a torch Data",
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("text", NO_TRAINING)
-def test_what_has_nothing_to_compare(text: str, run_rankup: RunRankup, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(text)
+def test_what_has_nothing_to_compare(run_rankup: RunRankup, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import torch\ntorch.save({}, 'a.pt')\n")
     (tmp_path / "b.py").write_text("pass\n")
     done = run_rankup(["verify", "a.py", "b.py"], timeout=200)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert NO_TRAINING[text] in done.stderr
+    assert "made no optimizer step" in done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,6 @@ _NAMES = {
     "original-alike": "the original on batches of equal halves",
     "alike": "the port on 2 ranks with equal parts of each batch",
 }
-_PORTED = {"rankup", "horovod", "deepspeed", "accelerate"}
-_GROUPS = {"init_process_group", "DistributedDataParallel", "DistributedSampler"}
 
 
 @dataclass(frozen=True)
@@ -113,25 +111,29 @@ def _verdict(state: Path, outcomes: Sequence[Outcome], original: Path) -> Verdic
 
 def _must_be_original(path: Path) -> None:
     """Two ports, or the two arguments in the wrong order, are refused at once."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        found = ""
+    for node in _unconditional(ast.parse(path.read_bytes())):
+        names = []
         if isinstance(node, ast.Import):
-            found = next((one.name for one in node.names if _root(one.name) in _PORTED), "")
+            names = [one.name for one in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found = node.module or "" if _root(node.module or "") in _PORTED else ""
+            names = [node.module or ""]
         elif isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            found = name if name in _GROUPS else ""
-        if found:
-            raise UserError(
-                f"{path}:{getattr(node, 'lineno', 1)} uses {found}, so it is a port already; "
-                "give the script for one GPU first and its port second: "
-                "rankup verify train.py train_dist.py"
-            )
+            names = [getattr(node.func, "attr", getattr(node.func, "id", ""))]
+        for name in names:
+            if name.partition(".")[0] in ("rankup", "init_process_group"):
+                raise UserError(
+                    f"{path}:{getattr(node, 'lineno', 1)} uses {name}, so it is a port already; "
+                    "give the script for one GPU first and its port second: "
+                    "rankup verify train.py train_dist.py"
+                )
 
 
-def _root(name: str) -> str:
-    return name.partition(".")[0]
+def _unconditional(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes, but those that only a script that can do both runs on many GPUs."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.If) or "__name__" in ast.unparse(child.test):
+            yield from _unconditional(child)
 
 
 def _must_train(original: Seen, path: Path) -> None:
@@ -165,7 +167,7 @@ def _notes(seen: Mapping[str, Seen]) -> list[str]:
                 f"data: {event['size']} of {event['of']} of {event['kind']}, spread over all; "
                 "further runs have a last batch of one sample, and a full one"
             )
-    if original.of("cut"):
+    if original.of("cut") and seen[ORIGINAL].outcome.tried.varied:
         found.append("data: each sample's first array is scaled, by factors from 0.25 to 1")
     if any(event["shuffles"] for event in original.of("iterate")):
         found.append("shuffling: off, but for a run with random numbers of each rank's own")

@@ -67,13 +67,21 @@ class Try:
     Attributes:
         gpu: `torch.cuda.is_available()` is true.
         batch: samples in a batch of 2 or more; 0: as the script says.
+        varied: samples are of all parts of a data set, each of a scale of its own.
     """
 
     gpu: bool
     batch: int
+    varied: bool = True
 
 
-TRIES = (Try(False, BATCH), Try(True, BATCH), Try(False, 0), Try(True, 0))
+TRIES = (
+    Try(False, BATCH),
+    Try(False, BATCH, varied=False),
+    Try(True, BATCH),
+    Try(False, 0),
+    Try(True, 0),
+)
 
 
 @dataclass(frozen=True)

@@ -125,17 +125,19 @@ class Data:
             return get(index)
         drawn, self._drawn, self.within = self._drawn, None, True
         place = self._place(number, index)
+        source = _spread(place, *sizes) if self._tried.varied else place
+        source = source if isinstance(place, int) else index
         kept = states()
         try:
             if self._run.free:
-                item = self._as_in_life(lambda: get(_spread(place, *sizes)))
+                item = self._as_in_life(lambda: get(source))
             else:  # its random numbers depend on nothing but the sample
                 seed(place)
-                item = get(_spread(place, *sizes))
+                item = get(source)
                 restore(kept)
         finally:
             self._drawn, self.within = drawn, False
-        if isinstance(place, int):
+        if self._tried.varied and isinstance(place, int):
             item = _scaled(item, 0.25 + 0.75 * (place % _STEPS) / (_STEPS - 1))
         drawn.append((number, place, "" if self._run.free else digest(item)))
         return item
