@@ -225,3 +225,30 @@ def test_a_rank_without_a_sample_is_met(tmp_path: Path) -> None:
     assert {one.state for one in found["right"]} == {"proved"}
     differ = {(one.check, one.world) for one in found["wrong"] if one.state != "proved"}
     assert differ == {("evaluation", 3)}
+
+
+@pytest.mark.timeout(600)
+def test_what_is_drawn_between_passes_is_alike(tmp_path: Path) -> None:
+    """By the runtime itself: with several models, and loaders side by side."""
+    pytest.importorskip("rankup.runtime.random_state", reason="states of ranks are not kept apart")
+    script = (SCRIPTS / "between.py").read_text(encoding="utf-8")
+    wrapped = "generator, critic, classifier = map(rankup.wrap, (generator, critic, classifier))\n"
+    port = changed(
+        script,
+        ("data = Negatives", "import rankup\n\nrankup.setup()\nrankup.quiet()\ndata = Negatives"),
+        ("of_generator = torch", f"{wrapped}of_generator = torch"),
+        ("zip(loader, real_loader", "zip(rankup.shard(loader), rankup.shard(real_loader)"),
+        (
+            "    for x, y in train_loader:\n        of",
+            "    for x, y in rankup.shard(train_loader):\n        of",
+        ),
+    )
+    wrong = changed(
+        port,
+        ("    data.draw()", "    if rankup.setup().rank:\n        random.seed(5)\n    data.draw()"),
+    )
+    kinds = {"right": ("2", "free"), "wrong": ("2",)}
+    found = results(tmp_path, script, {"right": port, "wrong": wrong}, kinds=kinds)
+    assert {one.state for one in found["right"]} == {"proved", "not seen"}, found["right"]
+    samples = next(one for one in found["wrong"] if one.check == "samples")
+    assert "is another one on rank 1" in samples.differences[0]

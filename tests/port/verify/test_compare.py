@@ -350,3 +350,14 @@ def test_the_table_has_no_foreign_control_characters() -> None:
     verdict.show(list(_results(runs).values()), ["a \x1b[2J note"], out)
     assert "\x1b" not in out.getvalue()
     assert "5. differs on 2 ranks: rank 1 prints too" in out.getvalue()
+
+
+def test_a_batch_that_is_only_looked_at_may_keep_a_rank_in_step() -> None:
+    """`zip` draws one more of its first loader before its second one has ended."""
+    runs = Runs()
+    for events in (runs.original, *runs.ranks):
+        last = max(place for place, one in enumerate(events) if one["event"] == "batch")
+        key = {"dataset": 0, "pass": 2, "grad": True, "after": 4}
+        content = {"ids": [9], "sums": ["content of 0/9"]}
+        events.insert(last, {"event": "batch", **key, **content})
+    assert _results(runs)["samples"].state == "proved"

@@ -240,6 +240,7 @@ class Pass:
         batches: the samples drawn, in order; without those that only keep a rank in step.
         sums: a hash of each of these samples.
         contents: a hash of each batch as the loop got it; empty for one that counts for nothing.
+        unused: places of batches of which no backward came.
         trained: a backward came of it.
         grad: it was drawn with gradients on.
     """
@@ -254,6 +255,7 @@ class Pass:
     batches: tuple[tuple[Any, ...], ...]
     sums: tuple[tuple[str, ...], ...]
     contents: tuple[str, ...]
+    unused: frozenset[int]
     trained: bool
 
     @property
@@ -298,7 +300,7 @@ def passes(journal: Journal) -> list[Pass]:
             one = found[event["dataset"], event["pass"]]
             one.batches.append(event)
             since.append(one)
-        elif kind == "iterated":
+        elif kind in ("iterated", "dropped"):
             found[event["dataset"], event["pass"]].ended = True
         elif kind == "backward":
             if since:
@@ -320,17 +322,20 @@ class _Open:
         self.grad = bool(event["grad"])
         self._trained = False
         self._idle: set[int] = set()  # batches that only keep a rank in step
+        self._used: set[int] = set()
         self._beside: list[tuple[int, int]] = []  # batches, and their part in a step
 
     def stepped(self, samples: int) -> None:
         """A backward came of the last batch; of no samples where it kept a rank in step."""
         self._trained = True
+        self._used.add(len(self.batches) - 1)
         if samples == 0:
             self._idle.add(len(self.batches) - 1)
 
     def beside(self, samples: int) -> None:
         """A backward came of a batch drawn after this one's last: `zip(this, other)`."""
         self._beside.append((len(self.batches) - 1, samples))
+        self._used.add(len(self.batches) - 1)
 
     def closed(self) -> Pass:
         # One batch to look at may be drawn before a step as well, and is not trained on.
@@ -349,6 +354,7 @@ class _Open:
             batches=tuple(tuple(one.get("ids", ())) for one in shown),
             sums=tuple(_sums(one) for one in shown),
             contents=tuple(one.get("content", "") for one in shown),
+            unused=frozenset(range(len(shown))) - self._used,
             trained=self._trained or zipped,
         )
 

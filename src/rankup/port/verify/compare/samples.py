@@ -36,11 +36,11 @@ def evaluations(original: Seen, port: Seen) -> tuple[list[str], int, int]:
     ours = [one for one in passes(original.ranks[0]) if not one.trained]
     theirs = [_by_key(journal_passes) for journal_passes in map(passes, port.ranks)]
     wrong: dict[int, str] = {}
-    for mine in ours:
+    for mine in ours if not port.free else ():
         parts = [found.get(mine.key) for found in theirs]
-        if _whole(mine, parts, contents=not port.free):
+        if _whole(mine, parts):
             continue
-        text = unlike(mine, parts, contents=not port.free)
+        text = unlike(mine, parts, contents=True)
         if text and mine.dataset not in wrong:
             wrong[mine.dataset] = f"evaluation {mine.number} at {mine.where}: {text}"
     return list(wrong.values()), sum(len(one.samples) for one in ours), len(ours)
@@ -62,12 +62,16 @@ def unlike(mine: Pass, parts: Sequence[Pass | None], *, contents: bool) -> str:
         contents: the same contents are wanted as well, not only the same places in the data set.
     """
     wanted = Counter(map(str, mine.samples))
-    found = Counter(str(one) for part in parts if part is not None for one in part.samples)
-    if not contents and not all(isinstance(one, int) for one in mine.samples):
-        return ""  # the items of a stream are known by contents, which are random here
+    found = Counter(map(str, _drawn(parts)))
     world = len(parts)
+    if not contents:  # in another order, of which a break or `drop_last` leaves out others
+        most = max(wanted.values(), default=1)
+        more = {one: count for one, count in found.items() if count > most}
+        if not more or not all(isinstance(one, int) for one in mine.samples):
+            return ""  # the items of a stream are known by contents, which are random here
+        return f"{len(more)} of {len(mine.samples)} samples are drawn more than once"
     if wanted == found:
-        return _other_contents(mine, parts) if contents else ""
+        return _other_contents(mine, parts)
     missing, more = wanted - found, found - wanted
     equal = [part is not None and Counter(map(str, part.samples)) == wanted for part in parts]
     if all(equal) and world > 1:
@@ -80,6 +84,22 @@ def unlike(mine: Pass, parts: Sequence[Pass | None], *, contents: bool) -> str:
     padded = any(part is not None and part.sampler == "DistributedSampler" for part in parts)
     reason = " (DistributedSampler makes all parts equally long)" if padded else ""
     return " and ".join(texts) + reason
+
+
+def _drawn(parts: Sequence[Pass | None]) -> list[object]:
+    """The samples of all ranks, without those that a rank gets to keep in step.
+
+    Those are known by their weight, which a batch only has once it is trained on.
+    """
+    drawn = [part for part in parts if part is not None]
+    found: list[object] = []
+    for rank, part in enumerate(drawn):
+        for place, batch in enumerate(part.batches):
+            # Its first sample is the owner's, which comes after the ranks without a part.
+            later = [one.batches[place] for one in drawn[rank + 1 :] if place < len(one.batches)]
+            if len(batch) != 1 or place not in part.unused or batch not in later:
+                found += batch
+    return found
 
 
 def _other_contents(mine: Pass, parts: Sequence[Pass | None]) -> str:
@@ -104,10 +124,11 @@ def _equal_batches(parts: Sequence[Pass | None]) -> str:
     """Batches of a free run, which nothing has aligned."""
     known: dict[tuple[int, str], int] = {}
     for rank, part in enumerate(parts):
-        for number, content in enumerate(part.contents if part is not None else (), 1):
-            other = known.setdefault((number, content), rank) if content else rank
+        for place, content in enumerate(part.contents if part is not None else ()):
+            counts = part is not None and content and place not in part.unused
+            other = known.setdefault((place, content), rank) if counts else rank
             if other != rank:
-                return f"batch {number} has the same content on rank {other} and rank {rank}"
+                return f"batch {place + 1} has the same content on rank {other} and rank {rank}"
     return ""
 
 
@@ -154,15 +175,11 @@ def _same_order(ours: Sequence[Pass], theirs: Passes) -> list[str]:
     return []
 
 
-def _whole(mine: Pass, parts: Sequence[Pass | None], *, contents: bool) -> bool:
+def _whole(mine: Pass, parts: Sequence[Pass | None]) -> bool:
     """True when rank 0 evaluates all by itself, and others all or nothing: exact as well."""
-    wanted = _counted(mine, contents=contents)
-    found = [_counted(part, contents=contents) if part else Counter() for part in parts]
+    wanted = Counter(map(str, mine.contents_of_samples))
+    found = [Counter(map(str, part.contents_of_samples)) if part else Counter() for part in parts]
     return found[0] == wanted and all(one in (wanted, Counter()) for one in found)
-
-
-def _counted(one: Pass, *, contents: bool) -> Counter[str]:
-    return Counter(map(str, one.contents_of_samples if contents else one.samples))
 
 
 def _by_key(found: Sequence[Pass]) -> Passes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -67,6 +68,7 @@ class Data:
         self._progress, self._journal = progress, progress.journal
         self._count = 0
         self._passes: dict[int, int] = {}
+        self._trained: Counter[int] = Counter()  # passes in which the model was
         self._open: _Drawing | None = None
         self._current: _Drawing | None = None  # whose batch is being drawn
         self._drawn: list[tuple[int, Any, str]] | None = None
@@ -266,7 +268,7 @@ class Data:
         backwards = self._progress.backwards
         drawing = self._open = _Drawing(number, count, kept, self._open, backwards)
         # A loop that breaks drops its iterator.
-        weakref.finalize(iterator, self._end, drawing).atexit = False
+        weakref.finalize(iterator, self._dropped, drawing).atexit = False
         fields = {
             **drawing.key,
             "grad": torch.is_grad_enabled(),
@@ -290,7 +292,8 @@ class Data:
             batch = draw(iterator)
         except StopIteration:
             trained = progress.backwards > drawing.backwards
-            progress.epochs += trained
+            self._trained[drawing.dataset] += trained
+            progress.epochs = max(self._trained.values())
             self._journal.tell("iterated", **drawing.key, trained=trained)
             self._end(drawing)
             raise
@@ -314,6 +317,11 @@ class Data:
             seed((drawing.dataset, drawing.number, drawing.batches))
         self._journal.tell("batch", **fields)
         return batch
+
+    def _dropped(self, drawing: _Drawing) -> None:
+        if not drawing.ended:
+            self._journal.tell("dropped", **drawing.key)
+            self._end(drawing)
 
     def _end(self, drawing: _Drawing) -> None:
         """Go on with the random states at the beginning, as a port does behind a training pass."""

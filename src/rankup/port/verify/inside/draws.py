@@ -57,7 +57,7 @@ class Progress:
 
     Attributes:
         phase: the purpose of the loader drawn from last.
-        epochs: passes over a loader in which the model was trained.
+        epochs: passes over one data set in which the model was trained.
         steps, backwards: so far.
         drawn: samples of the training batch drawn last.
         batch: the samples of the batch drawn last, whatever its purpose.
