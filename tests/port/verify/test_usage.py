@@ -43,7 +43,7 @@ def test_a_script_is_not_its_own_port(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "line",
     [
-        "import rankup",
+        "import rankup\nrankup.setup()",
         "from rankup import shard",
         "import torch\ntorch.distributed.init_process_group()",
     ],

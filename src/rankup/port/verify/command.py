@@ -21,6 +21,8 @@ _NAMES = {
     "original-alike": "the original on batches of equal halves",
     "alike": "the port on 2 ranks with equal parts of each batch",
 }
+# Calls of a port; `rankup.data` and the like serve a script for one GPU as well.
+_PORTED = {"setup", "shard", "wrap", "parallelize", "init_process_group"}
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,16 @@ def _must_be_original(path: Path) -> None:
     """Two ports, or the two arguments in the wrong order, are refused at once."""
     for node in _unconditional(ast.parse(path.read_bytes())):
         names = []
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.ImportFrom) and node.module == "rankup":
             names = [one.name for one in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [node.module or ""]
         elif isinstance(node, ast.Call):
             names = [getattr(node.func, "attr", getattr(node.func, "id", ""))]
+            of_rankup = isinstance(node.func, ast.Attribute) and "rankup" in ast.dump(
+                node.func.value
+            )
+            names = [name for name in names if of_rankup or name == "init_process_group"]
         for name in names:
-            if name.partition(".")[0] in ("rankup", "init_process_group"):
+            if name in _PORTED:
                 raise UserError(
                     f"{path}:{getattr(node, 'lineno', 1)} uses {name}, so it is a port already; "
                     "give the script for one GPU first and its port second: "

@@ -1,4 +1,4 @@
-"""What the parent and the processes that it starts exchange: the plan, the journals, the outcomes.
+"""Files that the parent and its child processes exchange: the plan, the journals, the outcomes.
 
 The plan and the outcomes are JSON files of the state folder; each rank appends its events to a
 journal there, which the parent reads back.
@@ -364,7 +364,7 @@ def _sums(event: Event) -> tuple[str, ...]:
 
 
 def notes(runs: Sequence[Seen]) -> Iterator[str]:
-    """What was made comparable or refused, each once."""
+    """Return what was made comparable, each once."""
     texts = (event["text"] for run in runs for rank in run.ranks for event in rank.of("note"))
     return iter(dict.fromkeys(texts))
 

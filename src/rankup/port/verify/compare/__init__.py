@@ -68,7 +68,7 @@ def _of_port(original: Seen, port: Seen, known: output.Alike | None) -> list[Res
 
 
 def _failed(world: int, why: str) -> list[Result]:
-    """What a run that broke off has shown is not worth a comparison."""
+    """The results of a run that broke off: nothing of it is worth a comparison."""
     first, *rest = [name for name in CHECKS if name != "killed"]
     return [
         differs(first, world, "failed", why),

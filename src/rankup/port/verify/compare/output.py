@@ -83,7 +83,7 @@ class Unlike:
 
 @dataclass(frozen=True)
 class Alike:
-    """What the run shows in which the parts of each training batch are alike.
+    """Findings of the run in which the parts of each training batch are alike.
 
     Attributes:
         own: numbers that may be those of rank 0's part, and are right as such.
@@ -153,7 +153,7 @@ def output(original: Seen, port: Seen, known: Alike | None) -> Result:
 
 
 def saved(original: Seen, port: Seen) -> Result:
-    """What the original found when it loaded the port's files."""
+    """The port's files, as the original found them when it loaded them."""
     journal = original.ranks[0]
     names = [name for event in journal.of("end") for name in event.get("saved", ())]
     others = sorted(

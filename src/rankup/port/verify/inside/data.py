@@ -22,7 +22,7 @@ _DEPTH = 6
 
 @dataclass(frozen=True)
 class DataSets:
-    """What is known of the original's data sets, by their numbers, in the order they were cut.
+    """The original's data sets, by their numbers, in the order they were cut.
 
     Attributes:
         batches: their batch sizes.

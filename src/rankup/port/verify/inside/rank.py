@@ -225,7 +225,7 @@ def _theirs(error: BaseException) -> types.TracebackType | None:
 
 
 def _end_threads(code: int) -> None:
-    """What Python does at its end."""
+    """Do what Python does at its end."""
     ended = threading.Timer(10.0, os._exit, (code,))
     ended.daemon = True
     ended.start()

@@ -136,7 +136,7 @@ class Steps:
         kind.__init__ = init
 
     def _watch_wrapping(self, kind: Any) -> None:
-        """What a wrapper that is made after the optimizer makes equal, need not be so before."""
+        """Values that a wrapper makes equal after the optimizer was made need not be so before."""
         original = kind.__init__
 
         @wraps(original)
