@@ -66,7 +66,12 @@ WRONG = {
         ("samples", "is another one on rank"),
     ),
     "noise": (
-        [("        output = model(x)\n", "        output = model(x)\n        np.random.seed(5)\n")],
+        [
+            (
+                "        output = model(x)\n",
+                "        output = model(x)\n        np.random.seed(seen)\n",
+            )
+        ],
         ("free",),
         ("samples", "the same numbers from NumPy's random in the training loop"),
     ),
