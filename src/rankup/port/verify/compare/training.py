@@ -1,49 +1,60 @@
-"""Check 1: the loss over the whole batch, and the gradient that is stepped with."""
+"""Checks 1 and 2: losses and gradients as the original's, the same parameters on all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..journals import Event, Seen
+from ..protocol import Event, Journal, Seen
 from ..verdict import Result, differs
 
 _LOSS = 1e-4  # relative: float32 sums in another order
 _GRADIENT = 2e-3
-_CHECK = "losses"
 
 
-def compare(original: Seen, port: Seen) -> Result:
+def losses(original: Seen, port: Seen) -> Result:
     """Each backward's loss and each step's gradient of a port against the original's."""
     ours = original.ranks[0].of("backward")
     theirs = [journal.of("backward") for journal in port.ranks]
     for rank, events in enumerate(theirs):
         if len(events) != len(ours):
             return differs(
-                _CHECK,
+                "losses",
                 port.world,
+                f"{len(events)} for {len(ours)}",
                 f"rank {rank} called backward {len(events)} times, the original {len(ours)} times "
                 f"over the same {len(ours)} batches"
                 + (": it draws other batches" if events else ": it does not train"),
-                f"{len(events)} for {len(ours)}",
             )
     worst = 0.0
     for number, mine in enumerate(ours):
         parts = [events[number] for events in theirs]
         if not isinstance(mine["loss"], float):
             continue
-        found = together(parts)
+        found = over_all(parts)
         if found is None:
-            return differs(_CHECK, port.world, _not_finite(number, mine, parts), "not finite")
+            return differs("losses", port.world, "not finite", _not_finite(number, mine, parts))
         apart = min(_apart(mine["loss"], one) for one in found)
         if apart > _LOSS:
-            return differs(
-                _CHECK, port.world, _explain(number, mine, parts, found[0]), f"{apart:.1e} apart"
-            )
+            text = _explain(number, mine, parts, found[0])
+            return differs("losses", port.world, f"{apart:.1e} apart", text)
         worst = max(worst, apart)
     return _gradients(original, port, len(ours), worst)
 
 
-def together(parts: Sequence[Event]) -> list[float] | None:
+def same_number(port: Seen) -> Result:
+    """All ranks of a free run call backward equally often, whatever is drawn at random."""
+    counts = [len(journal.of("backward")) for journal in port.ranks]
+    for rank, count in enumerate(counts):
+        if count != counts[0]:
+            text = (
+                f"with random numbers of its own rank {rank} called backward {count} times, rank 0 "
+                f"{counts[0]} times: something that a rank computes or draws by itself decides"
+            )
+            return differs("losses", port.world, f"{count} for {counts[0]}", text)
+    return Result("losses", port.world, "proved", f"{counts[0]} losses")
+
+
+def over_all(parts: Sequence[Event]) -> list[float] | None:
     """The loss over all ranks' parts: their mean, weighed by samples or units, or their sum.
 
     A loss that is itself a sum belongs to no weights; whether its gradient is right is seen by the
@@ -70,7 +81,7 @@ def _gradients(original: Seen, port: Seen, count: int, worst: float) -> Result:
     theirs = port.ranks[0].of("step")
     if len(ours) != len(theirs):
         text = f"rank 0 made {len(theirs)} optimizer steps, the original {len(ours)}"
-        return differs(_CHECK, port.world, text, f"{len(theirs)} for {len(ours)} steps")
+        return differs("losses", port.world, f"{len(theirs)} for {len(ours)} steps", text)
     sizes = [one["gradient"] for one in ours if isinstance(one["gradient"], float)]
     floor = 1e-6 * max(sizes, default=0.0)
     for number, (mine, its) in enumerate(zip(ours, theirs, strict=True), 1):
@@ -80,14 +91,14 @@ def _gradients(original: Seen, port: Seen, count: int, worst: float) -> Result:
         if abs(one - other) > _GRADIENT * abs(one) + floor:
             ratio = other / one if one else float("inf")
             return differs(
-                _CHECK,
+                "losses",
                 port.world,
+                f"gradient x {ratio:.3g}",
                 f"optimizer step {number}: the losses are equal, but the gradient has length "
                 f"{other:.6g} on rank 0 where the original's has {one:.6g} "
                 f"({ratio:.3g} times): {_why(ratio, port.world)}",
-                f"gradient x {ratio:.3g}",
             )
-    return Result(_CHECK, port.world, "proved", f"{count} losses, {worst:.0e}")
+    return Result("losses", port.world, "proved", f"{count} losses, {worst:.0e}")
 
 
 def _why(ratio: float, world: int) -> str:
@@ -116,3 +127,63 @@ def _not_finite(number: int, mine: Event, parts: Sequence[Event]) -> str:
 
 def _apart(one: float, other: float) -> float:
     return abs(one - other) / max(abs(one), 1e-6)
+
+
+def parameters(port: Seen) -> Result:
+    """The parameters of all ranks against rank 0's: initial ones, after each step, at the end."""
+    if port.world < 2:
+        return Result("parameters", port.world, "-")
+    first, *others = port.ranks
+    wrong = []
+    for rank, journal in enumerate(others, 1):
+        texts = [_initial(rank, journal, first), _steps(rank, journal, first)]
+        wrong += [text for text in texts if text]
+    if not wrong:
+        wrong = [text for rank, one in enumerate(others, 1) if (text := _at_end(rank, one, first))]
+    if wrong:
+        return differs("parameters", port.world, "apart", *wrong)
+    return Result("parameters", port.world, "proved", f"{len(first.of('step'))} steps")
+
+
+def _initial(rank: int, journal: Journal, first: Journal) -> str:
+    """Compared as they were before verify gave all ranks the original's."""
+    ours = {one["optimizer"]: one["sums"] for one in first.of("initial")}
+    for event in journal.of("initial"):
+        sums = ours.get(event["optimizer"]) or event["sums"]
+        if sums != event["sums"]:
+            pairs = zip(sums, event["sums"], strict=False)
+            other = sum(one != its for one, its in pairs)
+            return (
+                f"before the first step {other} of {len(sums)} parameters of optimizer "
+                f"{event['optimizer']} have other values on rank {rank} than on rank 0: the model "
+                "is not wrapped, or was given random values behind the wrap"
+            )
+    return ""
+
+
+def _steps(rank: int, journal: Journal, first: Journal) -> str:
+    ours, theirs = first.of("step"), journal.of("step")
+    if len(ours) != len(theirs):
+        return f"rank {rank} made {len(theirs)} optimizer steps, rank 0 {len(ours)}"
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True), 1):
+        if one["parameters"] != other["parameters"]:
+            return (
+                f"after optimizer step {number} rank {rank} has other parameters than rank 0: "
+                "the model is not wrapped, or this part of it is trained around the wrapper"
+            )
+    return ""
+
+
+def _at_end(rank: int, journal: Journal, first: Journal) -> str:
+    """Also of models that no optimizer steps: averaged copies, teachers, and of buffers."""
+    ours, theirs = _models(first), _models(journal)
+    if [name for name, _ in ours] != [name for name, _ in theirs]:
+        return ""
+    for one, other in zip(ours, theirs, strict=True):
+        if one != other:
+            return f"at the end rank {rank} has other parameters or buffers of {one[0]} than rank 0"
+    return ""
+
+
+def _models(journal: Journal) -> list[tuple[str, int]]:
+    return [(name, value) for event in journal.of("models") for name, value in event["found"]]
