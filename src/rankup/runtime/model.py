@@ -188,6 +188,11 @@ class Wrapped(DistributedDataParallel):
         # A copy (EMA, a teacher) does not train: it is the bare model.
         return copy.deepcopy(self.module, memo)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A file that a script pickles its model into has the bare model, as that of one GPU. By the
+        # first protocol: pickle refuses the `__newobj__` of later ones for another class.
+        return self.module.__reduce_ex__(min(protocol, 1))
+
 
 def strip_prefixes(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Parameter names without what DDP and `torch.compile` put in front, when all have it."""
