@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -115,7 +116,7 @@ def shard(
         raise ValueError(f"shard: batch is 'global' or 'per-gpu', not {batch!r}")
     if isinstance(loader, ShardedLoader):
         return loader if train is None else loader.sharded_anew(train)
-    if not hasattr(loader, "batch_sampler"):
+    if not isinstance(loader, DataLoader):
         raise TypeError(
             f"shard deals the batches of a torch DataLoader, not of {type(loader).__name__}; a "
             f"rankup.data.Loader has dealt its own already: iterate over it as it is"
@@ -127,7 +128,7 @@ def shard(
         )
     if isinstance(getattr(loader.batch_sampler, "sampler", None), DistributedSampler):
         raise TypeError("shard deals the batches itself: take the DistributedSampler out")
-    if isinstance(loader, DataLoader) and type(loader).__iter__ is not DataLoader.__iter__:
+    if type(loader).__iter__ is not DataLoader.__iter__:
         raise TypeError(
             f"shard replaces how a DataLoader iterates, and {type(loader).__name__} has an "
             "__iter__ of its own: take a plain DataLoader, and do in the loop what it does"
@@ -153,22 +154,7 @@ class ShardedLoader:
             loader.batch_sampler, world.is_root, world.world_size, train, self._joined
         )
         self._seed = _SeedWorker(loader.worker_init_fn)
-        options: dict[str, Any] = {}
-        if loader.num_workers:
-            options["prefetch_factor"] = loader.prefetch_factor
-            options["persistent_workers"] = loader.persistent_workers
-            options["multiprocessing_context"] = loader.multiprocessing_context
-        self._inner: DataLoader[Any] = DataLoader(
-            loader.dataset,
-            batch_sampler=self._parts,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=self._seed,
-            generator=loader.generator,
-            **options,
-        )
+        self._inner = _with_batch_sampler(loader, self._parts, self._seed)
 
     def __len__(self) -> int:
         return -(-len(self._loader) // self._joined)
@@ -187,6 +173,19 @@ class ShardedLoader:
         self._parts.place = LEDGER.place()
         self._seed.rank = self._parts.place.rank
         return _Pass(self._inner, self._parts)
+
+
+def _with_batch_sampler(
+    loader: DataLoader[Any], batch_sampler: BatchSampler, worker_init_fn: Callable[[int], None]
+) -> DataLoader[Any]:
+    """Return a copy of the loader, of its own class and with all of its settings."""
+    copied = copy.copy(loader)
+    # Set beside `DataLoader.__setattr__`, which refuses another batch sampler.
+    # Persistent workers, in `_iterator`, stay with the loader that has started them.
+    own = {"batch_sampler": batch_sampler, "worker_init_fn": worker_init_fn, "_iterator": None}
+    vars(copied).update(own)
+    vars(copied).pop(_MEMO, None)
+    return copied
 
 
 @dataclass(eq=False)
@@ -234,6 +233,13 @@ class _Pass:
         except BaseException:
             self.close()
             raise
+        if not self._assignment.batches:
+            self.close()
+            raise RuntimeError(
+                "shard: the loader hands out a batch that its batch sampler has not drawn, so which "
+                "part of it is this rank's is not known: take a plain DataLoader, and do in the "
+                "loop what this one does"
+            )
         number, mine, size = self._assignment.batches.popleft()
         LEDGER.dealt = (mine, size)
         self._log.append((number, mine))
