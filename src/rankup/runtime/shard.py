@@ -236,9 +236,9 @@ class _Pass:
         if not self._assignment.batches:
             self.close()
             raise RuntimeError(
-                "shard: the loader hands out a batch that its batch sampler has not drawn, so which "
-                "part of it is this rank's is not known: take a plain DataLoader, and do in the "
-                "loop what this one does"
+                "shard: the loader hands out a batch that its batch sampler has not drawn, so that "
+                "this rank's part of it is not known: take a plain DataLoader, and do in the loop "
+                "what this one does"
             )
         number, mine, size = self._assignment.batches.popleft()
         LEDGER.dealt = (mine, size)
