@@ -15,6 +15,7 @@ from .compress.ddp import compressed
 from .compress.names import Compression, parse
 from .deal import LEDGER
 from .exchange import Exchange, weighted_sum
+from .random_state import DRAWN, STREAMS
 from .statistics import RunningStatistics
 from .world import setup
 
@@ -173,6 +174,8 @@ class Wrapped(DistributedDataParallel):
         return self
 
     def train(self, mode: bool = True) -> "Wrapped":
+        if not mode:  # an evaluation between two batches from `deal`
+            STREAMS.end(DRAWN)
         self.training = mode
         self.module.train(mode)
         return self

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch.utils.data import (
@@ -25,7 +25,7 @@ from torch.utils.data import (
 from .collectives import broadcast
 from .deal import LEDGER, Place
 from .log import print_once
-from .random_state import STREAMS, States, draw_apart
+from .random_state import DRAWN, STREAMS, States, draw_apart
 from .world import setup
 
 T = TypeVar("T")
@@ -283,6 +283,7 @@ class _Parts(BatchSampler):
 
     def assign(self) -> _Assignment:
         """Return what the pass that begins next will assign this rank."""
+        STREAMS.end(DRAWN)
         training = self._trains()
         apart = training and torch.is_grad_enabled() and self._world_size > 1
         self._next = _Assignment(training, apart)
@@ -384,21 +385,36 @@ class _SeedWorker:
             draw_apart(self.rank)  # it may have seeded the workers of all ranks alike
 
 
-def deal(batch: T, *, dim: int = 0) -> T:
-    """This rank's part of a batch that the script has drawn itself, without a DataLoader.
+@overload
+def deal(batch: Callable[..., T], *args: Any, dim: int = 0, **options: Any) -> T: ...
+@overload
+def deal(batch: T, *, dim: int = 0) -> T: ...
+def deal(batch: Any, *args: Any, dim: int = 0, **options: Any) -> Any:
+    """This rank's part of a batch that the script draws itself, without a DataLoader.
 
-    Every rank draws one; rank 0's counts, and is cut by position. `wrap` applies the weights.
+        x, y = rankup.deal(get_batch, "train")
 
-        x, y = rankup.deal(get_batch("train"))
+    calls `get_batch("train")` on every rank, with the random states that all have in common.
+    Rank 0's batch counts, and is cut by position; `wrap` applies the weights. From here each rank
+    draws random numbers of its own (noise, dropout), until the next call, a pass over a loader from
+    `shard`, or `eval()` of the wrapped model: an evaluation draws alike on all ranks.
 
     Args:
-        batch: a tensor, or tuples, lists and dictionaries of them, with equally many samples. What
-            is no tensor, or has no dimension, stays.
+        batch: a function that draws a batch, or one that was drawn, `rankup.deal(get_batch())`,
+            after which the random states stay alike. A batch is a tensor, or tuples, lists and
+            dictionaries of them, with equally many samples. What is no tensor, or has no dimension,
+            stays.
+        args: for the function, as are further keywords.
         dim: the dimension of the samples.
 
     Raises:
         ValueError: no tensor in it, or unequal numbers of samples.
     """
+    draws = callable(batch)
+    if draws:
+        STREAMS.end(DRAWN)
+        with STREAMS.in_common():
+            batch = batch(*args, **options)
     sizes = {tensor.shape[dim] for tensor in _tensors(batch)}
     if len(sizes) != 1:
         found = f"{sorted(sizes)} samples" if sizes else "no tensor"
@@ -408,7 +424,10 @@ def deal(batch: T, *, dim: int = 0) -> T:
     LEDGER.samples = LEDGER.dealt = (len(mine), size)
     LEDGER.counted = None
     # Nothing is left for this rank: one sample, of weight zero, keeps it in step.
-    return _cut(batch, mine if mine else range(1), dim, place.size > 1)
+    cut = _cut(batch, mine if mine else range(1), dim, place.size > 1)
+    if draws and place.size > 1 and torch.is_grad_enabled() and not STREAMS.apart:
+        STREAMS.begin(DRAWN, place.rank)
+    return cut
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
