@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .random_state import STREAMS, States, capture, restore
-from .world import _place
+from .world import launched
 
 Reduction = Literal["sum", "mean", "min", "max"]
 T = TypeVar("T")
@@ -168,7 +168,7 @@ def _ordered(per_node: bool) -> Iterator[None]:
     if not _several():
         yield
         return
-    rank, place = dist.get_rank(), _place()
+    rank, place = dist.get_rank(), launched()
     leads = place.local_rank == 0 if per_node else rank == 0
     # A group of its own, since a download may take longer than a collective is given.
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
