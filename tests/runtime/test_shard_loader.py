@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
@@ -20,6 +21,7 @@ from rankup.runtime.shard import ShardedLoader, shard
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
+from .test_random_state import may_start_processes
 from .test_shard import Numbers, _forget, _loader
 
 # --- training or evaluation
@@ -168,6 +170,40 @@ def _forgotten(world: World) -> list[bool]:
 
 def test_a_loader_is_not_kept_alive(ranks: RankPool) -> None:
     assert ranks.run(1, _forgotten) == [[True, True]]
+
+
+class Collecting(Numbers):
+    """Collects garbage, as Python does from time to time."""
+
+    def __getitem__(self, index: int) -> int:
+        gc.collect()
+        return index
+
+
+def _behind_a_group(world: World) -> list[int]:
+    """Read by a worker, while a process group that has ended waits to be collected."""
+    gc.disable()
+    try:
+        group: list[Any] = [dist.new_group()]
+        group.append(group)
+        dist.barrier(group[0])
+        dist.destroy_process_group(group[0])
+        del group
+        options: dict[str, Any] = {
+            "num_workers": 1,
+            "multiprocessing_context": "fork",
+            "timeout": 60,
+        }
+        with may_start_processes():
+            loader = DataLoader(Collecting(8), batch_size=4, **options)
+            return [len(batch) for batch in shard(loader, train=True)]
+    finally:
+        gc.enable()
+
+
+def test_a_worker_leaves_the_garbage_of_its_rank(ranks: RankPool) -> None:
+    """It has none of the threads that a process group joins at its end, and would hang."""
+    assert ranks.run(2, _behind_a_group) == [[2, 2], [2, 2]]
 
 
 def _said_of_idle_ranks(world: World, batch_size: int) -> str:
