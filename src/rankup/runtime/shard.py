@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -179,11 +178,12 @@ def _with_batch_sampler(
     loader: DataLoader[Any], batch_sampler: BatchSampler, worker_init_fn: Callable[[int], None]
 ) -> DataLoader[Any]:
     """Return a copy of the loader, of its own class and with all of its settings."""
-    copied = copy.copy(loader)
-    # Set beside `DataLoader.__setattr__`, which refuses another batch sampler.
+    # By hand: `DataLoader.__setattr__` refuses another batch sampler, and `copy` would look for
+    # methods on a copy without attributes, on which a `__getattr__` of the script may not end.
+    copied: DataLoader[Any] = object.__new__(type(loader))
     # Persistent workers, in `_iterator`, stay with the loader that has started them.
     own = {"batch_sampler": batch_sampler, "worker_init_fn": worker_init_fn, "_iterator": None}
-    vars(copied).update(own)
+    vars(copied).update(vars(loader), **own)
     vars(copied).pop(_MEMO, None)
     return copied
 
