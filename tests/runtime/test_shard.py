@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,8 @@ from rankup.runtime.deal import LEDGER
 from rankup.runtime.shard import part, shard
 from rankup.runtime.world import World
 from tests.pool import RankPool
+
+from .test_random_state import may_start_processes
 
 WORLD_SIZES = pytest.mark.parametrize("world_size", [1, 3])
 
@@ -243,23 +244,18 @@ def test_an_evaluation_leaves_the_random_state(ranks: RankPool) -> None:
 
 def _with_workers(world: World, persistent: bool) -> list[tuple[list[int], tuple[int, int]]]:
     _forget()
-    # The pool's own processes are daemons, which may not start any, and would spawn them.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    try:
-        options = {"num_workers": 2, "multiprocessing_context": "fork"}
+    options = {"num_workers": 2, "multiprocessing_context": "fork"}
+    found = []
+    with may_start_processes():
         loader = shard(
             _loader("shuffled", 14, persistent_workers=persistent, **options), train=True
         )
         assert loader.num_workers == 2
-        found = []
         for _ in range(2):
             for batch in loader:
                 assert LEDGER.samples is not None
                 found.append((batch.tolist(), LEDGER.samples))
-        del loader
-        return found
-    finally:
-        multiprocessing.current_process()._config["daemon"] = True  # type: ignore[attr-defined]
+    return found
 
 
 @pytest.mark.parametrize("persistent", [False, True])

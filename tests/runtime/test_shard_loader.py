@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import multiprocessing
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
@@ -20,6 +22,7 @@ from rankup.runtime.shard import ShardedLoader, shard
 from rankup.runtime.world import World
 from tests.pool import RankPool
 
+from .test_random_state import may_start_processes
 from .test_shard import Numbers, _forget, _loader
 
 # --- training or evaluation
@@ -74,8 +77,7 @@ def _behaves(world: World) -> None:
     loader = shard(bare)
     assert isinstance(loader, ShardedLoader)
     assert shard(loader) is loader
-    assert shard(bare) is loader
-    assert shard(bare, train=False) is shard(loader, train=False) is not loader
+    assert shard(loader, train=False) is not loader
     assert len([*bare]) == 4, "the loader itself stays as on one GPU"
     assert sum(map(len, bare)) == 14
     assert len(loader) == len(bare) == 4
@@ -156,18 +158,60 @@ def test_a_batch_from_nowhere_is_an_error(ranks: RankPool) -> None:
     ranks.run(2, _repeated)
 
 
-def _forgotten(world: World) -> list[bool]:
-    """Whether loader and sharded loader are gone when the script has let go of them."""
-    loader = _loader("shuffled", 14)
-    sharded = shard(loader)
-    gone: list[weakref.ref[Any]] = [weakref.ref(loader), weakref.ref(sharded)]
-    del loader, sharded
-    gc.collect()
-    return [one() is None for one in gone]
+def _forgotten(world: World) -> None:
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork"}
+    gc.disable()
+    try:
+        with may_start_processes():
+            loader = DataLoader(Numbers(8), batch_size=4, persistent_workers=True, **options)
+            for _ in range(2):
+                assert len([*shard(loader, train=True)]) == 2
+                assert len(multiprocessing.active_children()) == 1
+            gone = weakref.ref(loader)
+            del loader
+            assert gone() is None
+            assert multiprocessing.active_children() == []
+    finally:
+        gc.enable()
 
 
-def test_a_loader_is_not_kept_alive(ranks: RankPool) -> None:
-    assert ranks.run(1, _forgotten) == [[True, True]]
+def test_workers_end_with_their_loader(ranks: RankPool) -> None:
+    """As on one GPU: at once, when the script lets go of it, and not when Python collects it."""
+    ranks.run(1, _forgotten)
+
+
+class Collecting(Numbers):
+    """Collects garbage, as Python does from time to time."""
+
+    def __getitem__(self, index: int) -> int:
+        gc.collect()
+        return index
+
+
+def _behind_a_group(world: World) -> list[int]:
+    """Read by a worker, while a process group that has ended waits to be collected."""
+    gc.disable()
+    try:
+        group: list[Any] = [dist.new_group()]
+        group.append(group)
+        dist.barrier(group[0])
+        dist.destroy_process_group(group[0])
+        del group
+        options: dict[str, Any] = {
+            "num_workers": 1,
+            "multiprocessing_context": "fork",
+            "timeout": 60,
+        }
+        with may_start_processes():
+            loader = DataLoader(Collecting(8), batch_size=4, **options)
+            return [len(batch) for batch in shard(loader, train=True)]
+    finally:
+        gc.enable()
+
+
+def test_a_worker_leaves_the_garbage_of_its_rank(ranks: RankPool) -> None:
+    """It has none of the threads that a process group joins at its end, and would hang."""
+    assert ranks.run(2, _behind_a_group) == [[2, 2], [2, 2]]
 
 
 def _said_of_idle_ranks(world: World, batch_size: int) -> str:

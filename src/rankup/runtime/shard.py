@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -81,8 +80,8 @@ def shard(
     a short batch gets one sample of weight zero, so that all ranks step together; `wrap` applies
     the weights.
 
-    Call it once, or at the head of the loop in each epoch: the same loader gives the same result,
-    and itself stays as it is on one GPU.
+    Call it once, or at the head of the loop in each epoch: workers that the loader keeps stay, and
+    the loader itself stays as it is on one GPU.
 
     Within a pass over a training loader each rank draws random numbers of its own (noise, dropout,
     augmentation, with workers and without): from Python, NumPy and torch, rank 0 as a single
@@ -133,11 +132,7 @@ def shard(
             f"shard replaces how a DataLoader iterates, and {type(loader).__name__} has an "
             "__iter__ of its own: take a plain DataLoader, and do in the loop what it does"
         )
-    # Kept at the loader itself, whose end is theirs: a table beside it would keep it alive.
-    known: dict[tuple[bool | None, str], ShardedLoader] = vars(loader).setdefault(_MEMO, {})
-    if (train, batch) not in known:
-        known[train, batch] = ShardedLoader(loader, train, batch)
-    return known[train, batch]
+    return ShardedLoader(loader, train, batch)
 
 
 class ShardedLoader:
@@ -147,14 +142,18 @@ class ShardedLoader:
         self, loader: DataLoader[Any], train: bool | None, batch: Literal["global", "per-gpu"]
     ) -> None:
         world = setup()
-        assert loader.batch_sampler is not None
         self._loader, self._train, self._batch = loader, train, batch
         self._joined = world.world_size if batch == "per-gpu" else 1
-        self._parts = _Parts(
-            loader.batch_sampler, world.is_root, world.world_size, train, self._joined
-        )
-        self._seed = _SeedWorker(loader.worker_init_fn)
-        self._inner = _with_batch_sampler(loader, self._parts, self._seed)
+        # Kept at the loader, whose end is theirs, for the workers that stay. Not this object, which
+        # holds the loader: workers that end with a circle, when Python collects that, have lost
+        # the queue that tells them, and each is waited for in vain.
+        made: dict[Any, tuple[_Parts, _SeedWorker, DataLoader[Any]]]
+        made = vars(loader).setdefault(_MEMO, {})
+        if (train, batch) not in made:
+            source, seed = loader.batch_sampler, _SeedWorker(loader.worker_init_fn)
+            parts = _Parts(source, world.is_root, world.world_size, train, self._joined)
+            made[train, batch] = parts, seed, _with_batch_sampler(loader, parts, seed)
+        self._parts, self._seed, self._inner = made[train, batch]
 
     def __len__(self) -> int:
         return -(-len(self._loader) // self._joined)
@@ -179,11 +178,12 @@ def _with_batch_sampler(
     loader: DataLoader[Any], batch_sampler: BatchSampler, worker_init_fn: Callable[[int], None]
 ) -> DataLoader[Any]:
     """Return a copy of the loader, of its own class and with all of its settings."""
-    copied = copy.copy(loader)
-    # Set beside `DataLoader.__setattr__`, which refuses another batch sampler.
+    # By hand: `DataLoader.__setattr__` refuses another batch sampler, and `copy` would look for
+    # methods on a copy without attributes, on which a `__getattr__` of the script may not end.
+    copied: DataLoader[Any] = object.__new__(type(loader))
     # Persistent workers, in `_iterator`, stay with the loader that has started them.
     own = {"batch_sampler": batch_sampler, "worker_init_fn": worker_init_fn, "_iterator": None}
-    vars(copied).update(own)
+    vars(copied).update(vars(loader), **own)
     vars(copied).pop(_MEMO, None)
     return copied
 
