@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from rankup.port.verify import compare, protocol, start
-from rankup.port.verify.protocol import Plan, Run
+from rankup.port.verify.protocol import ORIGINAL, Plan, Run
 from rankup.port.verify.verdict import Result
 
 KINDS = ("2", "free", "alike")
@@ -52,6 +52,7 @@ def results(
             one.name: protocol.read(start.journals(state), one, one.run.world if one.run else 0)
             for one in outcomes
         }
+        assert not seen[ORIGINAL].failed, compare.failure(seen[ORIGINAL])
         originals = {name: run for name, run in seen.items() if not run.world}
         found = {}
         for name in ports:
@@ -69,7 +70,7 @@ def _runs(
     used = {kind for own in kinds.values() for kind in own}
     needed = {run.against for run in start.runs() if run.name in used}
     for run in start.runs():
-        if run.name in (protocol.ORIGINAL, *needed):
+        if run.name in (ORIGINAL, *needed):
             yield run, ""
         for name, text in ports.items() if run.world else ():
             if run.name in kinds[name]:

@@ -1,21 +1,33 @@
-"""Cuts data sets to a few samples that vary, and records which samples are drawn, with a hash."""
+"""Records which samples the loaders of a rank draw, with a hash, and from which random states."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from itertools import islice
-from math import gcd
 from typing import Any
 
 from ....login.fetch.inside.functions import change_arguments
-from ..protocol import FULL, SHORT, Run, Try
+from ..protocol import Run, Try
+from .cut import (
+    NUMBER,
+    Beside,
+    at_most,
+    is_index,
+    scale,
+    shorten_samplers,
+    shuffles,
+    spread,
+    subclass,
+    whole_length,
+)
 from .draws import Progress, fingerprints, restore, seed, states
 
-_NUMBER = "_rankup_number"  # attribute of a data set that was cut
 _STEPS = 12  # samples after which their scales come again
 _DEPTH = 6
 
@@ -42,7 +54,7 @@ class _Drawing:
         outer: the one that was open already.
         backwards: that there had been before it.
         batches: drawn so far.
-        left: the random states behind the last batch of a free run.
+        left: of a free run, the random states since which its loop has drawn; None outside it.
     """
 
     dataset: int
@@ -85,15 +97,17 @@ class Data:
             (data.SequentialSampler, "data_source"),
         ):
             change_arguments(kind, "__init__", self._cut_argument(name))
-        _short_samplers(data, self._run.samples, in_order=not self._run.free)
+        shorten_samplers(data, self._run.samples, in_order=not self._run.free)
         self._watch(module._BaseDataLoaderIter)
+        if self._run.free:
+            self._watch_seeds()
 
     def cut(self, dataset: Any) -> Any:
         """The data set with a few samples only, each draw recorded; itself where that is possible.
 
         Its type becomes a subclass of what it was, so that `isinstance` and all else stay.
         """
-        if hasattr(dataset, _NUMBER):
+        if hasattr(dataset, NUMBER):
             return dataset
         streams = not hasattr(dataset, "__len__") or not hasattr(type(dataset), "__getitem__")
         number = self._count
@@ -102,14 +116,14 @@ class Data:
         try:
             if type(dataset).__module__ == "builtins":
                 raise TypeError
-            dataset.__class__ = _subclass(type(dataset), self, number, size, streams)
+            dataset.__class__ = subclass(type(dataset), self, number, size, streams)
             changed = dataset
         except (TypeError, AttributeError):
             if streams:
                 return dataset
             changed = Beside(dataset, self, number, size)
         self._count += 1
-        whole = None if streams else _whole_length(changed)
+        whole = None if streams else whole_length(changed)
         kind = type(dataset).__name__
         where = self._journal.where()
         self._journal.tell("cut", dataset=number, size=size, of=whole, kind=kind, where=where)
@@ -127,7 +141,7 @@ class Data:
             return get(index)
         drawn, self._drawn, self.within = self._drawn, None, True
         place = self._place(number, index)
-        source = _spread(place, *sizes) if self._tried.varied else place
+        source = spread(place, *sizes) if self._tried.varied else place
         source = source if isinstance(place, int) else index
         kept = states()
         try:
@@ -140,7 +154,7 @@ class Data:
         finally:
             self._drawn, self.within = drawn, False
         if self._tried.varied and isinstance(place, int):
-            item = _scaled(item, 0.25 + 0.75 * (place % _STEPS) / (_STEPS - 1))
+            item = scale(item, 0.25 + 0.75 * (place % _STEPS) / (_STEPS - 1))
         drawn.append((number, place, "" if self._run.free else digest(item)))
         return item
 
@@ -173,9 +187,37 @@ class Data:
             place = {**drawing.key, "n": drawing.batches}
             self._journal.tell("random", **place, what=what, states=used)
 
+    def _watch_seeds(self) -> None:
+        """See also what is drawn from a seed that the training loop sets for each batch.
+
+        Its states at the ends of two batches are the same, as if nothing had been drawn.
+        """
+        import numpy as np
+        import torch
+
+        for module, name in ((random, "seed"), (np.random, "seed"), (torch, "manual_seed")):
+            setattr(module, name, self._seeding(getattr(module, name)))
+
+    def _seeding(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
+        @wraps(original)
+        def seeding(*args: Any, **kwargs: Any) -> Any:
+            drawing = self._current
+            # Without gradients it is a picture or a number on the way, which may be alike.
+            if drawing is None or drawing.left is None or not torch.is_grad_enabled():
+                return original(*args, **kwargs)
+            self._used(drawing, "loop", drawing.left, fingerprints())
+            try:
+                return original(*args, **kwargs)
+            finally:
+                drawing.left = fingerprints()
+
+        return seeding
+
     def _place(self, number: int, index: Any) -> Any:
         """The sample in an index's place."""
-        if not _is_index(index):
+        if not is_index(index):
             return repr(index)[:100]
         place = int(index)
         if not (self._run.alike and self._trains(number)):
@@ -218,7 +260,7 @@ class Data:
         asked = given.get("batch_size", 1)
         given["batch_size"] = self._size(asked, given.get("sampler"), dataset, data)
         if before != self._count and not self._run.world:
-            number = getattr(dataset, _NUMBER, before)
+            number = getattr(dataset, NUMBER, before)
             self._journal.tell("batched", dataset=number, asked=asked, size=given["batch_size"])
 
     def _batched(self, given: dict[str, Any], data: Any) -> None:
@@ -232,7 +274,7 @@ class Data:
             return asked
         size = min(asked, self._tried.batch) if self._tried.batch else asked
         if self._run.world and dataset is not None:
-            size = self._known.batches.get(getattr(dataset, _NUMBER, -1), size)
+            size = self._known.batches.get(getattr(dataset, NUMBER, -1), size)
         if isinstance(sampler, data.DistributedSampler):
             size = max(1, size // sampler.num_replicas)
         if size != asked and not isinstance(sampler, data.DistributedSampler):
@@ -263,7 +305,7 @@ class Data:
 
         batched = getattr(loader, "batch_sampler", None)
         sampler = getattr(batched, "sampler", None) or getattr(batched, "_sampler", None)
-        number = getattr(getattr(loader, "dataset", None), _NUMBER, -1)
+        number = getattr(getattr(loader, "dataset", None), NUMBER, -1)
         count = self._passes[number] = self._passes.get(number, 0) + 1
         backwards = self._progress.backwards
         drawing = self._open = _Drawing(number, count, kept, self._open, backwards)
@@ -273,7 +315,7 @@ class Data:
             **drawing.key,
             "grad": torch.is_grad_enabled(),
             "sampler": type(sampler).__name__,
-            "shuffles": _shuffles(sampler),
+            "shuffles": shuffles(sampler),
             "epoch": getattr(sampler, "epoch", None),
         }
         self._journal.tell("iterate", **fields, where=self._journal.where())
@@ -286,6 +328,7 @@ class Data:
         kept = states()
         if drawing.left is not None:
             self._used(drawing, "loop", drawing.left, fingerprints())
+            drawing.left = None
         progress.batch, self._drawn, self._current = [], [], drawing
         drawing.batches += 1
         try:
@@ -327,73 +370,12 @@ class Data:
         """Go on with the random states at the beginning, as a port does behind a training pass."""
         if drawing.ended:
             return
-        drawing.ended = True
+        drawing.ended, drawing.left = True, None
         while self._open is not None and self._open.ended:
             self._open = self._open.outer
         # Of `zip(one, other)` the inner one is dropped after the outer one has ended.
         if not self._run.free and (drawing.outer is None or not drawing.outer.ended):
             restore(drawing.kept)
-
-
-class Beside:
-    """A list, a tensor and the like with a few samples only."""
-
-    def __init__(self, dataset: Any, ours: Data, number: int, size: int) -> None:
-        self._rankup_inner, self._rankup_ours = dataset, ours
-        self._rankup_number, self._rankup_size = number, size
-
-    def __len__(self) -> int:
-        return self._rankup_size
-
-    def __getitem__(self, index: Any) -> Any:
-        inner = self._rankup_inner
-        if not _is_index(index):
-            return inner[index]
-        sizes = (self._rankup_size, len(inner))
-        return self._rankup_ours.draw(self._rankup_number, index, sizes, inner.__getitem__)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith(("__", "_rankup")):
-            raise AttributeError(name)
-        return getattr(self._rankup_inner, name)
-
-
-def _subclass(kind: Any, ours: Data, number: int, size: int, streams: bool) -> Any:
-    def length(self: Any) -> int:
-        whole: int = super(changed, self).__len__()  # type: ignore[misc]
-        return whole if ours.within else size  # its own code may ask
-
-    def item(self: Any, index: Any) -> Any:
-        get = super(changed, self).__getitem__  # type: ignore[misc]
-        if not _is_index(index):
-            return get(index)
-        return ours.draw(number, index, (size, super(changed, self).__len__()), get)  # type: ignore[misc]
-
-    def items(self: Any, indices: Any) -> Any:
-        return [self[index] for index in indices]
-
-    def iterate(self: Any) -> Iterator[Any]:
-        return ours.items(number, size, super(changed, self).__iter__())  # type: ignore[misc]
-
-    body: dict[str, Any] = {_NUMBER: number, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    body["_rankup_bare"] = kind
-    if streams:
-        body["__iter__"] = iterate
-    else:
-        body["__len__"], body["__getitem__"] = length, item
-        if hasattr(kind, "__getitems__"):
-            body["__getitems__"] = items
-    changed = type(kind)(kind.__name__, (kind,), body)
-    changed.__qualname__ = kind.__qualname__
-    return changed
-
-
-def at_most(length: int, most: int = SHORT) -> int:
-    """The largest size up to both that neither 2 nor 3 divides: no rank's part fits evenly."""
-    size = min(length, most)
-    while most != FULL and size > 1 and gcd(size, 6) > 1:
-        size -= 1
-    return size
 
 
 def digest(item: Any) -> str:
@@ -429,98 +411,3 @@ def _parts(item: Any, depth: int = 0) -> Iterator[bytes]:
         yield item.tobytes()  # a picture
     elif depth < _DEPTH:
         yield from _parts(getattr(item, "__dict__", {}), depth + 1)
-
-
-def _scaled(item: Any, factor: float) -> Any:
-    """The sample with its first floating point array scaled.
-
-    Samples that are all of one scale would hide a mean that weighs wrongly. The factor is at most
-    1, so that what lies in a range still does.
-    """
-    import numpy as np
-    import torch
-
-    if isinstance(item, torch.Tensor):
-        fits = item.is_floating_point() and item.dim() and not item.is_sparse
-        return item.detach() * factor if fits and type(item) is torch.Tensor else item
-    if isinstance(item, np.ndarray):
-        return (item * factor).astype(item.dtype) if item.ndim and item.dtype.kind == "f" else item
-    if type(item) in (list, tuple):
-        for place, value in enumerate(item):
-            scaled = _scaled(value, factor)
-            if scaled is not value:
-                return type(item)([*item[:place], scaled, *item[place + 1 :]])
-    if type(item) is dict:
-        for key, value in item.items():
-            scaled = _scaled(value, factor)
-            if scaled is not value:
-                return {**item, key: scaled}
-    return item
-
-
-def _spread(place: Any, size: int, whole: int) -> Any:
-    """Indices over all of a data set, whose first samples may all be of one class."""
-    return place * whole // size if isinstance(place, int) and 0 <= place < size else place
-
-
-def _whole_length(dataset: Any) -> int:
-    if isinstance(dataset, Beside):
-        return len(dataset._rankup_inner)
-    return int(type(dataset)._rankup_bare.__len__(dataset))
-
-
-def _is_index(index: Any) -> bool:
-    return not isinstance(index, str | slice | list | tuple) and hasattr(index, "__index__")
-
-
-def _short_samplers(data: Any, most: int, *, in_order: bool) -> None:
-    """Cut samplers with indices of their own.
-
-    Args:
-        in_order: so that all runs see the same batches; else shuffled, each index as often.
-    """
-    import torch
-
-    def order(sampler: Any, length: int) -> list[int]:
-        if in_order:
-            return list(range(length))
-        generator = sampler.generator
-        if generator is None:  # as torch does
-            number = int(torch.empty((), dtype=torch.int64).random_().item())
-            generator = torch.Generator().manual_seed(number)
-        return [int(place) for place in torch.randperm(length, generator=generator)]
-
-    def numbers(sampler: Any) -> Iterator[int]:
-        size = len(sampler.data_source)
-        return iter([place % size for place in order(sampler, sampler.num_samples)])
-
-    def subset(sampler: Any) -> Iterator[int]:
-        places = order(sampler, len(sampler))
-        return iter([int(sampler.indices[place]) for place in places])
-
-    data.RandomSampler.__iter__ = numbers
-    data.SubsetRandomSampler.__iter__ = subset
-    data.SubsetRandomSampler.__len__ = lambda one: at_most(len(one.indices), most)
-    data.WeightedRandomSampler.__len__ = lambda one: at_most(
-        min(one.num_samples, len(one.weights)), most
-    )
-    data.WeightedRandomSampler.__iter__ = lambda one: iter(range(len(one)))
-    if not in_order:
-        return
-    sharded = data.DistributedSampler.__iter__
-
-    def distributed(sampler: Any) -> Iterator[int]:
-        shuffle, sampler.shuffle = sampler.shuffle, False
-        try:
-            return iter(list(sharded(sampler)))
-        finally:
-            sampler.shuffle = shuffle
-
-    data.DistributedSampler.__iter__ = distributed
-
-
-def _shuffles(sampler: Any) -> bool:
-    name = type(sampler).__name__
-    if name in ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"):
-        return True
-    return name == "DistributedSampler" and bool(sampler.shuffle)

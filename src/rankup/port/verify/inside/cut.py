@@ -1,0 +1,170 @@
+"""Data sets that are cut to a few samples, which vary, and samplers of their indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+from ..protocol import FULL, SHORT
+
+if TYPE_CHECKING:
+    from .data import Data
+
+NUMBER = "_rankup_number"  # attribute of a data set that was cut
+
+
+class Beside:
+    """A list, a tensor and the like with a few samples only."""
+
+    def __init__(self, dataset: Any, ours: Data, number: int, size: int) -> None:
+        self._rankup_inner, self._rankup_ours = dataset, ours
+        self._rankup_number, self._rankup_size = number, size
+
+    def __len__(self) -> int:
+        return self._rankup_size
+
+    def __getitem__(self, index: Any) -> Any:
+        inner = self._rankup_inner
+        if not is_index(index):
+            return inner[index]
+        sizes = (self._rankup_size, len(inner))
+        return self._rankup_ours.draw(self._rankup_number, index, sizes, inner.__getitem__)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("__", "_rankup")):
+            raise AttributeError(name)
+        return getattr(self._rankup_inner, name)
+
+
+def subclass(kind: Any, ours: Data, number: int, size: int, streams: bool) -> Any:
+    def length(self: Any) -> int:
+        whole: int = super(changed, self).__len__()  # type: ignore[misc]
+        return whole if ours.within else size  # its own code may ask
+
+    def item(self: Any, index: Any) -> Any:
+        get = super(changed, self).__getitem__  # type: ignore[misc]
+        if not is_index(index):
+            return get(index)
+        return ours.draw(number, index, (size, super(changed, self).__len__()), get)  # type: ignore[misc]
+
+    def items(self: Any, indices: Any) -> Any:
+        return [self[index] for index in indices]
+
+    def iterate(self: Any) -> Iterator[Any]:
+        return ours.items(number, size, super(changed, self).__iter__())  # type: ignore[misc]
+
+    body: dict[str, Any] = {NUMBER: number, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    body["_rankup_bare"] = kind
+    if streams:
+        body["__iter__"] = iterate
+    else:
+        body["__len__"], body["__getitem__"] = length, item
+        if hasattr(kind, "__getitems__"):
+            body["__getitems__"] = items
+    changed = type(kind)(kind.__name__, (kind,), body)
+    changed.__qualname__ = kind.__qualname__
+    return changed
+
+
+def at_most(length: int, most: int = SHORT) -> int:
+    """The largest size up to both that neither 2 nor 3 divides: no rank's part fits evenly."""
+    size = min(length, most)
+    while most != FULL and size > 1 and gcd(size, 6) > 1:
+        size -= 1
+    return size
+
+
+def scale(item: Any, factor: float) -> Any:
+    """The sample with its first floating point array scaled.
+
+    Samples that are all of one scale would hide a mean that weighs wrongly. The factor is at most
+    1, so that what lies in a range still does.
+    """
+    import numpy as np
+    import torch
+
+    if isinstance(item, torch.Tensor):
+        fits = item.is_floating_point() and item.dim() and not item.is_sparse
+        return item.detach() * factor if fits and type(item) is torch.Tensor else item
+    if isinstance(item, np.ndarray):
+        return (item * factor).astype(item.dtype) if item.ndim and item.dtype.kind == "f" else item
+    if type(item) in (list, tuple):
+        for place, value in enumerate(item):
+            scaled = scale(value, factor)
+            if scaled is not value:
+                return type(item)([*item[:place], scaled, *item[place + 1 :]])
+    if type(item) is dict:
+        for key, value in item.items():
+            scaled = scale(value, factor)
+            if scaled is not value:
+                return {**item, key: scaled}
+    return item
+
+
+def spread(place: Any, size: int, whole: int) -> Any:
+    """Indices over all of a data set, whose first samples may all be of one class."""
+    return place * whole // size if isinstance(place, int) and 0 <= place < size else place
+
+
+def whole_length(dataset: Any) -> int:
+    if isinstance(dataset, Beside):
+        return len(dataset._rankup_inner)
+    return int(type(dataset)._rankup_bare.__len__(dataset))
+
+
+def is_index(index: Any) -> bool:
+    return not isinstance(index, str | slice | list | tuple) and hasattr(index, "__index__")
+
+
+def shorten_samplers(data: Any, most: int, *, in_order: bool) -> None:
+    """Cut samplers with indices of their own.
+
+    Args:
+        in_order: so that all runs see the same batches; else shuffled, each index as often.
+    """
+    import torch
+
+    def order(sampler: Any, length: int) -> list[int]:
+        if in_order:
+            return list(range(length))
+        generator = sampler.generator
+        if generator is None:  # as torch does
+            number = int(torch.empty((), dtype=torch.int64).random_().item())
+            generator = torch.Generator().manual_seed(number)
+        return [int(place) for place in torch.randperm(length, generator=generator)]
+
+    def numbers(sampler: Any) -> Iterator[int]:
+        size = len(sampler.data_source)
+        return iter([place % size for place in order(sampler, sampler.num_samples)])
+
+    def subset(sampler: Any) -> Iterator[int]:
+        places = order(sampler, len(sampler))
+        return iter([int(sampler.indices[place]) for place in places])
+
+    data.RandomSampler.__iter__ = numbers
+    data.SubsetRandomSampler.__iter__ = subset
+    data.SubsetRandomSampler.__len__ = lambda one: at_most(len(one.indices), most)
+    data.WeightedRandomSampler.__len__ = lambda one: at_most(
+        min(one.num_samples, len(one.weights)), most
+    )
+    data.WeightedRandomSampler.__iter__ = lambda one: iter(range(len(one)))
+    if not in_order:
+        return
+    sharded = data.DistributedSampler.__iter__
+
+    def distributed(sampler: Any) -> Iterator[int]:
+        shuffle, sampler.shuffle = sampler.shuffle, False
+        try:
+            return iter(list(sharded(sampler)))
+        finally:
+            sampler.shuffle = shuffle
+
+    data.DistributedSampler.__iter__ = distributed
+
+
+def shuffles(sampler: Any) -> bool:
+    name = type(sampler).__name__
+    if name in ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"):
+        return True
+    return name == "DistributedSampler" and bool(sampler.shuffle)
