@@ -30,6 +30,9 @@ _FULL_FETCHERS = words(
     "torch.hub.load urllib.request.urlopen requests.get nltk.download wget.download gdown.download "
     "kagglehub.dataset_download tiktoken.get_encoding"
 )
+# Their data sets download and process raw files as they are constructed.
+_CONSTRUCTED = ("torch_geometric.datasets.", "dgl.data.", "ogb.", "torchdrug.datasets.")
+_GENERATED = words("FakeDataset FakeHeteroDataset StochasticBlockModelDataset ExplainerDataset")
 _HUBS = words("transformers datasets diffusers huggingface_hub torchvision timm")
 _MOST = 60  # functions that one call leads to
 
@@ -312,7 +315,9 @@ class Fetch:
 
 def fetched(file: File, call: ast.Call) -> Fetch | None:
     """What a call brings from the network where it is not there yet; None where it does not."""
-    dotted, name = file.names.called(call), call_name(call)
+    dotted, name = file.names.called(call).removeprefix("six.moves."), call_name(call)
+    if dotted.startswith(_CONSTRUCTED) and name[:1].isupper() and name not in _GENERATED:
+        return Fetch(f"{name} downloads and processes its files")
     if name in _FETCHERS or dotted in _FULL_FETCHERS:
         return Fetch(f"{dotted if name == 'load' else name} downloads")
     if literal(argument(call, "download")) is True:

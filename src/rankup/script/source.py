@@ -30,6 +30,7 @@ _MOST_MODULES = 50  # of one script
 # A folder with one of these is the root of a repository, from which its packages are imported.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _MOST_LEVELS = 4  # from a script up to it
+_MOST_STARS = 3  # from the file that imports a name to the one that uses it
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -245,7 +246,20 @@ def local_modules(script: File, known: dict[str, File] | None = None) -> tuple[F
                 if other.error is None:
                     found.append(other)
                     waiting.append(other)
+    _hand_on_names([script, *found], tops)
     return tuple(found)
+
+
+def _hand_on_names(files: Sequence[File], tops: Sequence[Path]) -> None:
+    """Let `torch` mean what it means in `utils` where a file imports all names of that one."""
+    known = {os.path.realpath(one.path): one for one in files}
+    for _ in range(_MOST_STARS):
+        for file in files:
+            for star in file.names.stars:
+                for path in candidates(tops, file.path.parent, star):
+                    other = known.get(os.path.realpath(path))
+                    if other is not None and other is not file:
+                        file.names.starred.update(other.names.handed_on)
 
 
 def roots(folder: Path) -> tuple[Path, ...]:

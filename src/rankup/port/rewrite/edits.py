@@ -15,7 +15,7 @@ class _Edit:
     end: int
     text: str
     # Of insertions at one place: what opens comes from the outside inwards, what closes reversed.
-    order: tuple[int, int]
+    order: tuple[int, ...]
 
 
 class Edits:
@@ -87,7 +87,8 @@ class Edits:
         else:  # the last line has no end of its own
             start = len(self.text)
             text = "".join(self.newline + indent + line for line in lines)
-        self._add(start, start, text, (-2, len(self._edits)))
+        # Lines that belong to an inner block end it, before those of the block around it.
+        self._add(start, start, text, (-2, -len(indent.expandtabs()), len(self._edits)))
 
     def indent_lines(self, first: int, last: int, unit: str, keep: set[int]) -> None:
         """Lines `first` to `last` one step further in, but those inside a string (`keep`)."""
@@ -114,5 +115,5 @@ class Edits:
     def __bool__(self) -> bool:
         return bool(self._edits)
 
-    def _add(self, start: int, end: int, text: str, order: tuple[int, int]) -> None:
+    def _add(self, start: int, end: int, text: str, order: tuple[int, ...]) -> None:
         self._edits.append(_Edit(start, end, text, order))

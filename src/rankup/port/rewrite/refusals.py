@@ -112,7 +112,14 @@ def unfit(training: Training) -> tuple[int, str] | None:
         graphs = script.modules & _GRAPHS
         whole = graphs or not _draws_batches(training)
         if whole:
-            line = script.line(training.backwards[0])
+            line = script.line((training.backwards or training.elsewhere)[0])
+            if not training.backwards:
+                called = script.code(training.elsewhere[0].func)
+                return line, (
+                    f"no DataLoader: what `{called}` trains on is made in no torch DataLoader that "
+                    "this script names, and rankup.shard deals those of a torch DataLoader alone. "
+                    "Give the data one"
+                )
             cut = by_hand(training)
             if cut is not None:
                 return cut
