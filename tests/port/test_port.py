@@ -257,6 +257,43 @@ def test_what_differs_is_said() -> None:
         assert any(said in note.text for note in _ported(CASES / f"{case}.in.py").left), case
 
 
+def test_what_draws_numbers_beside_a_loader_draws_no_batches(tmp_path: Path) -> None:
+    """Neither where it draws a box to cut out, nor where it trains."""
+    drawn = "def box():\n    return int(torch.randint(0, 4, ()))\n\n"
+    text = SCRIPT.replace("net = ", f"{drawn}net = ", 1).replace(
+        "    loss =", "    at = box()\n    loss ="
+    )
+    assert "rankup.deal" not in port(_script(tmp_path, text)).text
+    head, loop = text[: text.index("for x in")], text[text.index("for x in") :]
+    step = loop.replace("\n", "\n    ").replace(
+        "loss = ", "x = x[torch.randint(0, 4, (4,))]\n        loss = "
+    )
+    text = (
+        f"{head}def train():\n    {step}return loss\n\nfor epoch in range(2):\n    loss = train()\n"
+    )
+    assert "rankup.deal" not in port(_script(tmp_path, text)).text
+
+
+def test_a_state_of_the_whole_batch_is_refused(tmp_path: Path) -> None:
+    """A rank has a part of the batch: the first step would end with an error of shapes."""
+    text = SCRIPT.replace("loss = net(x).mean()", "out, h = net(x, h)\n    loss = out.mean()")
+    text = text.replace("for x in", "h = torch.zeros(4, 1)\nfor x in")
+    with pytest.raises(UserError, match=r":6: not ported: `h` goes from each batch to the next"):
+        port(_script(tmp_path, text))
+
+
+def test_a_trainer_in_another_file_that_is_given_no_loader_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text(
+        "import torch\n\ndef train(net, batches):\n"
+        "    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n    for x in batches:\n"
+        "        net(x).mean().backward()\n        optimizer.step()\n"
+    )
+    text = "import torch\nfrom engine import train\n\nclass Batches:\n    pass\n\n"
+    text += "net = torch.nn.Linear(2, 1)\ntrain(net, Batches())\n"
+    with pytest.raises(UserError, match=r":8: not ported: no DataLoader: what `train` trains on"):
+        port(_script(tmp_path, text))
+
+
 def test_batches_that_are_no_loaders_are_named(tmp_path: Path) -> None:
     text = SCRIPT.replace("DataLoader(torch.randn(8, 2), batch_size=4)", "buckets")
     with pytest.raises(UserError, match="the batches come from `buckets`"):

@@ -105,7 +105,7 @@ def unfit(training: Training) -> tuple[int, str] | None:
             "environment, which needs one per rank with its own seed and a decision about the "
             "replay buffer; this is no change of loaders"
         )
-    found = _contrastive(training) or _unsharded(training)
+    found = _contrastive(training) or _unsharded(training) or _state_of_a_batch(training)
     if found is not None:
         return found
     if not training.loader_calls and not _loops_over_loader(training):
@@ -309,6 +309,32 @@ def _cuts(training: Training, node: ForNode) -> bool:
 def _sliced(training: Training, where: Where, names: set[str]) -> bool:
     script = training.script
     return any(names & words(part) for part in script.inside(where, ast.Slice))
+
+
+def _state_of_a_batch(training: Training) -> tuple[int, str] | None:
+    """Where a state that goes from batch to batch is made for the size of the whole batch."""
+    script = training.script
+    sizes = {
+        script.code(size)
+        for call in training.loader_calls
+        if (size := argument(call, "batch_size", 1)) is not None
+    }
+    for loop in training.loops:
+        kept = _kept(training, loop) if loop.trains and training.sources(loop) else ""
+        for _, value in training.assigned(kept, script.scope(loop.node)) if kept else ():
+            if not isinstance(value, ast.Call) or loop.node in script.above(value):
+                continue
+            if any(script.code(one) in sizes for arg in given(value) for one in _each(arg)):
+                return script.line(value), (
+                    f"`{kept}` goes from each batch to the next and is made for the whole batch, "
+                    "of which a rank has a part: make it in the loop, of the size of its batch "
+                    f"(`{script.code(value.func)}(x.size(0))`), or port it by hand"
+                )
+    return None
+
+
+def _each(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
 
 
 def _kept(training: Training, loop: Loop) -> str:
