@@ -8,6 +8,7 @@ import random
 import runpy
 import sys
 import sysconfig
+import textwrap
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -292,6 +293,36 @@ def test_a_trainer_in_another_file_that_is_given_no_loader_is_refused(tmp_path: 
     text += "net = torch.nn.Linear(2, 1)\ntrain(net, Batches())\n"
     with pytest.raises(UserError, match=r":8: not ported: no DataLoader: what `train` trains on"):
         port(_script(tmp_path, text))
+
+
+def test_where_one_file_starts_and_another_trains_the_way_by_hand_is_named(tmp_path: Path) -> None:
+    trainer = SCRIPT.partition("net =")[0] + (
+        "class Trainer:\n    def __init__(self, net, loader):\n"
+        "        self.net, self.loader = net, loader\n"
+        "        self.optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n\n"
+        "    def fit(self):\n        for x in self.loader:\n"
+        "            self.net(x).mean().backward()\n"
+        "            self.optimizer.step()\n"
+    )
+    (tmp_path / "engine.py").write_text(trainer)
+    text = "import torch\nfrom engine import Trainer\n\nnet = torch.nn.Linear(2, 1)\n"
+    path = _script(tmp_path, text + "Trainer(net, torch.utils.data.DataLoader([])).fit()\n")
+    for script, says in (
+        (path, r"no \.backward\(\) in it\. It trains in engine\.py:11.*rankup\.setup"),
+        (tmp_path / "engine.py", r"come from `self\.loader`, which this file does not.*setup"),
+    ):
+        with pytest.raises(UserError, match=says):
+            port(script)
+
+
+def test_a_file_that_starts_nothing_says_so(tmp_path: Path) -> None:
+    """What starts it imports the file as it was."""
+    said = "nothing in this file starts the training"
+    head, made, rest = SCRIPT.partition("net =")
+    inside = f"{head}def train():\n" + textwrap.indent(made + rest, "    ")
+    for text, starts in ((inside, False), (inside + "\ntrain()\n", True)):
+        notes = [note.text for note in port(_script(tmp_path, text)).left]
+        assert any(said in note for note in notes) is not starts, text
 
 
 def test_batches_that_are_no_loaders_are_named(tmp_path: Path) -> None:

@@ -194,9 +194,11 @@ def _ported(script: Script) -> bool:
 def _refuse(path: Path, context: Context) -> None:
     training = context.training
     if not training.backwards and not training.elsewhere:
-        raise UserError(
-            f"{path} is no training script: no .backward() in it. Name the script that trains"
+        place = refusals.trained_in(context.script)
+        todo = (
+            f"It trains in {place}; {refusals.TWO_FILES}" if place else "Name the one that trains"
         )
+        raise UserError(f"{path} is no training script: no .backward() in it. {todo}")
     reason = refusals.unfit(training)
     if reason is not None:
         raise UserError(f"{path}:{reason[0]}: not ported: {reason[1]}")
@@ -206,8 +208,8 @@ def _refuse(path: Path, context: Context) -> None:
         )
         raise UserError(
             f"{path}:{line}: which model is trained cannot be seen: no optimizer is made of "
-            "`model.parameters()` of a model that this script makes and names; "
-            "name it in this script, or call rankup.wrap(model) by hand"
+            "`model.parameters()` of a model that this script makes and names. Name it in this "
+            f"script; where it is given by another file, {refusals.TWO_FILES}"
         )
     if training.unresolved:
         line = context.script.line(training.unresolved[0])

@@ -6,6 +6,7 @@ import ast
 import re
 
 from ...script.flow import Flow, argument, call_name, given, literal
+from ...script.loops import is_backward
 from ...script.names import Function
 from ...script.source import File
 from ...script.torch_names import LOADERS
@@ -24,6 +25,12 @@ _CONTRASTIVE = (
 _STREAM = (
     "has no positions by which rankup.shard could cut its batches: take a data set with "
     "`__len__` and `__getitem__`, or let it give every world_size-th item from the rank on by hand"
+)
+# What a person does where one file starts and another one trains.
+TWO_FILES = (
+    "port changes one file alone. By hand: rankup.setup() before all else in the script that is "
+    "started, model = rankup.wrap(model) where the model is made, and `for … in "
+    "rankup.shard(loader):` where it is trained"
 )
 _CHAIN = 20
 _TORCHTEXT = {"BucketIterator", "BPTTIterator"}
@@ -125,6 +132,10 @@ def unfit(training: Training) -> tuple[int, str] | None:
                 return cut
             what = "a full-batch graph" if graphs or "adj" in script.text else "no DataLoader"
             unknown = _batches_of(training)
+            if "." in unknown:
+                return line, (
+                    f"the batches come from `{unknown}`, which this file does not make; {TWO_FILES}"
+                )
             if unknown:
                 return line, (
                     f"no DataLoader: the batches come from `{unknown}`, and rankup.shard deals "
@@ -146,10 +157,18 @@ def _loops_over_loader(training: Training) -> bool:
 
 def _batches_of(training: Training) -> str:
     """What the innermost loop around the training goes over, if that may be batches."""
-    code = training.script.code
     for loop in training.loops:
-        if loop.trains and loop.source is not None and isinstance(loop.source, ast.Name):
-            return code(loop.source)
+        if loop.trains and (written := training.script.dotted(loop.source)):
+            return written
+    return ""
+
+
+def trained_in(script: Script) -> str:
+    """The place in another file of the repository where a backward is; empty where there is none."""
+    for file in script.whole_flow.files:
+        for call in file.names.all(ast.Call):
+            if is_backward(file, call):
+                return f"{file.path.name}:{file.line(call)[0]}"
     return ""
 
 

@@ -26,6 +26,7 @@ _DRAWING_CALLS = words(
     "Linear Embedding LSTM GRU RNN Bilinear MultiheadAttention Conv1d Conv2d Conv3d "
     "ConvTranspose1d ConvTranspose2d ConvTranspose3d"
 )
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SEEDING = words(
     "seed Random RandomState default_rng Generator getstate setstate get_state set_state"
 )
@@ -60,6 +61,12 @@ def join(context: Context) -> None:
         context.done(None, "rank 0 alone prints, draws bars and logs (rankup.quiet)")
     if not lines:
         return
+    if not _starts(context):
+        context.leave(
+            None,
+            "nothing in this file starts the training: the script that does has to import from the "
+            "port of this one, and to call rankup.setup() before all else",
+        )
     guard = main_guard(context.script)
     drawing = _drawing_before(context)
     if drawing is not None:
@@ -106,6 +113,18 @@ def main_guard(script: Script) -> ast.If | None:
         if isinstance(statement, ast.If) and "__name__" in script.code(statement.test):
             return statement
     return None
+
+
+def _starts(context: Context) -> bool:
+    """True where running a file trains, or calls something of its own."""
+    script = context.script
+    own = {one.name for one in script.tree.body if isinstance(one, _DEFINITIONS)}
+    body = [one for one in script.tree.body if not isinstance(one, _DEFINITIONS)]
+    return (
+        main_guard(script) is not None
+        or context.training.trains(body)
+        or any(one.id in own for one in script.inside(body, ast.Name))
+    )
 
 
 def _works_at_import(context: Context) -> bool:
