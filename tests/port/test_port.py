@@ -325,6 +325,16 @@ def test_a_file_that_starts_nothing_says_so(tmp_path: Path) -> None:
         assert any(said in note for note in notes) is not starts, text
 
 
+def test_a_rank_that_goes_on_alone_and_a_seed_within_a_pass_are_said(tmp_path: Path) -> None:
+    head, made, rest = SCRIPT.partition("for x in")
+    rest = rest.replace("    loss", "    torch.manual_seed(1)\n    loss", 1)
+    text = f"{head}def train():\n{textwrap.indent(made + rest, '    ')}\ntry:\n    train()\n"
+    text += "except torch.cuda.OutOfMemoryError:\n    train()\n"
+    notes = {note.line: note.text for note in port(_script(tmp_path, text)).left}
+    assert "`except torch.cuda.OutOfMemoryError` around a training step" in notes[15]
+    assert "all ranks draw alike behind this seed" in notes[8]
+
+
 def test_batches_that_are_no_loaders_are_named(tmp_path: Path) -> None:
     text = SCRIPT.replace("DataLoader(torch.randn(8, 2), batch_size=4)", "buckets")
     with pytest.raises(UserError, match="the batches come from `buckets`"):

@@ -79,7 +79,7 @@ def parameter_roots(script: Script, node: ast.AST, scope: Scope, depth: int = 0)
 
 
 def _filled_over(script: Script, name: str, scope: Scope) -> list[ast.expr]:
-    """What loops go over that fill a list: `for n, p in net.named_parameters(): biases.append(p)`."""
+    """Return what loops go over that fill a list: `for p in net.parameters(): found.append(p)`."""
     calls = [
         call
         for call in script.inside(scope, ast.Call, deep=False)

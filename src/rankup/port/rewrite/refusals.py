@@ -164,7 +164,7 @@ def _batches_of(training: Training) -> str:
 
 
 def trained_in(script: Script) -> str:
-    """The place in another file of the repository where a backward is; empty where there is none."""
+    """The place in another file of the repository where a backward is; else empty."""
     for file in script.whole_flow.files:
         for call in file.names.all(ast.Call):
             if is_backward(file, call):
