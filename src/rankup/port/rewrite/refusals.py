@@ -132,7 +132,7 @@ def unfit(training: Training) -> tuple[int, str] | None:
                 return cut
             what = "a full-batch graph" if graphs or "adj" in script.text else "no DataLoader"
             unknown = _batches_of(training)
-            if "." in unknown:
+            if "." in unknown or _given_by_another(training, unknown):
                 return line, (
                     f"the batches come from `{unknown}`, which this file does not make; {TWO_FILES}"
                 )
@@ -161,6 +161,18 @@ def _batches_of(training: Training) -> str:
         if loop.trains and (written := training.script.dotted(loop.source)):
             return written
     return ""
+
+
+def _given_by_another(training: Training, name: str) -> bool:
+    """True of a parameter of a function that trains and that this file calls nowhere."""
+    script = training.script
+    return any(
+        isinstance(scope := script.scope(loop.node), Function)
+        and name in script.parameters(scope)
+        and not script.calls_of.get(scope)
+        for loop in training.loops
+        if loop.trains and training.script.dotted(loop.source) == name
+    )
 
 
 def trained_in(script: Script) -> str:
