@@ -99,9 +99,10 @@ def port(
 
 def _port(file: File, options: Options, vendor: bool) -> Ported:
     path, text = file.path, file.text
-    if not file.concerns_training:
-        raise UserError(f"{path} is no PyTorch training script: it does not import torch")
     script = Script(file)
+    if not file.concerns_training:
+        todo = refusals.trained_in(script) or "Name the script that trains"
+        raise UserError(f"{path} is no PyTorch training script: it does not import torch. {todo}")
     if _ported(script):
         return Ported(
             path, text, text, why=f"{path.name} is ported already: it calls rankup.setup()"
@@ -194,10 +195,7 @@ def _ported(script: Script) -> bool:
 def _refuse(path: Path, context: Context) -> None:
     training = context.training
     if not training.backwards and not training.elsewhere:
-        place = refusals.trained_in(context.script)
-        todo = (
-            f"It trains in {place}; {refusals.TWO_FILES}" if place else "Name the one that trains"
-        )
+        todo = refusals.trained_in(context.script) or "Name the script that trains"
         raise UserError(f"{path} is no training script: no .backward() in it. {todo}")
     reason = refusals.unfit(training)
     if reason is not None:

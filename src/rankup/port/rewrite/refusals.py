@@ -176,11 +176,12 @@ def _given_by_another(training: Training, name: str) -> bool:
 
 
 def trained_in(script: Script) -> str:
-    """The place in another file of the repository where a backward is; else empty."""
+    """The file of the repository that trains, and what to do; empty where there is none."""
     for file in script.whole_flow.files:
         for call in file.names.all(ast.Call):
             if is_backward(file, call):
-                return f"{file.path.name}:{file.line(call)[0]}"
+                place = f"{file.path.name}:{file.line(call)[0]}"
+                return f"It trains in {place}; {TWO_FILES}"
     return ""
 
 
