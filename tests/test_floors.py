@@ -18,9 +18,10 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 # An import goes down, or stays on its floor. "" is rankup/__init__.py: it hands on what runtime,
 # parallel, data and site offer, so it stands beside the highest of them.
 FLOORS = {
-    **dict.fromkeys(("cli", "__main__"), 7),
-    **dict.fromkeys(("launch", "demo", "agent", "worker"), 6),
-    **dict.fromkeys(("login", "slurm", "monitor", "port", "recipes"), 5),
+    **dict.fromkeys(("cli", "__main__"), 8),
+    **dict.fromkeys(("launch", "demo", "agent", "worker"), 7),
+    "port": 6,
+    **dict.fromkeys(("login", "slurm", "monitor", "recipes"), 5),
     "train": 4,
     **dict.fromkeys(("parallel", "data", "script", ""), 3),
     **dict.fromkeys(("runtime", "site"), 2),

@@ -146,7 +146,7 @@ def _said(code: int, out: str, err: str) -> str:
         return f"not run: {told[:100]}"
     wrong = [line for line in out.splitlines() if ". differs on " in line]
     if wrong:
-        return "differs: " + "; ".join(line.split(":")[0] for line in wrong)
+        return "differs: " + "; ".join(dict.fromkeys(line.split(":")[0] for line in wrong))
     last = out.strip().splitlines()[-1] if out.strip() else "?"
     return last if code == 0 else f"failed: {last[:100]}"
 

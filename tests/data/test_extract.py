@@ -18,7 +18,7 @@ from rankup.base.errors import UserError
 from rankup.data import indexes
 from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split
-from rankup.data.inspect import extract, show
+from rankup.data.inspect import show
 from rankup.data.strings import Strings
 
 from .made import finished, pack, samples

@@ -198,6 +198,15 @@ def test_what_an_evaluation_of_its_own_loop_decides_is_rank_0s(tmp_path: Path) -
     assert "a = rankup.broadcast(a)\n" in _ported(tmp_path, HEAD + TRAINING + bare).text
 
 
+def test_a_metric_of_torchmetrics_is_not_added_up_over_ranks_that_have_it_all(
+    tmp_path: Path,
+) -> None:
+    made = "import torchmetrics\nmetric = torchmetrics.Accuracy(task='binary').to('cpu')\n"
+    text = made + HEAD + TRAINING + EVALUATION.replace("# in it", "metric.update(out, y)")
+    ported = _ported(tmp_path, text)
+    assert "torchmetrics.Accuracy(task='binary', sync_on_compute=False).to(" in ported.text
+
+
 BOTH = """def run(loader, train):
     for x, y in loader:
         loss = criterion(model(x), y)

@@ -110,6 +110,19 @@ def test_broadcast(ranks: RankPool, world_size: int) -> None:
         assert last == {"rank": world_size - 1, "text": "ü" * (world_size - 1)}
 
 
+def _broadcasts_of_an_evaluation(world: World) -> tuple[Any, ...]:
+    with torch.inference_mode():
+        loss = torch.tensor(float(world.rank))
+    return broadcast(loss), broadcast((loss, {"rows": [loss]}, world.rank))
+
+
+@WORLD_SIZES
+def test_broadcast_of_what_an_evaluation_returns(ranks: RankPool, world_size: int) -> None:
+    """Tensors that were made in inference mode, alone and in containers."""
+    for loss, several in ranks.run(world_size, _broadcasts_of_an_evaluation):
+        assert (loss.item(), several) == (0, (0, {"rows": [0]}, 0))
+
+
 def _gathers(world: World) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[Any]]:
     table = torch.arange(6.0).reshape(2, 3) + 10 * world.rank
     scalar = all_gather(torch.tensor(world.rank))

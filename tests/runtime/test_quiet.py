@@ -130,6 +130,32 @@ def _bars(world: World, folder: Path, before: bool) -> tuple[int, list[str]]:
         return sink.getvalue().count("100%"), list(tensorboardX.LINES)
 
 
+def _counted(world: World) -> tuple[str, list[float]]:
+    """What a bar draws, and what a script reads off it."""
+    sink = io.StringIO()
+    with _left_as_found(), contextlib.redirect_stderr(sink):
+        from tqdm import tqdm
+
+        quiet()
+        found = []
+        with tqdm(total=30, mininterval=0) as bar:
+            for loss in (4.0, 2.0):
+                bar.update(10)
+                bar.set_postfix(loss=loss / bar.n)
+                found.append(bar.n)
+            found.append(bar.format_dict["total"])
+        found += [sum(tqdm([1, 2, 3])), tqdm(total=5, disable=True).update(1) or 0]
+        tqdm.write("a line")
+    return sink.getvalue(), found
+
+
+def test_a_silent_bar_counts(ranks: RankPool) -> None:
+    (drawn, first), (nothing, second) = ranks.run(2, _counted)
+    assert "20/30" in drawn
+    assert nothing == ""
+    assert first == second == [10, 20, 30, 6, 0]
+
+
 LOUD = (2, ["made", "scalar", "closed"])
 
 

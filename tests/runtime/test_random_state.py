@@ -272,6 +272,47 @@ def test_an_evaluation_within_a_pass_stays_apart(ranks: RankPool) -> None:
     assert not {*one} & {*other}
 
 
+def _by_hand(split: str) -> tuple[str, torch.Tensor]:
+    return split, torch.tensor([[*draw()] for _ in range(4)], dtype=torch.float64)
+
+
+def _dealt(world: World) -> dict[str, list[Any]]:
+    """Steps on batches drawn by hand, with noise, evaluations between them, and a pass behind."""
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    model = rankup.wrap(torch.nn.Linear(3, 1))
+    found: dict[str, list[Any]] = {"rows": [], "noise": [], "alike": []}
+    for step in range(4):
+        split, rows = rankup.deal(_by_hand, "train")
+        assert split == "train"
+        found["rows"].append(rows.tolist())
+        found["noise"] += [draw(), draw()]
+        if step % 2:
+            model.eval()
+            found["alike"] += [draw(), _by_hand("val")[1].tolist()]
+            model.train()
+    with torch.no_grad():
+        found["rows"].append(rankup.deal(_by_hand, split="val")[1].tolist())
+    found["alike"].append(draw())
+    rankup.deal(_by_hand, "train")
+    list(rankup.shard(DataLoader(Plain(4), batch_size=2), train=True))
+    found["alike"].append(draw())
+    return found
+
+
+def test_apart_behind_a_batch_drawn_by_hand(ranks: RankPool) -> None:
+    [alone] = ranks.run(1, _dealt)
+    one, other = ranks.run(2, _dealt)
+    assert one["alike"] == other["alike"]
+    noise = one["noise"] + other["noise"]
+    assert len(set(noise)) == len(noise)
+    assert [len(rows) for rows in one["rows"]] == [2] * 5
+    assert one["rows"][0] + other["rows"][0] == alone["rows"][0], "as one process draws"
+    drawn = [tuple(row) for found in (one, other) for rows in found["rows"] for row in rows]
+    assert len(set(drawn)) == len(drawn), "a batch is drawn once, and cut"
+
+
 def _deprecated(world: World) -> Draw:
     torch.manual_seed(world.rank)
     random.seed(world.rank)

@@ -112,6 +112,50 @@ def test_a_loader_that_iterates_in_its_own_way_is_refused() -> None:
         shard(Moving(Numbers(3), batch_size=2))
 
 
+class Filtering(DataLoader[int]):
+    """A loader with an argument of its own, and something to do behind the collation."""
+
+    def __init__(self, dataset: Numbers, offset: int, **options: Any) -> None:
+        self.offset = offset
+        super().__init__(dataset, **options)
+
+    def _get_iterator(self) -> Any:
+        return (batch + self.offset for batch in super()._get_iterator())
+
+
+class Repeating(DataLoader[int]):
+    """A loader that hands out its last batch once more."""
+
+    def _get_iterator(self) -> Any:
+        batches = list(super()._get_iterator())
+        return iter([*batches, batches[-1]])
+
+
+def _filtered(world: World) -> list[list[int]]:
+    bare = Filtering(Numbers(9), 100, batch_size=4)
+    loader = shard(bare, train=True)
+    assert loader.offset == 100
+    found = [batch.tolist() for _ in range(2) for batch in loader]
+    assert [len(batch) for batch in bare] == [4, 4, 1]
+    return found
+
+
+def test_a_loader_keeps_what_its_class_does(ranks: RankPool) -> None:
+    whole = [[100, 101, 102, 103], [104, 105, 106, 107], [108]]
+    assert ranks.run(1, _filtered) == [whole * 2]
+    first, second = [[100, 101], [104, 105], [108]], [[102, 103], [106, 107], [108]]
+    assert ranks.run(2, _filtered) == [first * 2, second * 2]
+
+
+def _repeated(world: World) -> None:
+    with pytest.raises(RuntimeError, match="a batch that its batch sampler has not drawn"):
+        list(shard(Repeating(Numbers(4), batch_size=2), train=True))
+
+
+def test_a_batch_from_nowhere_is_an_error(ranks: RankPool) -> None:
+    ranks.run(2, _repeated)
+
+
 def _forgotten(world: World) -> list[bool]:
     """Whether loader and sharded loader are gone when the script has let go of them."""
     loader = _loader("shuffled", 14)

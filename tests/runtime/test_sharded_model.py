@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from rankup.runtime import sharded as module
 from rankup.runtime.full import full_state, load_full_model, save_full_model
 from rankup.runtime.sharded import load_sharded_model, save_sharded_model
 from rankup.runtime.world import World
@@ -245,13 +245,14 @@ def test_parts_that_somebody_removed_never_count(
 ) -> None:
     model = nn.Linear(2, 2)
     save_sharded_model(model, tmp_path / "model")
-    write = module._write
+    save, [before] = dcp.save, (tmp_path / "model").glob("parts-*")
 
-    def spoiled(pieces: Any, parts: Path) -> None:
-        write(pieces, parts)
-        (parts / "__0_0.distcp").unlink()
+    def spoiled(*args: Any, **options: Any) -> None:
+        save(*args, **options)
+        [written] = set((tmp_path / "model").glob("parts-*")) - {before}
+        (written / "__0_0.distcp").unlink()
 
-    monkeypatch.setattr(module, "_write", spoiled)
+    monkeypatch.setattr(dcp, "save", spoiled)
     with pytest.raises(FileNotFoundError, match="was removed while"):
         save_sharded_model(model, tmp_path / "model")
     load_sharded_model(model, tmp_path / "model")
@@ -261,17 +262,21 @@ def test_parts_that_somebody_removed_never_count(
 def test_a_failure_after_the_marker_leaves_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    model, complete = nn.Linear(2, 2), module._complete
+    model, sync = nn.Linear(2, 2), os.fsync
     save_sharded_model(model, tmp_path / "model")
+    marker = tmp_path / "model" / "COMPLETE"
+    before = marker.read_text()
 
-    def late(root: Path, about: dict[str, Any]) -> None:
-        complete(root, about)
-        raise error
+    def late(descriptor: int) -> None:
+        sync(descriptor)
+        if marker.read_text() != before:
+            raise error
 
-    monkeypatch.setattr(module, "_complete", late)
     nn.init.constant_(model.weight, 3)
-    with pytest.raises(type(error)):
-        save_sharded_model(model, tmp_path / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", late)
+        with pytest.raises(type(error)):
+            save_sharded_model(model, tmp_path / "model")
     nn.init.zeros_(model.weight)
     load_sharded_model(model, tmp_path / "model")
     assert (model.weight == 3).all()

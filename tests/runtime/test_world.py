@@ -13,21 +13,21 @@ import torch
 import torch.distributed as dist
 
 from rankup.runtime.world import (
+    Launched,
     World,
-    _device,
-    _first_host,
-    _Place,
-    _place,
-    _tasks_per_node,
     after_first_step,
     destroy_process_group,
+    device_of,
+    first_host,
     is_root_process,
+    launched,
     setup,
+    tasks_per_node,
 )
 from tests.pool import RankPool, free_port
 
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
-ALONE = _Place("alone", 0, 0, 1, 1)
+ALONE = Launched("alone", 0, 0, 1, 1)
 
 
 @pytest.fixture
@@ -69,16 +69,16 @@ def test_torchruns_variables(no_launcher: pytest.MonkeyPatch) -> None:
     values = ("5", "1", "8", "4", "node0")
     for name, value in zip((*LAUNCH_VARIABLES, "MASTER_PORT"), (*values, "29500"), strict=True):
         no_launcher.setenv(name, value)
-    assert _place() == _Place("torchrun", 5, 1, 8, 4)
+    assert launched() == Launched("torchrun", 5, 1, 8, 4)
     no_launcher.delenv("LOCAL_WORLD_SIZE")
-    assert _place().local_world_size == 8
+    assert launched().local_world_size == 8
 
 
 def test_incomplete_launch_variables_are_named(no_launcher: pytest.MonkeyPatch) -> None:
     no_launcher.setenv("RANK", "0")
     no_launcher.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match="LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not"):
-        _place()
+        launched()
 
 
 def _as_slurm_task(environment: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def _as_slurm_task(environment: pytest.MonkeyPatch) -> None:
 
 def test_a_slurm_steps_variables(no_launcher: pytest.MonkeyPatch) -> None:
     _as_slurm_task(no_launcher)
-    assert _place() == _Place("srun", 4, 1, 5, 2)
+    assert launched() == Launched("srun", 4, 1, 5, 2)
 
 
 def test_torchrun_goes_before_slurm(no_launcher: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_torchrun_goes_before_slurm(no_launcher: pytest.MonkeyPatch) -> None:
     values = ("1", "1", "2", "2", "127.0.0.1")
     for name, value in zip((*LAUNCH_VARIABLES, "MASTER_PORT"), (*values, "29500"), strict=True):
         no_launcher.setenv(name, value)
-    assert _place() == _Place("torchrun", 1, 1, 2, 2)
+    assert launched() == Launched("torchrun", 1, 1, 2, 2)
 
 
 @pytest.mark.parametrize("step", [{}, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}])
@@ -115,19 +115,19 @@ def test_the_batch_shells_procid_is_ignored(
     batch = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}
     for name, value in {**batch, "SLURM_NPROCS": "8", **step}.items():
         no_launcher.setenv(name, value)
-    assert _place() == ALONE
+    assert launched() == ALONE
 
 
 @pytest.mark.parametrize(
     ("text", "counts"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2(x2)", [1, 2, 2])]
 )
 def test_tasks_per_node(text: str, counts: list[int]) -> None:
-    assert _tasks_per_node(text) == counts
+    assert tasks_per_node(text) == counts
 
 
 def test_tasks_per_node_of_another_form() -> None:
     with pytest.raises(RuntimeError, match="'four'"):
-        _tasks_per_node("four")
+        tasks_per_node("four")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_tasks_per_node_of_another_form() -> None:
     ],
 )
 def test_first_host(nodes: str, first: str) -> None:
-    assert _first_host(nodes) == first
+    assert first_host(nodes) == first
 
 
 # --- the device
@@ -160,13 +160,13 @@ def _with_gpus(environment: pytest.MonkeyPatch, count: int) -> None:
 )
 def test_device(monkeypatch: pytest.MonkeyPatch, gpus: int, local_rank: int, device: str) -> None:
     _with_gpus(monkeypatch, gpus)
-    assert _device(_Place("torchrun", local_rank, local_rank, 4, 4)) == torch.device(device)
+    assert device_of(Launched("torchrun", local_rank, local_rank, 4, 4)) == torch.device(device)
 
 
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_gpus(monkeypatch, 2)
     with pytest.raises(RuntimeError, match=r"local rank 3 .* 4 ranks .* 2 GPUs .* at most 2 ranks"):
-        _device(_Place("torchrun", 3, 3, 4, 4))
+        device_of(Launched("torchrun", 3, 3, 4, 4))
 
 
 @pytest.mark.gpu

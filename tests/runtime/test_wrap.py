@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -255,6 +257,22 @@ def _copies(world: World) -> None:
 
 def test_a_deep_copy_is_the_bare_model(ranks: RankPool) -> None:
     ranks.run(2, _copies)
+
+
+def _pickled(world: World, folder: Path) -> None:
+    wrapped = wrap(_start())
+    wrapped(torch.ones(2, 4)).mean().backward()
+    path = folder / f"{world.rank}.pt"
+    torch.save({"epoch": 3, "net": wrapped}, path)
+    assert type(pickle.loads(pickle.dumps(wrapped))) is Net
+    found = torch.load(path, weights_only=False)["net"]
+    assert type(found) is Net
+    assert torch.equal(found(torch.ones(2, 4)), wrapped(torch.ones(2, 4)))
+
+
+def test_a_pickled_model_is_the_bare_model(ranks: RankPool, tmp_path: Path) -> None:
+    """A helper in another file saves `{"net": model}`."""
+    ranks.run(2, _pickled, tmp_path)
 
 
 def _frozen(world: World) -> None:

@@ -23,7 +23,7 @@ def verify(
         typer.Option(metavar="DIR", help="Modules for packages that are missing. Repeatable."),
     ] = None,
     time: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="Limit of each of the six runs.")
+        float, typer.Option(min=1, metavar="SECONDS", help="Limit of each of the ten runs.")
     ] = 120.0,
 ) -> None:
     """Prove on CPU ranks that a port still computes what the original does."""

@@ -81,7 +81,6 @@ def _port(script: Path) -> tuple[int, Path]:
     port_file(
         script,
         batch="global",
-        strategy="ddp",
         in_place=False,
         diff=False,
         vendor=False,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ..base.errors import UserError
 from ..base.text import clean
-from ..login import needs, reading, record, words
+from ..login import needs, record, words
 from ..login.killed import killed
-from ..login.reading import Download
 from ..login.record import Record
+from ..script.downloads import Download, read
 from ..site.config import Config
 from ..site.rundir import Job
 
@@ -169,7 +169,7 @@ def _places(used: Iterable[Record]) -> dict[str, Path]:
 def _unfetched(project: Path, job: Job, why: str) -> Iterator[str]:
     """Warnings of what a script fetches by reading it, which may have been fetched otherwise."""
     try:
-        found = reading.read(Path(job.target), tuple(job.args), Path(job.cwd)).downloads
+        found = read(Path(job.target), tuple(job.args), Path(job.cwd)).downloads
     except UserError as error:
         yield f"warning: {error}"
         return

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ..base.errors import UserError
+
 # Nobody writes more than this into a file of code; a record may name any file.
 _MOST_BYTES = 16_000_000
 
@@ -18,12 +20,11 @@ def digests(script: Path) -> dict[str, str]:
 
     They are found by reading; where the script cannot be read, it is the only one.
     """
-    from .reading.local import gather  # for `fetch` alone: `run` compares, and reads nothing
-    from .reading.source import NotRead
+    from ..script.modules import gather  # for `fetch` alone: `run` compares, and reads nothing
 
     paths = [script.resolve()]
-    with suppress(NotRead, OSError, RecursionError):
-        paths += [file.path.resolve() for file in gather(paths[0]).files.values()]
+    with suppress(UserError):
+        paths += [file.path.resolve() for file in gather(paths[0]).files]
     return {str(path): digest for path in dict.fromkeys(paths) if (digest := _digest(str(path)))}
 
 

@@ -5,16 +5,16 @@ Every function works in a group of one and in a process that belongs to no group
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from .random_state import STREAMS, States, capture, restore
-from .world import _place
+from .world import launched
 
 Reduction = Literal["sum", "mean", "min", "max"]
 T = TypeVar("T")
@@ -41,16 +41,44 @@ def broadcast(value: T, source: int = 0) -> T:
     """Give every rank the value that rank `source` has.
 
     A tensor is overwritten in place and must have one shape and type everywhere; any other
-    picklable value is returned.
+    picklable value is returned. Tensors in lists, tuples and dictionaries come to this rank's GPU.
     """
     if not _several():
         return value
     if isinstance(value, torch.Tensor):
-        dist.broadcast(value, source)
+        if value.is_inference() and not torch.is_inference_mode_enabled():
+            value = cast("T", value.clone())  # that one may not be written into
+        dist.broadcast(cast("torch.Tensor", value), source)
         return value
-    box = [value]
+    box = [_each_tensor(value, _packed)]
     dist.broadcast_object_list(box, source)
-    return box[0]
+    return cast("T", _each_tensor(box[0], _unpacked))
+
+
+class _OnGpu(tuple[torch.Tensor]):
+    """A copy in main memory of a tensor that was on the GPU of the rank that sends it."""
+
+    __slots__ = ()
+
+
+def _packed(tensor: torch.Tensor) -> Any:
+    """A tensor as it is sent: pickled on a GPU it would come to the sender's on all ranks."""
+    return _OnGpu([tensor.detach().cpu()]) if tensor.is_cuda else tensor
+
+
+def _unpacked(tensor: Any) -> torch.Tensor:
+    return tensor[0].cuda() if isinstance(tensor, _OnGpu) else tensor
+
+
+def _each_tensor(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same value with its tensors changed, also those in plain containers."""
+    if isinstance(value, torch.Tensor | _OnGpu):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(_each_tensor(one, change) for one in value)
+    if type(value) is dict:
+        return {key: _each_tensor(one, change) for key, one in value.items()}
+    return value
 
 
 def all_reduce(value: torch.Tensor | float, op: Reduction = "sum") -> Any:
@@ -140,7 +168,7 @@ def _ordered(per_node: bool) -> Iterator[None]:
     if not _several():
         yield
         return
-    rank, place = dist.get_rank(), _place()
+    rank, place = dist.get_rank(), launched()
     leads = place.local_rank == 0 if per_node else rank == 0
     # A group of its own, since a download may take longer than a collective is given.
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)

@@ -15,6 +15,7 @@ from .compress.ddp import compressed
 from .compress.names import Compression, parse
 from .deal import LEDGER
 from .exchange import Exchange, weighted_sum
+from .random_state import DRAWN, STREAMS
 from .statistics import RunningStatistics
 from .world import setup
 
@@ -173,6 +174,8 @@ class Wrapped(DistributedDataParallel):
         return self
 
     def train(self, mode: bool = True) -> "Wrapped":
+        if not mode:  # an evaluation between two batches from `deal`
+            STREAMS.end(DRAWN)
         self.training = mode
         self.module.train(mode)
         return self
@@ -187,6 +190,11 @@ class Wrapped(DistributedDataParallel):
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         # A copy (EMA, a teacher) does not train: it is the bare model.
         return copy.deepcopy(self.module, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A file that a script pickles its model into has the bare model, as that of one GPU. By the
+        # first protocol: pickle refuses the `__newobj__` of later ones for another class.
+        return self.module.__reduce_ex__(min(protocol, 1))
 
 
 def strip_prefixes(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -41,7 +41,7 @@ def quiet() -> None:
 
 
 class _Silent:
-    """Standard output for those who write to it themselves, bars of their own make for one."""
+    """A stream that swallows what is written to it, and otherwise is the one that it stands for."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -58,7 +58,10 @@ class _Silent:
 
 
 def _quiet_bars() -> None:
-    """Disable tqdm's bars in the class itself: scripts have imported it by name already."""
+    """Silence tqdm's bars in the class itself: scripts have imported it by name already.
+
+    They go on counting: a script may divide by `bar.n`, which stays 0 in a bar that is disabled.
+    """
     if importlib.util.find_spec("tqdm") is None:
         return
     bar = importlib.import_module("tqdm").tqdm
@@ -66,7 +69,11 @@ def _quiet_bars() -> None:
 
     @functools.wraps(loud)
     def silent(self: Any, *args: Any, **kwargs: Any) -> None:
-        loud(self, *args, **{**kwargs, "disable": True})
+        if kwargs.get("gui"):  # a widget or a window, which writes to no file
+            kwargs["disable"] = True
+        else:
+            kwargs |= {"file": _Silent(sys.stderr), "disable": bool(kwargs.get("disable"))}
+        loud(self, *args, **kwargs)
 
     bar.__init__ = silent
 

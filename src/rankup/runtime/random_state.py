@@ -4,6 +4,7 @@ Whatever a script draws outside a training loop (a split, a fold, initial values
 has to be the same on all ranks; noise, dropout and augmentation of their parts of a batch must not.
 So `setup` gives all ranks rank 0's states; within a pass over a training loader each rank draws
 from streams of its own; and when the pass ends, every rank goes back to the states in common.
+What follows a batch that the script draws itself (`deal`) counts as a pass.
 """
 
 from __future__ import annotations
@@ -147,3 +148,4 @@ class RandomStreams:
 
 
 STREAMS = RandomStreams()
+DRAWN = "drawn by hand"  # stands for a pass: what follows a batch from `deal`

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch.utils.data import (
@@ -24,7 +25,7 @@ from torch.utils.data import (
 from .collectives import broadcast
 from .deal import LEDGER, Place
 from .log import print_once
-from .random_state import STREAMS, States, draw_apart
+from .random_state import DRAWN, STREAMS, States, draw_apart
 from .world import setup
 
 T = TypeVar("T")
@@ -115,7 +116,7 @@ def shard(
         raise ValueError(f"shard: batch is 'global' or 'per-gpu', not {batch!r}")
     if isinstance(loader, ShardedLoader):
         return loader if train is None else loader.sharded_anew(train)
-    if not hasattr(loader, "batch_sampler"):
+    if not isinstance(loader, DataLoader):
         raise TypeError(
             f"shard deals the batches of a torch DataLoader, not of {type(loader).__name__}; a "
             f"rankup.data.Loader has dealt its own already: iterate over it as it is"
@@ -127,7 +128,7 @@ def shard(
         )
     if isinstance(getattr(loader.batch_sampler, "sampler", None), DistributedSampler):
         raise TypeError("shard deals the batches itself: take the DistributedSampler out")
-    if isinstance(loader, DataLoader) and type(loader).__iter__ is not DataLoader.__iter__:
+    if type(loader).__iter__ is not DataLoader.__iter__:
         raise TypeError(
             f"shard replaces how a DataLoader iterates, and {type(loader).__name__} has an "
             "__iter__ of its own: take a plain DataLoader, and do in the loop what it does"
@@ -153,22 +154,7 @@ class ShardedLoader:
             loader.batch_sampler, world.is_root, world.world_size, train, self._joined
         )
         self._seed = _SeedWorker(loader.worker_init_fn)
-        options: dict[str, Any] = {}
-        if loader.num_workers:
-            options["prefetch_factor"] = loader.prefetch_factor
-            options["persistent_workers"] = loader.persistent_workers
-            options["multiprocessing_context"] = loader.multiprocessing_context
-        self._inner: DataLoader[Any] = DataLoader(
-            loader.dataset,
-            batch_sampler=self._parts,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=self._seed,
-            generator=loader.generator,
-            **options,
-        )
+        self._inner = _with_batch_sampler(loader, self._parts, self._seed)
 
     def __len__(self) -> int:
         return -(-len(self._loader) // self._joined)
@@ -187,6 +173,19 @@ class ShardedLoader:
         self._parts.place = LEDGER.place()
         self._seed.rank = self._parts.place.rank
         return _Pass(self._inner, self._parts)
+
+
+def _with_batch_sampler(
+    loader: DataLoader[Any], batch_sampler: BatchSampler, worker_init_fn: Callable[[int], None]
+) -> DataLoader[Any]:
+    """Return a copy of the loader, of its own class and with all of its settings."""
+    copied = copy.copy(loader)
+    # Set beside `DataLoader.__setattr__`, which refuses another batch sampler.
+    # Persistent workers, in `_iterator`, stay with the loader that has started them.
+    own = {"batch_sampler": batch_sampler, "worker_init_fn": worker_init_fn, "_iterator": None}
+    vars(copied).update(own)
+    vars(copied).pop(_MEMO, None)
+    return copied
 
 
 @dataclass(eq=False)
@@ -234,6 +233,13 @@ class _Pass:
         except BaseException:
             self.close()
             raise
+        if not self._assignment.batches:
+            self.close()
+            raise RuntimeError(
+                "shard: the loader hands out a batch that its batch sampler has not drawn, so that "
+                "this rank's part of it is not known: take a plain DataLoader, and do in the loop "
+                "what this one does"
+            )
         number, mine, size = self._assignment.batches.popleft()
         LEDGER.dealt = (mine, size)
         self._log.append((number, mine))
@@ -277,6 +283,7 @@ class _Parts(BatchSampler):
 
     def assign(self) -> _Assignment:
         """Return what the pass that begins next will assign this rank."""
+        STREAMS.end(DRAWN)
         training = self._trains()
         apart = training and torch.is_grad_enabled() and self._world_size > 1
         self._next = _Assignment(training, apart)
@@ -378,21 +385,36 @@ class _SeedWorker:
             draw_apart(self.rank)  # it may have seeded the workers of all ranks alike
 
 
-def deal(batch: T, *, dim: int = 0) -> T:
-    """This rank's part of a batch that the script has drawn itself, without a DataLoader.
+@overload
+def deal(batch: Callable[..., T], *args: Any, dim: int = 0, **options: Any) -> T: ...
+@overload
+def deal(batch: T, *, dim: int = 0) -> T: ...
+def deal(batch: Any, *args: Any, dim: int = 0, **options: Any) -> Any:
+    """This rank's part of a batch that the script draws itself, without a DataLoader.
 
-    Every rank draws one; rank 0's counts, and is cut by position. `wrap` applies the weights.
+        x, y = rankup.deal(get_batch, "train")
 
-        x, y = rankup.deal(get_batch("train"))
+    calls `get_batch("train")` on every rank, with the random states that all have in common.
+    Rank 0's batch counts, and is cut by position; `wrap` applies the weights. From here each rank
+    draws random numbers of its own (noise, dropout), until the next call, a pass over a loader from
+    `shard`, or `eval()` of the wrapped model: an evaluation draws alike on all ranks.
 
     Args:
-        batch: a tensor, or tuples, lists and dictionaries of them, with equally many samples. What
-            is no tensor, or has no dimension, stays.
+        batch: a function that draws a batch, or one that was drawn, `rankup.deal(get_batch())`,
+            after which the random states stay alike. A batch is a tensor, or tuples, lists and
+            dictionaries of them, with equally many samples. What is no tensor, or has no dimension,
+            stays.
+        args: for the function, as are further keywords.
         dim: the dimension of the samples.
 
     Raises:
         ValueError: no tensor in it, or unequal numbers of samples.
     """
+    draws = callable(batch)
+    if draws:
+        STREAMS.end(DRAWN)
+        with STREAMS.in_common():
+            batch = batch(*args, **options)
     sizes = {tensor.shape[dim] for tensor in _tensors(batch)}
     if len(sizes) != 1:
         found = f"{sorted(sizes)} samples" if sizes else "no tensor"
@@ -402,7 +424,10 @@ def deal(batch: T, *, dim: int = 0) -> T:
     LEDGER.samples = LEDGER.dealt = (len(mine), size)
     LEDGER.counted = None
     # Nothing is left for this rank: one sample, of weight zero, keeps it in step.
-    return _cut(batch, mine if mine else range(1), dim, place.size > 1)
+    cut = _cut(batch, mine if mine else range(1), dim, place.size > 1)
+    if draws and place.size > 1 and torch.is_grad_enabled() and not STREAMS.apart:
+        STREAMS.begin(DRAWN, place.rank)
+    return cut
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

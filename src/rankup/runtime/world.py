@@ -49,7 +49,7 @@ class World(NamedTuple):
     @property
     def local_world_size(self) -> int:
         """Ranks on this node."""
-        return _place().local_world_size
+        return launched().local_world_size
 
     @property
     def node(self) -> str:
@@ -57,7 +57,7 @@ class World(NamedTuple):
         return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-class _Place(NamedTuple):
+class Launched(NamedTuple):
     """Where the launcher put this process."""
 
     launcher: str
@@ -87,8 +87,8 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
     """
     if not dist.is_initialized():
         _refuse_helpers()
-    place = _place()
-    device = _device(place)
+    place = launched()
+    device = device_of(place)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
@@ -165,7 +165,8 @@ def _refuse_helpers() -> None:
         )
 
 
-def _place() -> _Place:
+def launched() -> Launched:
+    """Read the place of this process from torchrun's variables, else from Slurm's, else alone."""
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:
         missing = [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in env]
@@ -175,7 +176,7 @@ def _place() -> _Place:
                 "start the script with torchrun or `rankup run`, or unset RANK and WORLD_SIZE"
             )
         world_size = int(env["WORLD_SIZE"])
-        return _Place(
+        return Launched(
             "torchrun",
             int(env["RANK"]),
             int(env["LOCAL_RANK"]),
@@ -187,14 +188,15 @@ def _place() -> _Place:
     tasks = int(env.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks > 1 and "SLURM_PROCID" in env:
         node = int(env.get("SLURM_NODEID", "0"))
-        per_node = _tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(tasks)))
+        per_node = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(tasks)))
         local = per_node[node] if node < len(per_node) else tasks
         local_rank = int(env.get("SLURM_LOCALID", "0"))
-        return _Place("srun", int(env["SLURM_PROCID"]), local_rank, tasks, local)
-    return _Place("alone", 0, 0, 1, 1)
+        return Launched("srun", int(env["SLURM_PROCID"]), local_rank, tasks, local)
+    return Launched("alone", 0, 0, 1, 1)
 
 
-def _device(place: _Place) -> torch.device:
+def device_of(place: Launched) -> torch.device:
+    """Return the device that a rank computes on, without touching it."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0:
         return torch.device("cpu")
@@ -209,7 +211,7 @@ def _device(place: _Place) -> torch.device:
     return torch.device("cuda", place.local_rank)
 
 
-def _join(place: _Place, device: torch.device, timeout: timedelta) -> None:
+def _join(place: Launched, device: torch.device, timeout: timedelta) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if place.launcher == "alone":
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -246,7 +248,7 @@ def _head_address() -> str:
     if os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
         return "127.0.0.1"
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
-    name = _first_host(nodes)
+    name = first_host(nodes)
     if not name:
         raise RuntimeError(
             "an srun step over several nodes without SLURM_STEP_NODELIST: "
@@ -255,7 +257,7 @@ def _head_address() -> str:
     return name
 
 
-def _first_host(nodelist: str) -> str:
+def first_host(nodelist: str) -> str:
     """`jwb[0007-0009,0012]` -> `jwb0007`: the first name of a Slurm host list."""
     match = re.match(r"([^\[,]*)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodelist)
     if match is None:
@@ -263,7 +265,7 @@ def _first_host(nodelist: str) -> str:
     return "".join(part or "" for part in match.groups())
 
 
-def _tasks_per_node(text: str) -> list[int]:
+def tasks_per_node(text: str) -> list[int]:
     """`2(x3),1` -> `[2, 2, 2, 1]`: Slurm's run-length form of the tasks on each node."""
     counts: list[int] = []
     for part in text.split(","):

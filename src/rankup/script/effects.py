@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import Literal
 
+from .downloads import fetches
 from .flow import Flow, Origin, argument, call_name, given, is_none, literal
 from .models import role, unique
 from .names import Function, walk
@@ -21,14 +22,10 @@ _CHECKPOINTS = words(
 )
 _LOADS = frozenset({"torch.load"})
 
-# What downloads, by its last word; and what does by its full name.
+# What downloads, by its last word alone; `downloads.CALLS` has what does by its full name.
 _FETCHERS = words(
     "untar_data urlretrieve load_state_dict_from_url download_url download_url_to_file "
     "snapshot_download hf_hub_download download_and_extract_archive"
-)
-_FULL_FETCHERS = words(
-    "torch.hub.load urllib.request.urlopen requests.get nltk.download wget.download gdown.download "
-    "kagglehub.dataset_download tiktoken.get_encoding"
 )
 # Their data sets download and process raw files as they are constructed.
 _CONSTRUCTED = ("torch_geometric.datasets.", "dgl.data.", "ogb.", "torchdrug.datasets.")
@@ -318,7 +315,7 @@ def fetched(file: File, call: ast.Call) -> Fetch | None:
     dotted, name = file.names.called(call).removeprefix("six.moves."), call_name(call)
     if dotted.startswith(_CONSTRUCTED) and name[:1].isupper() and name not in _GENERATED:
         return Fetch(f"{name} downloads and processes its files")
-    if name in _FETCHERS or dotted in _FULL_FETCHERS:
+    if name in _FETCHERS or fetches(dotted):
         return Fetch(f"{dotted if name == 'load' else name} downloads")
     if literal(argument(call, "download")) is True:
         return Fetch("download=True")

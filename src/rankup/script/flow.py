@@ -10,10 +10,9 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePath
 
 from .names import Binding, Function, Scope, children, default
-from .source import File, roots
+from .source import File, module_names, roots
 from .torch_names import LOADER_WRAPPERS, MODEL_WRAPPERS, RETURNS_SELF
 
 _DEPTH = 25  # steps of following; what is further apart nobody can follow either
@@ -56,10 +55,9 @@ class Flow:
     def __init__(self, files: Sequence[File]) -> None:
         self.files = tuple(files)
         tops = roots(self.files[0].path.parent)
-        self._modules: dict[str, File] = {}
-        for one in self.files:
-            for name in _module_names(one, tops):
-                self._modules.setdefault(name, one)
+        self._modules = {
+            name: one for one in reversed(self.files) for name in module_names(one.path, tops)
+        }
         self._known: dict[ast.AST, tuple[Origin, ...]] = {}
         self._budget = 0
 
@@ -150,27 +148,32 @@ class Flow:
                         found.setdefault(node.name, []).append((file, node))
         return found
 
-    def _named(self, file: File, name: str, scope: Scope) -> tuple[File, Definition] | None:
+    def _named(
+        self, file: File, name: str, scope: Scope, seen: frozenset[tuple[File, str]] = frozenset()
+    ) -> tuple[File, Definition] | None:
         _, bindings = file.names.bindings(name, scope)
         for one in bindings:
             if one.kind in ("function", "class"):
                 assert isinstance(one.node, Definition)
                 return file, one.node
             if one.kind == "import":
-                return self._imported(file, one.dotted)
+                return self._imported(file, one.dotted, seen)
         if not bindings:
             for star in file.names.stars:
-                found = self._imported(file, f"{star}.{name}")
+                found = self._imported(file, f"{star}.{name}", seen)
                 if found:
                     return found
         return None
 
-    def _imported(self, file: File, dotted: str) -> tuple[File, Definition] | None:
+    def _imported(
+        self, file: File, dotted: str, seen: frozenset[tuple[File, str]] = frozenset()
+    ) -> tuple[File, Definition] | None:
         module, _, name = dotted.rpartition(".")
         other = self._module(module)
-        if other is None or other is file or not name:
+        # Modules may import each other's names in a circle.
+        if other is None or other is file or not name or (other, name) in seen:
             return None
-        return self._named(other, name, other.tree)
+        return self._named(other, name, other.tree, seen | {(other, name)})
 
     def _module(self, dotted: str) -> File | None:
         stripped = dotted.lstrip(".")
@@ -484,18 +487,6 @@ def is_none(node: ast.AST) -> bool:
 def explicit_self(call: ast.Call) -> bool:
     """`Base.__init__(self, …)`: the instance is among the arguments."""
     return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id == "self"
-
-
-def _module_names(file: File, tops: Sequence[PurePath]) -> Iterator[str]:
-    """`utils.files` of a file in a package of the script's folder, or of its repository."""
-    inside: list[PurePath] = [
-        file.path.relative_to(top) for top in tops if file.path.is_relative_to(top)
-    ]
-    for relative in inside or [PurePath(file.path.name)]:
-        parts = list(relative.with_suffix("").parts)
-        if parts[-1:] == ["__init__"]:
-            parts.pop()
-        yield ".".join(parts)
 
 
 def _without_wrappers(

@@ -197,9 +197,10 @@ class Names:
             if isinstance(node, _SCOPES):
                 self._bound[node] = _Bound()
             self._bind(node, scope)
-            for child in children(node):
+            below = children(node)
+            for child in below:
                 self.parents[child] = node
-            stack += [(one, self._inner(node, one, scope)) for one in reversed(children(node))]
+            stack += [(one, self._inner(node, one, scope)) for one in reversed(below)]
 
     def _inner(self, node: ast.AST, child: ast.AST, scope: Scope) -> Scope:
         """The scope of a node's child.

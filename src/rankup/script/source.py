@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import os
 import re
+import sys
 import tokenize
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -220,19 +223,28 @@ def _explained(text: str, error: SyntaxError) -> ParseError:
 def local_modules(script: File, known: dict[str, File] | None = None) -> tuple[File, ...]:
     """The modules of the script's repository that it imports, and those that they import in turn.
 
-    They are read, not imported; each once, also where they import each other. What cannot be read
-    or is no Python is left out: it is not what was asked about.
+    What cannot be read or is no Python is left out: it is not what was asked about.
 
     Args:
         known: files read for other scripts, by their real path; those read here are added.
     """
+    readable = (one for one in reached(script, known) if one.error is None)
+    found = tuple(itertools.islice(readable, _MOST_MODULES))
+    _hand_on_names([script, *found], roots(script.path.parent))
+    return found
+
+
+def reached(script: File, known: dict[str, File] | None = None) -> Iterator[File]:
+    """Each module of the script's repository that an import leads to, breadth first.
+
+    They are read, not imported; each once, also where they import each other.
+    """
     known = {} if known is None else known
     seen = {os.path.realpath(script.path)}
-    found: list[File] = []
-    waiting = [script]
+    waiting = deque([script])
     tops = roots(script.path.parent)
-    while waiting and len(found) < _MOST_MODULES:
-        at = waiting.pop(0)
+    while waiting:
+        at = waiting.popleft()
         for dotted in at.names.imported:
             for path in candidates(tops, at.path.parent, dotted):
                 real = os.path.realpath(path)  # a loop of links is no error here
@@ -243,11 +255,21 @@ def local_modules(script: File, known: dict[str, File] | None = None) -> tuple[F
                     other = known[real] = known.get(real) or read(path)
                 except OSError:
                     continue
+                yield other
                 if other.error is None:
-                    found.append(other)
                     waiting.append(other)
-    _hand_on_names([script, *found], tops)
-    return tuple(found)
+
+
+def module_names(path: Path, tops: Sequence[Path]) -> list[str]:
+    """`utils.files` of a file in a package of the script's folder, or of its repository.
+
+    One of `src/net/` is `net` as well as `src.net`.
+    """
+    found = []
+    for top in [top for top in tops if path.is_relative_to(top)] or [path.parent]:
+        parts = list(path.relative_to(top).with_suffix("").parts)
+        found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return found
 
 
 def _hand_on_names(files: Sequence[File], tops: Sequence[Path]) -> None:
@@ -288,6 +310,8 @@ def candidates(tops: Sequence[Path], own: Path, dotted: str) -> Iterator[Path]:
             own = own.parent
         tops = (own,)
     for start in tops:
+        if start != tops[0] and parts[0] in sys.stdlib_module_names:
+            return  # only a file beside the script comes before the standard library
         found = False
         for length in range(len(parts), 0, -1):
             base = start.joinpath(*parts[:length])

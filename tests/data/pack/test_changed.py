@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,10 @@ def test_a_source_that_cannot_be_read_is_named(
     assert run(request(source, tmp_path, "tar")) == 1
     monkeypatch.undo()
     said = capsys.readouterr().err
-    assert f"{source}/train/class0/000003.txt cannot be read: Input/output error" in said
+    # With preadv no file can be read, and which ones were tried first differs.
+    name = "class0/000003" if call == "open" else r"class\d/\d+"
+    path = rf"{re.escape(str(source))}/train/{name}\.txt"
+    assert re.search(f"{path} cannot be read: Input/output error", said)
 
 
 @pytest.mark.parametrize("when", ["before", "while"])

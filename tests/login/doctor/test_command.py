@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from rankup.base.findings import Finding
-from rankup.login.doctor import codes, gather
-from rankup.login.doctor.examine import examine
-from rankup.login.doctor.gather import Check
+from rankup.login.doctor import checks, codes
+from rankup.login.doctor.checks import Check
+from rankup.login.doctor.command import examine
 from tests.conftest import RunRankup
 from tests.login.doctor.test_asking import gone
 from tests.login.doctor.test_torch import ARM, X86, make_torch
@@ -179,6 +179,22 @@ def test_a_script(rankup_here: RunRankup, tmp_path: Path) -> None:
     assert missing["todo"].startswith("pip install no-such-thing")
 
 
+def test_a_script_that_is_not_ready_for_many_ranks(rankup_here: RunRankup, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom torch.utils.data import DataLoader\nnet = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for x in DataLoader(torch.ones(8, 1), batch_size=2, shuffle=True):\n"
+        "    loss = net(x).sum()\n    loss.backward()\n    optimizer.step()\n"
+    )
+    done = rankup_here(["doctor", "--json", "train.py"], env=clean_environment())
+    [ported] = of(found(done), codes.PORTED)
+    assert (ported["level"], ported["place"]) == ("warning", "train.py")
+    assert "(RK" in ported["message"]
+    (tmp_path / "train.py").write_text("print(1)\n")
+    done = rankup_here(["doctor", "--json", "train.py"], env=clean_environment())
+    assert not of(found(done), codes.PORTED)
+
+
 @pytest.mark.parametrize(("name", "said"), [("train.py", "train.py:1"), ("trian.py", "")])
 def test_a_script_with_a_mistake_in_it_or_none(
     rankup_here: RunRankup, tmp_path: Path, name: str, said: str
@@ -247,7 +263,7 @@ def test_a_check_that_fails_is_reported_and_the_rest_goes_on(
         raise PermissionError(13, "Permission denied", "/secret")
 
     broken = (Check(codes.TORCH, "torch", fail), Check(codes.SPACE, "space", denied))
-    monkeypatch.setattr(gather, "CHECKS", (*broken, gather.CHECKS[0]))
+    monkeypatch.setattr(checks, "CHECKS", (*broken, checks.CHECKS[0]))
     monkeypatch.chdir(tmp_path)
     bug, no, machine = examine(None, ())[:3]
     assert (bug.code, bug.level, bug.place) == (codes.FAILED, "warning", "torch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from rankup.login.doctor import driver
+from rankup.login.doctor import torch_checks
 
 
 class _Driver:
@@ -33,8 +33,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> _Driver:
 
 
 def test_gpus_and_the_newest_cuda(nvml: _Driver) -> None:
-    assert driver.gpus_and_cuda({}) == (4, (12, 8))
-    assert driver.gpus_and_cuda({"CUDA_VISIBLE_DEVICES": "0"}) == (1, (12, 8))
+    assert torch_checks.gpus_and_cuda({}) == (4, (12, 8))
+    assert torch_checks.gpus_and_cuda({"CUDA_VISIBLE_DEVICES": "0"}) == (1, (12, 8))
     assert nvml.open == 0
 
 
@@ -45,7 +45,7 @@ def test_a_driver_that_does_not_say_its_version(
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", fail)
-    assert driver.gpus_and_cuda({}) == (4, None)
+    assert torch_checks.gpus_and_cuda({}) == (4, None)
     assert nvml.open == 0
 
 
@@ -54,4 +54,4 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    assert driver.gpus_and_cuda({}) == (0, None)
+    assert torch_checks.gpus_and_cuda({}) == (0, None)

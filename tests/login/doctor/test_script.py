@@ -14,8 +14,9 @@ import pytest
 from rankup.login.doctor import codes, script
 from rankup.login.doctor.script import Command
 from rankup.login.needs import Unmet
-from rankup.login.reading import Download, Import, imports
 from rankup.login.record import Item, Record
+from rankup.script.downloads import Download
+from rankup.script.modules import Import, imports
 from rankup.site import profile
 
 TRAIN = Path("train.py")

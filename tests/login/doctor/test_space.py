@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankup.login.doctor import codes, memory, space
+from rankup.login.doctor import codes, space
 from rankup.login.doctor.space import Folder, Space
 from rankup.site import profile
 from rankup.site.caches import caches
@@ -101,6 +101,6 @@ def test_the_runs_folder_is_the_one_that_run_takes(tmp_path: Path) -> None:
 def test_little_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     docker = SimpleNamespace(f_blocks=16384, f_bavail=16384, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda path: docker)
-    [found] = memory.check_memory(memory.left())
+    [found] = space.check_shared_memory(space.shared_memory())
     assert (found.level, found.code) == ("warning", codes.SHARED_MEMORY)
     assert "67.1 MB of 67.1 MB" in found.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -12,9 +13,8 @@ from pathlib import Path
 from rankup.login.env.wheel import facts
 
 # What rankup needs on every Python; each is there as an empty package.
-_DEPENDENCIES = (
-    *("typer", "rich", "numpy", "psutil", "xxhash", "nvidia-ml-py"),
-    *("h5py", "pyarrow", "jinja2", "matplotlib", "orjson", "plotly"),
+_DEPENDENCIES = tuple(
+    re.split(r"[<>=!~ ]", one)[0] for one in metadata.requires("rankup") or () if ";" not in one
 )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rankup.login.fetch import connect
 from rankup.login.fetch.download import Patience, download
-from rankup.login.fetch.failed import FetchFailed
+from rankup.login.fetch.result import FetchFailed
 
 from ..web import Web
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rankup.login.fetch.download import Patience, download
-from rankup.login.fetch.failed import FetchFailed
 from rankup.login.fetch.http import Version
 from rankup.login.fetch.part import Part
+from rankup.login.fetch.result import FetchFailed
 
 from ..others import as_another_user
 from ..others import shared as shared

@@ -14,10 +14,9 @@ import pytest
 
 from rankup.base.lock import Pace
 from rankup.login.fetch import named, unpack
-from rankup.login.fetch.came import Came
 from rankup.login.fetch.download import Patience
-from rankup.login.fetch.failed import FetchFailed
 from rankup.login.fetch.named import Archive
+from rankup.login.fetch.result import FetchFailed, FetchResult
 from rankup.site.caches import Caches
 
 from ..web import Web
@@ -50,7 +49,7 @@ def _archive(web: Web, data: bytes) -> Archive:
     )
 
 
-def _fetch(known: Archive, tmp_path: Path) -> Came:
+def _fetch(known: Archive, tmp_path: Path) -> FetchResult:
     return named.fetch_archive(known, _caches(tmp_path), lambda line: None, QUICK)
 
 
@@ -77,7 +76,7 @@ def test_an_archive_becomes_a_folder_and_does_not_stay(web: Web, tmp_path: Path)
 
 def test_two_at_once_download_and_unpack_once(web: Web, tmp_path: Path) -> None:
     known = _archive(web, _tar(FILES))
-    came: list[Came] = []
+    came: list[FetchResult] = []
     threads = [
         threading.Thread(target=lambda: came.append(_fetch(known, tmp_path))) for _ in range(4)
     ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankup.port.verify.journals import Journal, Seen
-from rankup.port.verify.plan import Outcome, RankEnd
+from rankup.port.verify.protocol import Journal, Outcome, RankEnd, Run, Seen
 
 Events = list[dict[str, Any]]
 BATCHES = ((0, 1, 2, 3), (4, 5, 6))  # of 7 training samples, and of as many for evaluation
@@ -19,7 +18,7 @@ def loss(ids: tuple[int, ...]) -> float:
 
 
 def rank(world: int, number: int, epochs: int = 2) -> Events:
-    """What rank `number` of `world` tells; of the original with a world of 0."""
+    """What rank `number` of `world` records; of the original with a world of 0."""
     events: Events = [{"event": "start", "script": "/copy/x.py", "pid": 1}]
     size = max(1, world)
     count = 0
@@ -34,7 +33,9 @@ def rank(world: int, number: int, epochs: int = 2) -> Events:
             for batch in BATCHES:
                 first, last = number * len(batch) // size, (number + 1) * len(batch) // size
                 ids = batch[first:last]
-                events.append({"event": "batch", **key, "ids": list(ids), "after": count})
+                sums = [f"content of {dataset}/{one}" for one in ids]
+                fields = {"ids": list(ids), "sums": sums, "after": count}
+                events.append({"event": "batch", **key, **fields})
                 if not grad:
                     continue
                 weights = {"n": count, "samples": len(ids), "units": None, "where": "x.py:12"}
@@ -50,6 +51,7 @@ def rank(world: int, number: int, epochs: int = 2) -> Events:
             events.append({"event": "line", "text": text, "phase": "eval"})
     if number == 0:
         events.append({"event": "write", "path": "m.pt", "how": "truncate", "where": "x.py:20"})
+    events.insert(1, {"event": "initial", "optimizer": 0, "sums": [1, 2]})
     events.append({"event": "models", "found": [["Net", 99]]})
     events.append({"event": "end", "code": 0, "saved": [] if world else ["m.pt"]})
     return events
@@ -65,8 +67,8 @@ class Runs:
 
     def seen(self) -> tuple[Seen, Seen]:
         """Both, as read back."""
-        told = {"event": "loaded", "run": "2", "files": [self.loaded]}
-        original = Seen(0, ended("original", 1), (Journal((*self.original, told)),))
+        report = {"event": "loaded", "run": "2", "files": [self.loaded]}
+        original = Seen(0, ended("original", 1), (Journal((*self.original, report)),))
         ranks = tuple(Journal(tuple(events)) for events in self.ranks)
         return original, Seen(len(ranks), ended(str(len(ranks)), len(ranks)), ranks)
 
@@ -75,6 +77,7 @@ class Runs:
         return [one for one in self.ranks[number] if one["event"] == kind][nth]
 
 
-def ended(name: str, ranks: int, *ends: RankEnd) -> Outcome:
+def ended(name: str, ranks: int, *ends: RankEnd, run: Run | None = None) -> Outcome:
     """A run that went well, or as given."""
-    return Outcome(name, "exit", 1.0, ends or tuple(RankEnd(0, True) for _ in range(ranks)))
+    ends = ends or tuple(RankEnd(0, True) for _ in range(ranks))
+    return Outcome(name, "exit", 1.0, ends, run=run)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-from rankup.port.verify import compare, copies, journals, start
-from rankup.port.verify.plan import Plan, Run
+from rankup.port.verify import compare, protocol, start
+from rankup.port.verify.protocol import Plan, Run
 from rankup.port.verify.verdict import Result
 
-WORLD = 2
+KINDS = ("2", "free", "alike")
 
 
 def results(
@@ -19,45 +20,60 @@ def results(
     ports: Mapping[str, str],
     killed: Collection[str] = (),
     seconds: float = 120.0,
+    kinds: Mapping[str, Collection[str]] | None = None,
 ) -> dict[str, list[Result]]:
-    """What `verify` says of ports of a script on 2 ranks, by their names.
+    """What `verify` says of ports of a script, by their names.
 
     Args:
         folder: of a project without those files.
         killed: ports of which a rank is killed in a further run.
         seconds: limit of each run.
+        kinds: the runs of a port, as `start.runs` names them; by default that on 2 ranks.
     """
+    each = {name: [*(kinds or {}).get(name, ("2",))] for name in ports}
+    for name in killed:
+        each[name].append("kill")
     (folder / "train.py").write_text(script, encoding="utf-8", newline="")
-    project = copies.Project(folder, Path("train.py"), Path("port.py"), None)
-    worlds = {"original": 0, **dict.fromkeys([*ports, *(f"{one}-kill" for one in killed)], WORLD)}
+    project = start.Project(folder, Path("train.py"), Path("port.py"), None)
 
     def plan(job: start.Job, state: Path) -> Plan:
-        runs = []
-        for name, world in worlds.items():
-            text = ports[name.removesuffix("-kill")] if world else ""
+        placed = []
+        for run, text in _runs(ports, each):
             (folder / "port.py").write_text(text, encoding="utf-8", newline="")
-            place = state / "runs" / name
-            copies.make(project, place)
-            file = place / ("port.py" if world else "train.py")
-            kill_at = start.KILL_AT if name.endswith("-kill") else 0
-            runs.append(Run(name, str(file), str(place), str(place), world, kill_at))
-        temporary = state / "tmp"
-        temporary.mkdir()
-        start.told(state).mkdir()
-        return Plan(str(start.told(state)), str(temporary), (), (), job.seconds, tuple(runs))
+            place = state / "runs" / run.name
+            start.copy_project(project, place)
+            file = place / ("port.py" if run.world else "train.py")
+            placed.append(replace(run, script=str(file), folder=str(place), cwd=str(place)))
+        return start.plan_of(job, state, placed)
 
     with start.state_folder() as state, patch.object(start, "_plan", plan):
         outcomes = start.run(start.Job(project, (), (), seconds), state, lambda _: None)
         seen = {
-            one.name: journals.read(start.told(state), one.name, worlds[one.name], one)
+            one.name: protocol.read(start.journals(state), one, one.run.world if one.run else 0)
             for one in outcomes
         }
-        return {
-            name: compare.results(
-                seen["original"], {WORLD: seen.get(name)}, seen.get(f"{name}-kill")
-            )
-            for name in ports
-        }
+        originals = {name: run for name, run in seen.items() if not run.world}
+        found = {}
+        for name in ports:
+            own = {kind: f"{name}-{kind}" for kind in each[name]}
+            runs = {kind: seen[run] for kind, run in own.items() if run in seen}
+            worlds = {run.name: run.world for run in start.runs() if run.name in own}
+            found[name] = compare.results({**originals, **runs}, worlds)
+        return found
+
+
+def _runs(
+    ports: Mapping[str, str], kinds: Mapping[str, Collection[str]]
+) -> Iterator[tuple[Run, str]]:
+    """The runs of each port in the order of the kinds, with its text."""
+    used = {kind for own in kinds.values() for kind in own}
+    needed = {run.against for run in start.runs() if run.name in used}
+    for run in start.runs():
+        if run.name in (protocol.ORIGINAL, *needed):
+            yield run, ""
+        for name, text in ports.items() if run.world else ():
+            if run.name in kinds[name]:
+                yield replace(run, name=f"{name}-{run.name}"), text
 
 
 def differing(found: list[Result]) -> set[str]:

@@ -56,7 +56,11 @@ BROKEN = {
     ),
 }
 # Where ranks train apart, what they compute and save is another as well.
-ALSO = {"losses": {"evaluation"}, "parameters": {"losses", "evaluation", "saved"}}
+ALSO = {
+    "losses": {"evaluation", "saved"},
+    "parameters": {"losses", "evaluation", "saved"},
+    "evaluation": {"saved"},
+}
 _AT = "    best = 0.0\n"
 # Scripts that do not behave -> what is said of them.
 RUDE = {
@@ -85,7 +89,7 @@ def _nothing_is_left(project: Path) -> None:
     assert sorted(path.name for path in project.iterdir()) == ["port.py", "train.py"]
     assert not list((project.parent / "tmp").iterdir())
     for process in psutil.Process().children(recursive=True):
-        assert "verify.inside.zygote" not in " ".join(_words(process))
+        assert "verify.inside.server" not in " ".join(_words(process))
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -128,7 +132,7 @@ def test_the_whole_way_of_a_correct_port(run_rankup: RunRankup, tmp_path: Path) 
     assert [line.count("proved") for line in rows] == [3, 2, 3, 3, 3, 3, 1]
     assert "batches of 32 are batches of 12" in done.stdout
     assert "dropout: off" in done.stdout
-    assert "the first 31 of 2000" in done.stdout
+    assert "31 of 2000 of TensorDataset, spread over all" in done.stdout
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["best.pt", "one.py", "one_dist.py", "own"]
     assert (tmp_path / "best.pt").read_text() == "mine"
@@ -147,7 +151,7 @@ def test_broken_and_rude_ports_are_noticed(project: Path) -> None:
         assert check in differ, check
         assert differ <= {check, *ALSO.get(check, ())}, check
     for name, (_, said) in RUDE.items():
-        assert any(said in one.difference for one in found[name]), (name, found[name])
+        assert any(said in " ".join(one.differences) for one in found[name]), (name, found[name])
 
 
 @pytest.mark.slow
@@ -164,7 +168,7 @@ def test_ports_that_wait_for_ever_or_kill_the_process_that_starts_them(project: 
     ports = {name: _broken((_AT, f"{_AT}    {code}\n")) for name, (code, _) in rude.items()}
     found = results(project, ONE, ports, seconds=25.0)
     for name, (_, said) in rude.items():
-        assert any(said in one.difference for one in found[name]), (name, found[name])
+        assert any(said in " ".join(one.differences) for one in found[name]), (name, found[name])
     _nothing_is_left(project)
 
 
@@ -179,17 +183,10 @@ def test_noise_and_summed_losses_are_comparable(run_rankup: RunRankup, tmp_path:
     assert "not seen in so few steps: evaluation" in done.stdout
 
 
-NO_TRAINING = {
-    "import torch\nw = torch.zeros(3, requires_grad=True)\no = torch.optim.SGD([w], lr=.1)\n"
-    "for i in range(99):\n    ((w - 1) ** 2).sum().backward(); o.step()\n": "without a torch Data",
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("text", NO_TRAINING)
-def test_what_has_nothing_to_compare(text: str, run_rankup: RunRankup, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(text)
+def test_what_has_nothing_to_compare(run_rankup: RunRankup, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import torch\ntorch.save({}, 'a.pt')\n")
     (tmp_path / "b.py").write_text("pass\n")
     done = run_rankup(["verify", "a.py", "b.py"], timeout=200)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert NO_TRAINING[text] in done.stderr
+    assert "made no optimizer step" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.port.verify import Request, copies, verify
+from rankup.port.verify import Request, start, verify
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,23 @@ def test_a_script_is_not_its_own_port(tmp_path: Path, monkeypatch: pytest.Monkey
         verify(Request("a.py", "a.py", stand_ins=("nowhere",)))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import rankup\nrankup.setup()",
+        "from rankup import shard",
+        "import torch\ntorch.distributed.init_process_group()",
+    ],
+)
+def test_two_ports_are_refused(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything runs: also where they were only given in the wrong order."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train_dist.py").write_text(f"{line}\n")
+    (tmp_path / "train.py").write_text("pass\n")
+    with pytest.raises(UserError, match="is a port already"):
+        verify(Request("train_dist.py", "train.py"))
+
+
 def test_a_copy_has_links_to_what_is_large(tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "src").mkdir(parents=True)
@@ -52,8 +69,8 @@ def test_a_copy_has_links_to_what_is_large(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     port = tmp_path / "elsewhere" / "a_dist.py"
     port.write_text("1\n")
-    found = copies.project_of(project / "src" / "a.py", port, project)
-    copies.make(found, tmp_path / "copy")
+    found = start.project_of(project / "src" / "a.py", port, project)
+    start.copy_project(found, tmp_path / "copy")
     copy = tmp_path / "copy"
     assert sorted(path.name for path in copy.iterdir()) == ["big.bin", "src"]
     assert (copy / "big.bin").is_symlink()
@@ -69,6 +86,8 @@ def test_a_folder_with_too_much_is_one_link(tmp_path: Path) -> None:
         (project / "data" / "many" / f"{number}.txt").touch()
     (project / "a.py").write_text("pass\n")
     (project / "b.py").write_text("pass\n")
-    copies.make(copies.project_of(project / "a.py", project / "b.py", project), tmp_path / "copy")
+    start.copy_project(
+        start.project_of(project / "a.py", project / "b.py", project), tmp_path / "copy"
+    )
     inside = list((tmp_path / "copy" / "data" / "many").iterdir())
     assert all(path.is_symlink() for path in inside)

@@ -11,13 +11,14 @@ from ...base.errors import UserError
 from ...site import caches as cache_places
 from ...site import config as configuration
 from ...site import places
+from ...site.profile import Profile
 from ...slurm.client import Client
 from ...slurm.partitions import Partition
 from . import machine, python, space
 from .asking import Clock, Late, Question
 
 # A controller that is silent must not keep the profile, and all that hangs on it, from being known.
-_CONTROLLER_SECONDS = 0.8
+_CONTROLLER_SHARE = 0.57  # of the time there is
 
 
 class Facts:
@@ -44,6 +45,11 @@ class Facts:
         self.machine = Question("the profile", clock, self._ask_machine)
         self.partitions = Question("Slurm's partitions", clock, self._ask_partitions)
 
+    @property
+    def profile(self) -> Profile:
+        """The profile of this machine."""
+        return self.machine.answer().profile
+
     def account(self) -> tuple[str | None, str]:
         """The account of jobs and where it is set, as `rankup run` takes it."""
         if account := self.config.job.get("account"):
@@ -55,22 +61,20 @@ class Facts:
 
     def caches(self) -> cache_places.Caches:
         """Where caches lie."""
-        profile = self.machine.answer().profile
-        return cache_places.caches(self.config, profile, self.environment)
+        return cache_places.caches(self.config, self.profile, self.environment)
 
     def folders(self) -> list[space.Folder]:
         """The folders that matter."""
-        profile = self.machine.answer().profile
-        return space.folders(self.config, profile, self.caches(), self.environment, self.here)
+        caches = self.caches()
+        return space.folders(self.config, self.profile, caches, self.environment, self.here)
 
     def scratch(self) -> Path | None:
         """The scratch folder of the project."""
-        profile = self.machine.answer().profile
-        return places.scratch(profile, self.environment, self.config.job.get("account"))
+        return places.scratch(self.profile, self.environment, self.config.job.get("account"))
 
     def partition(self) -> str | None:
         """The partition that a job goes to, where rankup.toml or the profile names one."""
-        return self.config.job.get("partition") or self.machine.answer().profile.partition
+        return self.config.job.get("partition") or self.profile.partition
 
     def slurm_answers(self) -> bool:
         """Whether there is a controller to be asked."""
@@ -78,9 +82,8 @@ class Facts:
 
     def internet(self) -> bool | None:
         """Whether compute nodes have any, in the partition that a job goes to."""
-        profile = self.machine.answer().profile
-        shape = profile.shape(self.partition())
-        return profile.internet if shape is None else shape.internet
+        shape = self.profile.shape(self.partition())
+        return self.profile.internet if shape is None else shape.internet
 
     def _ask_cluster(self) -> str | None:
         return self.client.cluster_name() if self.slurm_answers() else None
@@ -108,7 +111,7 @@ class Facts:
         return replace(found, clue="Slurm is here, and does not answer") if silent else found
 
     def _controller_seconds(self) -> float:
-        return max(0.0, _CONTROLLER_SECONDS - self.clock.passed())
+        return max(0.0, _CONTROLLER_SHARE * self.clock.limit - self.clock.passed())
 
 
 def _here() -> Path:

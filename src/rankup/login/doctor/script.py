@@ -13,11 +13,12 @@ from pathlib import Path
 from ...base.amounts import some
 from ...base.findings import Finding
 from ...base.urls import public
+from ...script.downloads import Download
+from ...script.modules import Import
 from ...site.profile import Profile
 from .. import words
 from ..killed import Killed
 from ..needs import Unmet
-from ..reading import Download, Import
 from ..record import Record
 from . import codes
 
@@ -89,7 +90,7 @@ def is_here(module: str, folder: Path) -> bool:
     if spec is None or spec.origin is not None:
         return spec is not None
     # Folders without an __init__.py. `wandb/` beside the script is what wandb writes there, no
-    # package; one with modules that the script imports is no import from elsewhere, see `reading`.
+    # package; one with modules that the script imports is no import from elsewhere.
     beside = {folder.resolve(), Path.cwd()}
     return any(
         Path(one).resolve().parent not in beside for one in spec.submodule_search_locations or ()

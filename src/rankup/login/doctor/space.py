@@ -1,4 +1,4 @@
-"""Folders that matter, what is left on their file systems, and whether compute nodes see them."""
+"""Folders that matter: the room left on them and in shared memory, and whether nodes see them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ _LOW_FILES = 10_000
 _LOW_PART = 0.05
 # Every node has its own.
 _LOCAL_TO_A_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - only compared
+
+# Data-loader workers hand over batches through it.
+_SHARED = Path("/dev/shm")  # noqa: S108 - its size is asked, nothing is written
+_LITTLE_SHARED = 10**9
 
 
 @dataclass(frozen=True)
@@ -218,3 +222,32 @@ def _unseen(folder: Folder, why: str, level: Level = "error") -> Finding:
         "Python": "make the environment in a folder that they mount: `rankup env create`",
     }.get(folder.name, "move the project to a folder that they mount: a job here dies without log")
     return Finding(codes.MOUNTED, level, folder.name, f"{folder.path}: {why}", todo)
+
+
+def shared_memory(folder: Path = _SHARED) -> tuple[int, int] | None:
+    """Bytes in all and free; None where a system has no such folder (macOS)."""
+    try:
+        said = os.statvfs(folder)
+    except FileNotFoundError:
+        return None
+    return said.f_blocks * said.f_frsize, said.f_bavail * said.f_frsize
+
+
+def check_shared_memory(said: tuple[int, int] | None) -> list[Finding]:
+    """Whether there is enough for some batches per worker."""
+    if said is None:
+        return []
+    total, free = said
+    message = f"{_SHARED} of this node: {size(free)} of {size(total)} left"
+    if free >= _LITTLE_SHARED:
+        return [Finding(codes.SHARED_MEMORY, "ok", "shared memory", message)]
+    return [
+        Finding(
+            codes.SHARED_MEMORY,
+            "warning",
+            "shared memory",
+            f"{message}: workers of a DataLoader die there with a bus error",
+            f"delete what is left over in {_SHARED}; in a container: --ipc=host or --shm-size=8g; "
+            "or fewer workers",
+        )
+    ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.findings import Finding
+from ...site.gpus import visible_gpus
 from ...site.profile import Profile
 from ..torch_module import REQUIREMENT, brings_torch, loaded
 from . import codes
@@ -49,6 +50,27 @@ class Files:
 
     modules: tuple[tuple[Path, int, str], ...] = ()
     requirements: tuple[tuple[Path, int, str], ...] = ()
+
+
+def gpus_and_cuda(environment: Mapping[str, str]) -> tuple[int, tuple[int, int] | None]:
+    """GPUs that a process sees here, and the newest CUDA that the driver takes, as `(12, 8)`.
+
+    Source: NVML; no GPUs and None without a driver.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0, None
+    try:
+        version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+    except pynvml.NVMLError:
+        version = 0
+    finally:
+        pynvml.nvmlShutdown()
+    cuda = (version // 1000, version % 1000 // 10) if version else None
+    return visible_gpus(environment), cuda
 
 
 def read_files(folders: Sequence[Path]) -> Files:

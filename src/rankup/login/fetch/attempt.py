@@ -16,9 +16,8 @@ from ...base.lock import LockLost
 from ...site.caches import Caches
 from . import alone, environment, events, explain, leftover, outputs, sources, state
 from .events import Event
-from .explain import Outcome
+from .explain import Outcome, users_frames
 from .follow import Follow
-from .frames import users_frames
 from .inside import spec as inside
 from .leftover import Left
 from .supervise import Ended, Interrupt, Limits, watch

@@ -21,12 +21,12 @@ from ...site.caches import caches
 from ...site.config import Config
 from ...site.profile import Profile
 from ...slurm.client import Client, SlurmError
-from .. import reading, record
+from .. import record
 from ..record import Record
-from . import here, script, things
-from .failed import FetchFailed
+from . import here, no_run, script, things
 from .progress import say, size
 from .request import Request
+from .result import FetchFailed
 
 _INTERRUPTED = 130
 _SLURM_PATIENCE = 10.0  # seconds
@@ -108,7 +108,7 @@ class _Run:
         assert request.script is not None
         if request.no_run:
             path = Path(request.script)
-            code = reading.show_downloads(path, request.args, as_json=request.as_json)
+            code = no_run.show(path, request.args, as_json=request.as_json)
         else:
             try:
                 done, code = script.fetch(request, self._config, self._profile)

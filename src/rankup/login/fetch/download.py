@@ -15,9 +15,9 @@ from pathlib import Path
 from ...base import lock
 from ...base.urls import public
 from . import progress
-from .failed import FetchFailed
 from .http import Broken, Reply, Unreached, Unsatisfiable, ask
 from .part import Part, digest
+from .result import FetchFailed
 
 _BLOCK = 1 << 20  # bytes
 

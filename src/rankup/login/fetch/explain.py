@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from .events import Event, of
@@ -36,6 +37,10 @@ _STOPS = {
 _NAMES = r"(?:(?:LOCAL_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|SLURM_[A-Z_]+)"
 _RANK = re.compile(f"KeyError: '?{_NAMES}'?")
 _RANK_OF_NONE = re.compile(f"environ.*{_NAMES}|getenv.*{_NAMES}")
+
+# A frame as a traceback or faulthandler prints it.
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+),? in (\S+)')
+_NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<|/rankup/login/fetch/")
 
 
 @dataclass(frozen=True)
@@ -191,3 +196,12 @@ def _cause(said: str, events: Sequence[Event], limits: Limits) -> tuple[str, boo
     if _CUT.search(said) and urls:
         return f"the connection broke{last}; run it again: what came whole is kept", True
     return "", False
+
+
+def users_frames(text: str) -> list[str]:
+    """The frames of the user's own code in a traceback: "train.py:12 in main", in its order."""
+    return [
+        f"{PurePosixPath(file).name}:{line}" + ("" if name == "<module>" else f" in {name}")
+        for file, line, name in _FRAME.findall(text)
+        if not _NOT_THE_USERS.search(file)
+    ]

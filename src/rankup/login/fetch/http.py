@@ -22,7 +22,7 @@ from ... import __version__
 from ...base.errors import UserError
 from ...base.urls import public
 from . import address, connect
-from .failed import FetchFailed
+from .result import FetchFailed
 
 # 408 and these pass: a busy server, or one that is being restarted.
 _PASSING = frozenset((408, 425, 429, 500, 502, 503, 504))

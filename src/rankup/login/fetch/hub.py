@@ -15,10 +15,9 @@ from ...site.caches import Caches
 from .. import offline
 from ..record import Item, Proof
 from . import alone, progress
-from .came import Came
-from .failed import FetchFailed
 from .hub_name import Kind, Name
 from .hub_run import MODULES, Child, Task, files_in, size_of
+from .result import FetchFailed, FetchResult
 
 _NEEDED: dict[Kind, tuple[str, ...]] = {
     "model": ("huggingface_hub",),
@@ -43,7 +42,7 @@ def fetch(
     *,
     texts: Path | None = None,
     say: Callable[[str], None] = progress.say,
-) -> Came:
+) -> FetchResult:
     """Bring a repository into the hub's own cache, and load it once more without a network.
 
     Args:
@@ -73,7 +72,7 @@ def fetch(
             proved, note = "failed", str(failure)
     items = _model_items(name, done) if name.kind == "model" else _dataset_items(name, done, child)
     moved = caches.variables()
-    return Came(
+    return FetchResult(
         items,
         {key: value for key, value in moved.items() if key.startswith(_CACHE_VARIABLES)},
         offline.variables(MODULES[name.kind]),

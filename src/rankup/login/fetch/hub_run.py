@@ -18,8 +18,8 @@ from ...base.secrets import redacted
 from ...site.caches import Caches
 from .. import offline
 from . import alone, environment, progress
-from .failed import FetchFailed
 from .hub_name import Kind, Name, explain
+from .result import FetchFailed
 
 MODULES: dict[Kind, tuple[str, ...]] = {
     "model": ("huggingface_hub", "transformers"),

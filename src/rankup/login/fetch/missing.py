@@ -10,8 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from .events import Event, of
-from .explain import outcome
-from .frames import users_frames
+from .explain import outcome, users_frames
 from .sources import made, same_name
 from .supervise import Ended, Limits
 

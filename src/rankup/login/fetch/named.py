@@ -12,10 +12,9 @@ from ...base.urls import public
 from ...site.caches import Caches
 from ..record import Item
 from . import address, hub, progress, unpack
-from .came import Came
 from .download import Patience, download
-from .failed import FetchFailed
 from .hub_name import Name
+from .result import FetchFailed, FetchResult
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,9 @@ NAMED: dict[str, OnHub | Archive] = {
 }
 
 
-def fetch_on_hub(known: OnHub, caches: Caches, say: Callable[[str], None] = progress.say) -> Came:
+def fetch_on_hub(
+    known: OnHub, caches: Caches, say: Callable[[str], None] = progress.say
+) -> FetchResult:
     """Fetch it as any data set of the hub, and write its text where there is one.
 
     Raises:
@@ -94,7 +95,7 @@ def fetch_archive(
     caches: Caches,
     say: Callable[[str], None] = progress.say,
     patience: Patience | None = None,
-) -> Came:
+) -> FetchResult:
     """Download and unpack; the archive does not stay, it would only be there twice.
 
     Raises:
@@ -122,7 +123,7 @@ def fetch_archive(
     item = Item(
         known.folder, public(known.url), str(folder), found.bytes, found.files, known.sha256
     )
-    return Came((item,), lines=(f"in it: {', '.join(known.parts)}",))
+    return FetchResult((item,), lines=(f"in it: {', '.join(known.parts)}",))
 
 
 def _unpacked(folder: Path, known: Archive) -> unpack.Unpacked | None:

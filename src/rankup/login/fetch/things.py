@@ -13,13 +13,13 @@ from ...site.caches import Caches
 from ...site.needs import Needs, Url
 from ..record import Item, Record, key_of_url
 from . import address, hub, named
-from .came import Came
 from .download import download
 from .hub_name import Kind, parse
 from .hub_run import hub_cache
 from .named import OnHub
 from .progress import say
 from .request import Request
+from .result import FetchResult
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Thing:
 
     key: str
     place: Path
-    get: Callable[[Record | None], Came]
+    get: Callable[[Record | None], FetchResult]
 
 
 def asked(request: Request) -> Needs:
@@ -86,11 +86,11 @@ def _on_hub(text: str, kind: Kind, caches: Caches) -> Thing:
 def _url(url: Url, caches: Caches) -> Thing:
     target = url.to or address.place(url.url, caches.own / "files")
 
-    def get(earlier: Record | None) -> Came:
+    def get(earlier: Record | None) -> FetchResult:
         done = download(url.url, target, sha256=url.sha256, replace=url.to is None)
         sha256 = done.sha256 or _known(earlier, done.path, done.bytes)
         shown = public(url.url)
-        return Came((Item(target.name, shown, str(target), done.bytes, 1, sha256),))
+        return FetchResult((Item(target.name, shown, str(target), done.bytes, 1, sha256),))
 
     return Thing(key_of_url(url), target.parent, get)
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from ...base import lock
 from ...base.files import fsync_directory, write_json
 from . import progress
-from .failed import FetchFailed
+from .result import FetchFailed
 
 # Written last, before the folder gets its name.
 MARKER = ".rankup-unpacked.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.urls import public
-from ..reading import Download, read
+from ...script.downloads import Download, read
 from ..record import Item
 from . import events as journal
 from .events import Event

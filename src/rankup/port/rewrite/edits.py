@@ -15,7 +15,7 @@ class _Edit:
     end: int
     text: str
     # Of insertions at one place: what opens comes from the outside inwards, what closes reversed.
-    order: tuple[int, ...]
+    order: tuple[int, int, int]
 
 
 class Edits:
@@ -38,12 +38,13 @@ class Edits:
     def around(self, span: Span, before: str, after: str) -> None:
         """Text in front of an expression and behind it."""
         start, end = span
-        self._add(start, start, before, (2, start - end))
-        self._add(end, end, after, (0, end - start))
+        # Around one and the same expression what is put later stands outside.
+        self._add(start, start, before, (2, start - end, -len(self._edits)))
+        self._add(end, end, after, (0, end - start, len(self._edits)))
 
     def insert(self, offset: int, text: str) -> None:
         """Text at one place, inside whatever is put around there."""
-        self._add(offset, offset, text, (1, 0))
+        self._add(offset, offset, text, (1, 0, 0))
 
     def replace(self, span: Span, text: str) -> None:
         """Other text in place of an expression.
@@ -54,7 +55,7 @@ class Edits:
         start, end = span
         if any(edit.start < end and start < edit.end for edit in self._edits):
             raise ValueError("two changes of one place")
-        self._add(start, end, text, (3, 0))
+        self._add(start, end, text, (3, 0, 0))
 
     def taken(self, span: Span) -> bool:
         """Whether a replacement touches it already."""
@@ -76,7 +77,7 @@ class Edits:
         start = self._starts[self.line(offset) - 1]
         indent = self.indent(offset)
         text = "".join(indent + line + self.newline for line in lines)
-        self._add(start, start, text, (-1, len(self._edits)))
+        self._add(start, start, text, (-1, len(self._edits), 0))
 
     def lines_after(self, end: int, indent: str, *lines: str) -> None:
         """Whole lines behind the line in which a statement ends."""
@@ -95,7 +96,7 @@ class Edits:
         for number in range(first, last + 1):
             start = self._starts[number - 1]
             if number not in keep and self.text[start : start + 1] not in ("", "\r", "\n"):
-                self._add(start, start, unit, (0, 0))
+                self._add(start, start, unit, (0, 0, 0))
 
     def indent(self, offset: int) -> str:
         """The indentation of the line of a place."""
@@ -115,5 +116,5 @@ class Edits:
     def __bool__(self) -> bool:
         return bool(self._edits)
 
-    def _add(self, start: int, end: int, text: str, order: tuple[int, ...]) -> None:
+    def _add(self, start: int, end: int, text: str, order: tuple[int, int, int]) -> None:
         self._edits.append(_Edit(start, end, text, order))

@@ -82,7 +82,22 @@ def _of_part(file: File, script: Script, loop: Loop, count: Count) -> bool:
         return loop in script.eval_loops
     if _method(count) in ("update", "add") and not _COUNTED.search(count.name):
         return False  # a bar, a set
+    if _given_whole(file, loop, count.value):
+        return False
     return bool(mentions(count.value) & of_batch(file, loop)) or _by_name(count)
+
+
+def _given_whole(file: File, loop: Loop, value: ast.expr) -> bool:
+    """True of a name that a loop gives nothing but what all ranks have."""
+    if not isinstance(value, ast.Name):
+        return False
+    made = [
+        one.value
+        for one in walk(*loop.body)
+        if isinstance(one, ast.Assign)
+        and any(value.id in mentions(target) for target in one.targets)
+    ]
+    return bool(made) and all(isinstance(one, ast.Call) and is_reduction(file, one) for one in made)
 
 
 def _method(count: Count) -> str:

@@ -121,7 +121,7 @@ def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
         old = argument(call, "size_average")
         summed = reduction is not None and "sum" in file.code(reduction)
         summed = summed or (old is not None and file.code(old) == "False")
-        if summed and loss_trains(file, script, call):
+        if summed and not _averaged(file, call) and loss_trains(file, script, call):
             yield Hit(call, message, todo)
     for loop in script.train_loops:
         for where, backward in loop.backwards:
@@ -129,6 +129,19 @@ def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
                 value = backward.func.value
                 if isinstance(value, ast.Call) and call_name(value) == "sum":
                     yield Hit(backward, message, todo)
+
+
+def _averaged(file: File, call: ast.Call) -> bool:
+    """True of a sum that is divided by the number of samples at once: `loss / x.size(0)`."""
+    up = file.names.parents[call]
+    if not (isinstance(up, ast.BinOp) and isinstance(up.op, ast.Div) and up.left is call):
+        return False
+    size = isinstance(up.right, ast.Call) and call_name(up.right) in ("size", "len")
+    return size or (
+        isinstance(up.right, ast.Subscript)
+        and isinstance(up.right.value, ast.Attribute)
+        and up.right.value.attr == "shape"
+    )
 
 
 def loop_text(loop: Loop) -> str:

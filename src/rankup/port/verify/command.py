@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.text import say
-from . import compare, copies, journals, start, table
-from .journals import Seen
-from .plan import Outcome
+from . import compare, start, verdict
+from .protocol import ORIGINAL, Outcome, Seen, notes, read
 from .verdict import Result
 
-_NAMES = {"original": "the original", "kill": "the port on 2 ranks, one of them killed"}
+_NAMES = {
+    ORIGINAL: "the original",
+    "free": "the port on 2 ranks with random numbers of their own",
+    "kill": "the port on 2 ranks, one of them killed",
+    "original-one": "the original with a last batch of one sample",
+    "original-alike": "the original on batches of equal halves",
+    "alike": "the port on 2 ranks with equal parts of each batch",
+}
+# Calls of a port; `rankup.data` and the like serve a script for one GPU as well.
+_PORTED = {"setup", "shard", "wrap", "parallelize", "init_process_group"}
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked.
+    """A request to verify a port.
 
     Attributes:
         ported: None: `port` makes it.
@@ -37,10 +45,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of it.
+    """The results, and how they came about.
 
     Attributes:
-        notes: what was done to make the runs comparable.
+        notes: the changes that made the runs comparable.
     """
 
     results: tuple[Result, ...]
@@ -58,49 +66,78 @@ def verify(request: Request) -> int:
     Raises:
         UserError: there is no such script, or nothing in it to compare.
     """
-    verdict = judge(request, say)
-    table.show(verdict.results, verdict.notes)
-    unseen = sorted({one.check for one in verdict.results if one.state == "not seen"})
-    if verdict.exit_code:
+    found = judge(request, say)
+    verdict.show(found.results, found.notes)
+    states = {one.state for one in found.results}
+    unseen = sorted({one.check for one in found.results if one.state == "not seen"})
+    if found.exit_code:
         print("\nthe port is not the same run")
     elif unseen:
         print(f"\nnothing differs; not seen in so few steps: {', '.join(unseen)}")
+    elif "rank 0's" in states:
+        print("\nthe same run on 1, 2 and 3 ranks, but for numbers that are rank 0's")
     else:
         print("\nproved: the same run on 1, 2 and 3 ranks")
-    return verdict.exit_code
+    return found.exit_code
 
 
-def judge(request: Request, tell: Callable[[str], None]) -> Verdict:
+def judge(request: Request, report: Callable[[str], None]) -> Verdict:
     """All runs, and what their comparison gives.
 
     Raises:
         UserError: see `verify`.
     """
     original = _script(request.original)
+    _must_be_original(original)
     stand_ins = tuple(_folder(one) for one in request.stand_ins)
     with start.state_folder() as state:
         ported = _script(request.ported) if request.ported else _port(original, state)
         if ported.resolve() == original.resolve():
             raise UserError(f"{original} is both the original and the port: give two scripts")
-        project = copies.project_of(original, ported, Path.cwd())
+        project = start.project_of(original, ported, Path.cwd())
         job = start.Job(project, request.args, stand_ins, request.seconds)
-        outcomes = start.run(job, state, lambda run: tell(f"running {_called(run)}"))
+        outcomes = start.run(job, state, lambda name: report(f"running {_shown(name)}"))
         return _verdict(state, outcomes, original)
 
 
 def _verdict(state: Path, outcomes: Sequence[Outcome], original: Path) -> Verdict:
-    worlds = {"original": 0, "kill": 2, **{str(world): world for world in start.WORLDS}}
-    seen = {
-        one.name: journals.read(start.told(state), one.name, worlds[one.name], one)
-        for one in outcomes
-    }
-    if "original" not in seen:
+    planned = {run.name: run.world for run in start.runs()}
+    folder = start.journals(state)
+    seen = {one.name: read(folder, one, planned[one.name]) for one in outcomes}
+    if ORIGINAL not in seen:
         raise UserError(f"{original} did not come to an end in its time; see --time")
-    first = seen["original"]
-    _must_train(first, original)
-    ports = {world: seen.get(str(world)) for world in start.WORLDS}
-    results = compare.results(first, ports, seen.get("kill"))
-    return Verdict(tuple(results), tuple(_notes(list(seen.values()))))
+    _must_train(seen[ORIGINAL], original)
+    ports = {name: world for name, world in planned.items() if world}
+    return Verdict(tuple(compare.results(seen, ports)), tuple(_notes(seen)))
+
+
+def _must_be_original(path: Path) -> None:
+    """Two ports, or the two arguments in the wrong order, are refused at once."""
+    for node in _unconditional(ast.parse(path.read_bytes())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module == "rankup":
+            names = [one.name for one in node.names]
+        elif isinstance(node, ast.Call):
+            names = [getattr(node.func, "attr", getattr(node.func, "id", ""))]
+            of_rankup = isinstance(node.func, ast.Attribute) and "rankup" in ast.dump(
+                node.func.value
+            )
+            names = [name for name in names if of_rankup or name == "init_process_group"]
+        for name in names:
+            if name in _PORTED:
+                raise UserError(
+                    f"{path}:{getattr(node, 'lineno', 1)} uses {name}, so it is a port already; "
+                    "give the script for one GPU first and its port second: "
+                    "rankup verify train.py train_dist.py"
+                )
+
+
+def _unconditional(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes, but those that only a script that can do both runs on many GPUs."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.If) or "__name__" in ast.unparse(child.test):
+            yield from _unconditional(child)
 
 
 def _must_train(original: Seen, path: Path) -> None:
@@ -121,27 +158,32 @@ def _must_train(original: Seen, path: Path) -> None:
     journal = original.ranks[0]
     if not journal.of("step"):
         raise UserError(f"{path} made no optimizer step: there is no training to compare")
-    if not journal.of("batch"):
-        raise UserError(
-            f"{path} trains without a torch DataLoader: nothing tells which samples are whose"
-        )
 
 
-def _notes(seen: list[Seen]) -> list[str]:
+def _notes(seen: Mapping[str, Seen]) -> list[str]:
     found = []
-    for event in seen[0].ranks[0].of("cut"):
+    original = seen[ORIGINAL].ranks[0]
+    for event in original.of("cut"):
         if event["of"] is None:
             found.append(f"data: the first {event['size']} items of {event['kind']}")
         elif event["of"] != event["size"]:
-            found.append(f"data: the first {event['size']} of {event['of']} of {event['kind']}")
-    if any(event["shuffles"] for event in seen[0].ranks[0].of("iterate")):
-        found.append("shuffling: off")
-    found += journals.notes(seen)
-    if seen[0].outcome.tried.gpu:
+            found.append(
+                f"data: {event['size']} of {event['of']} of {event['kind']}, spread over all; "
+                "further runs have a last batch of one sample, and a full one"
+            )
+    if original.of("cut") and seen[ORIGINAL].outcome.tried.varied:
+        found.append("data: each sample's first array is scaled, by factors from 0.25 to 1")
+    if any(event["shuffles"] for event in original.of("iterate")):
+        found.append("shuffling: off, but for a run with random numbers of each rank's own")
+    found += notes([*seen.values()])
+    if seen[ORIGINAL].outcome.tried.gpu:
         found.append("torch.cuda.is_available() says yes, all the same it runs on the CPU")
+    for name in ("original-one", "original-alike"):
+        if name in seen and seen[name].failed:
+            found.append(f"left out: {_shown(name)} does not come to its end")
     refused = {
         f"refused: {event['what']} ({event['where']})"
-        for run in seen
+        for run in seen.values()
         for rank in run.ranks
         for event in rank.of("refused")
     }
@@ -186,6 +228,5 @@ def _port(original: Path, state: Path) -> Path:
     return target
 
 
-def _called(run: str) -> str:
-    ranks = f"the port on {run} rank{'s' if run != '1' else ''}"
-    return _NAMES.get(run, ranks)
+def _shown(name: str) -> str:
+    return _NAMES.get(name, f"the port on {name} rank{'s' if name != '1' else ''}")

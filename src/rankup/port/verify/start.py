@@ -1,19 +1,23 @@
-"""Start the runs: a state folder, the copies, one watched child; nothing of it is left."""
+"""Start the runs: a state folder, copies of the project, one watched child; nothing of it is left.
+
+Each run has a copy of the user's project, in which what is large is a link.
+"""
 
 from __future__ import annotations
 
 import glob
-import json
 import os
 import platform
 import shutil
 import signal
+import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ...base.errors import UserError
 from ...login.fetch import alone, environment
@@ -21,31 +25,66 @@ from ...login.fetch.inside.spec import STATE
 from ...login.fetch.supervise import Ended, Interrupt, Limits, default_memory, watch
 from ...site import config, detect
 from ...site.caches import caches
-from . import copies
-from .plan import OUTCOMES, Outcome, Plan, Run, outcome_from
+from .protocol import FULL, ONE, ORIGINAL, Outcome, Plan, Run, read_outcomes
 
 _CHILD = (
     "import sys; sys.path = [p for p in sys.path if p]; "
-    "from rankup.port.verify.inside.zygote import main; sys.exit(main())"
+    "from rankup.port.verify.inside.server import main; sys.exit(main())"
 )
 _PREFIX = "rankup-verify-"
 _STARTING = 120.0  # seconds for torch to be imported, from a slow disk
-WORLDS = (1, 2, 3)
 KILL_AT = 2
+_SMALL = 1 << 20  # bytes of a file that is copied
+_ENTRIES = 4000  # of a copy; folders beyond are links as a whole
+_LEFT_OUT = {".git", ".rankup", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache"}
+
+
+@dataclass(frozen=True)
+class Project:
+    """The folder that a script is run in a copy of.
+
+    Attributes:
+        root: absolute, without links.
+        script, port: of both scripts, below the root.
+        port_source: where the port lies, when that is elsewhere.
+    """
+
+    root: Path
+    script: Path
+    port: Path
+    port_source: Path | None
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run.
+    """A request to run a script and its port.
 
     Attributes:
         seconds: limit of each of the runs.
     """
 
-    project: copies.Project
+    project: Project
     args: tuple[str, ...]
     stand_ins: tuple[Path, ...]
     seconds: float
+
+
+def runs() -> Iterator[Run]:
+    """All runs, without their files: the last batches of the originals have other lengths."""
+    yield _run(ORIGINAL, 0)
+    yield _run("1", 1)
+    yield _run("2", 2)
+    yield _run("free", 2, free=True)
+    yield _run("kill", 2, kill_at=KILL_AT)
+    yield _run("original-one", 0, samples=ONE, against="original-one")
+    yield _run("3", 3, samples=ONE, against="original-one")
+    alike = {"samples": FULL, "alike": True, "against": "original-alike"}
+    yield _run("original-alike", 0, **alike)
+    yield _run("alike", 2, **alike)
+
+
+def _run(name: str, world: int, **fields: Any) -> Run:
+    return Run(name, "", "", "", world, **fields)
 
 
 @contextmanager
@@ -60,13 +99,13 @@ def state_folder() -> Iterator[Path]:
         _remove(folder)
 
 
-def told(state: Path) -> Path:
+def journals(state: Path) -> Path:
     """Where the plan, the journals and the outcomes are: no copy lies below it."""
-    return state / "told"
+    return state / "journals"
 
 
-def run(job: Job, state: Path, tell: Callable[[str], None]) -> tuple[Outcome, ...]:
-    """Make all runs; how they ended. Their journals are in `told`.
+def run(job: Job, state: Path, report: Callable[[str], None]) -> tuple[Outcome, ...]:
+    """Make all runs; how they ended. Their journals are in `journals`.
 
     Raises:
         UserError: the machine does not let the runs be made, or no torch is installed.
@@ -74,9 +113,9 @@ def run(job: Job, state: Path, tell: Callable[[str], None]) -> tuple[Outcome, ..
     """
     plan = _plan(job, state)
     plan.write()
-    said = state / "said.txt"
-    with Interrupt() as interrupt, said.open("wb") as out:
-        ended = _watch(job, plan, interrupt, out.fileno(), tell)
+    output = state / "output.txt"
+    with Interrupt() as interrupt, output.open("wb") as out:
+        ended = _watch(job, plan, interrupt, out.fileno(), report)
     if interrupt.number is not None:
         raise (
             KeyboardInterrupt
@@ -88,26 +127,31 @@ def run(job: Job, state: Path, tell: Callable[[str], None]) -> tuple[Outcome, ..
             f"the scripts took more than {ended.memory / 1e9:.1f} GB of memory, half of what is "
             "free here; verify where there is more, or give a smaller model after `--`"
         )
-    outcomes = _outcomes(told(state))
+    outcomes = read_outcomes(journals(state))
     if not outcomes and ended.why != "time":
-        tail = said.read_bytes()[-2000:].decode("utf-8", "replace").strip()
+        tail = output.read_bytes()[-2000:].decode("utf-8", "replace").strip()
         raise UserError(f"no script could be started here (exit code {ended.code}):\n{tail}")
     return outcomes
 
 
 def _plan(job: Job, state: Path) -> Plan:
-    project, runs = job.project, []
-    for name, world in (("original", 0), *((str(one), one) for one in WORLDS), ("kill", 2)):
-        folder = state / "runs" / name
-        copies.make(project, folder)
-        script = folder / (project.port if world else project.script)
-        kill_at = KILL_AT if name == "kill" else 0
-        runs.append(Run(name, str(script), str(folder), str(folder), world, kill_at))
+    project, placed = job.project, []
+    for run in runs():
+        folder = state / "runs" / run.name
+        copy_project(project, folder)
+        script = folder / (project.port if run.world else project.script)
+        placed.append(replace(run, script=str(script), folder=str(folder), cwd=str(folder)))
+    return plan_of(job, state, placed)
+
+
+def plan_of(job: Job, state: Path, placed: Sequence[Run]) -> Plan:
+    """The plan of these runs; makes the folders that they need."""
     temporary = state / "tmp"
     temporary.mkdir()
     stand_ins = tuple(str(one.resolve()) for one in job.stand_ins)
-    told(state).mkdir()
-    return Plan(str(told(state)), str(temporary), job.args, stand_ins, job.seconds, tuple(runs))
+    journals(state).mkdir()
+    folder = str(journals(state))
+    return Plan(folder, str(temporary), job.args, stand_ins, job.seconds, tuple(placed))
 
 
 def _watch(
@@ -115,7 +159,7 @@ def _watch(
     plan: Plan,
     interrupt: Interrupt,
     out: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Ended:
     state = Path(plan.state)
     settings = config.load(job.project.root)
@@ -142,7 +186,7 @@ def _watch(
         for run in plan.runs:
             if run.name not in shown and (state / f"{run.name}-0.jsonl").exists():
                 shown.add(run.name)
-                tell(run.name)
+                report(run.name)
         return False
 
     # The original may be tried in several ways.
@@ -156,13 +200,6 @@ def _watch(
         look=look,
         stdout=out,
     )
-
-
-def _outcomes(state: Path) -> tuple[Outcome, ...]:
-    with suppress(OSError):
-        found = json.loads((state / OUTCOMES).read_text(encoding="utf-8"))
-        return tuple(outcome_from(one) for one in found)
-    return ()
 
 
 def _sweep(base: Path) -> None:
@@ -194,3 +231,72 @@ def _remove(folder: Path) -> None:
                 function(path)
 
     shutil.rmtree(folder, onerror=again)
+
+
+def project_of(original: Path, port: Path, here: Path) -> Project:
+    """The folder that the user works in, where the script lies there, else the script's own."""
+    original, port, here = original.resolve(), port.resolve(), here.resolve()
+    root = here if original.is_relative_to(here) else original.parent
+    script = original.relative_to(root)
+    if port.is_relative_to(root):
+        return Project(root, script, port.relative_to(root), None)
+    name = port.name if port.name != original.name else f"{port.stem}_port.py"
+    return Project(root, script, script.with_name(name), port)
+
+
+def copy_project(project: Project, target: Path) -> None:
+    """Copy a project to `target`, which is made; what is large is a link.
+
+    Raises:
+        OSError: something of the project cannot be read, or there is no room.
+    """
+    target.mkdir(parents=True)
+    room = [_ENTRIES]
+    chain = {project.root / parent for parent in (*project.script.parents, *project.port.parents)}
+    _fill(project.root, target, chain, room)
+    for path in (project.script, project.port):
+        _own_file(project.root / path, target / path)
+    if project.port_source is not None:
+        _beside(project.port_source, target / project.port)
+
+
+def _fill(source: Path, target: Path, chain: set[Path], room: list[int]) -> None:
+    try:
+        entries = sorted(os.scandir(source), key=lambda one: (not one.is_file(), one.name))
+    except OSError:
+        return
+    whole = room[0] >= len(entries)
+    room[0] -= len(entries) if whole else 0
+    for entry in entries:
+        path, new = Path(entry.path), target / entry.name
+        if entry.name in _LEFT_OUT or (path / "pyvenv.cfg").exists():
+            continue
+        with suppress(OSError):
+            if entry.is_dir(follow_symlinks=False) and (path in chain or (whole and room[0] > 0)):
+                new.mkdir()
+                _fill(path, new, chain, room)
+            elif stat.S_ISDIR(entry.stat().st_mode):
+                new.symlink_to(path.resolve())
+            elif stat.S_ISREG(entry.stat().st_mode):
+                small = entry.stat().st_size <= _SMALL
+                if entry.name.endswith(".py") or (small and whole):
+                    shutil.copyfile(path, new)
+                else:
+                    new.symlink_to(path.resolve())
+
+
+def _own_file(source: Path, target: Path) -> None:
+    if source.is_file():
+        target.unlink(missing_ok=True)
+        shutil.copyfile(source, target)
+
+
+def _beside(port: Path, target: Path) -> None:
+    """A port from elsewhere, with what it may import from there: modules, a vendored runtime."""
+    shutil.copyfile(port, target)
+    for path in port.parent.glob("*.py"):
+        if not (target.parent / path.name).exists():
+            shutil.copyfile(path, target.parent / path.name)
+    for path in port.parent.glob("*rankup*"):
+        if path.is_dir() and not (target.parent / path.name).exists():
+            shutil.copytree(path, target.parent / path.name)

@@ -37,9 +37,9 @@ def train(model, device, loader, optimizer):
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
-        total += loss.item() * len(y)
-        seen += len(y)
-    return float(rankup.mean(total, seen))
+        total += rankup.batch_mean(loss.item()) * rankup.batch_sum(len(y))
+        seen += rankup.batch_sum(len(y))
+    return total / seen
 
 
 def evaluate(model, device, loader):

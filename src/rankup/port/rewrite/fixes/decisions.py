@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ....script.flow import call_name, given
+from ....script.flow import argument, call_name, given
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ....script.torch_names import words
@@ -36,6 +36,46 @@ def broadcast_decisions(context: Context) -> None:
     for loop in context.training.loops:
         if (not loop.trains or loop.phase) and loop.node not in context.sharded:
             _left_by_loop(context, loop.node, done)
+
+
+def metrics_of_one_rank(context: Context) -> None:
+    """A metric of torchmetrics that has seen all of an evaluation is not added up over the ranks.
+
+    Its `compute()` puts the ranks' states together: N times the whole, where each rank has all.
+    """
+    script, training = context.script, context.training
+    whole = [one.node for one in training.loops if not one.trains]
+    names = {name for node in whole if node not in context.sharded for name in _used(script, node)}
+    trained = {name for one in training.loops if one.trains for name in _used(script, one.node)}
+    for assign in script.all(ast.Assign):
+        made = {script.dotted(one) for one in assign.targets} & names
+        for call in script.inside(assign.value, ast.Call) if made else ():
+            name = script.name(call.func)
+            kind = name.split(".")[-1]
+            if not name.startswith("torchmetrics.") or kind in ("MetricCollection", ""):
+                continue
+            if not kind[0].isupper() or argument(call, "sync_on_compute") is not None:
+                continue
+            if made & trained:
+                context.leave(
+                    call,
+                    "compute() puts the ranks' states together: right for a sharded training, N "
+                    "times the whole for an evaluation that each rank goes over in full. Take two",
+                )
+                continue
+            passed = given(call)
+            place = script.span(passed[-1])[1] if passed else script.span(call)[1] - 1
+            comma = ", " if passed else ""
+            context.edits.insert(place, f"{comma}sync_on_compute=False")
+            context.done(call, "each rank has seen all of the evaluation (sync_on_compute=False)")
+
+
+def _used(script: Script, node: ast.AST) -> set[str]:
+    """The objects of which a loop calls methods, or which it calls."""
+    return {
+        script.dotted(call.func.value if isinstance(call.func, ast.Attribute) else call.func)
+        for call in script.inside(node, ast.Call)
+    }
 
 
 def _evaluations(context: Context) -> Iterator[ast.Call]:

@@ -13,7 +13,7 @@ from .data import (
     seeds_alike,
     shard_loaders,
 )
-from .decisions import broadcast_decisions
+from .decisions import broadcast_decisions, metrics_of_one_rank
 from .device import data_parallel, numbered, own_choice
 from .evaluation import shard_evaluations
 from .fetched import fetch
@@ -49,6 +49,7 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "steering_draws": draws_that_steer,
     "steering_clocks": clocks_that_steer,
     "decisions": broadcast_decisions,
+    "metrics": metrics_of_one_rank,
     "rank0_first": fetch,
     "save0": save,
     "load": load,

@@ -285,7 +285,7 @@ def _by_function(context: Context, call: ast.Call) -> bool:
     opening = script.text.index("(", script.span(call.func)[1])
     if context.edits.taken((end, opening + 1)):
         return False
-    context.edits.around((start, end), "open(", "")
+    context.edits.around((start, opening + 1), "open(", "")  # outside of what is put around `path`
     context.edits.replace((end, opening + 1), ", " if given(call) else "")
     return True
 

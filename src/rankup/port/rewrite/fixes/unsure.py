@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ast
-import re
 
-from ....script.flow import argument, given
+from ....script.flow import argument, call_name, given
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ..context import Context
-from ..expressions import words
-from ..script import ForNode
-
-_OF_LOSSES = re.compile(r"loss|dice|jaccard|tversky|iou|criterion", re.IGNORECASE)
+from ..expressions import mentioned, stored, words
+from ..losses import function_of
+from ..script import ForNode, Script
 
 
 def of_a_part(context: Context) -> None:
@@ -104,14 +102,11 @@ def _mixed(context: Context) -> None:
 def _ratios(context: Context) -> None:
     """A loss of the script's own that divides sums over the whole batch, as Dice does."""
     script = context.script
-    for function in script.functions:
-        owner = script.owner(function)
-        names = [function.name, owner.name if isinstance(owner, ast.ClassDef) else ""]
-        if not any(_OF_LOSSES.search(name) for name in names):
-            continue
+    for function in _of_losses(context):
         for one in script.inside(function.body, ast.BinOp):
-            sides = [script.code(one.left), script.code(one.right)]
-            if isinstance(one.op, ast.Div) and _sums(context, function, sides):
+            if isinstance(one.op, ast.Div) and all(
+                _sums(script, function, side) for side in (one.left, one.right)
+            ):
                 context.leave(
                     one,
                     "a ratio of sums over the batch, of which each rank has its part: not the "
@@ -120,12 +115,31 @@ def _ratios(context: Context) -> None:
                 break
 
 
-def _sums(context: Context, function: Function, sides: list[str]) -> bool:
-    """True where both sides are sums over all there is, maybe through a name."""
-    script = context.script
-    made = {
-        script.dotted(one.targets[0])
+def _of_losses(context: Context) -> list[Function]:
+    """The functions of this file that make a loss that is differentiated, or a part of it."""
+    script, found = context.script, []
+    for loop in context.training.loops:
+        for assign in script.inside(loop.node.body, ast.Assign, deep=False):
+            if not (loop.trains and stored(*assign.targets) & loop.losses):
+                continue
+            for call in script.inside(assign.value, ast.Call):
+                made = function_of(script, call)
+                if made is not None and made[0] is script:
+                    found.append(made[1])
+    return list(dict.fromkeys(found))
+
+
+def _sums(script: Script, function: Function, side: ast.expr) -> bool:
+    """True of a side with a sum over all there is in it, maybe through a name."""
+    names = mentioned(side)
+    parts = [side]
+    parts += [
+        one.value
         for one in script.inside(function.body, ast.Assign)
-        if ".sum()" in script.code(one.value)
-    }
-    return all(".sum()" in side or made & set(re.findall(r"\w+", side)) for side in sides)
+        if stored(*one.targets) & names
+    ]
+    return any(
+        call_name(call) == "sum" and not given(call) and isinstance(call.func, ast.Attribute)
+        for part in parts
+        for call in script.inside(part, ast.Call)
+    )

@@ -1,66 +1,314 @@
-"""Check 5: one rank writes a file, rank 0 prints, and both are what the original leaves."""
+"""Checks 4 to 6: what is evaluated, printed, written and saved is what the original leaves.
+
+A port promises the original's numbers of an evaluation and of the loss that is differentiated.
+Other numbers of a training loop are those of rank 0's part of the batches. Those are told apart by
+a further run, in which the parts of each training batch are alike: there a mean over rank 0's part
+is the original's number, and a count is the original's over the number of ranks.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
 
-from ..journals import Journal, Seen
+from ..protocol import Event, Seen
 from ..verdict import Result, differs
-from . import lines
+from .samples import evaluations, unreached
 
-_CHECK = "output"
-_WRITES = ("truncate", "append", "update", "rename")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])")
+# Dates, times of day, durations, addresses: no two runs print the same.
+_PASSING = re.compile(
+    r"\d{4}-\d\d-\d\d|\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?|0x[0-9a-f]+|"
+    r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?\s?(?:ms|s|sec|secs|seconds|min|it/s|s/it|samples/s|img/s)\b",
+    re.IGNORECASE,
+)
+_RELATIVE = 1e-4
+_LONGEST = 120  # characters of a line that is shown
+_MODELS = (".bin", ".ckpt", ".h5", ".hdf5", ".npz", ".onnx", ".pickle", ".pkl", ".pt", ".pth")
+_MODEL_FILES = (*_MODELS, ".safetensors")
+
+# A number of a line: the file it is in ("" for what is printed), the line's words, its place there.
+Place = tuple[str, str, int]
 
 
-def compare(original: Seen, port: Seen) -> Result:
-    """Files by their names and writers; lines by their words and numbers."""
-    wrong = _writers(port) or _files(original, port)
+@dataclass(frozen=True)
+class Line:
+    """A line in the form in which it is compared.
+
+    Attributes:
+        bar: the last state of a progress bar.
+    """
+
+    text: str
+    words: str
+    numbers: tuple[str, ...]
+    phase: str = ""
+    bar: bool = False
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """A place where two outputs differ.
+
+    Attributes:
+        original, port: the lines; None: the other has no such line.
+        places: the numbers in which they do; empty where they differ in their words.
+    """
+
+    file: str
+    original: Line | None
+    port: Line | None
+    places: tuple[Place, ...] = ()
+
+    @property
+    def evaluates(self) -> bool:
+        """True for numbers that are printed behind an evaluation."""
+        line = self.original
+        return bool(self.places) and line is not None and line.phase == "eval"
+
+    def text(self) -> str:
+        """For people."""
+        verb = "prints" if not self.file else f"writes into {self.file}"
+        if self.original is None:
+            assert self.port is not None
+            return f"the port {verb} what the original does not: {_short(self.port)}"
+        if self.port is None:
+            return f"the original {verb} what the port does not: {_short(self.original)}"
+        return f"the original {verb} {_short(self.original)}, the port {_short(self.port)}"
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Findings of the run in which the parts of each training batch are alike.
+
+    Attributes:
+        own: numbers that may be those of rank 0's part, and are right as such.
+        varying: numbers of the original that depend on its data.
+    """
+
+    own: frozenset[Place]
+    varying: frozenset[Place]
+
+
+def alike(base: Seen, original: Seen, port: Seen) -> Alike:
+    """Read that run off.
+
+    Args:
+        base: the original with its data as it is.
+    """
+    wrong = {place for one in differences(original, port) for place in one.places}
+    both = {place for place, _, _ in _numbers(original, port)}
+    varying = {place for place, one, other in _numbers(base, original) if one != other}
+    return Alike(frozenset(both - wrong), frozenset(varying))
+
+
+def evaluation(original: Seen, port: Seen, known: Alike | None) -> Result:
+    """The samples drawn without gradients, and the numbers that are printed behind them."""
+    wrong, total, count = evaluations(original, port)
+    if not port.free:
+        for one in differences(original, port):
+            if one.evaluates and not _is_own(one, port, known):
+                wrong.append(one.text())
     if wrong:
-        return differs(_CHECK, port.world, wrong, "files")
-    printed = lines.printed(port)
-    for rank, count in enumerate(printed[1:], 1):
-        if count:
-            text = next(one["text"] for one in port.ranks[rank].of("line") if one["text"].strip())
-            return differs(_CHECK, port.world, f"rank {rank} prints too: {text!r}", "lines")
-    for numbers in (False, True):
-        found = lines.first(original, port, phase="", numbers=numbers)
-        if found is not None:
-            return differs(_CHECK, port.world, found.text(), "lines")
-    files, count = len(written(port.ranks[0])), printed[0]
-    if not files and not count and not written(original.ranks[0]):
-        return Result(_CHECK, port.world, "not seen", "prints nothing")
-    return Result(_CHECK, port.world, "proved", f"{files} files, {count} lines")
+        return differs("evaluation", port.world, "differs", *wrong)
+    missed = unreached(original)
+    if not count:
+        detail = f"not reached: {missed[0]}" if missed else "no evaluation"
+        return Result("evaluation", port.world, "not seen", detail)
+    if missed:
+        return Result("evaluation", port.world, "not seen", f"not reached: {missed[0]}")
+    if not port.free and not _evaluated_numbers(original, known):
+        return Result("evaluation", port.world, "not seen", "prints no number of it")
+    return Result("evaluation", port.world, "proved", f"{total} in {count} passes")
 
 
-def written(journal: Journal) -> set[str]:
-    """Files that a rank has written and left there."""
-    found: set[str] = set()
-    for event in journal.of("write"):
-        if event["how"] in _WRITES:
-            found.add(event["path"])
-        elif event["how"] in ("remove", "rename from"):
-            found.discard(event["path"])
+def output(original: Seen, port: Seen, known: Alike | None) -> Result:
+    """Files by their names and writers; lines by their words and numbers."""
+    wrong = _writers(port)
+    for rank, journal in enumerate(port.ranks[1:], 1):
+        shown = next((one["text"] for one in journal.of("line") if one["text"].strip()), None)
+        if shown is not None:
+            wrong.append(f"rank {rank} prints too: {shown!r}")
+    own = []
+    if not port.free:
+        wrong += _files(original, port)
+        for one in differences(original, port):
+            if _is_own(one, port, known):
+                own.append(one)
+            elif not one.evaluates:
+                wrong.append(one.text())
+    if wrong:
+        return differs("output", port.world, "differs", *wrong)
+    files, lines = len(port.ranks[0].written()), len(_lines(port))
+    if own:
+        texts = tuple(dict.fromkeys(one.text() for one in own))
+        return Result("output", port.world, "rank 0's", f"{len(own)} of {lines} lines", texts)
+    if not files and not lines and not original.ranks[0].written():
+        return Result("output", port.world, "not seen", "prints nothing")
+    return Result("output", port.world, "proved", f"{files} files, {lines} lines")
+
+
+def saved(original: Seen, port: Seen) -> Result:
+    """The port's files, as the original found them when it loaded them."""
+    journal = original.ranks[0]
+    names = [name for event in journal.of("end") for name in event.get("saved", ())]
+    others = sorted(
+        name for name in journal.written() - set(names) if name.lower().endswith(_MODEL_FILES)
+    )
+    loaded = [one for one in journal.of("loaded") if one["run"] == port.outcome.name]
+    if names and not loaded:
+        text = f"{names[0]} could not be loaded into the original: it had ended"
+        return differs("saved", port.world, "not loaded", text)
+    files = loaded[0]["files"] if names else []
+    wrong = [f"{one['path']}: {one['why']}" for one in files if one["why"]]
+    if wrong:
+        return differs("saved", port.world, "differs", *wrong)
+    if others:
+        return Result("saved", port.world, "not seen", f"{others[0]} is not compared")
+    if not names:
+        return Result("saved", port.world, "not seen", "saves nothing")
+    models = sum(one["models"] for one in files)
+    return Result("saved", port.world, "proved", f"{len(names)} files, {models} models")
+
+
+def differences(original: Seen, port: Seen) -> list[Unlike]:
+    """All lines that differ, printed ones and those of text files."""
+    found = _unlike("", _lines(original), _lines(port), port)
+    for name in sorted(original.texts.keys() & port.texts.keys()):
+        ours, theirs = (
+            [parse(text) for text in run.texts[name] if text.strip()] for run in (original, port)
+        )
+        found += _unlike(name, ours, theirs, port)
     return found
 
 
-def _writers(port: Seen) -> str:
+def _unlike(file: str, ours: list[Line], theirs: list[Line], port: Seen) -> list[Unlike]:
+    found = []
+    matcher = SequenceMatcher(None, [o.words for o in ours], [t.words for t in theirs], False)
+    for kind, a, b, c, d in matcher.get_opcodes():
+        if kind != "equal":
+            found.append(Unlike(file, ours[a] if a < b else None, theirs[c] if c < d else None))
+            continue
+        for mine, its in zip(ours[a:b], theirs[c:d], strict=True):
+            pairs = zip(mine.numbers, its.numbers, strict=True)
+            places = tuple(
+                (file, mine.words, place)
+                for place, (one, other) in enumerate(pairs)
+                if not near(one, other) and not (port.alike and _is_part(one, other, port.world))
+            )
+            if places:
+                found.append(Unlike(file, mine, its, places))
+    return found
+
+
+def _numbers(original: Seen, port: Seen) -> list[tuple[Place, str, str]]:
+    """All numbers of lines that both have, with their values."""
+    found = []
+    files = [("", _lines(original), _lines(port))]
+    for name in original.texts.keys() & port.texts.keys():
+        ours, theirs = ([parse(text) for text in run.texts[name]] for run in (original, port))
+        files.append((name, ours, theirs))
+    for file, ours, theirs in files:
+        matcher = SequenceMatcher(None, [o.words for o in ours], [t.words for t in theirs], False)
+        for block in matcher.get_matching_blocks():
+            pairs = zip(ours[block.a :][: block.size], theirs[block.b :][: block.size], strict=True)
+            for mine, its in pairs:
+                values = zip(mine.numbers, its.numbers, strict=True)
+                for place, (one, other) in enumerate(values):
+                    found.append(((file, mine.words, place), one, other))
+    return found
+
+
+def _is_own(one: Unlike, port: Seen, known: Alike | None) -> bool:
+    """True when the port may promise these numbers, as those of rank 0's part."""
+    return port.world > 1 and known is not None and bool(one.places) and {*one.places} <= known.own
+
+
+def _evaluated_numbers(original: Seen, known: Alike | None) -> bool:
+    """True when some number is printed behind an evaluation, and not by a progress bar alone."""
+    for line in _lines(original):
+        if line.phase != "eval" or line.bar:
+            continue
+        for place, number in enumerate(line.numbers):
+            if known is None and ("." in number or "/" in line.words):
+                return True
+            if known is not None and ("", line.words, place) in known.varying:
+                return True
+    return False
+
+
+def parse(text: str, phase: str = "", *, bar: bool = False) -> Line:
+    """A line with what passes left out, and its numbers apart."""
+    plain = _PASSING.sub("~", text.rstrip())
+    return Line(text.rstrip(), _NUMBER.sub("#", plain), tuple(_NUMBER.findall(plain)), phase, bar)
+
+
+def _lines(run: Seen) -> list[Line]:
+    events = run.ranks[0].of("line")
+    script = next((event["script"] for event in run.ranks[0].of("start")), "")
+    return [_line(event, script) for event in events if event["text"].strip()]
+
+
+def _line(event: Event, script: str) -> Line:
+    """Where the script lies and what it is called is not compared."""
+    text = event["text"]
+    if script:
+        text = text.replace(str(Path(script).parent), ".").replace(Path(script).name, "SCRIPT")
+    return parse(text, event["phase"], bar=event.get("bar", False))
+
+
+def near(one: str, other: str) -> bool:
+    """True for the same printed number, but for the rounding of the last digit."""
+    if one == other:
+        return True
+    a, b = float(one), float(other)
+    return abs(a - b) <= max(
+        _RELATIVE * max(abs(a), abs(b)), 1.01 * _unit(one), 1.01 * _unit(other)
+    )
+
+
+def _is_part(one: str, other: str, world: int) -> bool:
+    """True for a count of which each rank has an equal part."""
+    a, b = float(one), float(other)
+    return abs(a - b * world) <= max(_RELATIVE * abs(a), 1.01 * world * _unit(other))
+
+
+def _unit(text: str) -> float:
+    """One in the last printed place; nothing for a whole number, which is not rounded."""
+    mantissa, _, exponent = text.lower().partition("e")
+    _, point, digits = mantissa.partition(".")
+    if not point and not exponent:
+        return 0.0
+    return float(10.0 ** (int(exponent or 0) - len(digits)))
+
+
+def _short(line: Line) -> str:
+    return repr(line.text if len(line.text) <= _LONGEST else f"{line.text[:_LONGEST]}...")
+
+
+def _writers(port: Seen) -> list[str]:
     ranks: dict[str, dict[int, str]] = defaultdict(dict)
     for rank, journal in enumerate(port.ranks):
         for event in journal.of("write"):
-            if event["how"] in _WRITES:
+            if event["how"] in ("truncate", "append", "update", "create", "rename"):
                 ranks[event["path"]].setdefault(rank, event["where"])
-    for path, writers in ranks.items():
-        if len(writers) > 1:
-            shown = " and ".join(f"rank {rank} ({where})" for rank, where in writers.items())
-            return f"{path} is written by {shown}: the last one wins, or they tear it"
-    return ""
+    return [_several(path, writers) for path, writers in ranks.items() if len(writers) > 1]
 
 
-def _files(original: Seen, port: Seen) -> str:
-    ours = written(original.ranks[0])
-    theirs = {path for journal in port.ranks for path in written(journal)}
-    if missing := sorted(ours - theirs):
-        return f"the port does not write {missing[0]}"
-    if more := sorted(theirs - ours):
-        return f"the port writes {more[0]}, which the original does not"
-    return ""
+def _several(path: str, writers: Mapping[int, str]) -> str:
+    shown = " and ".join(f"rank {rank} ({where})" for rank, where in writers.items())
+    return f"{path} is written by {shown}: the last one wins, or they tear it"
+
+
+def _files(original: Seen, port: Seen) -> Sequence[str]:
+    ours = original.ranks[0].written()
+    theirs = {path for journal in port.ranks for path in journal.written()}
+    missing = [f"the port does not write {name}" for name in sorted(ours - theirs)]
+    more = [
+        f"the port writes {name}, which the original does not" for name in sorted(theirs - ours)
+    ]
+    return [*missing, *more]

@@ -1,63 +1,156 @@
-"""Check 3: over all ranks each sample is trained on once in an epoch, shuffled as before."""
+"""Checks 3 and 4: each sample is trained on once, shuffled as before; evaluations see them all."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
-from ..journals import Pass, Seen, passes
+from ..protocol import Pass, Seen, passes
 from ..verdict import Result, differs
 
-_CHECK = "samples"
+Passes = Mapping[tuple[int, int], Pass]
 
 
-def compare(original: Seen, port: Seen) -> Result:
+def samples(original: Seen, port: Seen) -> Result:
     """The training samples of all ranks, pass by pass, against the original's."""
     ours = [one for one in passes(original.ranks[0]) if one.trained]
-    theirs = [_by_key(passes(journal)) for journal in port.ranks]
+    theirs = [_by_key(journal_passes) for journal_passes in map(passes, port.ranks)]
     if not ours:
-        return Result(_CHECK, port.world, "not seen", "no loader")
+        return Result("samples", port.world, "not seen", "batches drawn by a function")
+    wrong: dict[int, str] = {}
     for mine in ours:
-        parts = [found.get((mine.dataset, mine.number)) for found in theirs]
-        wrong = unlike(mine, parts)
-        if wrong:
-            text = f"pass {mine.number} of the loader at {mine.where}: {wrong}"
-            return differs(_CHECK, port.world, text, "other samples")
-        wrong = _order(mine, parts)
-        if wrong:
-            return differs(_CHECK, port.world, wrong, "other order")
-    wrong = _same_order(ours, theirs)
-    if wrong:
-        return differs(_CHECK, port.world, wrong, "one order")
+        parts = [found.get(mine.key) for found in theirs]
+        text = unlike(mine, parts, contents=not port.free)
+        text = text or _shuffled_otherwise(mine, parts) or _equal_batches(parts)
+        if text and mine.dataset not in wrong:  # one data set does not hide another
+            wrong[mine.dataset] = f"pass {mine.number} of the loader at {mine.where}: {text}"
+    found = [*wrong.values(), *_same_order(ours, theirs[0]), *_same_random(port)]
+    if found:
+        return differs("samples", port.world, "other samples", *found)
     total = sum(len(one.samples) for one in ours)
-    return Result(_CHECK, port.world, "proved", f"{total} in {len(ours)} passes")
+    return Result("samples", port.world, "proved", f"{total} in {len(ours)} passes")
 
 
-def unlike(mine: Pass, parts: list[Pass | None]) -> str:
-    """How the samples of all ranks differ from the original's; empty where they do not."""
+def evaluations(original: Seen, port: Seen) -> tuple[list[str], int, int]:
+    """Differences in the samples that are evaluated; how many samples and passes there were."""
+    ours = [one for one in passes(original.ranks[0]) if not one.trained]
+    theirs = [_by_key(journal_passes) for journal_passes in map(passes, port.ranks)]
+    wrong: dict[int, str] = {}
+    for mine in ours if not port.free else ():
+        parts = [found.get(mine.key) for found in theirs]
+        if _whole(mine, parts):
+            continue
+        text = unlike(mine, parts, contents=True)
+        if text and mine.dataset not in wrong:
+            wrong[mine.dataset] = f"evaluation {mine.number} at {mine.where}: {text}"
+    return list(wrong.values()), sum(len(one.samples) for one in ours), len(ours)
+
+
+def unreached(original: Seen) -> list[str]:
+    """Evaluations that the original did not come to: loops without gradients, unused loaders."""
+    journal = original.ranks[0]
+    found = [place for event in journal.of("end") for place in event.get("unreached", ())]
+    iterated = {event["dataset"] for event in journal.of("iterate")}
+    unused = [event for event in journal.of("cut") if event["dataset"] not in iterated]
+    return found + [f"{event.get('where') or event['kind']} (a loader)" for event in unused]
+
+
+def unlike(mine: Pass, parts: Sequence[Pass | None], *, contents: bool) -> str:
+    """How the samples of all ranks differ from the original's; empty where they do not.
+
+    Args:
+        contents: the same contents are wanted as well, not only the same places in the data set.
+    """
     wanted = Counter(map(str, mine.samples))
-    found = Counter(str(one) for part in parts if part is not None for one in part.samples)
+    found = Counter(map(str, _drawn(parts)))
+    world = len(parts)
+    if not contents:  # in another order, of which a break or `drop_last` leaves out others
+        most = max(wanted.values(), default=1)
+        more = {one: count for one, count in found.items() if count > most}
+        if not more or not all(isinstance(one, int) for one in mine.samples):
+            return ""  # the items of a stream are known by contents, which are random here
+        return f"{len(more)} of {len(mine.samples)} samples are drawn more than once"
     if wanted == found:
-        return ""
-    world, missing, more = len(parts), wanted - found, found - wanted
+        return _other_contents(mine, parts)
+    missing, more = wanted - found, found - wanted
     equal = [part is not None and Counter(map(str, part.samples)) == wanted for part in parts]
     if all(equal) and world > 1:
         return f"each of the {world} ranks draws all {len(mine.samples)} samples"
-    told = []
+    texts = []
     if missing:
-        told.append(f"{sum(missing.values())} of {len(mine.samples)} samples are left out")
+        texts.append(f"{sum(missing.values())} of {len(mine.samples)} samples are left out")
     if more:
-        told.append(f"{sum(more.values())} are drawn more than once")
-    names = {part.sampler for part in parts if part is not None}
-    if "DistributedSampler" in names:
-        told.append("DistributedSampler makes all parts equally long")
-    return " and ".join(told[:2]) + (f" ({told[2]})" if len(told) > 2 else _last(told))
+        texts.append(f"{sum(more.values())} are drawn more than once")
+    padded = any(part is not None and part.sampler == "DistributedSampler" for part in parts)
+    reason = " (DistributedSampler makes all parts equally long)" if padded else ""
+    return " and ".join(texts) + reason
 
 
-def _last(told: list[str]) -> str:
-    return f" ({', '.join(list(map(str, told[2:])))})" if len(told) > 2 else ""
+def _drawn(parts: Sequence[Pass | None]) -> list[object]:
+    """The samples of all ranks, without those that a rank gets to keep in step.
+
+    Those are known by their weight, which a batch only has once it is trained on.
+    """
+    drawn = [part for part in parts if part is not None]
+    found: list[object] = []
+    for rank, part in enumerate(drawn):
+        for place, batch in enumerate(part.batches):
+            # Its first sample is the owner's, which comes after the ranks without a part.
+            later = [one.batches[place] for one in drawn[rank + 1 :] if place < len(one.batches)]
+            if len(batch) != 1 or place not in part.unused or batch not in later:
+                found += batch
+    return found
 
 
-def _order(mine: Pass, parts: list[Pass | None]) -> str:
+def _other_contents(mine: Pass, parts: Sequence[Pass | None]) -> str:
+    """The same places in the data set, and other samples there."""
+    wanted = set(mine.contents_of_samples)
+    for rank, part in enumerate(parts):
+        other = (
+            [place for place, sums in part.contents_of_samples if (place, sums) not in wanted]
+            if part is not None
+            else []
+        )
+        if other:
+            return (
+                f"sample {other[0]} is another one on rank {rank} than in the original "
+                f"({len(other)} of its {len(part.samples if part else ())} are): the data was "
+                "split, shuffled or made with random numbers that are the rank's own"
+            )
+    return ""
+
+
+def _equal_batches(parts: Sequence[Pass | None]) -> str:
+    """Batches of a free run, which nothing has aligned."""
+    known: dict[tuple[int, str], int] = {}
+    for rank, part in enumerate(parts):
+        for place, content in enumerate(part.contents if part is not None else ()):
+            counts = part is not None and content and place not in part.unused
+            other = known.setdefault((place, content), rank) if counts else rank
+            if other != rank:
+                return f"batch {place + 1} has the same content on rank {other} and rank {rank}"
+    return ""
+
+
+def _same_random(port: Seen) -> list[str]:
+    """Random numbers that two ranks of a free run have drawn alike while they trained."""
+    known: dict[tuple[object, ...], tuple[int, str]] = {}
+    found: dict[tuple[str, str], str] = {}
+    for rank, journal in enumerate(port.ranks):
+        for event in journal.of("random"):
+            for generator, state in event["states"].items():
+                place = (event["dataset"], event["pass"], event["n"], event["what"], generator)
+                other, before = known.setdefault((*place, state), (rank, state))
+                if other != rank and before == state:
+                    what = "in a data set" if event["what"] == "samples" else "in the training loop"
+                    found[generator, what] = (
+                        f"rank {other} and rank {rank} draw the same numbers from {generator} "
+                        f"{what}: their parts of a batch get the same noise, crops or pairs"
+                    )
+    return list(found.values())
+
+
+def _shuffled_otherwise(mine: Pass, parts: Sequence[Pass | None]) -> str:
     for rank, part in enumerate(parts):
         if part is not None and part.shuffles != mine.shuffles:
             return (
@@ -68,19 +161,26 @@ def _order(mine: Pass, parts: list[Pass | None]) -> str:
     return ""
 
 
-def _same_order(ours: list[Pass], theirs: list[dict[tuple[int, int], Pass]]) -> str:
+def _same_order(ours: Sequence[Pass], theirs: Passes) -> list[str]:
     for mine in ours:
-        part = theirs[0].get((mine.dataset, mine.number))
-        later = theirs[0].get((mine.dataset, mine.number + 1))
+        part = theirs.get(mine.key)
+        later = theirs.get((mine.dataset, mine.number + 1))
         if part is None or later is None or not (part.shuffles and later.shuffles):
             continue
         if part.epoch is not None and part.epoch == later.epoch:
-            return (
+            return [
                 f"DistributedSampler has epoch {part.epoch} in pass {mine.number} and in the next: "
                 "without sampler.set_epoch(epoch) every epoch has the same order"
-            )
-    return ""
+            ]
+    return []
 
 
-def _by_key(found: list[Pass]) -> dict[tuple[int, int], Pass]:
-    return {(one.dataset, one.number): one for one in found}
+def _whole(mine: Pass, parts: Sequence[Pass | None]) -> bool:
+    """True when rank 0 evaluates all by itself, and others all or nothing: exact as well."""
+    wanted = Counter(map(str, mine.contents_of_samples))
+    found = [Counter(map(str, part.contents_of_samples)) if part else Counter() for part in parts]
+    return found[0] == wanted and all(one in (wanted, Counter()) for one in found)
+
+
+def _by_key(found: Sequence[Pass]) -> Passes:
+    return {one.key: one for one in found}

@@ -1,11 +1,11 @@
-"""Takes away what makes two correct runs differ: dropout, batch statistics, mixed precision, time.
+"""Takes away what makes two correct runs differ: dropout, batch statistics, precision, time.
 
-Each is told once it was in use.
+Each is recorded once it was in use.
 """
 
 from __future__ import annotations
 
-import random
+import datetime
 import sys
 import time
 from collections.abc import Callable
@@ -13,38 +13,31 @@ from functools import wraps
 from typing import Any
 
 from ....login.fetch.inside.functions import change_arguments
-from ....login.fetch.inside.journal import Journal
-from .progress import Progress
+from .draws import Progress
 
-_SEED = 20251
 _TICK = 1e-3
+_APART = 61.0  # seconds between the clocks of two ranks of a free run
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
+_NO_DROPOUT = "dropout: off"
 
 
 class Comparable:
-    """What is changed in one rank.
+    """The changes in one rank.
 
     Args:
-        folder: the user's project: its own calls of the clock get the stopped one.
+        free: dropout stays.
     """
 
-    def __init__(self, folder: str, progress: Progress, journal: Journal) -> None:
-        self._folder = folder + "/"
-        self._progress, self._journal = progress, journal
-        self._calls = 0
+    def __init__(self, progress: Progress, *, free: bool) -> None:
+        self._progress, self._free = progress, free
 
     def install(self, torch: Any) -> None:
-        """All of it; seeds as well, for a script that sets none."""
-        import numpy as np
-
-        torch.manual_seed(_SEED)
-        random.seed(_SEED)
-        np.random.seed(_SEED)
-        self._no_dropout(torch)
+        """All of it."""
+        if not self._free:
+            self._no_dropout(torch)
         self._no_batch_statistics(torch)
         self._no_mixed_precision(torch)
-        for name in ("time", "perf_counter", "monotonic", "process_time"):
-            setattr(time, name, self._clock(getattr(time, name)))
+        self._no_half_precision(torch)
 
     def _no_dropout(self, torch: Any) -> None:
         functional = torch.nn.functional
@@ -63,7 +56,7 @@ class Comparable:
             **kwargs: Any,
         ) -> Any:
             if dropout_p:
-                self._note("dropout: off")
+                self._progress.note(_NO_DROPOUT)
             return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
 
         functional.scaled_dot_product_attention = without
@@ -73,14 +66,14 @@ class Comparable:
         import torch
 
         if isinstance(module, torch.nn.RNNBase) and module.dropout:
-            self._note("dropout: off")
+            self._progress.note(_NO_DROPOUT)
             module.dropout = 0.0
 
     def _same(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def same(input: Any, p: float = 0.5, training: bool = True, *rest: Any, **kw: Any) -> Any:
             if training and p:
-                self._note("dropout: off")
+                self._progress.note(_NO_DROPOUT)
             return input
 
         return same
@@ -101,7 +94,7 @@ class Comparable:
             eps: float = 1e-5,
         ) -> Any:
             if training or running_mean is None:
-                self._note(
+                self._progress.note(
                     "batch norm: normalises with its running statistics, since those of a batch "
                     "are each rank's own (`port --sync-bn` makes them common)"
                 )
@@ -117,25 +110,143 @@ class Comparable:
     def _no_mixed_precision(self, torch: Any) -> None:
         def off(given: dict[str, Any]) -> None:
             if given.get("enabled", True):
-                self._note("mixed precision: off")
+                self._progress.note("mixed precision: off")
             given["enabled"] = False
 
         for kind in (torch.amp.autocast_mode.autocast, torch.amp.GradScaler):
             change_arguments(kind, "__init__", off)
 
-    def _clock(self, original: Callable[[], float]) -> Callable[[], float]:
-        began = original()
+    def _no_half_precision(self, torch: Any) -> None:
+        """Half precision, of a whole model or of single tensors, has three digits."""
+        halves = (torch.float16, torch.bfloat16)
+        for kind in (torch.nn.Module, torch.Tensor):
+            kind.to = self._other(kind.to, halves, torch.float32)
+            for name in ("half", "bfloat16"):
+                setattr(kind, name, self._float(kind.float))
+        torch.Tensor.type = self._other(torch.Tensor.type, halves, torch.float32)
+        torch.set_default_dtype = self._other(torch.set_default_dtype, halves, torch.float32)
+
+    def _other(self, original: Callable[..., Any], halves: Any, whole: Any) -> Callable[..., Any]:
+        def kept(value: Any) -> Any:
+            # Compared by identity: a tensor among the arguments compares by its elements.
+            if any(value is half for half in halves):
+                self._note_half()
+                return whole
+            return value
 
         @wraps(original)
-        def clock() -> float:
-            # The user's own calls only: threads and libraries wait by this clock.
-            if not sys._getframe(1).f_code.co_filename.startswith(self._folder):
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            named = {name: kept(value) for name, value in kwargs.items()}
+            return original(*map(kept, args), **named)
+
+        return changed
+
+    def _float(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def whole(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            self._note_half()
+            return original(self_, *args, **kwargs)
+
+        return whole
+
+    def _note_half(self) -> None:
+        self._progress.note("half precision: float32 in its place")
+
+
+class Clock:
+    """A clock that goes by the calls of the user's own code; that of a free run is the rank's own.
+
+    Threads and libraries wait by the real one.
+
+    Args:
+        folder: the user's project, absolute and without links.
+        began: the time of all runs.
+        rank: of a free run, else 0.
+    """
+
+    def __init__(self, folder: str, began: float, rank: int) -> None:
+        self._folder = folder + "/"
+        self._began = began + _APART * rank
+        self._calls = 0
+
+    def install(self) -> None:
+        """Each way in which Python's own modules give the time."""
+        for name in ("time", "perf_counter", "monotonic", "process_time"):
+            setattr(time, name, self._clock(getattr(time, name), 1))
+            setattr(time, f"{name}_ns", self._clock(getattr(time, f"{name}_ns"), 10**9))
+        for name, place in (("localtime", 0), ("gmtime", 0), ("ctime", 0)):
+            setattr(time, name, self._by_default(getattr(time, name), place, self._now))
+        local = time.localtime
+        for name, place in (("asctime", 0), ("strftime", 1)):
+            original = getattr(time, name)
+            setattr(time, name, self._by_default(original, place, lambda: local(self._now())))
+        datetime.datetime, datetime.date = self._dates()  # type: ignore[misc]
+
+    def _now(self) -> float:
+        self._calls += 1
+        return self._began + self._calls * _TICK
+
+    def _asked(self) -> bool:
+        """True when the caller of the function that calls this is the user's code."""
+        return sys._getframe(2).f_code.co_filename.startswith(self._folder)
+
+    def _clock(self, original: Callable[[], Any], unit: int) -> Callable[[], Any]:
+        @wraps(original)
+        def clock() -> Any:
+            if not self._asked():
                 return original()
-            self._calls += 1
-            return began + self._calls * _TICK
+            return self._now() if unit == 1 else int(self._now() * unit)
 
         return clock
 
-    def _note(self, text: str) -> None:
-        if self._progress.first("note", text):
-            self._journal.tell("note", text=text)
+    def _by_default(
+        self, original: Callable[..., Any], place: int, now: Callable[[], Any]
+    ) -> Callable[..., Any]:
+        """A function of a time that is the present one where none is given."""
+
+        @wraps(original)
+        def function(*args: Any) -> Any:
+            given = len(args) > place and args[place] is not None
+            if given or not self._asked():
+                return original(*args)
+            return original(*args[:place], now())
+
+        return function
+
+    def _dates(self) -> tuple[Any, Any]:
+        """`datetime.datetime` and `datetime.date`, by classes that are taken for them."""
+        asked, now = self._asked, self._now
+        real: Any = datetime.datetime
+        real_date: Any = datetime.date
+
+        class Kind(type):
+            def __instancecheck__(cls, instance: Any) -> bool:
+                return isinstance(instance, real if cls.__name__ == "datetime" else real_date)
+
+            def __subclasscheck__(cls, kind: Any) -> bool:
+                return issubclass(kind, real if cls.__name__ == "datetime" else real_date)
+
+        class Date(real_date, metaclass=Kind):  # type: ignore[misc]
+            @classmethod
+            def today(cls) -> Any:
+                return cls.fromtimestamp(now()) if asked() else real_date.today()
+
+        class Time(real, metaclass=Kind):  # type: ignore[misc]
+            @classmethod
+            def now(cls, tz: Any = None) -> Any:
+                return cls.fromtimestamp(now(), tz) if asked() else real.now(tz)
+
+            @classmethod
+            def today(cls) -> Any:
+                return cls.fromtimestamp(now()) if asked() else real.today()
+
+            @classmethod
+            def utcnow(cls) -> Any:
+                if not asked():
+                    return real.now(datetime.timezone.utc).replace(tzinfo=None)
+                return cls.fromtimestamp(now(), datetime.timezone.utc).replace(tzinfo=None)
+
+        for kind, name in ((Date, "date"), (Time, "datetime")):
+            kind.__name__ = kind.__qualname__ = name
+            kind.__module__ = "datetime"
+        return Time, Date

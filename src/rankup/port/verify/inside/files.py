@@ -1,4 +1,4 @@
-"""Keeps a rank's writing inside of its copy of the project, and tells what it writes.
+"""Keeps a rank's writing inside of its copy of the project, and records what it writes and prints.
 
 The copy has links to what is large. A link is replaced by what it stands for before something is
 written there. Writing anywhere else, other programs and connections to other machines are refused.
@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import shutil
+import sys
 from typing import Any
 
 from ....login.fetch.inside.audit import Handler
 from ....login.fetch.inside.journal import Journal
 from ....login.fetch.inside.paths import real_path
+from .draws import Progress
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
 _SYSTEM = ("/dev/", "/proc/self/", "/sys/")
 _COPY_LIMIT = 256 << 20
+_MOST = 2000  # printed lines
+_LONGEST = 400  # characters of a line
 
 
 class Files:
-    """What the handlers of one rank do.
+    """The handlers of one rank.
 
     Args:
         folder: the copy, without links.
-        free: folders in which anything goes and nothing is told.
+        free: folders in which anything goes and nothing is recorded.
     """
 
     def __init__(self, folder: str, free: tuple[str, ...], journal: Journal) -> None:
@@ -36,7 +41,7 @@ class Files:
         self._journal = journal
 
     def handlers(self) -> dict[str, Handler]:
-        """Audit events and what to do."""
+        """Audit events and their handlers."""
         return {
             "open": self._opened,
             "os.rename": self._renamed,
@@ -103,8 +108,8 @@ class Files:
         inside = self._own(folder, whole=True)
         if not inside and folder + os.sep != self._folder:
             self._refuse(real)
-        told = os.path.join("" if inside in ("", ".") else inside, name)
-        self._journal.tell("write", path=told, how=how, where=self._journal.where())
+        name = os.path.join("" if inside in ("", ".") else inside, name)
+        self._journal.tell("write", path=name, how=how, where=self._journal.where())
 
     def _own(self, path: str, *, whole: bool) -> str:
         """The path inside of the copy, once no link of it leads out; empty where it is elsewhere.
@@ -164,3 +169,54 @@ class Files:
             raise ConnectionRefusedError(
                 errno.ECONNREFUSED, "rankup verify uses no network; `rankup fetch` the data"
             )
+
+
+class Lines(io.RawIOBase):
+    """Records what is printed; the rest of an endless output is dropped."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._journal = progress, progress.journal
+        self._rest = b""
+        self._count = 0
+
+    def install(self) -> None:
+        """Be `sys.stdout`."""
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(self), encoding="utf-8", errors="replace", write_through=True
+        )
+        stream.reconfigure(line_buffering=True)
+        sys.stdout = sys.__stdout__ = stream  # type: ignore[misc]
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def fileno(self) -> int:
+        """That of stdout: for those that ask how wide it is."""
+        return 1
+
+    def write(self, data: Any) -> int:
+        """Record the lines that are whole."""
+        given = bytes(data)
+        *lines, rest = (self._rest + given).split(b"\n")
+        self._rest = rest[-_LONGEST:]
+        for line in lines:
+            self._record(line)
+        return len(given)
+
+    def finish(self) -> None:
+        """Record what has no line end."""
+        if self._rest:
+            self._record(self._rest)
+            self._rest = b""
+
+    def _record(self, line: bytes) -> None:
+        self._count += 1
+        if self._count == _MOST:
+            self._progress.note(f"printed lines: only {_MOST} are compared")
+        if self._count < _MOST:
+            # Of a bar drawn over and over the last state counts.
+            text = line.rpartition(b"\r")[2] if not line.endswith(b"\r") else line
+            shown = text.decode("utf-8", "replace")[:_LONGEST]
+            fields = {"phase": self._progress.phase, "bar": text is not line}
+            self._journal.tell("line", text=shown, **fields)

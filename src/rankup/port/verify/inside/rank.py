@@ -13,6 +13,7 @@ import threading
 import traceback
 import types
 from dataclasses import dataclass
+from functools import wraps
 from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
@@ -23,18 +24,13 @@ from ....login.fetch.inside.devices import Devices
 from ....login.fetch.inside.imports import AfterImport
 from ....login.fetch.inside.journal import Journal
 from ....login.fetch.inside.where import Places
-from ..plan import Plan, Run, Try, journal
-from . import group
-from .comparable import Comparable
-from .files import Files
-from .halves import Halves
-from .lines import Lines
-from .loops import Compiler, Loops
-from .noise import Noise
-from .progress import Progress
-from .samples import Samples
+from ..protocol import FILE, Plan, Run, Try, journal_path
+from .comparable import Clock, Comparable
+from .data import Data, DataSets
+from .draws import SEED, Draws, Progress, seed
+from .files import Files, Lines
 from .saves import Saves
-from .steps import Steps
+from .training import Compiler, Loops, Steps
 
 _PR_SET_PDEATHSIG = 1
 _LARGEST_FILE = 8 << 30
@@ -46,12 +42,12 @@ class Pipes:
     """Ends that this rank has.
 
     Attributes:
-        said: for what goes to stderr.
+        stderr: for what goes there.
         status: one byte once the script has ended.
-        order: the zygote's questions to the original, a folder per line; -1: none will come.
+        order: the fork server's questions to the original, a folder per line; -1: none will come.
     """
 
-    said: int
+    stderr: int
     status: int
     order: int
 
@@ -62,18 +58,18 @@ class _Place:
     run: Run
     tried: Try
     rank: int
-    batches: dict[int, int]
+    known: DataSets
 
 
-def live(
-    plan: Plan, run: Run, tried: Try, rank: int, batches: dict[int, int], pipes: Pipes
+def run_rank(
+    plan: Plan, run: Run, tried: Try, rank: int, known: DataSets, pipes: Pipes
 ) -> NoReturn:
     """Be that rank, and end with it."""
     code = 70
     try:
-        _become_own(pipes)
+        _set_up_process(pipes)
         os.chdir(run.cwd)
-        watched = _Watched(_Place(plan, run, tried, rank, batches))
+        watched = _Watched(_Place(plan, run, tried, rank, known))
         code = watched.run_script()
         os.write(pipes.status, FINISHED if watched.finished else b"E")
         _end_threads(code)
@@ -85,7 +81,7 @@ def live(
         os._exit(code)
 
 
-def _become_own(pipes: Pipes) -> None:
+def _set_up_process(pipes: Pipes) -> None:
     os.setpgid(0, 0)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -95,7 +91,7 @@ def _become_own(pipes: Pipes) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    os.dup2(pipes.said, 2)
+    os.dup2(pipes.stderr, 2)
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     most = _LARGEST_FILE if hard == resource.RLIM_INFINITY else min(_LARGEST_FILE, hard)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
@@ -109,18 +105,20 @@ class _Watched:
         import torch
         import torch.utils.data as data
 
-        plan, run = place.plan, place.run
+        plan, run, rank = place.plan, place.run, place.rank
         self._place = place
         self._main = os.getpid()
         self.finished = False
-        self._journal = Journal(journal(plan.state, run.name, place.rank), Places(run.script).where)
-        progress = Progress()
+        where = Places(run.script).where
+        self._journal = Journal(journal_path(plan.state, run.name, rank), where)
+        progress = Progress(self._journal)
         self._redirect(torch, Devices(self._journal))
-        Comparable(run.folder, progress, self._journal).install(torch)
-        Halves(progress, self._journal).install(torch)
-        Noise(progress, self._journal).install(torch)
-        Samples(run, place.tried, place.batches, progress, self._journal).install(data)
-        self._steps = Steps(run, place.rank, plan.state, progress, self._journal)
+        seed((SEED, rank))  # as in life: a script that sets none has others on each rank
+        Comparable(progress, free=run.free).install(torch)
+        if not run.free:
+            Draws(progress).install(torch)
+        Data(run, place.tried, place.known, progress).install(data)
+        self._steps = Steps(run, rank, plan.state, progress)
         self._steps.install(torch)
         self._saves = Saves(run.folder, self._journal)
         if not run.world:
@@ -131,10 +129,13 @@ class _Watched:
         changes: Any = writers.changes(files, hook)  # type: ignore[arg-type]
         AfterImport(changes, self._journal, (), lambda what, error: None).install()
         torch.save = torch.serialization.save
-        self._lines = Lines(progress, self._journal)
+        self._lines = Lines(progress)
         self._lines.install()
-        self._compiler = Compiler(run.folder, Loops(progress))
+        self._loops = Loops(progress)
+        self._compiler = Compiler(run.folder, self._loops)
         self._compiler.install()
+        began = os.path.getmtime(os.path.join(plan.state, FILE))
+        Clock(run.folder, began, rank if run.free else 0).install()
         handlers = files.handlers()
         if not run.world:
             handlers["os.rename"] = _both(handlers["os.rename"], self._saves.renamed)
@@ -145,15 +146,15 @@ class _Watched:
         place = self._place
         accelerator.stand_in(torch, devices, place.tried.gpu)
         if place.tried.gpu:
-            group.number_gpus(torch, place.rank, place.run.world)
+            _number_gpus(torch, place.rank, place.run.world)
         for change in functions.changes(devices):
             change(torch)
         functions.limit_threads(torch, 1)
         gpu.redirect(torch, devices)
         functions.redirect_parallel(torch.nn.parallel.distributed)
         functions.redirect_data_parallel(sys.modules["torch.nn.parallel.data_parallel"])
-        group.redirect(torch.distributed.distributed_c10d)
-        group.redirect_mesh(torch.distributed.device_mesh, devices)
+        _redirect_groups(torch.distributed.distributed_c10d)
+        _redirect_mesh(torch.distributed.device_mesh, devices)
 
     def run_script(self) -> int:
         """The code that Python would exit with."""
@@ -172,7 +173,7 @@ class _Watched:
         try:
             with open(run.script, "rb") as file:
                 source = file.read()
-            exec(self._compiler.compile(source, run.script), vars(module))  # noqa: S102
+            exec(self._compiler.compile(source, run.script, script=True), vars(module))  # noqa: S102
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
             if code:
@@ -189,7 +190,8 @@ class _Watched:
         if error is None:
             self._steps.finished()
             names = [] if self._place.run.world else self._saves.names()
-            self._journal.tell("end", code=code, saved=names)
+            unreached = sorted(self._loops.unreached)
+            self._journal.tell("end", code=code, saved=names, unreached=unreached)
             return code
         shown = traceback.format_exception(type(error), error, _theirs(error))
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -223,7 +225,7 @@ def _theirs(error: BaseException) -> types.TracebackType | None:
 
 
 def _end_threads(code: int) -> None:
-    """What Python does at its end."""
+    """Do what Python does at its end."""
     ended = threading.Timer(10.0, os._exit, (code,))
     ended.daemon = True
     ended.start()
@@ -238,3 +240,50 @@ def _both(first: Any, second: Any) -> Any:
         second(*args)
 
     return handler
+
+
+def _redirect_groups(module: Any) -> None:
+    """`torch.distributed.distributed_c10d`: gloo, whatever the script asks for."""
+    init, new = module.init_process_group, module.new_group
+
+    @wraps(init)
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device_id", None)
+        kwargs.pop("pg_options", None)
+        return init("gloo", *args, **kwargs)
+
+    @wraps(new)
+    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        timeout = {"timeout": kwargs["timeout"]} if "timeout" in kwargs else {}
+        return new(ranks, backend="gloo", **timeout)
+
+    import torch.distributed as dist
+
+    module.init_process_group = dist.init_process_group = init_process_group
+    module.new_group = dist.new_group = new_group
+
+
+def _number_gpus(torch: Any, rank: int, world: int) -> None:
+    """Each rank has its own pretended GPU."""
+    properties = torch.cuda.get_device_properties
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        found = properties(*args, **kwargs)
+        found.uuid = f"verify-{rank}"
+        return found
+
+    torch.cuda.get_device_properties = own
+    torch.cuda.device_count = lambda: max(1, world)
+
+
+def _redirect_mesh(module: Any, devices: Devices) -> None:
+    """`torch.distributed.device_mesh`."""
+    original = module.init_device_mesh
+
+    @wraps(original)
+    def init_device_mesh(device_type: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(devices.mapped(device_type), *args, **kwargs)
+
+    import torch.distributed as dist
+
+    module.init_device_mesh = dist.init_device_mesh = init_device_mesh

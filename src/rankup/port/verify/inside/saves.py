@@ -1,4 +1,4 @@
-"""What the original saves, with which of its models; later the port's file is loaded into them."""
+"""The files that the original saves, and its models, into which later the port's are loaded."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Saves:
                 self._saved[os.path.realpath(new)] = found
 
     def names(self) -> list[str]:
-        """What is there now, below the folder."""
+        """The files that are there now, below the folder."""
         return sorted(
             os.path.relpath(path, self._folder)
             for path in self._saved
@@ -74,21 +74,21 @@ class Saves:
 
     def _compare(self, name: str, folder: str) -> dict[str, Any]:
         saved = self._saved[os.path.join(self._folder, name)]
-        told: dict[str, Any] = {"path": name, "models": len(saved.models), "why": "", "note": ""}
+        found: dict[str, Any] = {"path": name, "models": len(saved.models), "why": "", "note": ""}
         path = os.path.join(folder, name)
         if not os.path.exists(path):
-            return {**told, "why": "the port has not saved it"}
+            return {**found, "why": "the port has not saved it"}
         try:
             ours = self._load(os.path.join(self._folder, name), weights_only=False)
             theirs = self._load(path, weights_only=False)
         except Exception as error:
-            return {**told, "why": f"it cannot be loaded: {_short(error)}"}
+            return {**found, "why": f"it cannot be loaded: {_short(error)}"}
         if saved.whole:
-            told["note"] = "the original pickles a whole model"
+            found["note"] = "the original pickles a whole model"
         for place, model in saved.models.items():
             state = _state(_at(theirs, place))
             if state is None:
-                return {**told, "why": f"has no state dict {_shown(place)}"}
+                return {**found, "why": f"has no state dict {_shown(place)}"}
             before = _state(_at(ours, place)) or {}
             if _only_parallel(model) and not any(key.startswith(_MODULE) for key in state):
                 # A port takes DataParallel out, and with it what it puts in front of names.
@@ -97,13 +97,13 @@ class Saves:
             try:
                 model.load_state_dict(state, strict=True)
             except Exception as error:
-                return {**told, "why": f"load_state_dict(strict=True) fails: {_short(error)}"}
+                return {**found, "why": f"load_state_dict(strict=True) fails: {_short(error)}"}
             apart = _apart(before, state)
             if apart > _CLOSE:
-                return {**told, "why": f"it loads, but its values differ by {apart:.1e}"}
+                return {**found, "why": f"it loads, but its values differ by {apart:.1e}"}
         if not saved.models and _keys(ours) != _keys(theirs):
-            return {**told, "why": f"has {_keys(theirs)} and not {_keys(ours)}"}
-        return told
+            return {**found, "why": f"has {_keys(theirs)} and not {_keys(ours)}"}
+        return found
 
     def _note(self, path: str, obj: Any) -> None:
         import torch

@@ -1,0 +1,526 @@
+"""Cuts data sets to a few samples that vary, and records which samples are drawn, with a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from math import gcd
+from typing import Any
+
+from ....login.fetch.inside.functions import change_arguments
+from ..protocol import FULL, SHORT, Run, Try
+from .draws import Progress, fingerprints, restore, seed, states
+
+_NUMBER = "_rankup_number"  # attribute of a data set that was cut
+_STEPS = 12  # samples after which their scales come again
+_DEPTH = 6
+
+
+@dataclass(frozen=True)
+class DataSets:
+    """The original's data sets, by their numbers, in the order they were cut.
+
+    Attributes:
+        batches: their batch sizes.
+        trained: those that are trained on.
+    """
+
+    batches: Mapping[int, int]
+    trained: frozenset[int]
+
+
+@dataclass
+class _Drawing:
+    """A way through a loader.
+
+    Attributes:
+        kept: the random states at its beginning.
+        outer: the one that was open already.
+        backwards: that there had been before it.
+        batches: drawn so far.
+        left: the random states behind the last batch of a free run.
+    """
+
+    dataset: int
+    number: int
+    kept: Any
+    outer: _Drawing | None
+    backwards: int
+    batches: int = 0
+    ended: bool = False
+    left: Mapping[str, str] | None = None
+
+    @property
+    def key(self) -> dict[str, int]:
+        """The fields by which events name it."""
+        return {"dataset": self.dataset, "pass": self.number}
+
+
+class Data:
+    """Watches the loaders of one rank."""
+
+    def __init__(self, run: Run, tried: Try, known: DataSets, progress: Progress) -> None:
+        self._run, self._tried, self._known = run, tried, known
+        self._progress, self._journal = progress, progress.journal
+        self._count = 0
+        self._passes: dict[int, int] = {}
+        self._trained: Counter[int] = Counter()  # passes in which the model was
+        self._open: _Drawing | None = None
+        self._current: _Drawing | None = None  # whose batch is being drawn
+        self._drawn: list[tuple[int, Any, str]] | None = None
+        self.within = False  # code of a data set that draws a sample is running
+
+    def install(self, data: Any) -> None:
+        """`torch.utils.data`."""
+        module = data.dataloader
+        change_arguments(module.DataLoader, "__init__", lambda given: self._loader(given, data))
+        change_arguments(data.BatchSampler, "__init__", lambda given: self._batched(given, data))
+        for kind, name in (
+            (data.DistributedSampler, "dataset"),
+            (data.RandomSampler, "data_source"),
+            (data.SequentialSampler, "data_source"),
+        ):
+            change_arguments(kind, "__init__", self._cut_argument(name))
+        _short_samplers(data, self._run.samples, in_order=not self._run.free)
+        self._watch(module._BaseDataLoaderIter)
+
+    def cut(self, dataset: Any) -> Any:
+        """The data set with a few samples only, each draw recorded; itself where that is possible.
+
+        Its type becomes a subclass of what it was, so that `isinstance` and all else stay.
+        """
+        if hasattr(dataset, _NUMBER):
+            return dataset
+        streams = not hasattr(dataset, "__len__") or not hasattr(type(dataset), "__getitem__")
+        number = self._count
+        # A file of samples without a length is a stream too.
+        size = self._most(number) if streams else at_most(len(dataset), self._most(number))
+        try:
+            if type(dataset).__module__ == "builtins":
+                raise TypeError
+            dataset.__class__ = _subclass(type(dataset), self, number, size, streams)
+            changed = dataset
+        except (TypeError, AttributeError):
+            if streams:
+                return dataset
+            changed = Beside(dataset, self, number, size)
+        self._count += 1
+        whole = None if streams else _whole_length(changed)
+        kind = type(dataset).__name__
+        where = self._journal.where()
+        self._journal.tell("cut", dataset=number, size=size, of=whole, kind=kind, where=where)
+        return changed
+
+    def draw(
+        self, number: int, index: Any, sizes: tuple[int, int], get: Callable[[Any], Any]
+    ) -> Any:
+        """Draw a sample of a loader's batch.
+
+        Args:
+            sizes: what the data set's length is taken for, and what it is.
+        """
+        if self._drawn is None:
+            return get(index)
+        drawn, self._drawn, self.within = self._drawn, None, True
+        place = self._place(number, index)
+        source = _spread(place, *sizes) if self._tried.varied else place
+        source = source if isinstance(place, int) else index
+        kept = states()
+        try:
+            if self._run.free:
+                item = self._as_in_life(lambda: get(source))
+            else:  # its random numbers depend on nothing but the sample
+                seed(place)
+                item = get(source)
+                restore(kept)
+        finally:
+            self._drawn, self.within = drawn, False
+        if self._tried.varied and isinstance(place, int):
+            item = _scaled(item, 0.25 + 0.75 * (place % _STEPS) / (_STEPS - 1))
+        drawn.append((number, place, "" if self._run.free else digest(item)))
+        return item
+
+    def items(self, number: int, size: int, source: Iterator[Any]) -> Iterator[Any]:
+        """The items of a stream: it has no index, so they are known by their contents."""
+        first = None
+        for item in islice(source, size):
+            first = item if first is None else first
+            # Where all parts of a training batch are alike, all its samples are.
+            shown = first if self._run.alike and self._trains(number) else item
+            if self._drawn is not None:
+                self._drawn.append((number, digest(shown), ""))
+            yield shown
+
+    def _as_in_life(self, get: Callable[[], Any]) -> Any:
+        """Draw with the rank's own random numbers, and record which of them were used."""
+        before = fingerprints()
+        item = get()
+        if self._current is not None:
+            self._used(self._current, "samples", before, fingerprints())
+        return item
+
+    def _used(
+        self, drawing: _Drawing, what: str, before: Mapping[str, str], after: Mapping[str, str]
+    ) -> None:
+        if not self._trains(drawing.dataset):
+            return
+        used = {name: state for name, state in before.items() if after[name] != state}
+        if used:
+            place = {**drawing.key, "n": drawing.batches}
+            self._journal.tell("random", **place, what=what, states=used)
+
+    def _place(self, number: int, index: Any) -> Any:
+        """The sample in an index's place."""
+        if not _is_index(index):
+            return repr(index)[:100]
+        place = int(index)
+        if not (self._run.alike and self._trains(number)):
+            return place
+        batch = self._known.batches.get(number)
+        if not batch:
+            return 0
+        # Contiguous and interleaved halves of a batch have the same samples.
+        different = batch // 4 if batch % 4 == 0 else 1
+        return place - place % batch + place % batch // 2 % different
+
+    def _trains(self, number: int) -> bool:
+        import torch
+
+        known = not self._known.trained or number in self._known.trained
+        return torch.is_grad_enabled() and known
+
+    def _most(self, number: int) -> int:
+        if not self._tried.batch:
+            return 2 * 64 + 7
+        evaluated = self._run.alike and number not in self._known.trained
+        return self._run.samples - 1 if evaluated else self._run.samples
+
+    def _cut_argument(self, name: str) -> Callable[[dict[str, Any]], None]:
+        return lambda given: given.update({name: self.cut(given[name])})
+
+    def _loader(self, given: dict[str, Any], data: Any) -> None:
+        before = self._count
+        dataset = given["dataset"] = self.cut(given["dataset"])
+        if given.get("num_workers"):
+            self._progress.note("data workers: samples are drawn in the process itself")
+        given["num_workers"] = 0
+        for name in ("prefetch_factor", "multiprocessing_context"):
+            given.pop(name, None)
+        given.update(persistent_workers=False, pin_memory=False, timeout=0)
+        if given.get("pin_memory_device"):
+            given["pin_memory_device"] = ""
+        if given.get("batch_sampler") is not None or given.get("batch_size", 1) is None:
+            return
+        asked = given.get("batch_size", 1)
+        given["batch_size"] = self._size(asked, given.get("sampler"), dataset, data)
+        if before != self._count and not self._run.world:
+            number = getattr(dataset, _NUMBER, before)
+            self._journal.tell("batched", dataset=number, asked=asked, size=given["batch_size"])
+
+    def _batched(self, given: dict[str, Any], data: Any) -> None:
+        if isinstance(given.get("batch_size"), int):
+            source = getattr(given["sampler"], "dataset", None)
+            source = source or getattr(given["sampler"], "data_source", None)
+            given["batch_size"] = self._size(given["batch_size"], given["sampler"], source, data)
+
+    def _size(self, asked: Any, sampler: Any, dataset: Any, data: Any) -> Any:
+        if not isinstance(asked, int):
+            return asked
+        size = min(asked, self._tried.batch) if self._tried.batch else asked
+        if self._run.world and dataset is not None:
+            size = self._known.batches.get(getattr(dataset, _NUMBER, -1), size)
+        if isinstance(sampler, data.DistributedSampler):
+            size = max(1, size // sampler.num_replicas)
+        if size != asked and not isinstance(sampler, data.DistributedSampler):
+            self._progress.note(f"batches of {asked} are batches of {size}")
+        return size
+
+    def _watch(self, kind: Any) -> None:
+        init, draw = kind.__init__, kind.__next__
+        ours = self
+
+        def init_iterator(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            kept = states()
+            init(iterator, loader, *args, **kwargs)
+            if not ours._run.free:
+                restore(kept)
+            iterator._rankup = ours._begin(iterator, loader, kept)
+
+        def next_batch(iterator: Any) -> Any:
+            drawing = getattr(iterator, "_rankup", None)
+            if drawing is None or ours._drawn is not None or ours.within:
+                return draw(iterator)
+            return ours._draw(iterator, drawing, draw)
+
+        kind.__init__, kind.__next__ = init_iterator, next_batch
+
+    def _begin(self, iterator: Any, loader: Any, kept: Any) -> _Drawing:
+        import torch
+
+        batched = getattr(loader, "batch_sampler", None)
+        sampler = getattr(batched, "sampler", None) or getattr(batched, "_sampler", None)
+        number = getattr(getattr(loader, "dataset", None), _NUMBER, -1)
+        count = self._passes[number] = self._passes.get(number, 0) + 1
+        backwards = self._progress.backwards
+        drawing = self._open = _Drawing(number, count, kept, self._open, backwards)
+        # A loop that breaks drops its iterator.
+        weakref.finalize(iterator, self._dropped, drawing).atexit = False
+        fields = {
+            **drawing.key,
+            "grad": torch.is_grad_enabled(),
+            "sampler": type(sampler).__name__,
+            "shuffles": _shuffles(sampler),
+            "epoch": getattr(sampler, "epoch", None),
+        }
+        self._journal.tell("iterate", **fields, where=self._journal.where())
+        return drawing
+
+    def _draw(self, iterator: Any, drawing: _Drawing, draw: Any) -> Any:
+        import torch
+
+        progress = self._progress
+        kept = states()
+        if drawing.left is not None:
+            self._used(drawing, "loop", drawing.left, fingerprints())
+        progress.batch, self._drawn, self._current = [], [], drawing
+        drawing.batches += 1
+        try:
+            batch = draw(iterator)
+        except StopIteration:
+            trained = progress.backwards > drawing.backwards
+            self._trained[drawing.dataset] += trained
+            progress.epochs = max(self._trained.values())
+            self._journal.tell("iterated", **drawing.key, trained=trained)
+            self._end(drawing)
+            raise
+        finally:
+            drawn, self._drawn = self._drawn, None
+        grad = torch.is_grad_enabled()
+        progress.phase = "train" if grad else "eval"
+        mine = [one for one in drawn or () if one[0] == drawing.dataset]
+        ids = [place for _, place, _ in mine]
+        progress.batch, progress.calls = ids, 0
+        if grad:
+            progress.drawn = len(ids)
+        fields = {**drawing.key, "grad": grad, "ids": ids, "after": progress.backwards}
+        if self._run.free:
+            fields["content"] = digest(batch)
+            drawing.left = fingerprints() if grad else None
+        else:
+            fields["sums"] = [sums for *_, sums in mine]
+            # What else is drawn for this batch is the same in all runs.
+            restore(kept)
+            seed((drawing.dataset, drawing.number, drawing.batches))
+        self._journal.tell("batch", **fields)
+        return batch
+
+    def _dropped(self, drawing: _Drawing) -> None:
+        if not drawing.ended:
+            self._journal.tell("dropped", **drawing.key)
+            self._end(drawing)
+
+    def _end(self, drawing: _Drawing) -> None:
+        """Go on with the random states at the beginning, as a port does behind a training pass."""
+        if drawing.ended:
+            return
+        drawing.ended = True
+        while self._open is not None and self._open.ended:
+            self._open = self._open.outer
+        # Of `zip(one, other)` the inner one is dropped after the outer one has ended.
+        if not self._run.free and (drawing.outer is None or not drawing.outer.ended):
+            restore(drawing.kept)
+
+
+class Beside:
+    """A list, a tensor and the like with a few samples only."""
+
+    def __init__(self, dataset: Any, ours: Data, number: int, size: int) -> None:
+        self._rankup_inner, self._rankup_ours = dataset, ours
+        self._rankup_number, self._rankup_size = number, size
+
+    def __len__(self) -> int:
+        return self._rankup_size
+
+    def __getitem__(self, index: Any) -> Any:
+        inner = self._rankup_inner
+        if not _is_index(index):
+            return inner[index]
+        sizes = (self._rankup_size, len(inner))
+        return self._rankup_ours.draw(self._rankup_number, index, sizes, inner.__getitem__)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("__", "_rankup")):
+            raise AttributeError(name)
+        return getattr(self._rankup_inner, name)
+
+
+def _subclass(kind: Any, ours: Data, number: int, size: int, streams: bool) -> Any:
+    def length(self: Any) -> int:
+        whole: int = super(changed, self).__len__()  # type: ignore[misc]
+        return whole if ours.within else size  # its own code may ask
+
+    def item(self: Any, index: Any) -> Any:
+        get = super(changed, self).__getitem__  # type: ignore[misc]
+        if not _is_index(index):
+            return get(index)
+        return ours.draw(number, index, (size, super(changed, self).__len__()), get)  # type: ignore[misc]
+
+    def items(self: Any, indices: Any) -> Any:
+        return [self[index] for index in indices]
+
+    def iterate(self: Any) -> Iterator[Any]:
+        return ours.items(number, size, super(changed, self).__iter__())  # type: ignore[misc]
+
+    body: dict[str, Any] = {_NUMBER: number, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    body["_rankup_bare"] = kind
+    if streams:
+        body["__iter__"] = iterate
+    else:
+        body["__len__"], body["__getitem__"] = length, item
+        if hasattr(kind, "__getitems__"):
+            body["__getitems__"] = items
+    changed = type(kind)(kind.__name__, (kind,), body)
+    changed.__qualname__ = kind.__qualname__
+    return changed
+
+
+def at_most(length: int, most: int = SHORT) -> int:
+    """The largest size up to both that neither 2 nor 3 divides: no rank's part fits evenly."""
+    size = min(length, most)
+    while most != FULL and size > 1 and gcd(size, 6) > 1:
+        size -= 1
+    return size
+
+
+def digest(item: Any) -> str:
+    """Return a hash of what a sample or a batch consists of."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in _parts(item):
+        found.update(part)
+    return found.hexdigest()
+
+
+def _parts(item: Any, depth: int = 0) -> Iterator[bytes]:
+    import numpy as np
+    import torch
+
+    yield type(item).__name__.encode()
+    if isinstance(item, torch.Tensor):
+        value = item.detach()
+        value = value.coalesce().to_dense() if value.is_sparse else value
+        yield repr((tuple(value.shape), value.dtype)).encode()
+        if not value.is_meta:
+            yield value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(item, np.ndarray) and item.dtype != object:
+        yield repr((item.shape, item.dtype.str)).encode() + item.tobytes()
+    elif item is None or isinstance(item, str | bytes | int | float | complex | np.generic):
+        yield repr(item).encode()
+    elif depth < _DEPTH and isinstance(item, Mapping):
+        for key, value in item.items():
+            yield from _parts((key, value), depth + 1)
+    elif depth < _DEPTH and isinstance(item, list | tuple | set | frozenset | np.ndarray):
+        for value in sorted(item, key=repr) if isinstance(item, set | frozenset) else item:
+            yield from _parts(value, depth + 1)
+    elif hasattr(item, "tobytes"):
+        yield item.tobytes()  # a picture
+    elif depth < _DEPTH:
+        yield from _parts(getattr(item, "__dict__", {}), depth + 1)
+
+
+def _scaled(item: Any, factor: float) -> Any:
+    """The sample with its first floating point array scaled.
+
+    Samples that are all of one scale would hide a mean that weighs wrongly. The factor is at most
+    1, so that what lies in a range still does.
+    """
+    import numpy as np
+    import torch
+
+    if isinstance(item, torch.Tensor):
+        fits = item.is_floating_point() and item.dim() and not item.is_sparse
+        return item.detach() * factor if fits and type(item) is torch.Tensor else item
+    if isinstance(item, np.ndarray):
+        return (item * factor).astype(item.dtype) if item.ndim and item.dtype.kind == "f" else item
+    if type(item) in (list, tuple):
+        for place, value in enumerate(item):
+            scaled = _scaled(value, factor)
+            if scaled is not value:
+                return type(item)([*item[:place], scaled, *item[place + 1 :]])
+    if type(item) is dict:
+        for key, value in item.items():
+            scaled = _scaled(value, factor)
+            if scaled is not value:
+                return {**item, key: scaled}
+    return item
+
+
+def _spread(place: Any, size: int, whole: int) -> Any:
+    """Indices over all of a data set, whose first samples may all be of one class."""
+    return place * whole // size if isinstance(place, int) and 0 <= place < size else place
+
+
+def _whole_length(dataset: Any) -> int:
+    if isinstance(dataset, Beside):
+        return len(dataset._rankup_inner)
+    return int(type(dataset)._rankup_bare.__len__(dataset))
+
+
+def _is_index(index: Any) -> bool:
+    return not isinstance(index, str | slice | list | tuple) and hasattr(index, "__index__")
+
+
+def _short_samplers(data: Any, most: int, *, in_order: bool) -> None:
+    """Cut samplers with indices of their own.
+
+    Args:
+        in_order: so that all runs see the same batches; else shuffled, each index as often.
+    """
+    import torch
+
+    def order(sampler: Any, length: int) -> list[int]:
+        if in_order:
+            return list(range(length))
+        generator = sampler.generator
+        if generator is None:  # as torch does
+            number = int(torch.empty((), dtype=torch.int64).random_().item())
+            generator = torch.Generator().manual_seed(number)
+        return [int(place) for place in torch.randperm(length, generator=generator)]
+
+    def numbers(sampler: Any) -> Iterator[int]:
+        size = len(sampler.data_source)
+        return iter([place % size for place in order(sampler, sampler.num_samples)])
+
+    def subset(sampler: Any) -> Iterator[int]:
+        places = order(sampler, len(sampler))
+        return iter([int(sampler.indices[place]) for place in places])
+
+    data.RandomSampler.__iter__ = numbers
+    data.SubsetRandomSampler.__iter__ = subset
+    data.SubsetRandomSampler.__len__ = lambda one: at_most(len(one.indices), most)
+    data.WeightedRandomSampler.__len__ = lambda one: at_most(
+        min(one.num_samples, len(one.weights)), most
+    )
+    data.WeightedRandomSampler.__iter__ = lambda one: iter(range(len(one)))
+    if not in_order:
+        return
+    sharded = data.DistributedSampler.__iter__
+
+    def distributed(sampler: Any) -> Iterator[int]:
+        shuffle, sampler.shuffle = sampler.shuffle, False
+        try:
+            return iter(list(sharded(sampler)))
+        finally:
+            sampler.shuffle = shuffle
+
+    data.DistributedSampler.__iter__ = distributed
+
+
+def _shuffles(sampler: Any) -> bool:
+    name = type(sampler).__name__
+    if name in ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"):
+        return True
+    return name == "DistributedSampler" and bool(sampler.shuffle)

@@ -1,0 +1,320 @@
+"""The fork server: imports torch once, and forks the ranks of one run after the other from here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ..protocol import (
+    SHORT,
+    TRIES,
+    Outcome,
+    Plan,
+    RankEnd,
+    Run,
+    Try,
+    journal_path,
+    load,
+    write_outcomes,
+)
+from .rank import FINISHED, DataSets, Pipes, run_rank
+
+_STATE = "RANKUP_FETCH"  # the variable by which the parent finds all processes of a tree
+_PRELOADED = ("numpy", "torch", "torch.utils.data", "torch.distributed", "torch.optim")
+# What DistributedDataParallel imports when it is made, for seconds, and what ports call.
+_LIKELY = ("torch._dynamo", "rankup.runtime.shard", "rankup.runtime.model", "rankup.runtime.save")
+_KEPT = 16 << 10  # bytes of a rank's last words on stderr
+_PATIENCE = 20.0  # seconds for the others to end by themselves once a rank has failed
+_GRACE = 5.0  # and then after SIGTERM
+_ANSWER = 60.0
+_LOOK = 0.05
+
+
+def main() -> int:
+    """Make the runs of the plan in the folder that the environment names; always 0."""
+    plan = load(os.path.realpath(os.environ[_STATE]))
+    for name in _PRELOADED:
+        __import__(name)
+    for name in _LIKELY:
+        with suppress(ImportError):
+            __import__(name)
+    _Runs(plan).make()
+    return 0
+
+
+class _Runs:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._outcomes: list[Outcome] = []
+        self._known = DataSets({}, frozenset())
+
+    def make(self) -> None:
+        """Each original until it trains, then its ports, then the original loads their files."""
+        base, *others = [run for run in self._plan.runs if not run.world]
+        ports = [run for run in self._plan.runs if run.world]
+        processes, tried = self._first(base)
+        if processes is None:
+            return
+        path = journal_path(self._plan.state, base.name, 0)
+        try:
+            if "step" not in _kinds(path):
+                return  # nothing that a port could be compared with
+            self._known = _data_sets(path)
+            self._ports(processes, tried, [one for one in ports if one.against == base.name])
+        finally:
+            processes.end()
+        for run in others:
+            mine = [one for one in ports if one.against == run.name]
+            processes = Processes(self._plan, run, tried, self._known, {})
+            try:
+                outcome = processes.watch(host=True)
+                self._record(outcome)
+                if not all(one.finished for one in outcome.ranks):
+                    # The script does not bear this size itself: its ports meet the first one.
+                    mine = [_like_base(one, base) for one in mine if not one.alike]
+                self._ports(processes, tried, mine)
+            finally:
+                processes.end()
+
+    def _first(self, run: Run) -> tuple[Processes | None, Try]:
+        """The original's process, still there, unless it does not train in any way."""
+        best: Outcome | None = None
+        kept = b""
+        path = journal_path(self._plan.state, run.name, 0)
+        for tried in TRIES:
+            with suppress(FileNotFoundError):
+                os.remove(path)
+            processes = Processes(self._plan, run, tried, self._known, {})
+            outcome = processes.watch(host=True)
+            if all(one.finished for one in outcome.ranks):
+                self._record(outcome)
+                return processes, tried
+            processes.end()
+            if best is None:  # what the first try fails of is what the user knows
+                best = outcome
+                with suppress(FileNotFoundError), open(path, "rb") as file:
+                    kept = file.read()
+            if outcome.why == "time" or not _may_help(path):
+                break
+        assert best is not None
+        with open(path, "wb") as file:
+            file.write(kept)
+        self._record(best)
+        return None, TRIES[0]
+
+    def _ports(self, original: Processes, tried: Try, runs: list[Run]) -> None:
+        done = [run for run in runs if self._run(run, tried)]
+        comparable = [run for run in done if not run.kill_at and not run.free]
+        original.ask([(run.name, run.folder) for run in comparable])
+
+    def _run(self, run: Run, tried: Try) -> bool:
+        processes = Processes(self._plan, run, tried, self._known, _environment(run))
+        outcome = processes.watch()
+        processes.end()
+        self._record(outcome)
+        return all(one.finished for one in outcome.ranks)
+
+    def _record(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        write_outcomes(self._plan.state, self._outcomes)
+
+
+def _like_base(run: Run, base: Run) -> Run:
+    return dataclasses.replace(run, samples=SHORT, against=base.name)
+
+
+@dataclass
+class _Process:
+    pid: int
+    stderr: int
+    status: int
+    order: int
+    tail: bytes = b""
+    finished: bool = False
+    code: int | None = None
+    gone: bool = False
+
+
+class Processes:
+    """The ranks of one run; all start at once.
+
+    Args:
+        environment: further variables of all ranks; empty: there is no launcher.
+    """
+
+    def __init__(
+        self, plan: Plan, run: Run, tried: Try, known: DataSets, environment: dict[str, str]
+    ) -> None:
+        self._plan, self._run, self._tried = plan, run, tried
+        self._selector = selectors.DefaultSelector()
+        self._ranks: list[_Process] = []
+        for rank in range(run.ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if environment else {}
+            self._ranks.append(self._fork(rank, known, {**environment, **own}))
+
+    def _fork(self, rank: int, known: DataSets, environment: dict[str, str]) -> _Process:
+        stderr, status, order = os.pipe(), os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            for end in (stderr[0], status[0], order[1], *(one.order for one in self._ranks)):
+                if end >= 0:
+                    os.close(end)
+            os.environ.update(environment)
+            asked = order[0] if not self._run.world else -1
+            pipes = Pipes(stderr[1], status[1], asked)
+            run_rank(self._plan, self._run, self._tried, rank, known, pipes)
+        for end in (stderr[1], status[1], order[0]):
+            os.close(end)
+        with suppress(OSError):
+            os.setpgid(pid, pid)
+        process = _Process(pid, stderr[0], status[0], order[1])
+        for end in (stderr[0], status[0]):
+            os.set_blocking(end, False)
+            self._selector.register(end, selectors.EVENT_READ, process)
+        return process
+
+    def watch(self, *, host: bool = False) -> Outcome:
+        """Wait for all; end those that outlive their time or a failed one.
+
+        Args:
+            host: ranks stay there once their scripts have ended.
+        """
+        began = time.monotonic()
+        failed: float | None = None
+        asked = False
+        why = "exit"
+        while True:
+            self._look()
+            now = time.monotonic()
+            running = [m for m in self._ranks if not m.gone and not (host and m.finished)]
+            if not running:
+                break
+            if failed is None and any(m.gone and m.code != 0 for m in self._ranks):
+                failed = now
+            if now - began > self._plan.seconds:
+                why = "time"
+                break
+            if failed is not None and now - failed > _PATIENCE and not asked:
+                asked = True
+                for process in running:
+                    with suppress(OSError):
+                        os.kill(process.pid, signal.SIGTERM)
+            if failed is not None and now - failed > _PATIENCE + _GRACE:
+                why = "stuck"
+                break
+        took = time.monotonic() - began
+        waited = time.monotonic() - failed if failed is not None else 0.0
+        ends = tuple(
+            RankEnd(m.code, m.finished, m.tail.decode("utf-8", "replace")) for m in self._ranks
+        )
+        return Outcome(self._run.name, why, took, ends, self._tried, waited, self._run)
+
+    def ask(self, folders: list[tuple[str, str]]) -> None:
+        """Let the original load what lies in these folders, and wait until it has."""
+        process = self._ranks[0]
+        with suppress(OSError):
+            os.write(process.order, b"".join(json.dumps(one).encode() + b"\n" for one in folders))
+        os.close(process.order)
+        process.order = -1
+        end = time.monotonic() + _ANSWER
+        while not process.gone and time.monotonic() < end:
+            self._look()
+
+    def end(self) -> None:
+        """End what is left, and what the ranks have started."""
+        for process in self._ranks:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in self._ranks:
+            if not process.gone:
+                with suppress(ChildProcessError):
+                    os.waitpid(process.pid, 0)
+                process.gone = True
+            for end in (process.stderr, process.status, process.order):
+                if end >= 0:
+                    with suppress(OSError):
+                        os.close(end)
+        self._selector.close()
+
+    def _look(self) -> None:
+        for key, _ in self._selector.select(_LOOK):
+            process: _Process = key.data
+            self._read(key.fd, process)
+        for process in self._ranks:
+            if process.gone:
+                continue
+            pid, status = os.waitpid(process.pid, os.WNOHANG)
+            if pid:
+                for end in (process.stderr, process.status):
+                    self._read(end, process)
+                process.code = os.waitstatus_to_exitcode(status)
+                process.gone = True
+
+    def _read(self, end: int, process: _Process) -> None:
+        with suppress(BlockingIOError):
+            while data := os.read(end, 1 << 16):
+                if end == process.stderr:
+                    process.tail = (process.tail + data)[-_KEPT:]
+                    if len(data) == 1 << 16:
+                        return  # the other ranks write, too
+                else:
+                    process.finished = process.finished or FINISHED in data
+            if not process.gone:
+                with suppress(KeyError, ValueError):
+                    self._selector.unregister(end)
+
+
+def _environment(run: Run) -> dict[str, str]:
+    """torchrun's variables, but the rank's own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "WORLD_SIZE": str(run.world),
+        "LOCAL_WORLD_SIZE": str(run.world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GROUP_RANK": "0",
+        **({"GLOO_SOCKET_IFNAME": "lo"} if os.path.exists("/sys/class/net/lo") else {}),
+    }
+
+
+def _kinds(path: str) -> set[str]:
+    with open(path, encoding="utf-8") as file:
+        return {json.loads(line)["event"] for line in file}
+
+
+def _data_sets(path: str) -> DataSets:
+    """The batch sizes of the original's data sets, and those that it trains on."""
+    batches: dict[int, int] = {}
+    trained = set()
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            event = json.loads(line)
+            if event["event"] == "batched" and isinstance(event["size"], int):
+                batches.setdefault(event["dataset"], event["size"])
+            elif event["event"] == "batch" and event["grad"]:
+                trained.add(event["dataset"])
+    return DataSets(batches, frozenset(trained))
+
+
+def _may_help(path: str) -> bool:
+    """False where another try ends no otherwise: a package is missing, the arguments are wrong."""
+    with suppress(OSError), open(path, encoding="utf-8") as file:
+        for line in file:
+            event = json.loads(line)
+            if event["event"] == "end" and (event.get("missing") or event.get("code") == 2):
+                return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

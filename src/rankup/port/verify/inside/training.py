@@ -1,0 +1,335 @@
+"""Records losses, gradients and parameters of the training, and ends the loops that train.
+
+What stands behind a training loop, a last evaluation, a last save, runs as always. So it is the
+loops that are cut, in the syntax tree, as the script and the modules beside it are compiled.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import gc
+import math
+import os
+import signal
+import sys
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from importlib.machinery import SourceFileLoader
+from types import CodeType
+from typing import Any
+
+from ..protocol import EPOCHS, STEPS, Run
+from .draws import Progress
+
+_EACH, _GO = "__rankup_each__", "__rankup_go__"
+_NO_GRADIENTS = {"no_grad", "inference_mode"}
+
+
+class Steps:
+    """Watches the training of one rank.
+
+    Args:
+        initial: folder for the values that the original's optimizers began with.
+    """
+
+    def __init__(self, run: Run, rank: int, initial: str, progress: Progress) -> None:
+        self._run, self._rank, self._initial = run, rank, initial
+        self._progress, self._journal = progress, progress.journal
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._count = 0
+
+    def install(self, torch: Any) -> None:
+        """All of torch."""
+        self._watch_backward(torch.autograd)
+        module = sys.modules["torch.optim.optimizer"]
+        module.register_optimizer_step_pre_hook(self._before)
+        module.register_optimizer_step_post_hook(self._after)
+        self._watch_beginning(torch, module.Optimizer)
+        self._watch_wrapping(torch.nn.parallel.DistributedDataParallel)
+
+    def finished(self) -> None:
+        """Record the values of all models that are left, averaged copies included."""
+        import torch
+
+        gc.collect()  # what nobody holds any more is not left
+        children: set[int] = set()
+        modules = [one for one in gc.get_objects() if isinstance(one, torch.nn.Module)]
+        for module in modules:
+            children.update(id(child) for child in module.children())
+        found = [
+            (type(module).__name__, _checksum([*module.parameters(), *module.buffers()]))
+            for module in modules
+            if id(module) not in children and _has_values(module)
+        ]
+        self._journal.tell("models", found=sorted(found))
+
+    def _watch_backward(self, module: Any) -> None:
+        original = module.backward
+
+        @wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            root = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+            fields = self._weights()
+            result = original(tensors, *args, **kwargs)
+            self._progress.backwards += 1
+            value = float(root.detach()) if getattr(root, "numel", int)() == 1 else None
+            fields["loss"] = value if value is None or math.isfinite(value) else str(value)
+            self._journal.tell("backward", **fields, where=self._journal.where())
+            return result
+
+        module.backward = backward
+
+    def _weights(self) -> dict[str, Any]:
+        samples, units = self._progress.drawn, None
+        for ledger in _ledgers():
+            if ledger.samples is not None and (samples == 0 or ledger.samples[0] == 0):
+                # What was drawn only keeps this rank in step, or a function has drawn it.
+                samples = ledger.samples[0]
+            units = ledger.units if ledger.units is not None else units
+        return {"n": self._progress.backwards, "samples": samples, "units": units}
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        initial = optimizer.__dict__.pop("_rankup_initial", None)
+        if initial is not None:
+            self._journal.tell("initial", optimizer=optimizer._rankup_number, sums=initial)
+        total, seen = 0.0, 0
+        for parameter in _parameters(optimizer):
+            if parameter.grad is not None:
+                gradient = _whole(parameter.grad)
+                gradient = gradient.to_dense() if gradient.is_sparse else gradient
+                total += float(gradient.double().pow(2).sum())
+                seen += 1
+        optimizer._rankup_gradient = math.sqrt(total) if seen else None
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        norm = getattr(optimizer, "_rankup_gradient", None)
+        if norm is None:
+            return
+        self._progress.steps += 1
+        number = getattr(optimizer, "_rankup_number", -1)
+        # A checksum of numbers that are not finite may differ although all is as bad everywhere.
+        fields = {"optimizer": number, "n": self._progress.steps, "after": self._progress.backwards}
+        shown = norm if math.isfinite(norm) else str(norm)
+        sums = _checksum(_parameters(optimizer))
+        self._journal.tell("step", **fields, gradient=shown, parameters=sums)
+        if self._rank == 1 and self._progress.steps == self._run.kill_at:
+            self._journal.tell("killed")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _watch_beginning(self, torch: Any, kind: Any) -> None:
+        original = kind.__init__
+
+        @wraps(original)
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            if not hasattr(optimizer, "_rankup_number"):
+                optimizer._rankup_number = self._count
+                self._count += 1
+                self._optimizers.add(optimizer)
+                optimizer._rankup_initial = [_checksum([one]) for one in _parameters(optimizer)]
+                if not self._run.free:
+                    self._begin_as_original(torch, optimizer)
+
+        kind.__init__ = init
+
+    def _watch_wrapping(self, kind: Any) -> None:
+        """Values that a wrapper makes equal after the optimizer was made need not be so before."""
+        original = kind.__init__
+
+        @wraps(original)
+        def init(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+            original(wrapper, *args, **kwargs)
+            within = {id(one) for one in wrapper.module.parameters()}
+            for optimizer in list(self._optimizers):
+                if within & {id(one) for one in _parameters(optimizer)}:
+                    optimizer.__dict__.pop("_rankup_initial", None)
+
+        kind.__init__ = init
+
+    def _begin_as_original(self, torch: Any, optimizer: Any) -> None:
+        """Give the original's initial values to all, so that what follows can be compared."""
+        name = f"initial-{self._run.against}-{optimizer._rankup_number}.pt"
+        path = os.path.join(self._initial, name)
+        parameters = _parameters(optimizer)
+        if not self._run.world:
+            torch.save([_whole(one.detach()).clone() for one in parameters], path)
+            return
+        if not os.path.exists(path):
+            return
+        values = torch.load(path, weights_only=True)
+        if [one.shape for one in values] != [one.shape for one in parameters]:
+            self._progress.note(
+                "the optimizers of the two scripts have other parameters: each begins by itself"
+            )
+            return
+        with torch.no_grad():
+            for parameter, value in zip(parameters, values, strict=True):
+                if type(parameter.data).__name__ != "DTensor":
+                    parameter.copy_(value)
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _checksum(tensors: Iterable[Any]) -> int:
+    import torch
+
+    total = 0
+    for tensor in tensors:
+        if tensor.is_meta or tensor.is_sparse or hasattr(tensor, "materialize"):
+            continue
+        value = _whole(tensor.detach()).cpu().contiguous()
+        total = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy(), total)
+    return total
+
+
+def _has_values(module: Any) -> bool:
+    """False for a model that only has the shapes of one: it was not trained."""
+    first = next(module.parameters(), None)
+    return first is not None and not first.is_meta
+
+
+def _ledgers() -> list[Any]:
+    """Return those of rankup's runtime, the installed one or one that lies beside the script."""
+    found = [
+        getattr(module, "LEDGER", None)
+        for name, module in list(sys.modules.items())
+        if "runtime" in name or "rankup" in name
+    ]
+    return [one for one in found if hasattr(one, "samples") and hasattr(one, "units")]
+
+
+class Loops:
+    """The two functions that the changed code calls."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._entered: dict[int, tuple[int, int]] = {}
+        self.unreached: set[str] = set()  # places of loops without gradients
+
+    def each(self, items: Iterable[Any], place: str = "") -> Iterator[Any]:
+        """The items, until enough has been trained since the first one."""
+        began = self._now()
+        self.unreached.discard(place)
+        for item in items:
+            yield item
+            if self._enough(began):
+                return
+
+    def go(self, loop: int) -> bool:
+        """True while a `while` loop, known by its number, goes on."""
+        began = self._entered.setdefault(loop, self._now())
+        if self._enough(began):
+            del self._entered[loop]
+            return False
+        return True
+
+    def _now(self) -> tuple[int, int]:
+        return self._progress.epochs, self._progress.steps
+
+    def _enough(self, began: tuple[int, int]) -> bool:
+        epochs, steps = self._now()
+        return epochs - began[0] >= EPOCHS or steps - began[1] >= STEPS
+
+
+class _Cut(ast.NodeTransformer):
+    """Puts the calls in; line numbers stay.
+
+    Attributes:
+        loops: `while` loops so far.
+        evaluations: lines of the outermost `for` loops without gradients.
+    """
+
+    def __init__(self, first: int, name: str) -> None:
+        self.loops, self._name = first, name
+        self.evaluations: list[str] = []
+        self._gradients = True
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        before = self._gradients
+        self._gradients = not any(map(_turns_off, node.decorator_list))
+        self.generic_visit(node)
+        self._gradients = before
+        return node
+
+    def visit_With(self, node: ast.With) -> ast.AST:
+        before = self._gradients
+        self._gradients &= not any(_turns_off(item.context_expr) for item in node.items)
+        self.generic_visit(node)
+        self._gradients = before
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        before, arguments = self._gradients, [node.iter]
+        if not before:
+            self._gradients = True  # only the outermost
+            place = f"{self._name}:{node.lineno}"
+            self.evaluations.append(place)
+            arguments.append(ast.Constant(place))
+        self.generic_visit(node)
+        self._gradients = before
+        arguments[0] = node.iter
+        node.iter = ast.copy_location(_call(_EACH, arguments), node.iter)
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        self.generic_visit(node)
+        self.loops += 1
+        go = _call(_GO, [ast.Constant(self.loops)])
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [node.test, go]), node.test)
+        return node
+
+
+def _turns_off(node: ast.expr) -> bool:
+    function = node.func if isinstance(node, ast.Call) else node
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    return name in _NO_GRADIENTS
+
+
+def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), arguments, [])
+
+
+class Compiler:
+    """Compiles the user's files with their loops cut.
+
+    Args:
+        folder: whose files are the user's, absolute and without links.
+    """
+
+    def __init__(self, folder: str, loops: Loops) -> None:
+        self._folder = folder + "/"
+        self._loops = loops
+        self._count = 0
+        vars(builtins).update({_EACH: loops.each, _GO: loops.go})
+
+    def compile(self, source: bytes | str, path: str, *, script: bool = False) -> CodeType:
+        """The code of a file; the evaluations of the script itself are known as unreached."""
+        cut = _Cut(self._count, os.path.basename(path))
+        tree = ast.fix_missing_locations(cut.visit(ast.parse(source, path)))
+        self._count = cut.loops
+        if script:
+            self._loops.unreached.update(cut.evaluations)
+        return compile(tree, path, "exec", dont_inherit=True)
+
+    def install(self) -> None:
+        """Do so with what is imported from the folder as well, but a runtime lying there."""
+        original: Callable[..., CodeType] = SourceFileLoader.source_to_code
+        ours = self
+
+        def source_to_code(loader: Any, data: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+            name = str(path)
+            if name.startswith(ours._folder) and "rankup" not in name[len(ours._folder) :]:
+                return ours.compile(data, name)
+            return original(loader, data, path, *args, **kwargs)
+
+        SourceFileLoader.source_to_code = source_to_code  # type: ignore[assignment, method-assign]
+        sys.dont_write_bytecode = True

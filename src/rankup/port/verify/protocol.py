@@ -1,0 +1,391 @@
+"""Files that the parent and its child processes exchange: the plan, the journals, the outcomes.
+
+The plan and the outcomes are JSON files of the state folder; each rank appends its events to a
+journal there, which the parent reads back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILE = "plan.json"
+OUTCOMES = "outcomes.json"
+ORIGINAL = "original"
+# Divisible by 2 and 3, so that a hand-written port can give each rank an equal part of a batch.
+BATCH = 12
+# The last of the batches: short with a part for each rank, of one sample, full.
+SHORT, ONE, FULL = 31, 25, 24
+EPOCHS, STEPS = 2, 12
+_TEXT = (".csv", ".json", ".jsonl", ".log", ".md", ".tsv", ".txt", ".yaml", ".yml")
+_LONGEST = 64 << 10  # bytes of a text file that is compared
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One start of a script.
+
+    Attributes:
+        name: also of its files in the state folder.
+        world: ranks; 0: the original, alone and without a launcher.
+        folder: what it may write to, and takes for its project.
+        kill_at: after so many optimizer steps rank 1 is killed; 0: never.
+        samples: the length of each data set.
+        alike: the parts of a training batch are equal, so that a mean over one is that of all.
+        free: random numbers, dropout, the order of samples and the clock are each rank's own.
+        against: the original's run that it is compared with.
+    """
+
+    name: str
+    script: str
+    folder: str
+    cwd: str
+    world: int
+    kill_at: int = 0
+    samples: int = SHORT
+    alike: bool = False
+    free: bool = False
+    against: str = ORIGINAL
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes."""
+        return max(1, self.world)
+
+
+@dataclass(frozen=True)
+class Try:
+    """How the original is started; when it fails, the next try is made.
+
+    Attributes:
+        gpu: `torch.cuda.is_available()` is true.
+        batch: samples in a batch of 2 or more; 0: as the script says.
+        varied: samples are of all parts of a data set, each of a scale of its own.
+    """
+
+    gpu: bool
+    batch: int
+    varied: bool = True
+
+
+TRIES = (
+    Try(False, BATCH),
+    Try(False, BATCH, varied=False),
+    Try(True, BATCH),
+    Try(False, 0),
+    Try(True, 0),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The fields of `plan.json`.
+
+    Attributes:
+        state: folder of journals.
+        temporary: the scripts' TMPDIR.
+        stand_ins: folders put in front of the module path.
+        seconds: limit of one run.
+        runs: the original first.
+    """
+
+    state: str
+    temporary: str
+    args: tuple[str, ...]
+    stand_ins: tuple[str, ...]
+    seconds: float
+    runs: tuple[Run, ...]
+
+    def write(self) -> None:
+        """Put it into the state folder."""
+        Path(self.state, FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def load(state: str) -> Plan:
+    """The plan in a state folder."""
+    with open(os.path.join(state, FILE), encoding="utf-8") as file:
+        values: dict[str, Any] = json.load(file)
+    values["runs"] = tuple(Run(**one) for one in values["runs"])
+    for name in ("args", "stand_ins"):
+        values[name] = tuple(values[name])
+    return Plan(**values)
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank ended.
+
+    Attributes:
+        code: exit code, negative for a signal; None: it had to be ended.
+        finished: its script came to its end.
+        stderr: the last it wrote there.
+    """
+
+    code: int | None
+    finished: bool
+    stderr: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        why: `exit`, or `time` when its limit was reached.
+        seconds: from start to end.
+        tried: the `Try` that it was made with.
+        patience: seconds until the last rank ended, once one had failed.
+        run: as it was made, which may be with other samples than planned.
+    """
+
+    name: str
+    why: str
+    seconds: float
+    ranks: tuple[RankEnd, ...]
+    tried: Try = field(default_factory=lambda: TRIES[0])
+    patience: float = 0.0
+    run: Run | None = None
+
+
+def journal_path(state: str, run: str, rank: int) -> str:
+    """The file of a rank's journal."""
+    return os.path.join(state, f"{run}-{rank}.jsonl")
+
+
+def write_outcomes(state: str, outcomes: Sequence[Outcome]) -> None:
+    """Replace the outcomes in the state folder."""
+    path = os.path.join(state, OUTCOMES)
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump([asdict(one) for one in outcomes], file)
+    os.replace(f"{path}.new", path)
+
+
+def read_outcomes(state: Path) -> tuple[Outcome, ...]:
+    """The outcomes so far; none where no run came to its end."""
+    with suppress(OSError):
+        found = json.loads((state / OUTCOMES).read_text(encoding="utf-8"))
+        return tuple(_outcome(one) for one in found)
+    return ()
+
+
+def _outcome(values: dict[str, Any]) -> Outcome:
+    ranks = tuple(RankEnd(**one) for one in values["ranks"])
+    run = Run(**values["run"]) if values.get("run") else None
+    return Outcome(**{**values, "ranks": ranks, "tried": Try(**values["tried"]), "run": run})
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The events of one rank, in order."""
+
+    events: tuple[Event, ...]
+
+    def of(self, *names: str) -> list[Event]:
+        """The events of these kinds."""
+        return [event for event in self.events if event["event"] in names]
+
+    def written(self) -> set[str]:
+        """The files that the rank has written and left there."""
+        found: set[str] = set()
+        for event in self.of("write"):
+            if event["how"] in ("truncate", "append", "update", "create", "rename"):
+                found.add(event["path"])
+            elif event["how"] in ("remove", "rename from"):
+                found.discard(event["path"])
+        return found
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run: how it ended and what its ranks recorded.
+
+    Attributes:
+        world: ranks; 0: the original.
+        texts: the lines of each text file that rank 0 has written.
+    """
+
+    world: int
+    outcome: Outcome
+    ranks: tuple[Journal, ...]
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """True when not all its ranks came to their end."""
+        return self.outcome.why != "exit" or not all(one.finished for one in self.outcome.ranks)
+
+    @property
+    def free(self) -> bool:
+        """True when random numbers were each rank's own."""
+        return self.outcome.run is not None and self.outcome.run.free
+
+    @property
+    def alike(self) -> bool:
+        """True when the parts of each training batch were equal."""
+        return self.outcome.run is not None and self.outcome.run.alike
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One way through a loader.
+
+    Attributes:
+        batches: the samples drawn, in order; without those that only keep a rank in step.
+        sums: a hash of each of these samples.
+        contents: a hash of each batch as the loop got it; empty for one that counts for nothing.
+        unused: places of batches of which no backward came.
+        trained: a backward came of it.
+        grad: it was drawn with gradients on.
+    """
+
+    dataset: int
+    number: int
+    grad: bool
+    shuffles: bool
+    sampler: str
+    epoch: int | None
+    where: str
+    batches: tuple[tuple[Any, ...], ...]
+    sums: tuple[tuple[str, ...], ...]
+    contents: tuple[str, ...]
+    unused: frozenset[int]
+    trained: bool
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The data set, and the how many-th pass over it this is."""
+        return self.dataset, self.number
+
+    @property
+    def samples(self) -> list[Any]:
+        """All of them."""
+        return [one for batch in self.batches for one in batch]
+
+    @property
+    def contents_of_samples(self) -> list[tuple[Any, str]]:
+        """All of them, each with its hash."""
+        pairs = zip(self.batches, self.sums, strict=True)
+        return [one for ids, sums in pairs for one in zip(ids, sums, strict=True)]
+
+
+def read(state: Path, outcome: Outcome, world: int) -> Seen:
+    """A run of the state folder."""
+    paths = [Path(journal_path(str(state), outcome.name, rank)) for rank in range(max(1, world))]
+    ranks = tuple(_read(path) for path in paths)
+    folder = Path(outcome.run.folder) if outcome.run else None
+    texts = {}
+    for name in sorted(ranks[0].written()) if folder else ():
+        lines = _lines(folder / name) if folder else None
+        if lines is not None:
+            texts[name] = lines
+    return Seen(world, outcome, ranks, texts)
+
+
+def passes(journal: Journal) -> list[Pass]:
+    """All ways through all loaders."""
+    found: dict[tuple[int, int], _Open] = {}
+    since: list[_Open] = []  # whose batches were drawn since the last backward
+    for event in journal.events:
+        kind = event["event"]
+        if kind == "iterate":
+            found[event["dataset"], event["pass"]] = _Open(event)
+        elif kind == "batch":
+            one = found[event["dataset"], event["pass"]]
+            one.batches.append(event)
+            since.append(one)
+        elif kind in ("iterated", "dropped"):
+            found[event["dataset"], event["pass"]].ended = True
+        elif kind == "backward":
+            if since:
+                since[-1].stepped(event["samples"])
+            for one in since[:-1]:
+                if one.grad and not one.ended and since.count(one) == 1:
+                    one.beside(event["samples"])
+            since = since[-1:]  # of a further backward too
+    return [one.closed() for one in found.values() if one.batches]
+
+
+class _Open:
+    """A way through a loader that may go on."""
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+        self.batches: list[Event] = []
+        self.ended = False
+        self.grad = bool(event["grad"])
+        self._trained = False
+        self._idle: set[int] = set()  # batches that only keep a rank in step
+        self._used: set[int] = set()
+        self._beside: list[tuple[int, int]] = []  # batches, and their part in a step
+
+    def stepped(self, samples: int) -> None:
+        """A backward came of the last batch; of no samples where it kept a rank in step."""
+        self._trained = True
+        self._used.add(len(self.batches) - 1)
+        if samples == 0:
+            self._idle.add(len(self.batches) - 1)
+
+    def beside(self, samples: int) -> None:
+        """A backward came of a batch drawn after this one's last: `zip(this, other)`."""
+        self._beside.append((len(self.batches) - 1, samples))
+        self._used.add(len(self.batches) - 1)
+
+    def closed(self) -> Pass:
+        # One batch to look at may be drawn before a step as well, and is not trained on.
+        zipped = len(self._beside) > 1
+        idle = self._idle | {place for place, samples in self._beside if zipped and not samples}
+        event = self._event
+        shown = [{} if place in idle else one for place, one in enumerate(self.batches)]
+        return Pass(
+            dataset=event["dataset"],
+            number=event["pass"],
+            grad=event["grad"],
+            shuffles=event["shuffles"],
+            sampler=event["sampler"],
+            epoch=event["epoch"],
+            where=event["where"],
+            batches=tuple(tuple(one.get("ids", ())) for one in shown),
+            sums=tuple(_sums(one) for one in shown),
+            contents=tuple(one.get("content", "") for one in shown),
+            unused=frozenset(range(len(shown))) - self._used,
+            trained=self._trained or zipped,
+        )
+
+
+def _sums(event: Event) -> tuple[str, ...]:
+    return tuple(event.get("sums") or [""] * len(event.get("ids", ())))
+
+
+def notes(runs: Sequence[Seen]) -> Iterator[str]:
+    """Return what was made comparable, each once."""
+    texts = (event["text"] for run in runs for rank in run.ranks for event in rank.of("note"))
+    return iter(dict.fromkeys(texts))
+
+
+def _read(path: Path) -> Journal:
+    events: list[Event] = []
+    with suppress(OSError):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError):  # the last line of one that was killed
+                event = json.loads(line)
+                if isinstance(event, dict) and "event" in event:
+                    events.append(event)
+    own = next((event["pid"] for event in events if event["event"] == "start"), None)
+    return Journal(tuple(event for event in events if event.get("pid") == own))
+
+
+def _lines(path: Path) -> list[str] | None:
+    """The lines of a text file; None where it is something else."""
+    if not path.name.lower().endswith(_TEXT) or path.is_symlink():
+        return None
+    with suppress(OSError, UnicodeDecodeError):
+        if path.stat().st_size <= _LONGEST:
+            return path.read_text(encoding="utf-8").splitlines()
+    return None

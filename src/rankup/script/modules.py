@@ -1,0 +1,328 @@
+"""A script with the local modules that it imports, and what they import from elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from ..base.errors import UserError
+from .flow import Flow
+from .names import Binding
+from .source import File, from_bytes, module_names, reached, read, roots
+
+_MOST_FILES = 200
+_MOST_BYTES = 4_000_000  # of all local modules together
+_MOST_HOPS = 20
+_MOST_BINDINGS = 30  # of one name, that are looked at
+_MAIN = "__main__"
+_CATCHES = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+_PYTHONS = {"TYPE_CHECKING", "version_info", "platform", "implementation"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """The import of a module that is not local, by the script or by one of its local modules.
+
+    Attributes:
+        module: dotted (`torch.nn`).
+        optional: the script goes on without it (`try`/`except ImportError`), or never imports it
+            (`if TYPE_CHECKING`).
+        late: in a function, which may not be called.
+        file: where it stands.
+    """
+
+    module: str
+    line: int
+    optional: bool
+    late: bool = False
+    file: Path = Path()
+
+
+class Modules:
+    """A script and its local modules.
+
+    Attributes:
+        files: the script first; one that is no Python is there as an empty file.
+        notes: what was not read, and why, one line each.
+    """
+
+    def __init__(self, files: Sequence[File], notes: Sequence[str] = ()) -> None:
+        self.files = tuple(files)
+        self.notes = tuple(notes)
+        tops = roots(self.files[0].path.parent)
+        names = {one: module_names(one.path, tops) for one in reversed(self.files)}
+        self._by_name = {name: one for one, several in names.items() for name in several if name}
+        self._names = {one: several[-1] for one, several in names.items()}
+        self._names[self.files[0]] = _MAIN
+
+    @cached_property
+    def flow(self) -> Flow:
+        """Definitions, callers and origins over all files."""
+        return Flow(self.files)
+
+    def name(self, file: File) -> str:
+        """The name a file is imported by; `__main__` of the script."""
+        return self._names[file]
+
+    def absolute(self, file: File, dotted: str) -> str:
+        """A dotted name without leading dots, as seen from the package that a file belongs to."""
+        rest = dotted.lstrip(".")
+        level = len(dotted) - len(rest)
+        if not level:
+            return dotted
+        parts = [part for part in self.name(file).split(".") if part and part != _MAIN]
+        above = level if file.path.name != "__init__.py" else level - 1
+        return ".".join([*parts[: max(0, len(parts) - above)], *([rest] if rest else [])])
+
+    def find(self, dotted: str) -> tuple[File, list[str]] | None:
+        """The local module that a dotted name begins with, and the words behind it."""
+        parts = dotted.split(".")
+        for end in range(len(parts), 0, -1):
+            file = self._by_name.get(".".join(parts[:end]))
+            if file is not None:
+                return file, parts[end:]
+        return None
+
+    def dotted(self, file: File, node: ast.AST, hops: int = 0) -> str:
+        """The full name of something that no file of the script defines itself, else empty.
+
+        It is followed through variables and through what local modules import. What a call returns
+        has the name of what is called with `()` behind it: `requests.Session().get`.
+        """
+        if hops > _MOST_HOPS:
+            return ""
+        match node:
+            case ast.Attribute(value=value, attr=attr):
+                inner = self.dotted(file, value, hops + 1)
+                return self._through(f"{inner}.{attr}", hops) if inner else ""
+            case ast.Call(func=func):
+                inner = self.dotted(file, func, hops + 1)
+                return f"{inner}()" if inner else ""
+            case ast.Name(id=name):
+                _, found = file.names.bindings(name, file.names.scope(node))
+                if not found:
+                    return self.starred(file, name) or file.names.dotted(node)
+                # `except ImportError: datasets = None` is not what will be called.
+                first = found[:_MOST_BINDINGS]
+                one = next((one for one in first if one.kind == "import"), found[-1])
+                if one.kind == "import":
+                    return self._through(self.absolute(file, one.dotted), hops)
+                whole = one.kind in ("value", "entered") and not one.path
+                if whole and isinstance(one.node, (ast.Name, ast.Attribute, ast.Call)):
+                    return self.dotted(file, one.node, hops + 1)
+        return ""
+
+    def owner(
+        self, file: File, node: ast.AST
+    ) -> tuple[File, ast.ClassDef, tuple[File, ast.Call] | None] | None:
+        """The class of the script that an expression is, or is an instance of.
+
+        With the call that makes the instance, and its file, where there is one.
+        """
+        if isinstance(node, ast.Name) and node.id in ("self", "cls"):
+            around = file.names.enclosing(node, ast.ClassDef)
+            return None if around is None else (file, around, None)
+        found = self.flow.definition(file, node)
+        if found is not None and isinstance(found[1], ast.ClassDef):
+            return found[0], found[1], None
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
+            return None
+        origins = self.flow.origins(file, node)
+        if len(origins) != 1 or not isinstance(origins[0].node, ast.Call):
+            return None
+        made = origins[0].node
+        found = self.flow.definition(origins[0].file, made.func)
+        if found is None or not isinstance(found[1], ast.ClassDef):
+            return None
+        return found[0], found[1], (origins[0].file, made)
+
+    def members(self, file: File, owner: ast.ClassDef, name: str) -> tuple[File, list[Binding]]:
+        """The bindings of an attribute of a class, or of the first class above it that has some."""
+        waiting, seen = [(file, owner)], {owner}
+        while waiting:
+            where, at = waiting.pop(0)
+            bound = where.names.members(at).get(name, [])
+            found = [*bound, *where.names.attributes(at).get(name, ())]
+            if found:
+                return where, found
+            for base in at.bases:
+                above = self.flow.definition(where, base)
+                if above and isinstance(above[1], ast.ClassDef) and above[1] not in seen:
+                    seen.add(above[1])
+                    waiting.append((above[0], above[1]))
+        return file, []
+
+    def _through(self, dotted: str, hops: int) -> str:
+        """The name of what a local module has imported from elsewhere."""
+        place = self.find(dotted) if hops <= _MOST_HOPS else None
+        if place is None or not place[1]:
+            return dotted
+        file, (first, *rest) = place
+        found = file.names.members(file.tree).get(first, [])
+        imported = next((one for one in found if one.kind == "import"), None)
+        if imported is not None:
+            onward = self.absolute(file, imported.dotted)
+        else:
+            onward = "" if found else self.starred(file, first)
+        if not onward or onward == dotted:
+            return dotted
+        return self._through(".".join([onward, *rest]), hops + 1)
+
+    def starred(self, file: File, name: str) -> str:
+        """The full name of what `from module import *` may have brought, else empty."""
+        for star in reversed(file.names.stars):
+            module = self.absolute(file, star)
+            place = self.find(module)
+            if place is None and not hasattr(builtins, name):
+                return f"{module}.{name}"
+            if place is not None and name in place[0].names.members(place[0].tree):
+                return f"{module}.{name}"
+        return ""
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        """The imports of modules that are not local.
+
+        One in a local module is as optional, and as late, as every way to it.
+        """
+        script = self.files[0]
+        wanted = {file: list(self._imported(file)) for file in self.files}
+        ways = {script: (False, False)}
+        waiting = deque([script])
+        while waiting:
+            file = waiting.popleft()
+            for one, _, targets in wanted[file]:
+                now = (one.optional or ways[file][0], one.late or ways[file][1])
+                for target in targets:
+                    before = ways.get(target)
+                    both = now if before is None else (before[0] and now[0], before[1] and now[1])
+                    if both != before:
+                        ways[target] = both
+                        waiting.append(target)
+        found = []
+        for file in self.files:
+            optional, late = ways.get(file, (True, True))
+            for one, level, targets in wanted[file]:
+                if not level and not targets and self.find(one.module) is None:
+                    found.append(
+                        replace(one, optional=one.optional or optional, late=one.late or late)
+                    )
+        return tuple(found)
+
+    def _imported(self, file: File) -> Iterator[tuple[Import, int, list[File]]]:
+        """Each import of a file, the number of its dots, and the local modules it loads."""
+        for node in _import_nodes(file):
+            for dotted, names in _modules_of(node):
+                level = node.level if isinstance(node, ast.ImportFrom) else 0
+                targets = [
+                    local
+                    for name in (dotted, *names)
+                    for local in self._on_the_way(self.absolute(file, name))
+                ]
+                optional, late = _standing(file, node)
+                yield Import(dotted, node.lineno, optional, late, file.path), level, targets
+
+    def _on_the_way(self, name: str) -> Iterator[File]:
+        """The local modules that `import a.b.c` loads: `a`, `a.b` and `a.b.c`."""
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            file = self._by_name.get(".".join(parts[:end]))
+            if file is not None:
+                yield file
+
+
+def gather(script: Path) -> Modules:
+    """Read a script and, breadth first, the modules of its repository that it imports.
+
+    Raises:
+        UserError: the script itself cannot be read, or is not Python.
+    """
+    try:
+        first = read(script)
+    except OSError as error:
+        raise UserError(f"{script}: {error.strerror}") from None
+    if first.error is not None:
+        raise UserError(_unread(first))
+    files, notes, left = [first], list[str](), _MOST_BYTES
+    for file in reached(first):
+        left -= len(file.data)
+        if len(files) >= _MOST_FILES or left < 0:
+            notes.append(f"{len(files)} local modules are read; the others are not")
+            break
+        if file.error is not None:
+            notes.append(_unread(file))
+            file = from_bytes(file.path, b"")
+        files.append(file)
+    return Modules(files, notes)
+
+
+def imports(script: Path) -> list[Import]:
+    """What a script, and the local modules that it imports, import from elsewhere.
+
+    Raises:
+        UserError: as `gather`.
+    """
+    return list(gather(script).imports)
+
+
+def _unread(file: File) -> str:
+    """Why a file cannot be understood, in one line that names its place."""
+    wrong = file.error
+    assert wrong is not None
+    hint = f"; {wrong.hint}" if wrong.hint else ""
+    return f"{file.path}:{wrong.line}: {wrong.message}{hint}"
+
+
+def _import_nodes(file: File) -> list[ast.Import | ast.ImportFrom]:
+    found: list[ast.Import | ast.ImportFrom] = [
+        *file.names.all(ast.Import),
+        *file.names.all(ast.ImportFrom),
+    ]
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def _modules_of(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, list[str]]]:
+    """Each module of an import, and what is taken out of it, which may be modules as well."""
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, []) for alias in node.names)
+        return
+    base = "." * node.level + (node.module or "")
+    dot = "" if base.endswith(".") else "."
+    yield base, [f"{base}{dot}{alias.name}" for alias in node.names if alias.name != "*"]
+
+
+def _standing(file: File, node: ast.AST) -> tuple[bool, bool]:
+    """The import may fail, or be left out, without harm; the import stands in a function."""
+    optional = late = False
+    below = node
+    for up in file.names.up(node):
+        match up:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                late = True
+            case ast.If():
+                optional = optional or _about_this_python(up.test)
+            case ast.Try():
+                # What is imported instead, in a handler, is needed only instead.
+                tried = below in up.body or below in up.handlers
+                optional = optional or (tried and any(_catches(one.type) for one in up.handlers))
+        below = up
+    return optional, late
+
+
+def _catches(caught: ast.expr | None) -> bool:
+    if caught is None:
+        return True
+    parts = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return any(isinstance(part, ast.Name) and part.id in _CATCHES for part in parts)
+
+
+def _about_this_python(test: ast.expr) -> bool:
+    """True of a condition about the interpreter, or that never holds in one that runs."""
+    names = {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+    return bool(names & _PYTHONS)

@@ -1,0 +1,88 @@
+"""`rankup fetch --no-run`: the list, the command line, the table."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rankup.login.fetch.no_run import show
+from rankup.site import config
+
+SCRIPT = """
+import argparse, urllib.request
+from datasets import load_dataset
+from torchvision.datasets import CIFAR10
+from transformers import AutoModel, AutoTokenizer
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", default="gpt2")
+args = parser.parse_args()
+AutoTokenizer.from_pretrained(args.model)
+AutoModel.from_pretrained(args.model)
+load_dataset("wikitext", "wikitext-2-raw-v1", revision="b08601e")
+urllib.request.urlretrieve("https://example.org/it's a.zip", "data/it's a.zip")
+CIFAR10("data", download=True)
+load_dataset(input())
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script that fetches several things, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("train.py")
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_what_is_found_is_ready_to_be_typed(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show(script, ("--model", "t5"), as_json=False) == 0
+    out = capsys.readouterr().out
+    [line] = [line for line in out.splitlines() if line.startswith("  rankup fetch --")]
+    assert shlex.split(line)[2:] == [
+        *("--model", "t5"),
+        *("--dataset", "wikitext:wikitext-2-raw-v1@b08601e"),
+        *("--url", "https://example.org/it's a.zip", "--to", "data/it's a.zip"),
+    ]
+    assert "CIFAR10" in out.partition("only the script's own call")[2]
+    unknown = out.partition("cannot be known by reading:")[2]
+    assert "it is computed" in unknown
+    assert "train.py:14" in unknown
+    assert out.rstrip().endswith("  rankup fetch train.py --model t5")
+
+
+def test_the_table_is_read_by_rankup_toml(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show(script, (), as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    script.with_name("rankup.toml").write_text(said["table"])
+    needs = config.load(Path.cwd()).fetch
+    assert needs.models == ("gpt2",)
+    assert needs.datasets == ("wikitext:wikitext-2-raw-v1@b08601e",)
+    [url] = needs.urls
+    assert (url.url, url.to) == ("https://example.org/it's a.zip", Path.cwd() / "data/it's a.zip")
+    assert said["command"].startswith("rankup fetch --model gpt2 --dataset ")
+    assert {one["what"] for one in said["downloads"]} == {"model", "dataset", "url", "torchvision"}
+    assert said["args"] == []
+
+
+def test_a_script_that_fetches_nothing_says_so(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text("print(1)\n")
+    assert show(script, (), as_json=False) == 0
+    out = capsys.readouterr().out
+    assert out == (
+        "reading train.py finds no call that fetches something; to be sure: rankup fetch train.py\n"
+    )
+
+
+def test_names_cannot_move_the_cursor(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text("import nltk\nnltk.download('a\\x1b[2Jb\\nc')\n")
+    show(script, (), as_json=False)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "a\\x1b[2Jb\\x0ac" in out

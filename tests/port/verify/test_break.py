@@ -1,0 +1,261 @@
+"""Wrong ports that look right: as long as all ranks draw alike, or where nothing is compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .several import KINDS, results
+
+SCRIPTS = Path(__file__).parent / "scripts"
+DRAWN, UNSEEN, BATCHES = (
+    (SCRIPTS / f"{name}.py").read_text(encoding="utf-8") for name in ("drawn", "unseen", "batches")
+)
+SETUP = """
+import rankup
+
+
+def states():
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def restore(kept):
+    random.setstate(kept[0])
+    np.random.set_state(kept[1])
+    torch.set_rng_state(kept[2])
+
+
+_, rank, _, world = rankup.setup()
+rankup.quiet()
+restore(rankup.broadcast(states()))
+folder = rankup.broadcast("""
+
+
+def changed(text: str, *pairs: tuple[str, str]) -> str:
+    """A script with some of its texts replaced, each of which is there."""
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+PORT = changed(
+    DRAWN,
+    ("\nfolder = ", SETUP),
+    ("time.strftime('%d')}\"", "time.strftime('%d')}\")"),
+    ("optimizer = torch", "model = rankup.wrap(model)\noptimizer = torch"),
+    ("os.makedirs(folder)", "os.makedirs(folder, exist_ok=True)"),
+    (
+        "    for x, y in loader:\n",
+        "    kept = states()\n    random.seed(rank)\n    np.random.seed(rank)\n"
+        "    for x, y in rankup.shard(loader):\n",
+    ),
+    ("random.random() < 0.2", "rankup.broadcast(random.random()) < 0.2"),
+    ("    model.eval()\n", "    restore(kept)\n    model.eval()\n"),
+    ("    with open(", "    if rank == 0:\n     with open("),
+    ("        log.write(", "         log.write("),
+    ("torch.save(model", "rankup.save0(model"),
+)
+OTHERS = "hits / seen"  # a number that the port leaves to rank 0
+# What is wrong -> the port, its runs, the check that finds it, and a word of what it says.
+WRONG = {
+    "split": (
+        [("restore(rankup.broadcast(states()))\n", "if rank:\n    np.random.seed(rank)\n")],
+        ("2",),
+        ("samples", "is another one on rank"),
+    ),
+    "noise": (
+        [
+            (
+                "        output = model(x)\n",
+                "        output = model(x)\n        np.random.seed(seen)\n",
+            )
+        ],
+        ("free",),
+        ("samples", "the same numbers from NumPy's random in the training loop"),
+    ),
+    "crops": (
+        [
+            (
+                "        output = model(x)\n",
+                "        output = model(x)\n        torch.manual_seed(3)\n",
+            )
+        ],
+        ("free",),
+        ("samples", "the same numbers from torch's random in a data set"),
+    ),
+    "values behind the wrap": (
+        [
+            (
+                "model = rankup.wrap(model)\n",
+                "model = rankup.wrap(model)\ntorch.manual_seed(rank)\n"
+                "with torch.no_grad():\n    model[0].weight.normal_()\n",
+            )
+        ],
+        ("2",),
+        ("parameters", "before the first step 1 of 4 parameters"),
+    ),
+    "decision": (
+        [("rankup.broadcast(random.random()) < 0.2", "random.random() < 0.2")],
+        ("free",),
+        ("losses", "of each rank's own"),
+    ),
+    "mean of logarithms": (
+        [
+            (
+                "        for x, y in valid_loader:\n",
+                "        for x, y in rankup.shard(valid_loader, train=False):\n",
+            ),
+            (
+                "10 * math.log10(count / total):",
+                "rankup.all_reduce(10 * math.log10(count / total)) / world:",
+            ),
+            (
+                "{total / count:.5f}",
+                "{seen_error:.5f}",
+            ),
+            (
+                '    print(f"epoch',
+                '    seen_error = rankup.mean(total, count)\n    print(f"epoch',
+            ),
+        ],
+        ("2",),
+        ("evaluation", "decibel"),
+    ),
+    "a number of one rank in a file": (
+        [
+            (
+                "        for x, y in valid_loader:\n",
+                "        for x, y in rankup.shard(valid_loader, train=False):\n",
+            ),
+            (
+                "10 * math.log10(count / total):",
+                "10 * math.log10(1 / rankup.mean(total, count)):",
+            ),
+        ],
+        (
+            "2",
+            "alike",
+        ),
+        ("output", "log.csv"),
+    ),
+    "another number": (
+        [(OTHERS, "2 * hits / seen")],
+        (
+            "2",
+            "alike",
+        ),
+        ("evaluation", "hits"),
+    ),
+}
+
+
+@pytest.mark.timeout(600)
+def test_wrong_ports_that_an_aligned_run_proves(tmp_path: Path) -> None:
+    """Each is found, by its check and with its reason; the right one's numbers are rank 0's."""
+    ports = {name: changed(PORT, *pairs) for name, (pairs, *_) in WRONG.items()}
+    kinds = {name: runs for name, (_, runs, _) in WRONG.items()}
+    found = results(
+        tmp_path, DRAWN, {"right": PORT, **ports}, kinds={**kinds, "right": KINDS}, seconds=40.0
+    )
+    states = {one.check: (one.state, one.differences) for one in found["right"]}
+    for check, (state, differences) in states.items():
+        assert state == ("rank 0's" if check == "output" else "proved"), (check, differences)
+    for name, (*_, (check, word)) in WRONG.items():
+        one = next(one for one in found[name] if one.check == check)
+        assert one.state == "differs", (name, found[name])
+        assert any(word in text for text in one.differences), (name, one)
+
+
+def test_what_only_a_bar_shows_or_was_not_reached_is_not_proved(tmp_path: Path) -> None:
+    port = changed(
+        UNSEEN,
+        (
+            "torch.manual_seed(0)",
+            "import rankup\nrankup.setup()\nrankup.quiet()\ntorch.manual_seed(0)",
+        ),
+        ("optimizer = torch", "model = rankup.wrap(model)\noptimizer = torch"),
+        ("in loader", "in rankup.shard(loader)"),
+        ("hits / len(x)", "rankup.mean(0.0, 1.0)"),
+        ("with open(", "if rankup.is_root_process():\n with open("),
+        ("    file.write", "  file.write"),
+    )
+    states = {one.check: one for one in results(tmp_path, UNSEEN, {"port": port})["port"]}
+    assert states["losses"].state == states["samples"].state == "proved"
+    assert states["evaluation"].state == states["saved"].state == "not seen", states
+    assert "not reached: train.py:" in states["evaluation"].detail
+    assert "model.safetensors" in states["saved"].detail
+
+
+def test_batches_drawn_by_a_function(tmp_path: Path) -> None:
+    port = changed(
+        BATCHES,
+        (
+            "torch.manual_seed(0)",
+            "import rankup\n_, rank, _, world = rankup.setup()\ntorch.manual_seed(0)",
+        ),
+        ("optimizer = torch", "model = rankup.wrap(model)\noptimizer = torch"),
+        ("= get_batch()", "= rankup.deal(get_batch())"),
+        ("torch.save", "rankup.save0"),
+    )
+    ports = {
+        "right": port,
+        "own": changed(
+            port,
+            ("rankup.deal(get_batch())", "get_batch()"),
+            ("for _", "torch.manual_seed(rank)\nfor _"),
+        ),
+    }
+    found = results(tmp_path, BATCHES, ports)
+    right = {one.check: one for one in found["right"]}
+    assert right["losses"].state == right["saved"].state == "proved", right
+    assert right["samples"].state == "not seen"
+    assert "losses" in {one.check for one in found["own"] if one.state == "differs"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rank_without_a_sample_is_met(tmp_path: Path) -> None:
+    """It computes on a sample of weight zero, which a sum over the loop's batches counts."""
+    script, port = (
+        (SCRIPTS / name).read_text(encoding="utf-8") for name in ("one.py", "one_dist.py")
+    )
+    wrong = changed(
+        port,
+        ("rankup.batch_mean(loss.item()) * rankup.batch_sum(len(y))", "loss.item() * len(y)"),
+        ("seen += rankup.batch_sum(len(y))", "seen += len(y)"),
+        ("return total / seen", "return float(rankup.mean(total, seen))"),
+    )
+    kinds = {"right": ("2", "3"), "wrong": ("2", "3")}
+    found = results(tmp_path, script, {"right": port, "wrong": wrong}, kinds=kinds)
+    assert {one.state for one in found["right"]} == {"proved"}
+    differ = {(one.check, one.world) for one in found["wrong"] if one.state != "proved"}
+    assert differ == {("evaluation", 3)}
+
+
+@pytest.mark.timeout(600)
+def test_what_is_drawn_between_passes_is_alike(tmp_path: Path) -> None:
+    """By the runtime itself: with several models, and loaders side by side."""
+    pytest.importorskip("rankup.runtime.random_state", reason="states of ranks are not kept apart")
+    script = (SCRIPTS / "between.py").read_text(encoding="utf-8")
+    wrapped = "generator, critic, classifier = map(rankup.wrap, (generator, critic, classifier))\n"
+    port = changed(
+        script,
+        ("data = Negatives", "import rankup\n\nrankup.setup()\nrankup.quiet()\ndata = Negatives"),
+        ("of_generator = torch", f"{wrapped}of_generator = torch"),
+        ("zip(loader, real_loader", "zip(rankup.shard(loader), rankup.shard(real_loader)"),
+        (
+            "    for x, y in train_loader:\n        of",
+            "    for x, y in rankup.shard(train_loader):\n        of",
+        ),
+    )
+    wrong = changed(
+        port,
+        ("    data.draw()", "    if rankup.setup().rank:\n        random.seed(5)\n    data.draw()"),
+    )
+    kinds = {"right": ("2", "free"), "wrong": ("2",)}
+    found = results(tmp_path, script, {"right": port, "wrong": wrong}, kinds=kinds)
+    assert {one.state for one in found["right"]} == {"proved", "not seen"}, found["right"]
+    samples = next(one for one in found["wrong"] if one.check == "samples")
+    assert "is another one on rank 1" in samples.differences[0]
