@@ -16,11 +16,12 @@ from pathlib import Path
 
 import torch
 
+import rankup
 from rankup.port.rewrite.ported import port
 from rankup.runtime.deal import LEDGER
 from rankup.runtime.hang.code import fingerprint
 from rankup.runtime.random_state import STREAMS
-from rankup.runtime.world import World
+from rankup.runtime.world import World, setup
 from tests.pool import RankPool
 
 CASES = Path(__file__).parent / "cases"
@@ -45,8 +46,8 @@ def _run(world: World, script: Path, folder: Path, arguments: tuple[str, ...]) -
     random.seed(world.rank)
     torch.manual_seed(world.rank)
     STREAMS.reset()
-    if world.world_size > 1:
-        STREAMS.synchronize()
+    joins = rankup.setup
+    rankup.setup = _joining  # type: ignore[assignment]
     out = io.StringIO()
     fingerprint.cache_clear()
     try:
@@ -59,6 +60,7 @@ def _run(world: World, script: Path, folder: Path, arguments: tuple[str, ...]) -
         pass
     finally:
         os.chdir(before)
+        rankup.setup = joins
         builtins.print, sys.argv = loud, argv
         sys.path[:] = path
         logging.disable(logging.NOTSET)
@@ -69,6 +71,14 @@ def _run(world: World, script: Path, folder: Path, arguments: tuple[str, ...]) -
             if str(getattr(sys.modules[name], "__file__", "")).startswith(str(script.parent)):
                 del sys.modules[name]
     return out.getvalue()
+
+
+def _joining() -> World:
+    """`rankup.setup()`, as in a process that is in no group yet."""
+    joined = setup()
+    if joined.world_size > 1:
+        STREAMS.synchronize()
+    return joined
 
 
 def same_output(ours: str, expected: str, tolerance: float = 1e-5) -> str:
@@ -97,7 +107,8 @@ def compare(ranks: RankPool, cases: list[Path], folder: Path, world_sizes: tuple
     for kind, made in (("original", originals), ("port", ports)):
         place = folder / kind
         place.mkdir()
-        shutil.copy(CASES / "helper_data.py", place)
+        for helper in CASES.glob("helper_*.py"):
+            shutil.copy(helper, place)
         for case in cases:
             path = place / f"{kind}_{case.name.split('.')[0]}.py"
             text = case.read_bytes() if kind == "original" else port(case).text.encode()

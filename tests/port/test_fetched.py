@@ -134,3 +134,15 @@ def test_what_is_fetched_here_and_elsewhere_is_named(tmp_path: Path) -> None:
     ported = _ported(tmp_path, HEAD + text + TRAIN + LOOP).text
     assert "rankup.rank0_first(urllib.request.urlretrieve, url, 'a')" in ported
     assert "with rankup.rank0_first():" not in ported
+
+
+def test_what_another_file_makes_and_gives_back_is_for_rank_0_first(tmp_path: Path) -> None:
+    """The others would go on without the data under `if rankup.is_root_process():`."""
+    (tmp_path / "vocabulary.py").write_text(
+        "import json\nimport os\n\n\ndef words(path):\n    if os.path.exists(path):\n"
+        "        return json.load(open(path))\n    found = ['a', 'b']\n    found.append('c')\n"
+        "    OPENED.append(path)\n    json.dump(found, open(path, 'w'))\n    return found\n"
+    )
+    text = HEAD + "from vocabulary import words\n\nfound = words('words.json')\n" + TRAIN + LOOP
+    notes = [note.text for note in _ported(tmp_path, text).left]
+    assert [note for note in notes if "`rankup.rank0_first(words, …)`" in note], notes

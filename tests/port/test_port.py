@@ -8,6 +8,7 @@ import random
 import runpy
 import sys
 import sysconfig
+import textwrap
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -255,6 +256,83 @@ def test_what_differs_is_said() -> None:
         ("text_bar_of_its_own", "that the model is in evaluation mode is not seen"),
     ):
         assert any(said in note.text for note in _ported(CASES / f"{case}.in.py").left), case
+
+
+def test_what_draws_numbers_beside_a_loader_draws_no_batches(tmp_path: Path) -> None:
+    """Neither where it draws a box to cut out, nor where it trains."""
+    drawn = "def box():\n    return int(torch.randint(0, 4, ()))\n\n"
+    text = SCRIPT.replace("net = ", f"{drawn}net = ", 1).replace(
+        "    loss =", "    at = box()\n    loss ="
+    )
+    assert "rankup.deal" not in port(_script(tmp_path, text)).text
+    head, loop = text[: text.index("for x in")], text[text.index("for x in") :]
+    step = loop.replace("\n", "\n    ").replace(
+        "loss = ", "x = x[torch.randint(0, 4, (4,))]\n        loss = "
+    )
+    text = (
+        f"{head}def train():\n    {step}return loss\n\nfor epoch in range(2):\n    loss = train()\n"
+    )
+    assert "rankup.deal" not in port(_script(tmp_path, text)).text
+
+
+def test_a_state_of_the_whole_batch_is_refused(tmp_path: Path) -> None:
+    """A rank has a part of the batch: the first step would end with an error of shapes."""
+    text = SCRIPT.replace("loss = net(x).mean()", "out, h = net(x, h)\n    loss = out.mean()")
+    text = text.replace("for x in", "h = torch.zeros(4, 1)\nfor x in")
+    with pytest.raises(UserError, match=r":6: not ported: `h` goes from each batch to the next"):
+        port(_script(tmp_path, text))
+
+
+def test_a_trainer_in_another_file_that_is_given_no_loader_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text(
+        "import torch\n\ndef train(net, batches):\n"
+        "    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n    for x in batches:\n"
+        "        net(x).mean().backward()\n        optimizer.step()\n"
+    )
+    text = "import torch\nfrom engine import train\n\nclass Batches:\n    pass\n\n"
+    text += "net = torch.nn.Linear(2, 1)\ntrain(net, Batches())\n"
+    with pytest.raises(UserError, match=r":8: not ported: no DataLoader: what `train` trains on"):
+        port(_script(tmp_path, text))
+
+
+def test_where_one_file_starts_and_another_trains_the_way_by_hand_is_named(tmp_path: Path) -> None:
+    trainer = SCRIPT.partition("net =")[0] + (
+        "class Trainer:\n    def __init__(self, net, loader):\n"
+        "        self.net, self.loader = net, loader\n"
+        "        self.optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n\n"
+        "    def fit(self):\n        for x in self.loader:\n"
+        "            self.net(x).mean().backward()\n"
+        "            self.optimizer.step()\n"
+    )
+    (tmp_path / "engine.py").write_text(trainer)
+    text = "import torch\nfrom engine import Trainer\n\nnet = torch.nn.Linear(2, 1)\n"
+    path = _script(tmp_path, text + "Trainer(net, torch.utils.data.DataLoader([])).fit()\n")
+    for script, says in (
+        (path, r"no \.backward\(\) in it\. It trains in engine\.py:11.*rankup\.setup"),
+        (tmp_path / "engine.py", r"come from `self\.loader`, which this file does not.*setup"),
+    ):
+        with pytest.raises(UserError, match=says):
+            port(script)
+
+
+def test_a_file_that_starts_nothing_says_so(tmp_path: Path) -> None:
+    """What starts it imports the file as it was."""
+    said = "nothing in this file starts the training"
+    head, made, rest = SCRIPT.partition("net =")
+    inside = f"{head}def train():\n" + textwrap.indent(made + rest, "    ")
+    for text, starts in ((inside, False), (inside + "\ntrain()\n", True)):
+        notes = [note.text for note in port(_script(tmp_path, text)).left]
+        assert any(said in note for note in notes) is not starts, text
+
+
+def test_a_rank_that_goes_on_alone_and_a_seed_within_a_pass_are_said(tmp_path: Path) -> None:
+    head, made, rest = SCRIPT.partition("for x in")
+    rest = rest.replace("    loss", "    torch.manual_seed(1)\n    loss", 1)
+    text = f"{head}def train():\n{textwrap.indent(made + rest, '    ')}\ntry:\n    train()\n"
+    text += "except torch.cuda.OutOfMemoryError:\n    train()\n"
+    notes = {note.line: note.text for note in port(_script(tmp_path, text)).left}
+    assert "`except torch.cuda.OutOfMemoryError` around a training step" in notes[15]
+    assert "all ranks draw alike behind this seed" in notes[8]
 
 
 def test_batches_that_are_no_loaders_are_named(tmp_path: Path) -> None:

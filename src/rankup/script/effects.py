@@ -27,6 +27,9 @@ _FETCHERS = words(
     "untar_data urlretrieve load_state_dict_from_url download_url download_url_to_file "
     "snapshot_download hf_hub_download download_and_extract_archive"
 )
+# Their data sets download and process raw files as they are constructed.
+_CONSTRUCTED = ("torch_geometric.datasets.", "dgl.data.", "ogb.", "torchdrug.datasets.")
+_GENERATED = words("FakeDataset FakeHeteroDataset StochasticBlockModelDataset ExplainerDataset")
 _HUBS = words("transformers datasets diffusers huggingface_hub torchvision timm")
 _MOST = 60  # functions that one call leads to
 
@@ -309,7 +312,9 @@ class Fetch:
 
 def fetched(file: File, call: ast.Call) -> Fetch | None:
     """What a call brings from the network where it is not there yet; None where it does not."""
-    dotted, name = file.names.called(call), call_name(call)
+    dotted, name = file.names.called(call).removeprefix("six.moves."), call_name(call)
+    if dotted.startswith(_CONSTRUCTED) and name[:1].isupper() and name not in _GENERATED:
+        return Fetch(f"{name} downloads and processes its files")
     if name in _FETCHERS or fetches(dotted):
         return Fetch(f"{dotted if name == 'load' else name} downloads")
     if literal(argument(call, "download")) is True:

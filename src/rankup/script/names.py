@@ -63,6 +63,8 @@ class Names:
         parents: the node around each node but the module.
         imported: dotted names of what is imported; `from a import b` gives `a` and `a.b`.
         stars: the modules that are imported by `from module import *`.
+        starred: what names mean that come along with such an import of a file of the repository,
+            which imports them itself: `torch`.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -70,6 +72,7 @@ class Names:
         self.parents: dict[ast.AST, ast.AST] = {}
         self.imported: list[str] = []
         self.stars: list[str] = []
+        self.starred: dict[str, str] = {}
         self._scopes: dict[ast.AST, Scope] = {}
         self._bound: dict[Scope, _Bound] = {tree: _Bound()}
         self._attributes: dict[ast.ClassDef, dict[str, list[Binding]]] = {}
@@ -164,9 +167,21 @@ class Names:
                 return one.dotted
         if found:
             return ""
+        if node.id in self.starred:
+            return self.starred[node.id]
         if node.id in _BUILTINS:
             return f"builtins.{node.id}"
         return f"{self.stars[-1]}.{node.id}" if self.stars else ""
+
+    @property
+    def handed_on(self) -> dict[str, str]:
+        """What the imported names mean that `from this import *` gives to another file."""
+        found = dict(self.starred)
+        for name, bindings in self.members(self.tree).items():
+            for one in bindings:
+                if one.kind == "import" and one.dotted[:1] != "." and name[:1] != "_":
+                    found[name] = one.dotted
+        return found
 
     def called(self, call: ast.Call) -> str:
         """`dotted` of what a call calls."""

@@ -33,6 +33,7 @@ _MOST_MODULES = 50  # of one script
 # A folder with one of these is the root of a repository, from which its packages are imported.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _MOST_LEVELS = 4  # from a script up to it
+_MOST_STARS = 3  # from the file that imports a name to the one that uses it
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -227,8 +228,10 @@ def local_modules(script: File, known: dict[str, File] | None = None) -> tuple[F
     Args:
         known: files read for other scripts, by their real path; those read here are added.
     """
-    found = (one for one in reached(script, known) if one.error is None)
-    return tuple(itertools.islice(found, _MOST_MODULES))
+    readable = (one for one in reached(script, known) if one.error is None)
+    found = tuple(itertools.islice(readable, _MOST_MODULES))
+    _hand_on_names([script, *found], roots(script.path.parent))
+    return found
 
 
 def reached(script: File, known: dict[str, File] | None = None) -> Iterator[File]:
@@ -267,6 +270,18 @@ def module_names(path: Path, tops: Sequence[Path]) -> list[str]:
         parts = list(path.relative_to(top).with_suffix("").parts)
         found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return found
+
+
+def _hand_on_names(files: Sequence[File], tops: Sequence[Path]) -> None:
+    """Let `torch` mean what it means in `utils` where a file imports all names of that one."""
+    known = {os.path.realpath(one.path): one for one in files}
+    for _ in range(_MOST_STARS):
+        for file in files:
+            for star in file.names.stars:
+                for path in candidates(tops, file.path.parent, star):
+                    other = known.get(os.path.realpath(path))
+                    if other is not None and other is not file:
+                        file.names.starred.update(other.names.handed_on)
 
 
 def roots(folder: Path) -> tuple[Path, ...]:

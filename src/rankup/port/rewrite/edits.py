@@ -88,7 +88,8 @@ class Edits:
         else:  # the last line has no end of its own
             start = len(self.text)
             text = "".join(self.newline + indent + line for line in lines)
-        self._add(start, start, text, (-2, len(self._edits), 0))
+        # Lines that belong to an inner block end it, before those of the block around it.
+        self._add(start, start, text, (-2, -len(indent.expandtabs()), len(self._edits)))
 
     def indent_lines(self, first: int, last: int, unit: str, keep: set[int]) -> None:
         """Lines `first` to `last` one step further in, but those inside a string (`keep`)."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ...script.flow import call_name
 from ...script.names import Function
+from ...script.torch_names import LOADERS
 from .expressions import loader_like, root_name, unpacked, words
 from .models import assigned
 from .script import Script
@@ -101,8 +103,23 @@ class Loaders:
         if not found and scope is not script.tree and not written.startswith("self."):
             for target, value in assigned(script, written, script.tree):
                 for one in self._all(value, depth + 1):
+                    found = True
                     own = one in self.calls or isinstance(one, Function)
                     yield one if own else target
+        if not found and self._made_elsewhere(expression):
+            yield script.statement(expression)
+
+    def _made_elsewhere(self, expression: ast.AST) -> bool:
+        """True where another file makes the loader: at its top, or in a function called here."""
+        flow, file = self.script.whole_flow, self.script.file
+        for one in flow.origins(file, expression):
+            if one.file is file or not isinstance(one.node, ast.Call):
+                continue
+            owner = flow.class_of(one.file, one.node)
+            bases = flow.bases(*owner) if owner is not None else ()
+            if call_name(one.node) in LOADERS or any(base.endswith("DataLoader") for base in bases):
+                return True
+        return False
 
     def _other_class(self, call: ast.Call) -> bool:
         """True where it makes an object of a class of the script that is no DataLoader."""

@@ -99,9 +99,10 @@ def port(
 
 def _port(file: File, options: Options, vendor: bool) -> Ported:
     path, text = file.path, file.text
-    if not file.concerns_training:
-        raise UserError(f"{path} is no PyTorch training script: it does not import torch")
     script = Script(file)
+    if not file.concerns_training:
+        todo = refusals.trained_in(script) or "Name the script that trains"
+        raise UserError(f"{path} is no PyTorch training script: it does not import torch. {todo}")
     if _ported(script):
         return Ported(
             path, text, text, why=f"{path.name} is ported already: it calls rankup.setup()"
@@ -194,9 +195,8 @@ def _ported(script: Script) -> bool:
 def _refuse(path: Path, context: Context) -> None:
     training = context.training
     if not training.backwards and not training.elsewhere:
-        raise UserError(
-            f"{path} is no training script: no .backward() in it. Name the script that trains"
-        )
+        todo = refusals.trained_in(context.script) or "Name the script that trains"
+        raise UserError(f"{path} is no training script: no .backward() in it. {todo}")
     reason = refusals.unfit(training)
     if reason is not None:
         raise UserError(f"{path}:{reason[0]}: not ported: {reason[1]}")
@@ -206,8 +206,8 @@ def _refuse(path: Path, context: Context) -> None:
         )
         raise UserError(
             f"{path}:{line}: which model is trained cannot be seen: no optimizer is made of "
-            "`model.parameters()` of a model that this script makes and names; "
-            "name it in this script, or call rankup.wrap(model) by hand"
+            "`model.parameters()` of a model that this script makes and names. Name it in this "
+            f"script; where it is given by another file, {refusals.TWO_FILES}"
         )
     if training.unresolved:
         line = context.script.line(training.unresolved[0])

@@ -6,6 +6,7 @@ import ast
 import re
 
 from ...script.flow import Flow, argument, call_name, given, literal
+from ...script.loops import is_backward
 from ...script.names import Function
 from ...script.source import File
 from ...script.torch_names import LOADERS
@@ -24,6 +25,12 @@ _CONTRASTIVE = (
 _STREAM = (
     "has no positions by which rankup.shard could cut its batches: take a data set with "
     "`__len__` and `__getitem__`, or let it give every world_size-th item from the rank on by hand"
+)
+# What a person does where one file starts and another one trains.
+TWO_FILES = (
+    "port changes one file alone. By hand: rankup.setup() before all else in the script that is "
+    "started, model = rankup.wrap(model) where the model is made, and `for … in "
+    "rankup.shard(loader):` where it is trained"
 )
 _CHAIN = 20
 _TORCHTEXT = {"BucketIterator", "BPTTIterator"}
@@ -105,19 +112,30 @@ def unfit(training: Training) -> tuple[int, str] | None:
             "environment, which needs one per rank with its own seed and a decision about the "
             "replay buffer; this is no change of loaders"
         )
-    found = _contrastive(training) or _unsharded(training)
+    found = _contrastive(training) or _unsharded(training) or _state_of_a_batch(training)
     if found is not None:
         return found
     if not training.loader_calls and not _loops_over_loader(training):
         graphs = script.modules & _GRAPHS
         whole = graphs or not _draws_batches(training)
         if whole:
-            line = script.line(training.backwards[0])
+            line = script.line((training.backwards or training.elsewhere)[0])
+            if not training.backwards:
+                called = script.code(training.elsewhere[0].func)
+                return line, (
+                    f"no DataLoader: what `{called}` trains on is made in no torch DataLoader that "
+                    "this script names, and rankup.shard deals those of a torch DataLoader alone. "
+                    "Give the data one"
+                )
             cut = by_hand(training)
             if cut is not None:
                 return cut
             what = "a full-batch graph" if graphs or "adj" in script.text else "no DataLoader"
             unknown = _batches_of(training)
+            if "." in unknown or _given_by_another(training, unknown):
+                return line, (
+                    f"the batches come from `{unknown}`, which this file does not make; {TWO_FILES}"
+                )
             if unknown:
                 return line, (
                     f"no DataLoader: the batches come from `{unknown}`, and rankup.shard deals "
@@ -139,10 +157,31 @@ def _loops_over_loader(training: Training) -> bool:
 
 def _batches_of(training: Training) -> str:
     """What the innermost loop around the training goes over, if that may be batches."""
-    code = training.script.code
     for loop in training.loops:
-        if loop.trains and loop.source is not None and isinstance(loop.source, ast.Name):
-            return code(loop.source)
+        if loop.trains and (written := training.script.dotted(loop.source)):
+            return written
+    return ""
+
+
+def _given_by_another(training: Training, name: str) -> bool:
+    """True of a parameter of a function that trains and that this file calls nowhere."""
+    script = training.script
+    return any(
+        isinstance(scope := script.scope(loop.node), Function)
+        and name in script.parameters(scope)
+        and not script.calls_of.get(scope)
+        for loop in training.loops
+        if loop.trains and training.script.dotted(loop.source) == name
+    )
+
+
+def trained_in(script: Script) -> str:
+    """The file of the repository that trains, and what to do; empty where there is none."""
+    for file in script.whole_flow.files:
+        for call in file.names.all(ast.Call):
+            if is_backward(file, call):
+                place = f"{file.path.name}:{file.line(call)[0]}"
+                return f"It trains in {place}; {TWO_FILES}"
     return ""
 
 
@@ -302,6 +341,32 @@ def _cuts(training: Training, node: ForNode) -> bool:
 def _sliced(training: Training, where: Where, names: set[str]) -> bool:
     script = training.script
     return any(names & words(part) for part in script.inside(where, ast.Slice))
+
+
+def _state_of_a_batch(training: Training) -> tuple[int, str] | None:
+    """Where a state that goes from batch to batch is made for the size of the whole batch."""
+    script = training.script
+    sizes = {
+        script.code(size)
+        for call in training.loader_calls
+        if (size := argument(call, "batch_size", 1)) is not None
+    }
+    for loop in training.loops:
+        kept = _kept(training, loop) if loop.trains and training.sources(loop) else ""
+        for _, value in training.assigned(kept, script.scope(loop.node)) if kept else ():
+            if not isinstance(value, ast.Call) or loop.node in script.above(value):
+                continue
+            if any(script.code(one) in sizes for arg in given(value) for one in _each(arg)):
+                return script.line(value), (
+                    f"`{kept}` goes from each batch to the next and is made for the whole batch, "
+                    "of which a rank has a part: make it in the loop, of the size of its batch "
+                    f"(`{script.code(value.func)}(x.size(0))`), or port it by hand"
+                )
+    return None
+
+
+def _each(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
 
 
 def _kept(training: Training, loop: Loop) -> str:

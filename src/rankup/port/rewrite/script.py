@@ -40,6 +40,7 @@ class Script:
         self.parents = file.names.parents
         self.code, self.above, self.all = file.code, file.names.up, file.names.all
         self.functions = file.names.functions
+        local_modules(file)  # whose names this file may have by `from utils import *`
         self.flow = Flow([file])  # only what is defined here can be edited
         self._siblings: dict[File, Script] = {file: self}
         self._beside: dict[str, Path | None] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ...script.effects import fetched
 from ...script.flow import argument, call_name, given, literal
@@ -210,10 +210,17 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
                 )
 
 
-def swallowing(file: File) -> Iterator[ast.ExceptHandler]:
-    """Handlers that let a rank go on after what it failed with in a training step."""
+def swallowing(
+    file: File, trains: Callable[[list[ast.stmt]], bool] | None = None
+) -> Iterator[ast.ExceptHandler]:
+    """Handlers that let a rank go on after what it failed with in a training step.
+
+    Args:
+        trains: true of statements that lead to a backward; by default of those that have one.
+    """
     for node in file.names.all(ast.Try):
-        if any(call_name(call) == "backward" for call in calls_in(*node.body)):
+        backward = any(call_name(call) == "backward" for call in calls_in(*node.body))
+        if backward or (trains is not None and trains(node.body)):
             yield from (one for one in node.handlers if _goes_on(file, one))
 
 

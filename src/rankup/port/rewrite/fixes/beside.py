@@ -90,6 +90,13 @@ def written_elsewhere(context: Context) -> None:
         elif (path := _handed_to_open(context, helper)) is not None:
             context.around(path, "rankup.path0(")
             context.done(call, f"rank 0 alone writes this file (rankup.path0, {_at(helper)})")
+        elif _gives_what_is_read(context, helper):
+            context.leave(
+                call,
+                f"every rank makes the same file in {_at(helper)}: where the others read it, let "
+                f"rank 0 go first, `rankup.rank0_first({context.script.code(call.func)}, …)`",
+                comment=False,
+            )
         else:
             context.leave(
                 call,
@@ -102,6 +109,14 @@ def written_elsewhere(context: Context) -> None:
 def saved_elsewhere(context: Context) -> bool:
     """Whether the script calls a function in another file that saves with torch."""
     return any(site.dotted == "torch.save" for one in helpers(context) for site in one.sites)
+
+
+def _gives_what_is_read(context: Context, helper: Helper) -> bool:
+    """True where a function gives back what it may have made of files: data, a vocabulary."""
+    if isinstance(context.script.parents[helper.call], ast.Expr):
+        return False
+    gives = any(isinstance(one, ast.Return) and one.value for one in walk(*helper.function.body))
+    return gives and not context.training.trains(helper.call)
 
 
 def _at(helper: Helper) -> str:
@@ -143,12 +158,25 @@ def _handed_to_open(context: Context, helper: Helper) -> ast.expr | None:
     for node in walk(*function.body):
         if isinstance(node, ast.Name) and node.id == path.id and node is not path:
             compared = file.names.parents[node]
-            if not isinstance(compared, ast.Compare | ast.If | ast.IfExp):
+            noted = isinstance(compared, ast.Assign) and not _read_again(file, compared)
+            if not noted and not isinstance(compared, ast.Compare | ast.If | ast.IfExp):
                 return None
     if file.names.function(path) is not function:
         return None
     bound = names[:1] in (["self"], ["cls"])
     return argument(helper.call, path.id, names.index(path.id) - bound)
+
+
+def _read_again(file: File, assign: ast.Assign) -> bool:
+    """True where a file reads an attribute that an assignment sets; of other targets always."""
+    targets = assign.targets
+    if not all(isinstance(one, ast.Attribute) for one in targets):
+        return True
+    set_here = {one.attr for one in targets if isinstance(one, ast.Attribute)}
+    return any(
+        one.attr in set_here and isinstance(one.ctx, ast.Load)
+        for one in file.names.all(ast.Attribute)
+    )
 
 
 def _mode_after(context: Context, helper: Helper) -> str | None:

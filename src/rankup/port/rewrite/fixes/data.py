@@ -224,8 +224,10 @@ def deal_drawn(context: Context) -> None:
 
 
 def _drawn_batches(context: Context) -> list[ast.Call]:
-    """Calls in a training loop that draw a batch by numbers."""
-    script = context.script
+    """Calls in a training loop that draw a batch by numbers, where no loader gives any."""
+    script, training = context.script, context.training
+    if any(loop.trains and training.sources(loop) for loop in training.loops):
+        return []
     drawers = {
         function
         for function in script.functions
@@ -240,10 +242,8 @@ def _drawn_batches(context: Context) -> list[ast.Call]:
         call
         for call in script.all(ast.Call)
         if script.called(call) in drawers
-        and any(
-            loop.trains and loop.node in script.above(call) and not context.training.sources(loop)
-            for loop in context.training.loops
-        )
+        and not training.trains(call)
+        and any(loop.trains and loop.node in script.above(call) for loop in training.loops)
     ]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ....base.errors import UserError
 from ....script.flow import given, is_none
 from ....script.names import Function
 from ....script.roles import LoopNode
+from ....script.torch_names import RETURNS_SELF
 from ..context import Context
 from ..losses import MIXED, declared, differentiated
 from ..models import Model
@@ -44,21 +46,60 @@ def _trained(context: Context, model: Model) -> list[Model]:
         call for call in script.inside(model.scope, ast.Call, deep=False) if training.trains(call)
     ]
     made = [one for one in model.made if not training.trains(one) and not _is_none(one)]
+    made = [one for one in made if not _gives_itself(script, one, model.name)] or made
     made = [one for one in made if not _goes_on(context, one, model.name, steps)]
     made = [one for one in made if not _behind_all(context, one, steps)] or made
     if not made:
         return [model]
-    whole = replace(model, made=tuple(made))
-    groups: dict[tuple[int, int], list[ast.AST]] = {}
+    common, _ = _common(script, made)
+    parts = _between_trainings(context, made, lambda _: common)
+    return [one for part in parts for one in _by_block(context, replace(model, made=part))]
+
+
+def _by_block(context: Context, whole: Model) -> list[Model]:
+    """A model that is made in several blocks, each of which may train it by itself."""
+    parts = _between_trainings(context, whole.made, lambda one: _blocks(context.script, one)[0])
+    blocks = {id(_blocks(context.script, part[0])[0]) for part in parts}
+    if len(blocks) == 1 or context.training.trains(ready(context, whole)):
+        return [replace(whole, made=part) for part in parts]
+    return [whole]
+
+
+def _between_trainings(
+    context: Context, made: Sequence[ast.AST], block_of: Callable[[ast.AST], list[ast.stmt]]
+) -> list[tuple[ast.AST, ...]]:
+    """What is made in the same block, with no training in between."""
+    script, groups = context.script, dict[tuple[int, int], list[ast.AST]]()
     for one in sorted(made, key=script.line):
-        block = _blocks(script, one)[0]
-        before = [at for at in block if training.trains(at)]
+        block = block_of(one)
+        before = [at for at in block if context.training.trains(at)]
         passed = sum(script.line(at) < script.line(one) for at in before)
         groups.setdefault((id(block), passed), []).append(one)
-    alone = len({block for block, _ in groups}) == 1
-    if alone or training.trains(ready(context, whole)):
-        return [replace(model, made=tuple(group)) for group in groups.values()]
-    return [whole]
+    return [tuple(group) for group in groups.values()]
+
+
+def _common(script: Script, made: Sequence[ast.AST]) -> tuple[list[ast.stmt], int]:
+    """The innermost block around all of them, and the last of its statements with one."""
+    blocks = [_blocks(script, one) for one in made]
+    body = next(
+        block for block in blocks[0] if all(any(one is block for one in b) for b in blocks[1:])
+    )
+    last = max(
+        body.index(next(up for up in (one, *script.above(one)) if up in body))  # type: ignore[arg-type]
+        for one in made
+    )
+    return body, last
+
+
+def _gives_itself(script: Script, made: ast.AST, name: str) -> bool:
+    """True of `model = model.train()`, which is the same model."""
+    value = getattr(made, "value", None)
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr in RETURNS_SELF - {"compile"}
+        and script.dotted(value.func.value) == name
+    )
 
 
 def _is_none(made: ast.AST) -> bool:
@@ -101,14 +142,7 @@ def ready(context: Context, model: Model) -> ast.AST:
     script = context.script
     # `model = fit(model, …)` gives back what it was given, and is too late.
     making = [one for one in model.made if not context.training.trains(one)] or model.made
-    blocks = [_blocks(script, made) for made in making]
-    body = next(
-        block for block in blocks[0] if all(any(one is block for one in b) for b in blocks[1:])
-    )
-    last = max(
-        body.index(next(up for up in (made, *script.above(made)) if up in body))  # type: ignore[arg-type]
-        for made in making
-    )
+    body, last = _common(script, making)
     place: ast.AST = body[last]
     if context.training.trains(place):
         return place

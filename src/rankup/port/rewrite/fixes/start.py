@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import ast
+import os
+from collections.abc import Iterator
 
-from ....script.names import RUNTIME, Function
+from ....script.effects import callee, leads_to
+from ....script.flow import argument, call_name
+from ....script.names import RUNTIME, Function, children, walk
 from ....script.roles import LoopNode
+from ....script.source import File, candidates, roots
+from ....script.torch_names import words
 from ...rules.facts import string
 from ..context import Context
 from ..script import Script
 
-_DRAWS = ("torch.rand", "torch.randn", "torch.randint", "torch.normal")
+# What draws from the states that all processes have, by its full name and by its last word.
+_DRAWING = (
+    "random.", "numpy.random.", "torch.rand", "torch.normal", "torch.bernoulli",
+    "torch.multinomial", "torch.nn.init.", "torchvision.models.",
+)  # fmt: skip
+_DRAWING_CALLS = words(
+    "random_split train_test_split shuffle sample normal_ uniform_ random_ bernoulli_ "
+    "Linear Embedding LSTM GRU RNN Bilinear MultiheadAttention Conv1d Conv2d Conv3d "
+    "ConvTranspose1d ConvTranspose2d ConvTranspose3d"
+)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_SEEDING = words(
+    "seed Random RandomState default_rng Generator getstate setstate get_state set_state"
+)
 
 
 def import_rankup(context: Context, vendor: bool) -> None:
-    """`import rankup` behind the script's own imports at its top."""
+    """`import rankup` behind the script's own imports at its top, before what draws there."""
     line = f"import {RUNTIME} as rankup" if vendor else "import rankup"
     script = context.script
+    drawing = _drawing_before(context)
+    if drawing is not None:
+        context.before(drawing, line, "")
+        return
     last = last_import(script)
     if last is not None:
         context.after(last, line)
@@ -38,7 +61,19 @@ def join(context: Context) -> None:
         context.done(None, "rank 0 alone prints, draws bars and logs (rankup.quiet)")
     if not lines:
         return
+    if not _starts(context):
+        context.leave(
+            None,
+            "nothing in this file starts the training: the script that does has to import from the "
+            "port of this one, and to call rankup.setup() before all else",
+        )
     guard = main_guard(context.script)
+    drawing = _drawing_before(context)
+    if drawing is not None:
+        if guard is not None:  # helper processes import the script anew, and are no ranks
+            lines = ['if __name__ == "__main__":', *(f"    {line}" for line in lines)]
+        context.before(drawing, *lines, "")
+        return
     if guard is not None and not _works_at_import(context):
         inner = guard.body[0]
         if context.script.first_on_line(context.script.span(inner)[0]):
@@ -80,6 +115,18 @@ def main_guard(script: Script) -> ast.If | None:
     return None
 
 
+def _starts(context: Context) -> bool:
+    """True where running a file trains, or calls something of its own."""
+    script = context.script
+    own = {one.name for one in script.tree.body if isinstance(one, _DEFINITIONS)}
+    body = [one for one in script.tree.body if not isinstance(one, _DEFINITIONS)]
+    return (
+        main_guard(script) is not None
+        or context.training.trains(body)
+        or any(one.id in own for one in script.inside(body, ast.Name))
+    )
+
+
 def _works_at_import(context: Context) -> bool:
     """Whether a model, a loader or a loop stands outside functions and the guard."""
     script, guard = context.script, main_guard(context.script)
@@ -94,3 +141,82 @@ def _works_at_import(context: Context) -> bool:
 def _documents(statement: ast.AST) -> bool:
     """A docstring, or an import from the future."""
     return isinstance(statement, ast.Expr) and string(statement.value) is not None
+
+
+def _drawing_before(context: Context) -> ast.stmt | None:
+    """The first statement that draws before the usual place of `rankup.setup()`.
+
+    It may be an import of a file of the repository, which splits its data as it is imported.
+    """
+    script = context.script
+    guard, last = main_guard(script), last_import(script)
+    at_guard = guard is not None and not _works_at_import(context)
+    for statement in script.tree.body:
+        if statement is guard or not (at_guard or last is not None):
+            return None
+        if _draws(script, script.file, statement, {script.file}):
+            return statement
+        if not at_guard and statement is last:
+            return None
+    return None
+
+
+def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> bool:
+    """True where running a statement at the top of a file draws, there or in what it imports."""
+    for node in _run_at_import(statement):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for other in _imported(script, file, node):
+                if other not in seen:
+                    seen.add(other)
+                    if any(_draws(script, other, one, seen) for one in other.tree.body):
+                        return True
+        elif isinstance(node, ast.Call):
+            if _draws_itself(file, node):
+                return True
+            found = callee(script.whole_flow, file, node)
+            if found is not None and any(
+                _draws_itself(where, call)
+                for where, function in leads_to(script.whole_flow, *found)
+                for call in walk(*function.body)
+                if isinstance(call, ast.Call)
+            ):
+                return True
+    return False
+
+
+def _run_at_import(statement: ast.stmt) -> Iterator[ast.AST]:
+    """The nodes of a statement that run as its file is imported: no bodies of functions."""
+    stack: list[ast.AST] = [statement]
+    while stack:
+        node = stack.pop()
+        main = isinstance(node, ast.If) and any(
+            isinstance(one, ast.Name) and one.id in ("__name__", "TYPE_CHECKING")
+            for one in walk(node.test)
+        )
+        if isinstance(node, Function | ast.Lambda) or main:
+            continue
+        yield node
+        stack.extend(reversed(children(node)))
+
+
+def _imported(script: Script, file: File, node: ast.Import | ast.ImportFrom) -> Iterator[File]:
+    """The files of the repository that an import runs."""
+    known = {os.path.realpath(one.path): one for one in script.whole_flow.files}
+    dotted = [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = "." * node.level + (node.module or "")
+        inner = base if base.endswith(".") else f"{base}."
+        dotted = [base, *(inner + name for name in dotted)]
+    tops = roots(script.folder)
+    for name in dotted:
+        for path in candidates(tops, file.path.parent, name):
+            if (found := known.get(os.path.realpath(path))) is not None:
+                yield found
+
+
+def _draws_itself(file: File, call: ast.Call) -> bool:
+    dotted, name = file.names.called(call), call_name(call)
+    own = argument(call, "generator") or argument(call, "random_state")
+    if name in _SEEDING or own is not None:
+        return False
+    return dotted.startswith(_DRAWING) or name in _DRAWING_CALLS
