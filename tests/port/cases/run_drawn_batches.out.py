@@ -53,7 +53,7 @@ for iter in range(6):
     if iter % 3 == 0:
         losses = estimate_loss()
         print(f"step {iter}: train {losses['train']:.6f}, val {losses['val']:.6f}")
-    xb, yb = rankup.deal(get_batch("train"))
+    xb, yb = rankup.deal(get_batch, "train")
     logits, loss = model(xb, yb)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()

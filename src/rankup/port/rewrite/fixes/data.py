@@ -216,11 +216,23 @@ def _handed_to_training(context: Context, name: ast.Name, parent: ast.AST, depth
 
 
 def deal_drawn(context: Context) -> None:
-    """`x, y = rankup.deal(get_batch(…))`: batches that the script draws itself."""
-    if context.options.batch == "global":
-        for call in _drawn_batches(context):
+    """`x, y = rankup.deal(get_batch, "train")`: batches that the script draws itself.
+
+    The function goes in, not what it gives: it draws alike on all ranks, what follows does not.
+    """
+    if context.options.batch != "global":
+        return
+    for call in _drawn_batches(context):
+        arguments = [*call.args, *call.keywords]
+        if any(one.arg == "dim" for one in call.keywords):  # deal has one of its own
             context.around(call, "rankup.deal(")
-            context.done(call, "each rank takes its part of a batch drawn by hand (rankup.deal)")
+        else:
+            start, end = context.script.span(call)
+            behind = context.script.span(call.func)[1]
+            first = min((context.script.span(one)[0] for one in arguments), default=end)
+            context.edits.insert(start, "rankup.deal(")
+            context.edits.replace((behind, first), ", " if arguments else ")")
+        context.done(call, "each rank takes its part of a batch drawn by hand (rankup.deal)")
 
 
 def _drawn_batches(context: Context) -> list[ast.Call]:
