@@ -198,6 +198,35 @@ def test_what_an_evaluation_of_its_own_loop_decides_is_rank_0s(tmp_path: Path) -
     assert "a = rankup.broadcast(a)\n" in _ported(tmp_path, HEAD + TRAINING + bare).text
 
 
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ("scheduler.step(b)", "    b = rankup.broadcast(b)\n    scheduler.step(b)"),
+        ("if b > 9: break", "    b = rankup.broadcast(b)\n    if b > 9: break"),
+        ("print(b)", "    print(b)"),
+    ],
+)
+def test_what_a_part_of_the_batches_decides_is_rank_0s(
+    line: str, becomes: str, tmp_path: Path
+) -> None:
+    text = TRAINING.replace("# in training", "b += spread(out)").replace("print(a, b)", line)
+    assert f"b += spread(out)\n{becomes}" in _ported(tmp_path, HEAD + text).text
+
+
+def test_what_a_training_returns_of_a_part_is_rank_0s_where_it_decides(tmp_path: Path) -> None:
+    engine = "import torch\ndef run(loader, model, optimizer):\n    loss = 0\n"
+    engine += "    for x, y in loader:\n        loss = (model(x) - y).abs().mean()\n"
+    engine += "        loss.backward()\n        optimizer.step()\n    return RETURNED\n"
+    loop = "from engine import run\nfor epoch in range(9):\n"
+    loop += "    found = run(loader, model, optimizer)\n    if found > 9: break\n"
+    for returned, becomes in (
+        ("loss.item()", "rankup.broadcast(run(rankup.shard(loader), model, optimizer))"),
+        ("model", "found = run(rankup.shard(loader), model, optimizer)"),
+    ):
+        (tmp_path / "engine.py").write_text(engine.replace("RETURNED", returned))
+        assert becomes in _ported(tmp_path, HEAD + loop).text
+
+
 def test_a_metric_of_torchmetrics_is_not_added_up_over_ranks_that_have_it_all(
     tmp_path: Path,
 ) -> None:

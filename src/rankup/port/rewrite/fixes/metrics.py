@@ -7,13 +7,12 @@ import ast
 from ....script.flow import call_name, given
 from ....script.names import COMPREHENSIONS, Function
 from ....script.torch_names import words
-from ...rules.chance import draws
 from ..context import Context
 from ..expressions import mentioned
 from ..training import Loop
 from ..values import Kind, Values
-from .data import steers
 from .readings import Region, Step, returns_reading, steps_of, value_of
+from .steering import steers
 
 _SHOWS = words(
     "print log info debug warning write set_postfix set_postfix_str set_description "
@@ -143,6 +142,7 @@ class Numbers(Region):
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
         self._behind()
         self._rest()
+        self.context.local[self.where] = self.local_names()
 
     def _mixed(self, node: ast.expr) -> bool:
         """True where a loss is reckoned with something of this rank's part: `loss.item() / n`."""
@@ -161,7 +161,7 @@ class Numbers(Region):
     # Conditions on a batch.
 
     def _tests(self) -> None:
-        """`if torch.isnan(loss): break` goes by the loss of the whole batch; others by rank 0."""
+        """`if torch.isnan(loss): break` goes by the loss of the whole batch."""
         script = self.script
         for one in script.inside(self.body, ast.stmt, deep=False):
             if not isinstance(one, ast.If | ast.While):
@@ -177,17 +177,6 @@ class Numbers(Region):
                     up = self._up(up)
                 if isinstance(up, ast.expr):
                     self.wrap(up, kind, f"{script.code(up)} is of the whole batch")
-            rest = {
-                name.id for name in script.inside(one.test, ast.Name) if not self._covered(name)
-            }
-            if rest & self.local_names() and not draws(self.script.file, one.test):
-                self.context.around(one.test, "rankup.broadcast(")
-                self.wrapped.append(one.test)
-                self.context.leave(
-                    one,
-                    "rank 0 decides here for all ranks, by its part of the batch "
-                    "(rankup.broadcast)",
-                )
 
     def _up(self, node: ast.AST) -> ast.AST:
         """The expression around a value of which it is read: past `loss.item` to `loss.item()`."""
