@@ -274,6 +274,47 @@ def test_a_sum_is_told_from_a_mean_by_what_it_is_made_of(
     assert f"        {becomes}\n" in _ported(tmp_path, text).text
 
 
+@pytest.mark.parametrize(
+    ("loss", "seen"),
+    [
+        ("criterion(out, y)", True),
+        ("0.5 * criterion(out, y) + F.l1_loss(out, y) / 3", True),
+        ("(out - y).abs().mean(dim=1).mean()", True),
+        ("own(out, y)", True),
+        ("torch.sqrt(criterion(out, y))", False),
+        ("own(out, y).log()", False),
+        ("1 - (out * y).sum() / (out.sum() + y.sum())", False),
+        ("(out - y).pow(2).sum(1).topk(3)[0].mean()", False),
+        ("(out.mean(0) - y.mean(0)).pow(2).sum()", False),
+        ("criterion(out, y) / out.std()", False),
+        ("library.loss(out, y)", False),
+    ],
+)
+def test_a_loss_that_is_not_seen_to_be_a_mean_is_said(
+    loss: str, seen: bool, tmp_path: Path
+) -> None:
+    own = "def own(a, b):\n    found = (a - b).pow(2).mean(1)\n    return found.mean()\n"
+    text = "import library\n" + own + HEAD + TRAINING.replace("criterion(out, y)", loss)
+    notes = [one.text for one in _ported(tmp_path, text).left]
+    assert any(one.startswith("not seen to be a mean over the samples") for one in notes) != seen
+
+
+def test_a_model_that_returns_itself_is_wrapped_once(tmp_path: Path) -> None:
+    text = TRAINING.replace("model.train()", "model = model.train()")
+    made = "try:\n    load()\nexcept OSError:\n    model = model.apply(start)\n"
+    ported = _ported(tmp_path, HEAD + made + text)
+    assert ported.text.count("rankup.wrap(") == 1
+    assert "    model = model.apply(start)\nmodel = rankup.wrap(model)\n" in ported.text
+
+
+def test_sums_that_are_divided_by_one_number_are_of_all_ranks_or_of_none(tmp_path: Path) -> None:
+    line = "a += loss.item() * len(x); b += COUNT"
+    text = HEAD + TRAINING.replace("print(a, b)", "print(a / len(data), b / len(data))")
+    for count, known in (("torch.sum(out.argmax(1) == y.data[:, 0])", 2), ("unknown(out)", 0)):
+        ported = _ported(tmp_path, text.replace("# in training", line.replace("COUNT", count)))
+        assert ported.text.count("+= rankup.batch_") == known
+
+
 def test_a_sum_beside_a_mean_is_refused(tmp_path: Path) -> None:
     text = TRAINING.replace("criterion(out, y)", "criterion(out, y) + (out - y).abs().sum()")
     with pytest.raises(UserError, match="adds up over the samples in one part"):

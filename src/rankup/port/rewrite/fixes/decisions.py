@@ -304,7 +304,8 @@ def _decides_alike(context: Context, name: str, scope: Scope) -> bool:
     """True where every test by a name has become rank 0's, and nothing else decides by it."""
     script = context.script
     used = [one for one in script.inside(scope, ast.Name) if one.id == name.split(".")[0]]
-    tests = {one.test for one in script.inside(scope, ast.If, ast.While, ast.IfExp, ast.Assert)}
+    kinds = (ast.If, ast.While, ast.IfExp, ast.Assert)
+    tests = {one.test for one in script.inside(scope, ast.AST) if isinstance(one, kinds)}
     deciding = [test for one in used for test in tests & {one, *script.above(one)}]
     return bool(deciding) and set(deciding) <= context.alike
 

@@ -226,6 +226,7 @@ class Numbers(Region):
             for one in script.inside(script.scope(self.where), ast.BinOp)
             if isinstance(one.op, ast.Div)
         ]
+        divided += self._by_the_same(plans)
         while True:
             more = {
                 name
@@ -246,6 +247,20 @@ class Numbers(Region):
             for _, value in grown[name]:
                 self.put(value, self.plan(value) or [], f"{name} is of all ranks' batches")
         self._global_counters = frozenset(name for name in plans if name not in local)
+
+    def _by_the_same(self, plans: dict[str, list[tuple[ast.expr, Kind]] | None]) -> list[set[str]]:
+        """Names of sums over samples that are divided by one and the same number of samples."""
+        sums = {
+            name
+            for name, plan in plans.items()
+            if plan is None or any(kind is Kind.SUM for _, kind in plan)
+        }
+        groups: dict[str, set[str]] = {}
+        for one in self.script.inside(self.script.scope(self.where), ast.BinOp):
+            if isinstance(one.op, ast.Div):
+                divisor = self.script.code(one.right)
+                groups.setdefault(divisor, set()).update(mentioned(one.left) & sums)
+        return list(groups.values())
 
     def _made_anew(self, name: str) -> bool:
         """True where each round gives a name another value: noise that is added is no counter."""

@@ -10,6 +10,7 @@ from ....base.errors import UserError
 from ....script.flow import given, is_none
 from ....script.names import Function
 from ....script.roles import LoopNode
+from ....script.torch_names import RETURNS_SELF
 from ..context import Context
 from ..losses import MIXED, declared, differentiated
 from ..models import Model
@@ -44,6 +45,7 @@ def _trained(context: Context, model: Model) -> list[Model]:
         call for call in script.inside(model.scope, ast.Call, deep=False) if training.trains(call)
     ]
     made = [one for one in model.made if not training.trains(one) and not _is_none(one)]
+    made = [one for one in made if not _itself(script, one, model.name)] or made
     made = [one for one in made if not _goes_on(context, one, model.name, steps)]
     made = [one for one in made if not _behind_all(context, one, steps)] or made
     if not made:
@@ -59,6 +61,16 @@ def _trained(context: Context, model: Model) -> list[Model]:
     if alone or training.trains(ready(context, whole)):
         return [replace(model, made=tuple(group)) for group in groups.values()]
     return [whole]
+
+
+def _itself(script: Script, made: ast.AST, name: str) -> bool:
+    """True of `model = model.train()`: the same model, by a method that returns it."""
+    func = getattr(getattr(made, "value", None), "func", None)
+    return (
+        isinstance(func, ast.Attribute)
+        and func.attr in RETURNS_SELF
+        and script.dotted(func.value) == name
+    )
 
 
 def _is_none(made: ast.AST) -> bool:
