@@ -315,6 +315,34 @@ def test_sums_that_are_divided_by_one_number_are_of_all_ranks_or_of_none(tmp_pat
         assert ported.text.count("+= rankup.batch_") == known
 
 
+DRAWN = """train, test = iter(loader), iter(held)
+for step in range(9):
+    try:
+        x, y = next(train)
+    except StopIteration:
+        train = iter(loader)
+        x, y = next(train)
+    torch.manual_seed(step)
+    x = x + torch.randn_like(x)
+    loss = criterion(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    p, q = next(test)
+    print(loss.item(), criterion(model(p), q).item())
+"""
+
+
+def test_of_drawn_batches_those_of_an_evaluation_are_whole(tmp_path: Path) -> None:
+    """Noise that is added to a batch is no counter; a seed amid the batches is said."""
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + DRAWN)
+    ported = port(path)
+    [note] = ported.left
+    assert "all ranks draw the same noise" in note.text
+    assert "criterion(model(p), q).item())" in ported.text
+
+
 def test_a_sum_beside_a_mean_is_refused(tmp_path: Path) -> None:
     text = TRAINING.replace("criterion(out, y)", "criterion(out, y) + (out - y).abs().sum()")
     with pytest.raises(UserError, match="adds up over the samples in one part"):

@@ -27,7 +27,7 @@ from .files import (
 from .metrics import training_numbers
 from .model import batch_norm, round_trips, summed_losses, wrap_models
 from .person import by_hand
-from .steering import clocks_that_steer, decided_alike, seeds_alike
+from .steering import clocks_that_steer, decided_alike, seeds_alike, seeds_in_a_pass
 from .units import count
 from .unsure import of_a_part
 
@@ -59,7 +59,13 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "steering_draws": decided_alike,
 }
 # What is said but not changed.
-REMARKS: tuple[Callable[[Context], None], ...] = (batch_norm, round_trips, by_hand, of_a_part)
+REMARKS: tuple[Callable[[Context], None], ...] = (
+    batch_norm,
+    round_trips,
+    by_hand,
+    of_a_part,
+    seeds_in_a_pass,
+)
 # Those of `start.join`, which are switched off by the same names.
 STARTS = ("setup", "quiet")
 NAMES = (*STARTS, *FIXES)

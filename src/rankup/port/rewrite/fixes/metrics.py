@@ -266,6 +266,10 @@ class Numbers(Region):
         """True where each round gives a name another value: noise that is added is no counter."""
         if name in self.values._targets:
             return True
+        for assign in self.script.inside(self.body, ast.Assign, deep=False):
+            calls = self.script.inside(assign.value, ast.Call)
+            if name in mentioned(*assign.targets) and any(call_name(c) == "next" for c in calls):
+                return True  # a batch
         return any(
             isinstance(one, ast.Assign) and name not in mentioned(one.value)
             for one in self.body

@@ -98,6 +98,20 @@ def seeds_alike(context: Context) -> None:
                     context.done(value, "this seed is rank 0's on every rank (rankup.broadcast)")
 
 
+def seeds_in_a_pass(context: Context) -> None:
+    """A seed that is set amid the batches makes the ranks draw alike from there on."""
+    script = context.script
+    for loop in context.training.loops:
+        for call in script.inside(loop.node.body, ast.Call, deep=False) if loop.trains else ():
+            seeding = script.name(call.func).startswith(("torch.", "numpy.random.", "random."))
+            if seeding and call_name(call) in _SEEDS and given(call):
+                context.leave(
+                    call,
+                    "from here on all ranks draw the same noise, for different samples: add the "
+                    "rank to the seed, or seed before the loop",
+                )
+
+
 def clocks_that_steer(context: Context) -> None:
     """A clock that decides about the end of a training is rank 0's on every rank."""
     script, training = context.script, context.training
