@@ -198,6 +198,35 @@ def test_what_an_evaluation_of_its_own_loop_decides_is_rank_0s(tmp_path: Path) -
     assert "a = rankup.broadcast(a)\n" in _ported(tmp_path, HEAD + TRAINING + bare).text
 
 
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ("scheduler.step(b)", "    b = rankup.broadcast(b)\n    scheduler.step(b)"),
+        ("if b > 9: break", "    b = rankup.broadcast(b)\n    if b > 9: break"),
+        ("print(b)", "    print(b)"),
+    ],
+)
+def test_what_a_part_of_the_batches_decides_is_rank_0s(
+    line: str, becomes: str, tmp_path: Path
+) -> None:
+    text = TRAINING.replace("# in training", "b += spread(out)").replace("print(a, b)", line)
+    assert f"b += spread(out)\n{becomes}" in _ported(tmp_path, HEAD + text).text
+
+
+def test_what_a_training_returns_of_a_part_is_rank_0s_where_it_decides(tmp_path: Path) -> None:
+    engine = "import torch\ndef run(loader, model, optimizer):\n    loss = 0\n"
+    engine += "    for x, y in loader:\n        loss = (model(x) - y).abs().mean()\n"
+    engine += "        loss.backward()\n        optimizer.step()\n    return RETURNED\n"
+    loop = "from engine import run\nfor epoch in range(9):\n"
+    loop += "    found = run(loader, model, optimizer)\n    if found > 9: break\n"
+    for returned, becomes in (
+        ("loss.item()", "rankup.broadcast(run(rankup.shard(loader), model, optimizer))"),
+        ("model", "found = run(rankup.shard(loader), model, optimizer)"),
+    ):
+        (tmp_path / "engine.py").write_text(engine.replace("RETURNED", returned))
+        assert becomes in _ported(tmp_path, HEAD + loop).text
+
+
 def test_a_metric_of_torchmetrics_is_not_added_up_over_ranks_that_have_it_all(
     tmp_path: Path,
 ) -> None:
@@ -243,6 +272,75 @@ def test_a_sum_is_told_from_a_mean_by_what_it_is_made_of(
 ) -> None:
     text = HEAD + TRAINING.replace("criterion(out, y)", loss)
     assert f"        {becomes}\n" in _ported(tmp_path, text).text
+
+
+@pytest.mark.parametrize(
+    ("loss", "seen"),
+    [
+        ("criterion(out, y)", True),
+        ("0.5 * criterion(out, y) + F.l1_loss(out, y) / 3", True),
+        ("(out - y).abs().mean(dim=1).mean()", True),
+        ("own(out, y)", True),
+        ("torch.sqrt(criterion(out, y))", False),
+        ("own(out, y).log()", False),
+        ("1 - (out * y).sum() / (out.sum() + y.sum())", False),
+        ("(out - y).pow(2).sum(1).topk(3)[0].mean()", False),
+        ("(out.mean(0) - y.mean(0)).pow(2).sum()", False),
+        ("criterion(out, y) / out.std()", False),
+        ("library.loss(out, y)", False),
+    ],
+)
+def test_a_loss_that_is_not_seen_to_be_a_mean_is_said(
+    loss: str, seen: bool, tmp_path: Path
+) -> None:
+    own = "def own(a, b):\n    found = (a - b).pow(2).mean(1)\n    return found.mean()\n"
+    text = "import library\n" + own + HEAD + TRAINING.replace("criterion(out, y)", loss)
+    notes = [one.text for one in _ported(tmp_path, text).left]
+    assert any(one.startswith("not seen to be a mean over the samples") for one in notes) != seen
+
+
+def test_a_model_that_returns_itself_is_wrapped_once(tmp_path: Path) -> None:
+    text = TRAINING.replace("model.train()", "model = model.train()")
+    made = "try:\n    load()\nexcept OSError:\n    model = model.apply(start)\n"
+    ported = _ported(tmp_path, HEAD + made + text)
+    assert ported.text.count("rankup.wrap(") == 1
+    assert "    model = model.apply(start)\nmodel = rankup.wrap(model)\n" in ported.text
+
+
+def test_sums_that_are_divided_by_one_number_are_of_all_ranks_or_of_none(tmp_path: Path) -> None:
+    line = "a += loss.item() * len(x); b += COUNT"
+    text = HEAD + TRAINING.replace("print(a, b)", "print(a / len(data), b / len(data))")
+    for count, known in (("torch.sum(out.argmax(1) == y.data[:, 0])", 2), ("unknown(out)", 0)):
+        ported = _ported(tmp_path, text.replace("# in training", line.replace("COUNT", count)))
+        assert ported.text.count("+= rankup.batch_") == known
+
+
+DRAWN = """train, test = iter(loader), iter(held)
+for step in range(9):
+    try:
+        x, y = next(train)
+    except StopIteration:
+        train = iter(loader)
+        x, y = next(train)
+    torch.manual_seed(step)
+    x = x + torch.randn_like(x)
+    loss = criterion(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    p, q = next(test)
+    print(loss.item(), criterion(model(p), q).item())
+"""
+
+
+def test_of_drawn_batches_those_of_an_evaluation_are_whole(tmp_path: Path) -> None:
+    """Noise that is added to a batch is no counter; a seed amid the batches is said."""
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + DRAWN)
+    ported = port(path)
+    [note] = ported.left
+    assert "all ranks draw the same noise" in note.text
+    assert "criterion(model(p), q).item())" in ported.text
 
 
 def test_a_sum_beside_a_mean_is_refused(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_kill_at_ten_moments_leaves_no_copy_or_a_whole_one(tmp_path: Path, hom
     assert os.waitpid(pid, 0)[1] == 0
     events = counts.stat().st_size
     assert events > 10
-    found = []
+    found, killed = [], 0
     for number in range(1, 11):
         release(job=_JOB)
         for name in left(home):  # what is there for milliseconds goes once it is old
@@ -171,12 +171,16 @@ def test_a_kill_at_ten_moments_leaves_no_copy_or_a_whole_one(tmp_path: Path, hom
         assert left(home) == []
         counts.unlink()
         pid = _killed_at(root, home, number * events // 11, counts)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        # A lock is looked at as often as it takes: there may be fewer moments than the first time.
+        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert ended in (0, -signal.SIGKILL)
+        killed += ended != 0
         copy = rankup.data.open(root).staged
         found.append(copy is not None)
         equal(root, copy)
         if number % 3 == 0:  # the next one goes on from whatever was left
             equal(root, stage(root, reserve=0, job=_JOB).path)
+    assert killed >= 5
     assert not all(found)  # else nothing was interrupted
 
 

@@ -61,6 +61,8 @@ class Context:
         first: statements, calls and functions that rank 0 runs before the others, where no rank
             may wait for another.
         missing: those of them that run where a file is missing, and so on rank 0 alone.
+        alike: expressions that have been made to have one value on all ranks.
+        local: for each training loop its names that hold something of this rank's part.
     """
 
     script: Script
@@ -72,6 +74,8 @@ class Context:
     sharded: set[ast.AST] = field(default_factory=set)
     first: set[ast.AST] = field(default_factory=set)
     missing: set[ast.AST] = field(default_factory=set)
+    alike: set[ast.AST] = field(default_factory=set)
+    local: dict[ast.AST, set[str]] = field(default_factory=dict)
 
     def done(self, node: ast.AST | None, text: str) -> None:
         """Report what the present fix did."""
@@ -156,8 +160,22 @@ class Context:
 
     def needs_all(self, node: ast.AST) -> bool:
         """Whether all ranks have to come to what other fixes have put into an expression."""
-        texts = self.edits.inside(self.script.span(node))
-        return any(f"rankup.{name}(" in texts for name in _TOGETHER)
+        return _together(self.edits.inside(self.script.span(node)))
+
+    def meets(self, block: ast.AST) -> bool:
+        """True where all ranks have to come to what a statement does, here or in what it calls."""
+        script, seen = self.script, set[ast.AST]()
+        waiting = [block]
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if self.needs_all(node) or _together(self.edits.behind(script.span(node)[1])):
+                return True
+            calls = script.inside(node, ast.Call)
+            waiting += [one for call in calls if (one := script.called(call)) is not None]
+        return False
 
     def asks_files(self, test: ast.AST | None) -> bool:
         """Whether an expression, or what its names stand for, asks which files there are."""
@@ -223,3 +241,7 @@ class Context:
                 outer = self.edits.indent(self.script.span(owner)[0])
                 return self.edits.indent(self.script.span(body[0])[0]).removeprefix(outer)
         return "    "
+
+
+def _together(text: str) -> bool:
+    return any(f"rankup.{name}(" in text for name in _TOGETHER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...script.source import File
@@ -65,7 +66,13 @@ class Edits:
     def inside(self, span: Span) -> str:
         """The texts that are put somewhere in an expression, or around a part of it."""
         start, end = span
-        return " ".join(edit.text for edit in self._edits if start <= edit.start < end)
+        return _code(edit.text for edit in self._edits if start <= edit.start < end)
+
+    def behind(self, end: int) -> str:
+        """The lines that are put behind the line in which a statement ends."""
+        number = self.line(max(end - 1, 0))
+        start = self._starts[number] if number < len(self._starts) else len(self.text)
+        return _code(edit.text for edit in self._edits if edit.start == start and _after(edit))
 
     def lines_at(self, offset: int) -> str:
         """The lines that are put in front of the line of a place."""
@@ -118,3 +125,12 @@ class Edits:
 
     def _add(self, start: int, end: int, text: str, order: tuple[int, int, int]) -> None:
         self._edits.append(_Edit(start, end, text, order))
+
+
+def _after(edit: _Edit) -> bool:
+    return edit.order[0] == -2
+
+
+def _code(texts: Iterable[str]) -> str:
+    """Texts that are put in, without comments."""
+    return " ".join(one for one in texts if not one.lstrip().startswith("#"))

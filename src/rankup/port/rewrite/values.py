@@ -142,7 +142,7 @@ class Values:
             case ast.Call():
                 return self._call(node, depth)
             case ast.Compare(left=left, comparators=others):
-                return _rowwise([self.kind(one, depth) for one in (left, *others)])
+                return self._compared([left, *others], depth)
             case ast.BinOp():
                 return self._operation(node, depth)
             case ast.UnaryOp(op=ast.Not()):
@@ -276,10 +276,56 @@ class Values:
             return self._method(call, name.split(".")[-1], call.args[0], call.args[1:], depth)
         return Kind.UNKNOWN
 
+    def _compared(self, parts: list[ast.expr], depth: int) -> Kind:
+        """The kind of a comparison; what a model returns beside other things counts there, too."""
+        kinds = [self.kind(one, depth) for one in parts]
+        if any(one in _ROWS for one in kinds):
+            kinds = [
+                Kind.ROWS if kind is Kind.UNKNOWN and self._of_model(one, 0) else kind
+                for kind, one in zip(kinds, parts, strict=True)
+            ]
+        return _rowwise(kinds)
+
+    def _of_model(self, node: ast.expr, depth: int) -> bool:
+        """True of the predictions made of a part of what a model returns: `out.max(1)[1]`."""
+        script = self.script
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
+            node = node.value  # the numbers of `max(dim=1)`
+        if isinstance(node, ast.Attribute) and node.attr == "data":
+            return self._of_model(node.value, depth)
+        if isinstance(node, ast.Call):
+            along = _dimension(argument(node, "dim") or next(iter(node.args[-1:]), None))
+            predicts = call_name(node) in ("argmax", "max") and along in (1, -1)
+            value: ast.expr | None = None
+            if script.name(node.func).startswith("torch."):
+                value = node.args[0] if node.args else None
+            elif isinstance(node.func, ast.Attribute):
+                value = node.func.value
+            kept = predicts or call_name(node) in _SAME
+            return value is not None and kept and self._of_model(value, depth)
+        if not isinstance(node, ast.Name) or depth > 4:
+            return False
+        at = script.span(node)[0]
+        before = [
+            one
+            for one in self.defined.get(node.id, [])
+            if script.span(one.statement)[1] <= at and self._always(one.statement)
+        ]
+        last = before[-1].value if before else None
+        if isinstance(last, ast.Call) and self._runs_model(last):
+            return self.kind(last) is Kind.ROWS
+        return last is not None and self._of_model(last, depth + 1)
+
     def _runs_model(self, call: ast.Call) -> bool:
         """True of `model(x)` and `self.model(x)` of a model that is trained."""
-        found = {one.node for one in self.script.whole_flow.origins(self.script.file, call.func)}
+        origins = self.script.whole_flow.origins(self.script.file, call.func)
+        # A parameter that is given back to its caller has no value of its own.
+        found = {one.node for one in origins if not self._is_parameter(one.node)}
         return bool(found) and found <= self.training.trained
+
+    def _is_parameter(self, node: ast.AST) -> bool:
+        script = self.script
+        return isinstance(node, ast.Name) and node.id in script.parameters(script.scope(node))
 
     def _of_builtin(self, name: str, kind: Kind) -> Kind:
         if kind is Kind.FIXED:
@@ -293,6 +339,8 @@ class Values:
         self, call: ast.Call, name: str, value: ast.expr, rest: list[ast.expr], depth: int
     ) -> Kind:
         kind = self.kind(value, depth)
+        if name in ("eq", "ne") and rest:
+            return self._compared([value, *rest[:1]], depth)
         if name == "size":
             rows = kind in _ROWS and len(rest) == 1 and literal(rest[0]) == 0
             return Kind.SIZE if rows else Kind.UNKNOWN
@@ -312,6 +360,10 @@ class Values:
             return _rowwise([kind, *(self.kind(one, depth) for one in rest)])
         if name in _SHAPED:
             return Kind.ROWS
+        if name in ("transpose", "permute") and rest:
+            places = [_dimension(one) for one in rest]
+            kept = places[0] == 0 if name == "permute" else all(one and one > 0 for one in places)
+            return Kind.ROWS if kept else Kind.UNKNOWN
         inside = _dimension(along)
         if name in _ALONG and inside is not None:
             few = name in ("argmax", "argmin", "softmax", "log_softmax")

@@ -8,10 +8,8 @@ from ....base.errors import UserError
 from ....script.flow import argument, call_name, given
 from ....script.names import Function
 from ....script.roles import LoopNode
-from ...rules.chance import draws
 from ...rules.facts import integer
 from ..context import Context
-from ..expressions import mentioned
 from ..script import ForNode
 from ..training import Loop, Training
 
@@ -308,92 +306,3 @@ def _alone_or_in_tuple(value: ast.expr) -> list[ast.expr]:
     if isinstance(value, ast.Tuple | ast.List):
         return value.elts
     return [value]
-
-
-def draws_that_steer(context: Context) -> None:
-    """A random draw that decides about a step is rank 0's on every rank."""
-    script, training = context.script, context.training
-    for loop in training.loops:
-        if not loop.trains:
-            continue
-        heads: list[ast.expr] = []
-        for one in script.inside(loop.node.body, ast.AST, deep=False):
-            if isinstance(one, ast.If | ast.While | ast.IfExp) and steers(context, one):
-                heads.append(one.test)
-            elif isinstance(one, ast.For) and steers(context, one):
-                heads.append(one.iter)
-        names = mentioned(*heads)
-        made = [
-            one.value
-            for one in script.inside(loop.node.body, ast.Assign, deep=False)
-            if mentioned(*one.targets) & names
-        ]
-        for draw in {one: None for head in (*heads, *made) for one in draws(script.file, head)}:
-            context.around(draw, "rankup.broadcast(")
-            context.done(draw, "what decides about a step is drawn by rank 0 (rankup.broadcast)")
-
-
-_SEEDS = {"seed", "manual_seed", "manual_seed_all", "default_rng", "seed_everything", "set_seed"}
-_OWN = ("time.", "datetime.", "os.getpid", "os.urandom", "uuid.", "secrets.", "torch.initial_seed")
-
-
-def seeds_alike(context: Context) -> None:
-    """A seed made of the clock or of the process is rank 0's on every rank."""
-    script = context.script
-    for call in script.all(ast.Call):
-        if call_name(call) not in _SEEDS:
-            continue
-        for arg in given(call):
-            values = [arg]
-            if isinstance(arg, ast.Name | ast.Attribute):
-                made = context.training.assigned(script.dotted(arg), script.scope(arg))
-                values = [value for _, value in made]
-            for value in values:
-                own = any(
-                    script.name(one.func).startswith(_OWN) for one in script.inside(value, ast.Call)
-                )
-                if own and not any(isinstance(up, LoopNode) for up in script.above(value)):
-                    context.around(value, "rankup.broadcast(")
-                    context.done(value, "this seed is rank 0's on every rank (rankup.broadcast)")
-
-
-def clocks_that_steer(context: Context) -> None:
-    """A clock that decides about the end of a training is rank 0's on every rank."""
-    script, training = context.script, context.training
-    for one in script.all(ast.If) + script.all(ast.While):  # type: ignore[operator]
-        loops = [up for up in (one, *script.above(one)) if isinstance(up, LoopNode)]
-        if not any(training.trains(up) for up in loops):
-            continue
-        made = [
-            node.value
-            for node in script.inside(script.scope(one), ast.Assign)
-            if mentioned(*node.targets) & mentioned(one.test) and mentioned(*node.targets)
-        ]
-        ends = isinstance(one, ast.While) or steers(context, one)
-        if ends and any(_reads_clock(context, node) for node in (one.test, *made)):
-            context.around(one.test, "rankup.broadcast(")
-            context.done(one, "rank 0's clock decides for all ranks (rankup.broadcast)")
-
-
-def _reads_clock(context: Context, node: ast.AST) -> bool:
-    return any(
-        context.script.name(call.func).startswith(("time.", "datetime."))
-        for call in context.script.inside(node, ast.Call)
-    )
-
-
-def steers(context: Context, node: ast.AST) -> bool:
-    """True where a branch or a loop decides about a backward, a step or the end of a loop."""
-    script, training = context.script, context.training
-    leaves = ast.Break | ast.Continue | ast.Return | ast.Raise
-    blocks: list[ast.AST] = []
-    for name in ("body", "orelse"):
-        block = getattr(node, name, [])
-        blocks += block if isinstance(block, list) else [block]
-    return any(
-        isinstance(one, leaves) or (isinstance(one, ast.Call) and call_name(one) in _STEPS)
-        for one in script.inside(blocks, ast.stmt, ast.Call, deep=False)
-    ) or any(training.trains(one) for one in blocks)
-
-
-_STEPS = {"step", "exit", "_exit"}

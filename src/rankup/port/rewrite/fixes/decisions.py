@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ....script.flow import argument, call_name, given
+from ....script.flow import argument, call_name, given, returned
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ....script.torch_names import words
 from ..context import Context
 from ..expressions import mentioned, targets_of, turns_gradients_off
+from ..losses import function_of
 from ..script import Scope, Script
 
 # Calls that show or keep a number, or make another of it.
@@ -31,11 +32,13 @@ _RANK_0S = "rank 0's on every rank, since something is decided by it (rankup.bro
 def broadcast_decisions(context: Context) -> None:
     """`rankup.broadcast(…)` around an evaluation's result where it is assigned."""
     done: set[ast.AST] = set()
-    for call in _evaluations(context):
+    for call in (*_evaluations(context), *_trainings(context)):
         _result(context, call, done)
     for loop in context.training.loops:
         if (not loop.trains or loop.phase) and loop.node not in context.sharded:
             _left_by_loop(context, loop.node, done)
+        elif loop.trains and loop.node in context.local:
+            _left_by_loop(context, loop.node, done, context.local[loop.node])
 
 
 def metrics_of_one_rank(context: Context) -> None:
@@ -112,6 +115,37 @@ def _evaluations(context: Context) -> Iterator[ast.Call]:
             yield call
 
 
+def _trainings(context: Context) -> Iterator[ast.Call]:
+    """Calls whose value is what a training has found in this rank's part of the batches."""
+    script = context.script
+    for call in context.training.elsewhere:
+        found = function_of(script, call)
+        if found is not None and _numbers(*found):
+            yield call
+    for loop in context.training.loops:
+        function = script.scope(loop.node)
+        local = context.local.get(loop.node, set())
+        if not isinstance(function, Function) or not _numbers(script, function):
+            continue
+        if any(mentioned(value) & local for value in returned(function)):
+            yield from script.calls_of.get(function, [])
+
+
+def _numbers(script: Script, function: Function) -> bool:
+    """True where a function returns what it has made, and nothing that it was given: no model."""
+    given_ = script.parameters(function)
+    parts = [
+        part
+        for value in returned(function)
+        for part in (value.elts if isinstance(value, ast.Tuple) else [value])
+    ]
+    return bool(parts) and not any(mentioned(one) & given_ and _bare(one) for one in parts)
+
+
+def _bare(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute | ast.Subscript)
+
+
 def _without_gradients(script: Script, function: Function) -> bool:
     """True of a function that runs a model without gradients, in whole or in part."""
     if turns_gradients_off(script, function):
@@ -174,13 +208,21 @@ def _decided_here(context: Context, call: ast.Call, statement: ast.AST, names: s
     return bool(names) and decides(context, names, script.scope(call), statement)
 
 
-def _left_by_loop(context: Context, node: ast.AST, done: set[ast.AST]) -> None:
-    """Broadcast what the loop of an evaluation leaves behind in its own function."""
+def _left_by_loop(
+    context: Context, node: ast.AST, done: set[ast.AST], local: set[str] | None = None
+) -> None:
+    """Broadcast what a loop leaves behind in its own function.
+
+    Args:
+        local: of a training loop, the names that hold something of this rank's part.
+    """
     script, scope = context.script, context.script.scope(node)
     names = written_in(script, node)
     kept = {name for name in names if name.startswith("self.") or read_after(script, node, name)}
     if isinstance(scope, Function):
         kept |= names & shared_names(script, scope)
+    if local is not None:
+        kept &= local
     if not kept:
         return
     left = set(script.inside(node, ast.AST))
@@ -194,7 +236,15 @@ def _left_by_loop(context: Context, node: ast.AST, done: set[ast.AST]) -> None:
                 continue
             targets = one.targets if isinstance(one, ast.Assign) else [one.target]
             made = {name for target in targets for name in mentioned(target)}
-            if decides(context, made, scope, one, returns=False):
+            test = _test_by(context, one, node, kept)
+            if test is not None:  # ranks that go different ways here would not meet in it
+                if test not in context.alike:
+                    context.alike.add(test)
+                    context.around(test, "rankup.broadcast(")
+                    context.done(test, "rank 0 decides here for all ranks (rankup.broadcast)")
+                kept |= made
+                continue
+            if decides(context, made, scope, one, returns=False, seen=local is not None):
                 done.add(value)
                 whole |= made
                 pieces = value.elts if isinstance(value, ast.Tuple) else [value]
@@ -202,10 +252,12 @@ def _left_by_loop(context: Context, node: ast.AST, done: set[ast.AST]) -> None:
                     if mentioned(piece) & kept:
                         context.around(piece, "rankup.broadcast(")
                 context.done(one, f"{', '.join(sorted(made))}: {_RANK_0S}")
-    if isinstance(scope, Function) and context.training.trains(scope.body):
+    if local is None and isinstance(scope, Function) and context.training.trains(scope.body):
         _returned(context, node, scope, kept, whole)
     for name in sorted(kept):
-        if not _used_in_decision(context, {name}, scope, node):
+        if not _used_in_decision(context, {name}, scope, node, seen=local is not None):
+            continue
+        if _decides_alike(context, name, scope):
             continue
         if name in _grown(script, node):
             context.after(node, f"{name} = rankup.broadcast({name})")
@@ -216,6 +268,19 @@ def _left_by_loop(context: Context, node: ast.AST, done: set[ast.AST]) -> None:
                 f"something is decided by `{name}`, of which each rank has its own: let rank 0 "
                 "decide for all, rankup.broadcast(…)",
             )
+
+
+def _test_by(
+    context: Context, statement: ast.stmt, node: ast.AST, kept: set[str]
+) -> ast.expr | None:
+    """The outermost test by something that a loop has left, under which a statement stands."""
+    found, around = None, set(context.script.above(node))
+    for up in context.script.above(statement):
+        if up in around:
+            break
+        if isinstance(up, ast.If | ast.While) and mentioned(up.test) & kept:
+            found = up.test
+    return found
 
 
 def _returned(
@@ -233,6 +298,16 @@ def _returned(
             if mentioned(piece) & made:
                 context.around(piece, "rankup.broadcast(")
                 context.done(back, f"{script.code(piece)}: {_RANK_0S}")
+
+
+def _decides_alike(context: Context, name: str, scope: Scope) -> bool:
+    """True where every test by a name has become rank 0's, and nothing else decides by it."""
+    script = context.script
+    used = [one for one in script.inside(scope, ast.Name) if one.id == name.split(".")[0]]
+    kinds = (ast.If, ast.While, ast.IfExp, ast.Assert)
+    tests = {one.test for one in script.inside(scope, ast.AST) if isinstance(one, kinds)}
+    deciding = [test for one in used for test in tests & {one, *script.above(one)}]
+    return bool(deciding) and set(deciding) <= context.alike
 
 
 def _grown(script: Script, node: ast.AST) -> set[str]:
@@ -299,13 +374,21 @@ def _is_grown(script: Script, name: ast.Name) -> bool:
 
 
 def decides(
-    context: Context, names: set[str], scope: Scope, after: ast.AST, *, returns: bool = True
+    context: Context,
+    names: set[str],
+    scope: Scope,
+    after: ast.AST,
+    *,
+    returns: bool = True,
+    seen: bool = False,
 ) -> bool:
     """True where something may be decided by these names, or by what is made of them.
 
     Args:
         after: the statement that gives them their values.
         returns: whether to hand them to a caller counts as a decision.
+        seen: tests and a scheduler's step alone are decisions, not what may become of them in
+            another method or in a call.
     """
     script, tainted = context.script, set(names)
     while True:
@@ -323,11 +406,11 @@ def decides(
                         tainted |= mentioned(owner)
         if len(tainted) == before:
             break
-    if any(name.startswith("self.") for name in tainted):
+    if any(name.startswith("self.") for name in tainted) and not seen:
         return True  # another method may decide by it
-    if _used_in_decision(context, tainted, scope, after, returns=returns):
+    if _used_in_decision(context, tainted, scope, after, returns=returns, seen=seen):
         return True
-    return bool(shared_names(script, scope) & tainted)
+    return not seen and bool(shared_names(script, scope) & tainted)
 
 
 def shared_names(script: Script, scope: Scope) -> set[str]:
@@ -341,7 +424,13 @@ def shared_names(script: Script, scope: Scope) -> set[str]:
 
 
 def _used_in_decision(
-    context: Context, names: set[str], scope: Scope, after: ast.AST, *, returns: bool = False
+    context: Context,
+    names: set[str],
+    scope: Scope,
+    after: ast.AST,
+    *,
+    returns: bool = False,
+    seen: bool = False,
 ) -> bool:
     """True where one of these names stands where a script decides, or where that cannot be seen."""
     script = context.script
@@ -362,7 +451,9 @@ def _used_in_decision(
             case ast.For(iter=value):
                 found = [value] if call_name_of(value) == "range" else []
             case ast.Call():
-                if call_name(one) not in _HARMLESS and not _known_library(script, one):
+                if seen:
+                    found = given(one) if call_name(one) == "step" else []
+                elif call_name(one) not in _HARMLESS and not _known_library(script, one):
                     found = given(one)
         if mentioned(*found) & names:
             return True

@@ -7,10 +7,7 @@ from collections.abc import Callable
 from ..context import Context
 from .data import (
     batch_size_names,
-    clocks_that_steer,
     deal_drawn,
-    draws_that_steer,
-    seeds_alike,
     shard_loaders,
 )
 from .decisions import broadcast_decisions, metrics_of_one_rank
@@ -30,6 +27,7 @@ from .files import (
 from .metrics import training_numbers
 from .model import batch_norm, round_trips, summed_losses, wrap_models
 from .person import by_hand
+from .steering import clocks_that_steer, decided_alike, seeds_alike, seeds_in_a_pass
 from .units import count
 from .unsure import of_a_part
 
@@ -46,7 +44,6 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "shard_evaluations": shard_evaluations,
     "training_numbers": training_numbers,
     "seeds": seeds_alike,
-    "steering_draws": draws_that_steer,
     "steering_clocks": clocks_that_steer,
     "decisions": broadcast_decisions,
     "metrics": metrics_of_one_rank,
@@ -59,9 +56,16 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "wait_for_written": wait_for_written,
     "folders": folders,
     "same_names": same_names,
+    "steering_draws": decided_alike,
 }
 # What is said but not changed.
-REMARKS: tuple[Callable[[Context], None], ...] = (batch_norm, round_trips, by_hand, of_a_part)
+REMARKS: tuple[Callable[[Context], None], ...] = (
+    batch_norm,
+    round_trips,
+    by_hand,
+    of_a_part,
+    seeds_in_a_pass,
+)
 # Those of `start.join`, which are switched off by the same names.
 STARTS = ("setup", "quiet")
 NAMES = (*STARTS, *FIXES)

@@ -7,13 +7,12 @@ import ast
 from ....script.flow import call_name, given
 from ....script.names import COMPREHENSIONS, Function
 from ....script.torch_names import words
-from ...rules.chance import draws
 from ..context import Context
 from ..expressions import mentioned
 from ..training import Loop
 from ..values import Kind, Values
-from .data import steers
 from .readings import Region, Step, returns_reading, steps_of, value_of
+from .steering import steers
 
 _SHOWS = words(
     "print log info debug warning write set_postfix set_postfix_str set_description "
@@ -143,6 +142,7 @@ class Numbers(Region):
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
         self._behind()
         self._rest()
+        self.context.local[self.where] = self.local_names()
 
     def _mixed(self, node: ast.expr) -> bool:
         """True where a loss is reckoned with something of this rank's part: `loss.item() / n`."""
@@ -161,7 +161,7 @@ class Numbers(Region):
     # Conditions on a batch.
 
     def _tests(self) -> None:
-        """`if torch.isnan(loss): break` goes by the loss of the whole batch; others by rank 0."""
+        """`if torch.isnan(loss): break` goes by the loss of the whole batch."""
         script = self.script
         for one in script.inside(self.body, ast.stmt, deep=False):
             if not isinstance(one, ast.If | ast.While):
@@ -177,17 +177,6 @@ class Numbers(Region):
                     up = self._up(up)
                 if isinstance(up, ast.expr):
                     self.wrap(up, kind, f"{script.code(up)} is of the whole batch")
-            rest = {
-                name.id for name in script.inside(one.test, ast.Name) if not self._covered(name)
-            }
-            if rest & self.local_names() and not draws(self.script.file, one.test):
-                self.context.around(one.test, "rankup.broadcast(")
-                self.wrapped.append(one.test)
-                self.context.leave(
-                    one,
-                    "rank 0 decides here for all ranks, by its part of the batch "
-                    "(rankup.broadcast)",
-                )
 
     def _up(self, node: ast.AST) -> ast.AST:
         """The expression around a value of which it is read: past `loss.item` to `loss.item()`."""
@@ -237,6 +226,7 @@ class Numbers(Region):
             for one in script.inside(script.scope(self.where), ast.BinOp)
             if isinstance(one.op, ast.Div)
         ]
+        divided += self._by_the_same(plans)
         while True:
             more = {
                 name
@@ -258,10 +248,28 @@ class Numbers(Region):
                 self.put(value, self.plan(value) or [], f"{name} is of all ranks' batches")
         self._global_counters = frozenset(name for name in plans if name not in local)
 
+    def _by_the_same(self, plans: dict[str, list[tuple[ast.expr, Kind]] | None]) -> list[set[str]]:
+        """Names of sums over samples that are divided by one and the same number of samples."""
+        sums = {
+            name
+            for name, plan in plans.items()
+            if plan is None or any(kind is Kind.SUM for _, kind in plan)
+        }
+        groups: dict[str, set[str]] = {}
+        for one in self.script.inside(self.script.scope(self.where), ast.BinOp):
+            if isinstance(one.op, ast.Div):
+                divisor = self.script.code(one.right)
+                groups.setdefault(divisor, set()).update(mentioned(one.left) & sums)
+        return list(groups.values())
+
     def _made_anew(self, name: str) -> bool:
         """True where each round gives a name another value: noise that is added is no counter."""
         if name in self.values._targets:
             return True
+        for assign in self.script.inside(self.body, ast.Assign, deep=False):
+            calls = self.script.inside(assign.value, ast.Call)
+            if name in mentioned(*assign.targets) and any(call_name(c) == "next" for c in calls):
+                return True  # a batch
         return any(
             isinstance(one, ast.Assign) and name not in mentioned(one.value)
             for one in self.body

@@ -20,7 +20,7 @@ from ..expressions import mentioned
 from ..losses import MIXED, declared, differentiated
 from ..script import Script
 from ..values import Kind
-from .data import steers
+from .steering import steers
 
 # These cut a value off its graph, and these only change its form.
 _CUTS = words("item detach numpy tolist")
@@ -202,6 +202,7 @@ class Region:
         """Put the collective around a value."""
         function = "batch_mean" if kind is Kind.MEAN else "batch_sum"
         self.wrapped.append(node)
+        self.context.alike.add(node)
         self.context.around(node, f"rankup.{function}(")
         self.context.done(at or node, f"{text} (rankup.{function})")
 

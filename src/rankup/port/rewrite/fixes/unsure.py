@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import ast
 
-from ....script.flow import argument, call_name, given
-from ....script.names import Function
+from ....script.flow import argument, given
 from ....script.roles import LoopNode
 from ..context import Context
-from ..expressions import mentioned, stored, words
-from ..losses import function_of
-from ..script import ForNode, Script
+from ..expressions import words
+from ..losses import differentiated
+from ..means import NotSeen, check_mean
+from ..script import ForNode
 
 
 def of_a_part(context: Context) -> None:
     """Remarks on what is of this rank's part of a batch, alone."""
     _unfrozen(context)
-    _ratios(context)
+    _not_means(context)
     _mixed(context)
     _side_by_side(context)
 
@@ -99,47 +99,36 @@ def _mixed(context: Context) -> None:
             )
 
 
-def _ratios(context: Context) -> None:
-    """A loss of the script's own that divides sums over the whole batch, as Dice does."""
-    script = context.script
-    for function in _of_losses(context):
-        for one in script.inside(function.body, ast.BinOp):
-            if isinstance(one.op, ast.Div) and all(
-                _sums(script, function, side) for side in (one.left, one.right)
-            ):
-                context.leave(
-                    one,
-                    "a ratio of sums over the batch, of which each rank has its part: not the "
-                    "ratio of the whole batch. Take it for each sample and average these",
-                )
-                break
-
-
-def _of_losses(context: Context) -> list[Function]:
-    """The functions of this file that make a loss that is differentiated, or a part of it."""
-    script, found = context.script, []
-    for loop in context.training.loops:
-        for assign in script.inside(loop.node.body, ast.Assign, deep=False):
-            if not (loop.trains and stored(*assign.targets) & loop.losses):
+def _not_means(context: Context) -> None:
+    """A loss that is not seen to be a mean over the samples: said once, at its line."""
+    script, said = context.script, set[ast.AST]()
+    for call in context.training.backwards:
+        loss = differentiated(call)
+        try:
+            if loss is not None:
+                check_mean(context.training, loss)
+        except NotSeen as place:
+            node = place.node if place.script is script else _line_of(context, loss, call)
+            if script.statement(node) in said:
                 continue
-            for call in script.inside(assign.value, ast.Call):
-                made = function_of(script, call)
-                if made is not None and made[0] is script:
-                    found.append(made[1])
-    return list(dict.fromkeys(found))
+            said.add(script.statement(node))
+            at = ""
+            if place.script is not script:
+                at = f" ({place.script.file.path.name}:{place.script.line(place.node)})"
+            context.leave(
+                node,
+                f"not seen to be a mean over the samples{at}: each rank's value is of its part of "
+                "a batch, and ranks average them by samples",
+            )
 
 
-def _sums(script: Script, function: Function, side: ast.expr) -> bool:
-    """True of a side with a sum over all there is in it, maybe through a name."""
-    names = mentioned(side)
-    parts = [side]
-    parts += [
-        one.value
-        for one in script.inside(function.body, ast.Assign)
-        if stored(*one.targets) & names
+def _line_of(context: Context, loss: ast.expr | None, call: ast.Call) -> ast.AST:
+    """The statement that gives a loss its value."""
+    script = context.script
+    name = script.dotted(loss)
+    made = [
+        one
+        for one, _ in context.training.assigned(name, script.scope(call))
+        if script.line(one) <= script.line(call)
     ]
-    return any(
-        call_name(call) == "sum" and not given(call) and isinstance(call.func, ast.Attribute)
-        for part in parts
-        for call in script.inside(part, ast.Call)
-    )
+    return max(made, key=script.line) if made else call

@@ -1,0 +1,311 @@
+"""The one thing a port relies on: the differentiated loss is a mean, or a sum, over the samples.
+
+Seen are torch's own losses, sums and means of what is made of each sample alone, linear
+combinations of these, and functions and modules of the script's files that return such.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from ...script.flow import argument, call_name, given, literal, returned
+from ...script.names import Binding, Function
+from ...script.torch_names import words
+from ..rules.masked import counted_by
+from .losses import function_of, reduction
+from .models import assigned
+from .script import Script
+from .training import Training
+from .values import Kind
+
+# Further losses of torch that are means over the samples.
+_LOSSES = words(
+    "CTCLoss GaussianNLLLoss MultiLabelMarginLoss TripletMarginWithDistanceLoss ctc_loss "
+    "gaussian_nll_loss multilabel_margin_loss triplet_margin_with_distance_loss"
+)
+# These keep a mean a mean; all else that is made of one is no longer.
+_LINEAR = words(
+    "to cuda cpu float double half bfloat16 item detach clone contiguous squeeze unsqueeze view "
+    "reshape flatten sum mean stack cat tensor requires_grad_ tolist numpy neg append scale values "
+    "items abs_ type type_as data_ptr nan_to_num backward"
+)
+# These take all samples of a batch together, unless they go along another dimension.
+_ACROSS = words(
+    "max min amax amin norm std var median topk logsumexp prod quantile sort kthvalue mode "
+    "std_mean var_mean softmax log_softmax cumsum"
+)
+_TOGETHER = words("cov corrcoef histc bincount unique cdist pdist")
+_SUMS = (Kind.MEAN, Kind.SUM)
+_SIZES = words("len size numel dim ndimension range arange")
+_DEEPEST = 25
+
+
+class NotSeen(Exception):  # noqa: N818
+    """Raised where a loss is not seen to be a mean or a sum over the samples."""
+
+    def __init__(self, script: Script, node: ast.AST) -> None:
+        super().__init__()
+        self.script, self.node = script, node
+
+
+def check_mean(training: Training, loss: ast.expr) -> None:
+    """Follow a loss to what it is made of.
+
+    Raises:
+        NotSeen: it is not seen to be a mean or a sum over the samples.
+    """
+    kind = _Scope(training, training.script, {}, 0).kind(loss)
+    if kind not in _SUMS:
+        raise NotSeen(training.script, loss)
+
+
+class _Scope:
+    """The expressions of one function, or of the module.
+
+    Args:
+        passed: the kinds of the function's parameters.
+    """
+
+    def __init__(
+        self, training: Training, script: Script, passed: dict[str, Kind], depth: int
+    ) -> None:
+        self.training, self.script, self.passed, self.depth = training, script, passed, depth
+        self._open: set[ast.AST] = set()
+        self._known: dict[ast.AST, Kind] = {}
+
+    def kind(self, node: ast.expr) -> Kind:
+        """The kind of an expression; what is not seen to be else is of each sample alone."""
+        if node in self._open or len(self._open) > _DEEPEST:
+            return Kind.FIXED  # a value of the round before
+        if node not in self._known:
+            self._open.add(node)
+            try:
+                self._known[node] = self._kind(node)
+            finally:
+                self._open.discard(node)
+        return self._known[node]
+
+    def _kind(self, node: ast.expr) -> Kind:
+        match node:
+            case ast.Constant() | ast.JoinedStr():
+                return Kind.FIXED
+            case ast.Name() | ast.Attribute():
+                return self._named(node)
+            case ast.Subscript(value=value) | ast.Starred(value=value) | ast.NamedExpr(value=value):
+                return self.kind(value)
+            case ast.UnaryOp(operand=operand):
+                return self.kind(operand)
+            case ast.IfExp(body=body, orelse=orelse):
+                return _either([self.kind(body), self.kind(orelse)])
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return _either([self.kind(one) for one in parts])
+            case ast.Dict(values=parts):
+                return _either([self.kind(one) for one in parts])
+            case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part):
+                return self.kind(part)
+            case ast.Compare(left=left, comparators=others):
+                return self._of_each(node, [left, *others])
+            case ast.BinOp():
+                return self._operation(node)
+            case ast.Call():
+                return self._call(node)
+        return Kind.ROWS
+
+    def _of_each(self, node: ast.AST, parts: Iterable[ast.expr]) -> Kind:
+        """The kind of what is made of each sample alone, out of these."""
+        kinds = {self.kind(one) for one in parts}
+        if kinds & set(_SUMS):
+            raise NotSeen(self.script, node)
+        return Kind.ROWS if Kind.ROWS in kinds else Kind.FIXED
+
+    def _operation(self, node: ast.BinOp) -> Kind:
+        if counted_by(self.script.file, node):
+            return Kind.MEAN  # said, or counted, where means over some targets are
+        left, right = self.kind(node.left), self.kind(node.right)
+        match node.op:
+            case ast.Add() | ast.Sub() if Kind.ROWS not in (left, right):
+                return _either([left, right])
+            case ast.Mult() if Kind.FIXED in (left, right):
+                return right if left is Kind.FIXED else left
+            case ast.Div() if right is Kind.FIXED:
+                return left
+        return self._of_each(node, [node.left, node.right])
+
+    # Names.
+
+    def _named(self, node: ast.Name | ast.Attribute) -> Kind:
+        script, written = self.script, self.script.dotted(node)
+        if isinstance(node, ast.Attribute):
+            own = assigned(script, written, script.scope(node)) if written else []
+            values = [value for at, value in own if script.scope(at) is script.scope(node)]
+            if values and written.startswith("self."):
+                return _either([self.kind(one) for one in values])
+            inner = self.kind(node.value)
+            if node.attr == "loss" and script.modules & {"transformers"}:
+                return Kind.MEAN
+            return Kind.FIXED if node.attr in ("shape", "device", "dtype") else inner
+        names, at = script.file.names, script.span(node)[0]
+        _, bindings = names.bindings(node.id, names.scope(node))
+        found = [self.passed.get(node.id, Kind.ROWS) for one in bindings if one.kind == "parameter"]
+        bindings = [one for one in bindings if one.kind != "parameter"]
+        before = [one for one in bindings if script.span(one.target)[0] < at] or bindings
+        for one in sorted(before, key=lambda one: script.span(one.target)):
+            statement = names.statement(one.target)
+            grown = statement if isinstance(statement, ast.AugAssign) else None
+            if grown is None and _around(script, statement, node):
+                found.clear()
+            value = self._grown(grown) if grown is not None else self._bound(one)
+            if value is not None:
+                found.append(value)
+        return _either(found)
+
+    def _grown(self, one: ast.AugAssign) -> Kind | None:
+        kind = self.kind(one.value)
+        if isinstance(one.op, ast.Add | ast.Sub):
+            return kind
+        if isinstance(one.op, ast.Mult | ast.Div) and kind is Kind.FIXED:
+            return None
+        return self._of_each(one, [one.target, one.value]) if kind is not Kind.ROWS else kind
+
+    def _bound(self, one: Binding) -> Kind | None:
+        """The kind of what a binding gives a name."""
+        if one.kind == "value" and isinstance(one.node, ast.expr):
+            if isinstance(one.node, ast.Call) and one.path:
+                return self._call(one.node, one.path)
+            if isinstance(one.node, ast.Tuple) and one.path and one.path[0] < len(one.node.elts):
+                return self.kind(one.node.elts[one.path[0]])
+            return self.kind(one.node)
+        if one.kind == "item" and isinstance(one.node, ast.expr):
+            if any(
+                call_name(call) in ("parameters", "named_parameters", "range")
+                for call in self.script.inside(one.node, ast.Call)
+            ):
+                return Kind.FIXED
+            values = one.node
+            if isinstance(values, ast.Call) and call_name(values) in ("values", "items"):
+                values = values.func
+            if isinstance(values, ast.Call):
+                return Kind.ROWS
+            kind = self.kind(values)
+            return kind if kind in _SUMS else Kind.ROWS
+        return Kind.ROWS if one.kind == "entered" else None
+
+    # Calls.
+
+    def _call(self, call: ast.Call, path: tuple[int, ...] = ()) -> Kind:
+        script, name = self.script, call_name(call)
+        full = script.name(call.func)
+        known = reduction(script, call) or self._further(call, full)
+        if known is not None:
+            kind = self._of_each(call, given(call))
+            return kind if known is Kind.ROWS else known
+        if name in _SIZES:
+            return Kind.FIXED
+        if full in ("sum", "float", "int", "list", "tuple", "zip", "enumerate", "iter", "reversed"):
+            return _either([self.kind(one) for one in call.args])
+        if name == "grad":
+            return Kind.ROWS  # of the inputs of each sample
+        found = function_of(script, call)
+        if found is not None:
+            return self._returned(call, found, path)
+        value: ast.expr | None = None
+        rest = given(call)
+        if full.startswith("torch.") and call.args:
+            value, rest = call.args[0], rest[1:]
+        elif isinstance(call.func, ast.Attribute) and not script.file.names.dotted(call.func):
+            value = call.func.value
+        if value is None:
+            kind = self._of_each(call, rest)
+            return Kind.ROWS if name == "next" or self._trained(call) else kind
+        return self._method(call, name, value, rest)
+
+    def _further(self, call: ast.Call, full: str) -> Kind | None:
+        made = [full]
+        if not full.startswith("torch.nn.functional."):
+            origins = self.script.whole_flow.origins(self.script.file, call.func)
+            calls = [one for one in origins if isinstance(one.node, ast.Call)]
+            made = [one.file.names.dotted(one.node.func) for one in calls]  # type: ignore[attr-defined]
+        known = bool(made) and all(
+            one.startswith("torch.nn.") and one.split(".")[-1] in _LOSSES for one in made
+        )
+        return Kind.MEAN if known else None
+
+    def _method(self, call: ast.Call, name: str, value: ast.expr, rest: list[ast.expr]) -> Kind:
+        kind = self.kind(value)
+        if kind in _SUMS:
+            if name in _LINEAR:
+                return kind
+            raise NotSeen(self.script, call)
+        others = self._of_each(call, rest)
+        if kind is Kind.FIXED and others is Kind.FIXED:
+            return kind
+        along = argument(call, "dim") or argument(call, "axis")
+        places = [*rest[1:], along] if name in ("topk", "kthvalue") else [*rest[:1], along]
+        if name == "norm":
+            places = [*rest[1:2], along]
+        numbers = {number for one in places if one is not None for number in _numbers(one)}
+        unnamed = all(one is None for one in places)
+        if name in ("sum", "mean"):
+            whole = 0 in numbers or unnamed or not (numbers or along or rest)
+            return (Kind.MEAN if name == "mean" else Kind.SUM) if whole else Kind.ROWS
+        if name in _TOGETHER or (name in _ACROSS and (unnamed or 0 in numbers)):
+            raise NotSeen(self.script, call)
+        return Kind.ROWS
+
+    def _returned(
+        self, call: ast.Call, found: tuple[Script, Function], path: tuple[int, ...]
+    ) -> Kind:
+        """The kind of what a function of the script's files returns."""
+        script, function = found
+        model = self._trained(call)
+        if self.depth > 4:
+            return Kind.ROWS
+        passed = {}
+        for name in script.parameters(function) - {"self"}:
+            value = script.given(function, name, call)
+            passed[name] = Kind.FIXED if value is None else self.kind(value)
+        if any(one in _SUMS for one in passed.values()) and model:
+            raise NotSeen(self.script, call)
+        inner, kinds = _Scope(self.training, script, passed, self.depth + 1), []
+        try:
+            for one in returned(function):
+                parts = one.elts if isinstance(one, ast.Tuple) else [one]
+                if path and len(parts) > path[0]:
+                    parts = [parts[path[0]]]
+                kinds.append(_either([inner.kind(part) for part in parts]))
+        except NotSeen:
+            if model:
+                return Kind.ROWS  # of a model what it gives for each sample counts
+            raise
+        kind = _either(kinds) if kinds else Kind.ROWS
+        return Kind.ROWS if model and kind is Kind.FIXED else kind
+
+    def _trained(self, call: ast.Call) -> bool:
+        """True of `model(x)` of a model that is trained."""
+        origins = self.script.whole_flow.origins(self.script.file, call.func)
+        return bool({one.node for one in origins} & self.training.trained)
+
+
+def _numbers(node: ast.expr) -> list[int]:
+    """The numbers in a dimension or a tuple of them; -1 is not the samples'."""
+    if isinstance(node, ast.Tuple | ast.List):
+        return [number for one in node.elts for number in _numbers(one)]
+    if isinstance(node, ast.UnaryOp):
+        return [-number for number in _numbers(node.operand)]
+    value = literal(node)
+    return [value] if type(value) is int else []
+
+
+def _either(kinds: list[Kind]) -> Kind:
+    """Of several ways to make a value, or of parts of it; nothing of the batch is a beginning."""
+    for kind in (Kind.ROWS, Kind.MEAN, Kind.SUM):
+        if kind in kinds:
+            return kind
+    return Kind.FIXED
+
+
+def _around(script: Script, statement: ast.AST, node: ast.AST) -> bool:
+    """True where a place is only come to by a statement: it stands in its block, or further in."""
+    block = script.file.names.block(statement)
+    return any(one in block for one in (node, *script.above(node)))
