@@ -332,7 +332,7 @@ def test_a_rank_that_goes_on_alone_and_a_seed_within_a_pass_are_said(tmp_path: P
     text += "except torch.cuda.OutOfMemoryError:\n    train()\n"
     notes = {note.line: note.text for note in port(_script(tmp_path, text)).left}
     assert "`except torch.cuda.OutOfMemoryError` around a training step" in notes[15]
-    assert "all ranks draw alike behind this seed" in notes[8]
+    assert "all ranks draw the same noise" in notes[8]
 
 
 def test_batches_that_are_no_loaders_are_named(tmp_path: Path) -> None:

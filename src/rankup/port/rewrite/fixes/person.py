@@ -12,13 +12,10 @@ from ...rules.job import swallowing
 from ...rules.output import dialogs
 from ..context import Context
 
-_SEEDS = ("manual_seed", "manual_seed_all", "seed")
-
 
 def by_hand(context: Context) -> None:
     """One rank that stops alone, a terminal in a job, data that only the script can cut."""
     _alone(context)
-    _seeded_within(context)
     _terminal(context)
     _batches(context)
     _flags(context)
@@ -36,21 +33,6 @@ def _alone(context: Context) -> None:
             "others waiting; raise it again",
             comment=False,
         )
-
-
-def _seeded_within(context: Context) -> None:
-    """A seed within a pass over the batches makes the ranks draw alike from there on."""
-    script, training = context.script, context.training
-    for loop in training.loops:
-        if not loop.trains or not training.sources(loop):
-            continue
-        for call in script.inside(loop.node.body, ast.Call, deep=False):
-            if call_name(call) in _SEEDS and given(call) and script.called(call) is None:
-                context.leave(
-                    call,
-                    "all ranks draw alike behind this seed, the same noise and dropout for their "
-                    "different samples: add rankup.setup().rank to it, or seed before the loop",
-                )
 
 
 def _terminal(context: Context) -> None:
