@@ -99,6 +99,9 @@ def test_an_evaluation_of_sums_over_samples_is_sharded(
         "if len(x) == 4:\n            a += (out > y).sum().item()",
         "a += (out > y).sum().item()\n        break",
         "a += x.num_graphs",
+        "a += (torch.norm(out - y, 2) < 1).sum().item()",
+        "a += (out.view(1, -1).argmax(1) > 0).sum().item()",
+        "a += (out.flatten().topk(3)[0] > 0).sum().item()",
     ],
 )
 def test_any_other_evaluation_stays_as_on_one_gpu(line: str, tmp_path: Path) -> None:
@@ -341,6 +344,27 @@ def test_of_drawn_batches_those_of_an_evaluation_are_whole(tmp_path: Path) -> No
     [note] = ported.left
     assert "all ranks draw the same noise" in note.text
     assert "criterion(model(p), q).item())" in ported.text
+
+
+def test_no_collective_stands_where_not_all_ranks_come(tmp_path: Path) -> None:
+    """In a data worker, and where rank 0 alone writes what a sharded evaluation gives."""
+    worker = """import random
+import time
+def seed_worker(number):
+    random.seed(torch.initial_seed() % 2**32)
+    torch.manual_seed(int(time.time()))
+"""
+    head = HEAD.replace("shuffle=True", "shuffle=True, num_workers=1, worker_init_fn=seed_worker")
+    text = _ported(tmp_path, worker + head + TRAINING).text
+    assert "random.seed(torch.initial_seed() % 2**32)\n    torch.manual_seed(int(time" in text
+    evaluate = EVALUATION.replace("# in it", "a += (out > y).sum().item()").replace(
+        "print(a, b, rows)", "return a"
+    )
+    inside = "".join(f"    {line}\n" for line in evaluate.splitlines())
+    writes = "import numpy as np\nnp.savetxt('a.txt', [evaluate()])\n"
+    text = _ported(tmp_path, f"{HEAD}def evaluate():\n{inside}{TRAINING}{writes}").text
+    assert "rankup.total(a)" in text
+    assert "\nnp.savetxt(" in text
 
 
 def test_a_sum_beside_a_mean_is_refused(tmp_path: Path) -> None:

@@ -61,19 +61,6 @@ def test_a_second_port_changes_nothing(every: int) -> None:
         assert "already" in ported.why
 
 
-def test_a_fix_can_be_left_out() -> None:
-    path = CASES / "run_best_and_patience.in.py"
-    whole = _ported(path).text
-    for name, mark in (
-        ("wrap", "rankup.wrap("),
-        ("save0", "rankup.save0("),
-    ):
-        assert mark in whole
-        assert mark not in port(path, without={name}).text
-    with pytest.raises(ValueError, match="no fix is called"):
-        port(path, without={"unknown"})
-
-
 def _script(folder: Path, text: str) -> Path:
     path = folder / "train.py"
     path.write_text(text)

@@ -90,6 +90,16 @@ def _quiet_writer(module_name: str) -> None:
     for name, member in list(vars(writer).items()):
         if callable(member) and (name == "__init__" or not name.startswith("_")):
             setattr(writer, name, _nothing)
+    writer.__init__, writer.get_logdir = _begin_nothing, _log_dir
+
+
+def _begin_nothing(self: Any, log_dir: Any = None, *args: Any, **kwargs: Any) -> None:
+    """Scripts put their checkpoints beside the events: `os.path.join(writer.log_dir, …)`."""
+    self.log_dir = self.logdir = str(log_dir or kwargs.get("logdir") or "runs")
+
+
+def _log_dir(self: Any) -> Any:
+    return self.log_dir
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

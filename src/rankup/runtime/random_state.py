@@ -67,7 +67,8 @@ class RandomStreams:
     Passes over training loaders may lie within each other (`zip` of two, an iterator that is never
     exhausted): the first to begin sets the common states aside, the last to end takes them back.
     What this rank draws in a later pass goes on where it ended in the one before, so that epochs
-    differ, until the script seeds torch anew.
+    differ, until the script gives torch another seed. Seeds that it gives Python or NumPy between
+    passes are not seen in the passes.
     """
 
     def __init__(self) -> None:

@@ -78,7 +78,8 @@ def setup(timeout: timedelta = FIRST_TIMEOUT) -> World:
     without GPUs all is gloo. A rank that sees exactly one GPU uses it, whatever its local rank.
 
     All ranks get rank 0's random states (Python's, NumPy's where it is loaded, torch's), so that
-    what the script draws before its first training batch is the same on all of them.
+    what the script draws before its first training batch is the same on all of them; not where the
+    script has made the process group itself.
 
     Args:
         timeout: how long a collective may take until `after_first_step` shortens it.

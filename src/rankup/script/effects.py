@@ -1,4 +1,4 @@
-"""Losses, devices, and the calls that write or read files."""
+"""Losses, and the calls that write or read files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .downloads import fetches
-from .flow import Flow, Origin, argument, call_name, given, is_none, literal
+from .flow import Flow, Origin, argument, call_name, first_argument, is_none, literal
 from .models import role, unique
 from .names import Function, walk
 from .roles import Role, Site
@@ -150,33 +150,6 @@ def find_losses(flow: Flow) -> tuple[Role, ...]:
     return unique(found)
 
 
-def find_devices(flow: Flow) -> tuple[Role, ...]:
-    """Where a device is decided on: `torch.device(…)`, `"cuda" if … else "cpu"`."""
-    found = []
-    for file in flow.files:
-        names = file.names
-        inside: set[ast.AST] = set()
-        for call in names.all(ast.Call):
-            if names.called(call) == "torch.device" or call_name(call) == "current_accelerator":
-                found.append(role("device", Origin(file, call), 1.0))
-                inside.update(one for one in walk(call) if isinstance(one, ast.IfExp))
-        for choice in names.all(ast.IfExp):
-            words = (choice.body, choice.orelse)
-            if choice not in inside and any(_is_device(one) for one in words):
-                found.append(role("device", Origin(file, choice), 0.9))
-        found += [
-            role("device", Origin(file, one.node), 0.9)
-            for one in names.members(names.tree).get("device", ())
-            if one.kind == "value" and _is_device(one.node)
-        ]
-    return unique(found)
-
-
-def _is_device(node: ast.AST) -> bool:
-    value = literal(node)
-    return isinstance(value, str) and value.split(":")[0] in ("cuda", "mps", "xpu")
-
-
 def find_sites(flow: Flow) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
     """The calls that write files, and those that load checkpoints."""
     saves, loads = [], []
@@ -201,12 +174,14 @@ def written(flow: Flow, file: File, call: ast.Call) -> Site | None:
         return _opened(flow, file, call, path, argument(call, "mode", 1))
     if dotted in _FORMATS:
         form = _form(flow, file, _given(call, _FORMATS[dotted]))
-        return Site(file, call, dotted, "file", _first(call), "object", True) if form else None
+        return (
+            Site(file, call, dotted, "file", first_argument(call), "object", True) if form else None
+        )
     if dotted in _MADE_TO_WRITE and literal(argument(call, "readonly")) is not True:
-        return Site(file, call, dotted, "file", _first(call), "object", True)
+        return Site(file, call, dotted, "file", first_argument(call), "object", True)
     method = isinstance(call.func, ast.Attribute) and not dotted
     if method and name == "save" and _saves_itself(flow, file, call):
-        return Site(file, call, ".save", "file", _first(call), "call", False)
+        return Site(file, call, ".save", "file", first_argument(call), "call", False)
     if flow.callee(file, call) is not None or dotted.startswith("rankup."):
         return None
     if method and name == "open":
@@ -229,10 +204,6 @@ def written(flow: Flow, file: File, call: ast.Call) -> Site | None:
 def _given(call: ast.Call, where: tuple[int, str]) -> ast.expr | None:
     position, keyword = where
     return argument(call, keyword, position)
-
-
-def _first(call: ast.Call) -> ast.expr | None:
-    return next(iter(given(call)), None)
 
 
 def _opened(
@@ -322,7 +293,7 @@ def fetched(file: File, call: ast.Call) -> Fetch | None:
     if literal(argument(call, "local_files_only")) is True:
         return None
     if name == "from_pretrained" or dotted in ("datasets.load_dataset", "datasets.load_metric"):
-        first = _first(call)
+        first = first_argument(call)
         value = literal(first)
         if not isinstance(value, str):
             return Fetch(f"{name}(…) may download", certain=False)

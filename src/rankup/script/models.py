@@ -12,7 +12,6 @@ from .source import File
 from .torch_names import LOADERS, OPTIMIZERS, SCHEDULES, last, words
 
 _PARAMETERS = frozenset({"parameters", "named_parameters", "trainable_parameters"})
-_MODEL_MAKERS = ("from_pretrained", "from_config", "create_model")
 _NOT_LOADERS = words("builtins.range builtins.open builtins.dict os.listdir")
 
 
@@ -20,7 +19,7 @@ def role(kind: RoleKind, origin: Origin, confidence: float) -> Role:
     """The role of what a value is made by."""
     target = _target(origin.file, origin.node)
     name = origin.file.code(target).strip() if target is not None else _own_name(origin)
-    return Role(origin.file, origin.node, kind, name, target, confidence)
+    return Role(origin.file, origin.node, kind, name, confidence)
 
 
 def _own_name(origin: Origin) -> str:

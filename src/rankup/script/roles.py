@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from .source import File
 
 LoopNode = ast.For | ast.AsyncFor | ast.While
-RoleKind = Literal[
-    "model", "optimizer", "scheduler", "train_loader", "eval_loader", "loss", "device"
-]
+RoleKind = Literal["model", "optimizer", "scheduler", "train_loader", "eval_loader", "loss"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,22 +23,8 @@ class _Placed:
     node: ast.AST
 
     @property
-    def place(self) -> str:
-        """`FILE:LINE:COLUMN`, both from 1."""
-        return self.file.place(self.node)
-
-    @property
-    def statement(self) -> ast.AST:
-        """The line or compound statement in which it stands."""
-        return self.file.names.statement(self.node)
-
-    @property
     def function(self) -> Function | None:
         return self.file.names.function(self.node)
-
-    @property
-    def class_(self) -> ast.ClassDef | None:
-        return self.file.names.enclosing(self.node, ast.ClassDef)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,21 +33,15 @@ class Role(_Placed):
 
     Attributes:
         file: the file in which it is made: the script or a module of its folder.
-        node: the expression that makes it, as `made`: a call in most cases; an ast.arg or a name
+        node: the expression that makes it: a call in most cases; an ast.arg or a name
             where its making cannot be seen.
         name: what it is called where it is made; empty without a name.
-        target: what it is assigned to, if it is.
         confidence: 1.0 is certain, below 0.5 a guess.
     """
 
     kind: RoleKind
     name: str
-    target: ast.AST | None
     confidence: float
-
-    @property
-    def made(self) -> ast.AST:
-        return self.node
 
     @property
     def dotted(self) -> str:
@@ -156,7 +134,6 @@ class Script:
     train_loaders: tuple[Role, ...] = ()
     eval_loaders: tuple[Role, ...] = ()
     losses: tuple[Role, ...] = ()
-    devices: tuple[Role, ...] = ()
     train_loops: tuple[Loop, ...] = ()
     eval_loops: tuple[Loop, ...] = ()
     saves: tuple[Site, ...] = ()
@@ -181,7 +158,6 @@ class Script:
             *self.train_loaders,
             *self.eval_loaders,
             *self.losses,
-            *self.devices,
         )
 
     @cached_property

@@ -30,12 +30,10 @@ class Options:
     Attributes:
         batch: `global`, or `per-gpu`.
         sync_bn: batch norm over the batches of all ranks.
-        without: names of fixes to leave out.
     """
 
     batch: str = "global"
     sync_bn: bool = False
-    without: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,8 @@ class Context:
         Args:
             result: whether the call may be worth something but None.
         """
-        if self.needs_all(call):
+        called = [self.script.called(one) for one in self.script.inside(call, ast.Call)]
+        if self.needs_all(call) or any(self.meets(one) for one in called if one is not None):
             return False
         only = self.alone(call)
         if only is not None:

@@ -129,11 +129,6 @@ def stored(*targets: ast.AST) -> set[str]:
     return found
 
 
-def read(*nodes: ast.AST) -> set[str]:
-    """The names that expressions read, not those of attributes: `outputs` of `outputs.loss`."""
-    return {one.id for one in walk(*nodes) if isinstance(one, ast.Name)}
-
-
 def words(where: Where) -> set[str]:
     """All names in a node or a block, those of attributes and of keywords, too."""
     found = set()

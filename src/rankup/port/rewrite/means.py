@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function
 from ...script.torch_names import words
-from ..rules.masked import counted_by
+from ..rules.masked import counted_by, selecting
 from .losses import function_of, reduction
 from .models import assigned
 from .script import Script
@@ -92,7 +92,12 @@ class _Scope:
                 return Kind.FIXED
             case ast.Name() | ast.Attribute():
                 return self._named(node)
-            case ast.Subscript(value=value) | ast.Starred(value=value) | ast.NamedExpr(value=value):
+            case ast.Subscript(value=value, slice=at):
+                kind = self.kind(value)
+                if kind is Kind.ROWS and self._selects(node, at):
+                    raise NotSeen(self.script, node)
+                return kind
+            case ast.Starred(value=value) | ast.NamedExpr(value=value):
                 return self.kind(value)
             case ast.UnaryOp(operand=operand):
                 return self.kind(operand)
@@ -111,6 +116,19 @@ class _Scope:
             case ast.Call():
                 return self._call(node)
         return Kind.ROWS
+
+    def _selects(self, node: ast.expr, at: ast.expr) -> bool:
+        """True of `rows[mask]`, of which ranks have different numbers, and of `rows[None]`."""
+        first = at.elts[0] if isinstance(at, ast.Tuple) and at.elts else at
+        if isinstance(first, ast.Constant) and first.value is None:
+            return True
+        script = self.script
+        made = [at, *(one.node for one in script.flow.origins(script.file, at))]
+        masks = any(isinstance(one, ast.Compare | ast.UnaryOp | ast.Call) for one in made)
+        if isinstance(at, ast.Tuple | ast.Slice) or not masks or self.kind(at) is not Kind.ROWS:
+            return False
+        call = script.parents.get(script.parents[node])
+        return not (isinstance(call, ast.Call) and selecting(script.file, script.flow, call))
 
     def _of_each(self, node: ast.AST, parts: Iterable[ast.expr]) -> Kind:
         """The kind of what is made of each sample alone, out of these."""
@@ -144,6 +162,8 @@ class _Scope:
             inner = self.kind(node.value)
             if node.attr == "loss" and script.modules & {"transformers"}:
                 return Kind.MEAN
+            if node.attr == "T" and inner is Kind.ROWS and not written.startswith("self."):
+                raise NotSeen(script, node)
             return Kind.FIXED if node.attr in ("shape", "device", "dtype") else inner
         names, at = script.file.names, script.span(node)[0]
         _, bindings = names.bindings(node.id, names.scope(node))
@@ -249,6 +269,10 @@ class _Scope:
         if name in ("sum", "mean"):
             whole = 0 in numbers or unnamed or not (numbers or along or rest)
             return (Kind.MEAN if name == "mean" else Kind.SUM) if whole else Kind.ROWS
+        first = name == "unsqueeze" and 0 in numbers
+        own = self.script.dotted(value).startswith("self.")
+        if first or (name == "t" and not own):
+            raise NotSeen(self.script, call)
         if name in _TOGETHER or (name in _ACROSS and (unnamed or 0 in numbers)):
             raise NotSeen(self.script, call)
         return Kind.ROWS

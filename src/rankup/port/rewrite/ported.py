@@ -19,7 +19,7 @@ from .context import Context, Note, Options
 from .edits import Edits
 from .expressions import number
 from .fixes.evaluation import obstacles
-from .fixes.every import FIXES, NAMES, REMARKS
+from .fixes.every import FIXES, REMARKS
 from .fixes.fetched import fetch
 from .fixes.start import import_rankup, join
 from .script import Script
@@ -75,7 +75,6 @@ def port(
     batch: str = "global",
     vendor: bool = False,
     sync_bn: bool = False,
-    without: frozenset[str] | set[str] = frozenset(),
 ) -> Ported:
     """Rewrite a single-GPU training script; writes nothing.
 
@@ -84,15 +83,15 @@ def port(
             `per-gpu`.
         vendor: import the runtime that is copied beside the script.
         sync_bn: batch norm over the batches of all ranks.
-        without: names of fixes to leave out (`fixes.every.NAMES`).
 
     Raises:
         UserError: no such file, no Python, no training script, or one that must not be made
             data-parallel by a rewrite; the message says why.
     """
-    _check(batch, without)
+    if batch not in ("global", "per-gpu"):
+        raise UserError(f"--batch is global or per-gpu, not {batch}")
     try:
-        return _port(_file(path), Options(batch, sync_bn, frozenset(without)), vendor)
+        return _port(_file(path), Options(batch, sync_bn), vendor)
     except RecursionError:
         raise UserError(f"{path} is nested too deeply to be ported") from None
 
@@ -130,9 +129,8 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
     context = Context(script, training, options, edits)
     _refuse(path, context)
     for name, fix in FIXES.items():
-        if name not in options.without:
-            context.fix = name
-            fix(context)
+        context.fix = name
+        fix(context)
     for remark in REMARKS:
         remark(context)
     effective(context)
@@ -219,16 +217,6 @@ def _refuse(path: Path, context: Context) -> None:
         )
 
 
-def _check(batch: str, without: frozenset[str] | set[str]) -> None:
-    if batch not in ("global", "per-gpu"):
-        raise UserError(f"--batch is global or per-gpu, not {batch}")
-    unknown = set(without) - set(NAMES)
-    if unknown:
-        raise ValueError(
-            f"no fix is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
-        )
-
-
 def _compile(path: Path, text: str, original: str) -> None:
     """A port that Python refuses is a mistake of ours: nothing of it is written."""
     try:
@@ -288,9 +276,8 @@ def port_learner(context: Context, path: Path) -> Context:
         UserError: no call of a learner that trains.
     """
     script = context.script
-    if "rank0_first" not in context.options.without:
-        context.fix = "rank0_first"
-        fetch(context)
+    context.fix = "rank0_first"
+    fetch(context)
     found = [
         call
         for call in script.all(ast.Call)

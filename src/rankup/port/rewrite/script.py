@@ -157,10 +157,6 @@ class Script:
         """The line, from 1, in which a node starts."""
         return self.file.line(node)[0]
 
-    def body(self, statements: Sequence[ast.AST]) -> str:
-        """The text of a block."""
-        return self.text[self.span(statements[0])[0] : self.span(statements[-1])[1]]
-
     def name(self, node: ast.AST) -> str:
         """What a dotted expression means, by the script's imports: `F.relu` ->
         `torch.nn.functional.relu`; empty where it is something else."""

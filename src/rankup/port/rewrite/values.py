@@ -265,7 +265,7 @@ class Values:
             return self._of_builtin(name, self.kind(call.args[0], depth))
         if self.script.called(call) is not None:
             return self._returned(call, (), depth)
-        if self._runs_model(call):
+        if self.runs_model(call):
             values = [self.kind(one, depth) for one in given(call)]
             named = all(one.arg for one in call.keywords)
             rows = named and bool(values) and all(one in (*_ROWS, Kind.FIXED) for one in values)
@@ -312,11 +312,11 @@ class Values:
             if script.span(one.statement)[1] <= at and self._always(one.statement)
         ]
         last = before[-1].value if before else None
-        if isinstance(last, ast.Call) and self._runs_model(last):
+        if isinstance(last, ast.Call) and self.runs_model(last):
             return self.kind(last) is Kind.ROWS
         return last is not None and self._of_model(last, depth + 1)
 
-    def _runs_model(self, call: ast.Call) -> bool:
+    def runs_model(self, call: ast.Call) -> bool:
         """True of `model(x)` and `self.model(x)` of a model that is trained."""
         origins = self.script.whole_flow.origins(self.script.file, call.func)
         # A parameter that is given back to its caller has no value of its own.
@@ -351,15 +351,14 @@ class Values:
             return kind if scalar else Kind.UNKNOWN
         along = argument(call, "dim") or argument(call, "axis")
         if along is None and rest:
-            along = rest[1] if name == "topk" and len(rest) > 1 else rest[0]
-        if name == "topk" and along is rest[0]:
-            along = None
+            before = 1 if name in ("topk", "norm") else 0  # `k` and `p` stand in front of it
+            along = rest[before] if len(rest) > before else None
         if name in ("numel", "sum", "mean") and along is None and not call.keywords:
             return Kind.MEAN if name == "mean" else Kind.SUM
         if name in _COMPARE or name in _EACH:
             return _rowwise([kind, *(self.kind(one, depth) for one in rest)])
         if name in _SHAPED:
-            return Kind.ROWS
+            return Kind.ROWS if self._keeps_rows(name, rest, depth) else Kind.UNKNOWN
         if name in ("transpose", "permute") and rest:
             places = [_dimension(one) for one in rest]
             kept = places[0] == 0 if name == "permute" else all(one and one > 0 for one in places)
@@ -370,7 +369,21 @@ class Values:
             return Kind.ROWS if inside > 0 or (few and inside == -1) else Kind.UNKNOWN
         if name in _PAIRS and (inside is not None and inside != 0):
             return Kind.PAIR
-        return Kind.PAIR if name == "topk" and along is None else Kind.UNKNOWN
+        return Kind.UNKNOWN
+
+    def _keeps_rows(self, name: str, rest: list[ast.expr], depth: int) -> bool:
+        """True where the first dimension stays that of the samples."""
+        first = rest[0] if rest else None
+        if name == "unsqueeze":
+            place = _dimension(first)
+            return place == -1 or (place or 0) > 0
+        if name in ("view", "reshape"):
+            if isinstance(first, ast.Tuple | ast.List):
+                first = first.elts[0] if first.elts else None
+            return _dimension(first) == -1 or (
+                first is not None and self.kind(first, depth) is Kind.SIZE
+            )
+        return True
 
 
 def _dimension(node: ast.expr | None) -> int | None:
@@ -409,7 +422,11 @@ def loss_reduction(training: Training, call: ast.Call) -> Kind | None:
         isinstance(one, ast.Call) and call_name(one) in ("CrossEntropyLoss", "NLLLoss")
         for one in made
     )
-    if ignored and any(_dimension(one) == -100 for one in script.all(ast.UnaryOp)):
+    if ignored and any(
+        _dimension(one) == -100
+        for file in script.whole_flow.files
+        for one in file.names.all(ast.UnaryOp)
+    ):
         return Kind.UNKNOWN  # torch's own default of `ignore_index`
     if any(_reduction_unknown(one, one is call) for one in made):
         return Kind.UNKNOWN

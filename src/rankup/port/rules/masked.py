@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name, given
+from ...script.flow import Flow, argument, call_name, given
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
@@ -51,7 +51,7 @@ def masked_mean(file: File, script: Script) -> Iterator[Hit]:
         if _of_transformers(file, script, call) and trained_here(file, script, call):
             yield Hit(call, message, "rankup.count((labels != -100).sum()) before backward()")
     for call in file.names.all(ast.Call):
-        masks = selecting(file, script, call)
+        masks = selecting(file, script.flow, call)
         if (masks or _packed(file, script, call)) and trained_here(file, script, call):
             yield Hit(call, message, todo)
     for node in file.names.all(ast.BinOp):
@@ -59,7 +59,7 @@ def masked_mean(file: File, script: Script) -> Iterator[Hit]:
             yield Hit(node, message, todo)
 
 
-def selecting(file: File, script: Script, call: ast.Call) -> str:
+def selecting(file: File, flow: Flow, call: ast.Call) -> str:
     """The text of `mask` of `losses[mask].mean()` and `losses.masked_select(mask).mean()`."""
     if call_name(call) != "mean" or given(call) or not isinstance(call.func, ast.Attribute):
         return ""
@@ -69,7 +69,7 @@ def selecting(file: File, script: Script, call: ast.Call) -> str:
     if not isinstance(value, ast.Subscript):
         return ""
     mask = value.slice
-    compared = [mask, *(one.node for one in script.flow.origins(file, mask))]
+    compared = [mask, *(one.node for one in flow.origins(file, mask))]
     return file.code(mask) if any(isinstance(one, ast.Compare) for one in compared) else ""
 
 

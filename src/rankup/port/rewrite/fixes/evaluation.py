@@ -112,9 +112,12 @@ def additive(context: Context, loop: Loop) -> Leaving:
     ]
     if any(_one_by_one(one) for one in made):
         raise Obstacle(node, "its batches are of one sample, which one rank would have all of")
-    if not _in_eval_mode(context, node):
-        raise Obstacle(node, "that the model is in evaluation mode is not seen in this function")
     values = Values(context.training, loop)
+    run = {
+        script.dotted(one.func) for one in script.inside(node, ast.Call) if values.runs_model(one)
+    }
+    if not all(_in_eval_mode(context, node, name) for name in run or {""}):
+        raise Obstacle(node, "that the model is in evaluation mode is not seen in this function")
     leaving = Leaving()
     _block(context, loop, values, leaving, node.body)
     if not (leaving.totals or leaving.lists):
@@ -214,13 +217,15 @@ def _one_entry_each(script: Script, value: ast.expr) -> bool:
     return not any(call_name(one) in changing for one in script.inside(value, ast.Call))
 
 
-def _in_eval_mode(context: Context, node: ast.AST) -> bool:
+def _in_eval_mode(context: Context, node: ast.AST, model: str) -> bool:
     """True where `.eval()` is called above a loop in its function, and no `.train()` since."""
     script = context.script
     calls = [
         call
         for call in script.inside(script.scope(node), ast.Call, deep=False)
-        if isinstance(call.func, ast.Attribute) and call_name(call) in ("eval", "train")
+        if isinstance(call.func, ast.Attribute)
+        and call_name(call) in ("eval", "train")
+        and f"{model}.".startswith(f"{script.dotted(call.func.value)}." if model else "")
     ]
     before = [call for call in calls if script.span(call)[0] < script.span(node)[0]]
     if not before:

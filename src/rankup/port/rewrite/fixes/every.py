@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..context import Context
-from .data import (
-    batch_size_names,
-    deal_drawn,
-    shard_loaders,
-)
+from .data import batch_size_names, deal_drawn, shard_loaders
 from .decisions import broadcast_decisions, metrics_of_one_rank
 from .device import data_parallel, numbered, own_choice
 from .evaluation import shard_evaluations
@@ -66,6 +62,3 @@ REMARKS: tuple[Callable[[Context], None], ...] = (
     of_a_part,
     seeds_in_a_pass,
 )
-# Those of `start.join`, which are switched off by the same names.
-STARTS = ("setup", "quiet")
-NAMES = (*STARTS, *FIXES)

@@ -50,17 +50,11 @@ def import_rankup(context: Context, vendor: bool) -> None:
 
 def join(context: Context) -> None:
     """`rankup.setup()` and `rankup.quiet()` before anything happens."""
-    lines = []
-    if "setup" not in context.options.without:
-        lines.append("rankup.setup()")
-        context.fix = "setup"
-        context.done(None, "joins the process group and takes its own GPU (rankup.setup)")
-    if "quiet" not in context.options.without:
-        lines.append("rankup.quiet()")
-        context.fix = "quiet"
-        context.done(None, "rank 0 alone prints, draws bars and logs (rankup.quiet)")
-    if not lines:
-        return
+    lines = ["rankup.setup()", "rankup.quiet()"]
+    context.fix = "setup"
+    context.done(None, "joins the process group and takes its own GPU (rankup.setup)")
+    context.fix = "quiet"
+    context.done(None, "rank 0 alone prints, draws bars and logs (rankup.quiet)")
     if not _starts(context):
         context.leave(
             None,

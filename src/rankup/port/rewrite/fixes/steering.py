@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 
 from ....script.flow import call_name, given
+from ....script.names import Function
 from ....script.roles import LoopNode
 from ...rules.chance import draws
 from ..context import Context
@@ -16,7 +17,7 @@ from ..script import ForNode
 
 _STEPS = {"step", "exit", "_exit"}
 _SEEDS = {"seed", "manual_seed", "manual_seed_all", "default_rng", "seed_everything", "set_seed"}
-_OWN = ("time.", "datetime.", "os.getpid", "os.urandom", "uuid.", "secrets.", "torch.initial_seed")
+_OWN = ("time.", "datetime.", "os.getpid", "os.urandom", "uuid.", "secrets.")
 
 
 def decided_alike(context: Context) -> None:
@@ -93,9 +94,26 @@ def seeds_alike(context: Context) -> None:
                 own = any(
                     script.name(one.func).startswith(_OWN) for one in script.inside(value, ast.Call)
                 )
-                if own and not any(isinstance(up, LoopNode) for up in script.above(value)):
+                looped = any(isinstance(up, LoopNode) for up in script.above(value))
+                if (
+                    own
+                    and value not in context.alike
+                    and not (looped or _in_worker(context, value))
+                ):
+                    context.alike.add(value)
                     context.around(value, "rankup.broadcast(")
                     context.done(value, "this seed is rank 0's on every rank (rankup.broadcast)")
+
+
+def _in_worker(context: Context, node: ast.AST) -> bool:
+    """True of what runs in a data worker, which is no rank: a collective hangs there."""
+    script = context.script
+    starts = [one.value for one in script.all(ast.keyword) if one.arg == "worker_init_fn"]
+    names = {script.dotted(one).split(".")[-1] for one in starts}
+    return script.per_sample(node) or any(
+        up in starts or (isinstance(up, Function) and (up.name in names or "worker" in up.name))
+        for up in script.above(node)
+    )
 
 
 def seeds_in_a_pass(context: Context) -> None:

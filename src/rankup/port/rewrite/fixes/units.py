@@ -256,4 +256,8 @@ def _again(context: Context, value: ast.expr) -> str:
 
 
 def _says(context: Context, number: str) -> bool:
-    return any(context.script.code(one) == number for one in context.script.all(ast.UnaryOp))
+    return any(
+        file.code(one) == number
+        for file in context.script.whole_flow.files
+        for one in file.names.all(ast.UnaryOp)
+    )
