@@ -190,7 +190,7 @@ def _with_batch_sampler(
 
 @dataclass(eq=False)
 class _Assignment:
-    """What a pass assigns this rank.
+    """The part of a pass that is assigned to this rank.
 
     Attributes:
         training: the batches are trained on; an idle rank gets a stand-in sample.

@@ -70,7 +70,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a script fetches, in the order of files and lines.
+    """Return what a script fetches, in the order of files and lines.
 
     Attributes:
         notes: what was not read, and why, one line each.
@@ -81,7 +81,7 @@ class Reading:
 
 
 def read(script: Path, args: tuple[str, ...] = (), folder: Path | None = None) -> Reading:
-    """What a script that is started with `args` in `folder` (here) may fetch.
+    """Return what a script that is started with `args` in `folder` (here) may fetch.
 
     Raises:
         UserError: it cannot be read, or is not Python; the message names the line.
@@ -115,7 +115,7 @@ def _all(constants: Constants) -> list[Download]:
 
 
 def in_call(constants: Constants, file: File, call: ast.Call) -> Iterator[Download]:
-    """What one call of a script or of its local modules may fetch."""
+    """Return what one call of a script or of its local modules may fetch."""
     first, dotted = 0, _called(constants, file, call.func)
     if dotted in _CALLERS and call.args:
         first, dotted = 1, _called(constants, file, call.args[0])

@@ -217,7 +217,7 @@ def _opened(
 
 
 def _form(flow: Flow, file: File, mode: ast.expr | None) -> Literal["", "path", "object"]:
-    """What a mode of opening asks for: nothing to write, a file to write to, a file to keep.
+    """Return what a mode of opening asks for: nothing to write, a file to write to, a file to keep.
 
     A file that is read as well, or only read under some condition, has to be a real one.
     """
@@ -270,7 +270,7 @@ def _saves_itself(flow: Flow, file: File, call: ast.Call) -> bool:
 
 @dataclass(frozen=True)
 class Fetch:
-    """What a call may bring from the network.
+    """Return what a call may bring from the network.
 
     Attributes:
         what: in words, for a message.

@@ -406,7 +406,7 @@ def call_name(call: ast.Call) -> str:
 
 
 def run_by(call: ast.Call) -> ast.expr:
-    """What a call runs: `f` of `f(x)` and of `rankup.rank0_first(f, x)`."""
+    """Return what a call runs: `f` of `f(x)` and of `rankup.rank0_first(f, x)`."""
     return call.args[0] if call_name(call) == "rank0_first" and call.args else call.func
 
 

@@ -262,7 +262,7 @@ def gather(script: Path) -> Modules:
 
 
 def imports(script: Path) -> list[Import]:
-    """What a script, and the local modules that it imports, import from elsewhere.
+    """Return what a script, and the local modules that it imports, import from elsewhere.
 
     Raises:
         UserError: as `gather`.

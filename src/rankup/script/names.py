@@ -175,7 +175,7 @@ class Names:
 
     @property
     def handed_on(self) -> dict[str, str]:
-        """What the imported names mean that `from this import *` gives to another file."""
+        """Return what the imported names mean that `from this import *` gives to another file."""
         found = dict(self.starred)
         for name, bindings in self.members(self.tree).items():
             for one in bindings:

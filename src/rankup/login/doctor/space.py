@@ -234,7 +234,7 @@ def shared_memory(folder: Path = _SHARED) -> tuple[int, int] | None:
 
 
 def check_shared_memory(said: tuple[int, int] | None) -> list[Finding]:
-    """Whether there is enough for some batches per worker."""
+    """Return whether there is enough for some batches per worker."""
     if said is None:
         return []
     total, free = said

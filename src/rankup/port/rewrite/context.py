@@ -154,11 +154,11 @@ class Context:
         return True
 
     def goes_first(self, node: ast.AST) -> bool:
-        """Whether rank 0 runs a place before the others come there."""
+        """Return whether rank 0 runs a place before the others come there."""
         return node in self.first or any(up in self.first for up in self.script.above(node))
 
     def needs_all(self, node: ast.AST) -> bool:
-        """Whether all ranks have to come to what other fixes have put into an expression."""
+        """Return whether all ranks have to come to what other fixes have put into an expression."""
         return _together(self.edits.inside(self.script.span(node)))
 
     def meets(self, block: ast.AST) -> bool:
@@ -177,7 +177,7 @@ class Context:
         return False
 
     def asks_files(self, test: ast.AST | None) -> bool:
-        """Whether an expression, or what its names stand for, asks which files there are."""
+        """Return whether an expression, or what its names stand for, asks which files there are."""
         script = self.script
         if test is None:
             return False

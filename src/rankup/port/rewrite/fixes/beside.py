@@ -1,4 +1,4 @@
-"""What functions of other files write: guarded where the script calls them, or named."""
+"""Files that functions of other files write: guarded where the script calls them, or named."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _at(helper: Helper) -> str:
 
 
 def _pickles_model(context: Context, helper: Helper) -> bool:
-    """Whether a helper is given a model that is trained, and saves it as it is."""
+    """Return whether a helper is given a model that is trained, and saves it as it is."""
     script, names = context.script, [one.arg for one in parameters(helper.function.args)]
     models = {model.name for model in context.training.models}
     handed = {

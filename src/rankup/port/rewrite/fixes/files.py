@@ -169,7 +169,7 @@ def root_writes(context: Context) -> None:
 
 
 def _where_missing(context: Context, call: ast.Call) -> bool:
-    """Whether rank 0 makes a file before the others look, which then find it."""
+    """Return whether rank 0 makes a file before the others look, which then find it."""
     above = list(context.script.above(call))
     return any(up in context.missing for up in above) or (
         context.goes_first(call)
@@ -209,7 +209,7 @@ def _object(context: Context, site: Site) -> None:
 
 
 def _self_contained(context: Context, block: ast.With) -> bool:
-    """Whether the ranks that leave a block out stay as those that run it."""
+    """Return whether the ranks that leave a block out stay as those that run it."""
     script, training = context.script, context.training
     if not script.first_on_line(script.span(block)[0]) or context.needs_all(block):
         return False
@@ -248,7 +248,7 @@ def _used_behind(context: Context, block: ast.With) -> bool:
 
 
 def _binds(node: ast.AST, name: str) -> bool:
-    """Whether a `with` or `for` gives a name its value for the statements in it."""
+    """Return whether a `with` or `for` gives a name its value for the statements in it."""
     targets: list[ast.AST] = []
     if isinstance(node, ast.With):
         targets = [one.optional_vars for one in node.items if one.optional_vars is not None]

@@ -68,7 +68,7 @@ def _by_block(context: Context, whole: Model) -> list[Model]:
 def _between_trainings(
     context: Context, made: Sequence[ast.AST], block_of: Callable[[ast.AST], list[ast.stmt]]
 ) -> list[tuple[ast.AST, ...]]:
-    """What is made in the same block, with no training in between."""
+    """Return what is made in the same block, with no training in between."""
     script, groups = context.script, dict[tuple[int, int], list[ast.AST]]()
     for one in sorted(made, key=script.line):
         block = block_of(one)

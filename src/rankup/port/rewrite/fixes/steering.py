@@ -21,7 +21,7 @@ _OWN = ("time.", "datetime.", "os.getpid", "os.urandom", "uuid.", "secrets.")
 
 
 def decided_alike(context: Context) -> None:
-    """What decides about a step or about a collective is rank 0's on every rank.
+    """Let rank 0 decide on every rank about a step or about a collective.
 
     It comes last, when all collectives have been put in.
     """
