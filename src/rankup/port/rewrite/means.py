@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function
-from ...script.torch_names import words
+from ...script.torch_names import OTHER_MEANS, words
 from ..rules.masked import counted_by, selecting
 from .losses import function_of, reduction
 from .models import assigned
@@ -19,11 +19,6 @@ from .script import Script
 from .training import Training
 from .values import Kind
 
-# Further losses of torch that are means over the samples.
-_LOSSES = words(
-    "CTCLoss GaussianNLLLoss MultiLabelMarginLoss TripletMarginWithDistanceLoss ctc_loss "
-    "gaussian_nll_loss multilabel_margin_loss triplet_margin_with_distance_loss"
-)
 # These keep a mean a mean; all else that is made of one is no longer.
 _LINEAR = words(
     "to cuda cpu float double half bfloat16 item detach clone contiguous squeeze unsqueeze view "
@@ -247,7 +242,7 @@ class _Scope:
             calls = [one for one in origins if isinstance(one.node, ast.Call)]
             made = [one.file.names.dotted(one.node.func) for one in calls]  # type: ignore[attr-defined]
         known = bool(made) and all(
-            one.startswith("torch.nn.") and one.split(".")[-1] in _LOSSES for one in made
+            one.startswith("torch.nn.") and one.split(".")[-1] in OTHER_MEANS for one in made
         )
         return Kind.MEAN if known else None
 

@@ -10,6 +10,7 @@ from ...script.flow import Flow, argument, call_name, given
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
+from ...script.torch_names import CLASS_WEIGHTS
 from .facts import calls, trained_here
 from .numbers import loop_text, loss_trains
 from .rule import Hit, Rule
@@ -18,9 +19,6 @@ from .rule import Hit, Rule
 _PER_TOKEN = re.compile(
     r"(ForConditionalGeneration|Seq2SeqLM|ForCausalLM|LMHeadModel|ForMaskedLM|ForTokenClassification)\b"
 )
-
-# Losses that divide by the weights of the targets' classes, and which argument has these.
-_OF_CLASSES = {"CrossEntropyLoss": 0, "NLLLoss": 0, "cross_entropy": 2, "nll_loss": 2}
 
 
 def masked_mean(file: File, script: Script) -> Iterator[Hit]:
@@ -90,9 +88,9 @@ def _packed(file: File, script: Script, call: ast.Call) -> bool:
 def _by_class(file: File, call: ast.Call) -> bool:
     """Whether it is a mean over the weights of the targets' classes."""
     name = (file.names.called(call) or "").split(".")[-1]
-    if name not in _OF_CLASSES:
+    if name not in CLASS_WEIGHTS:
         return False
-    weight = argument(call, "weight", _OF_CLASSES[name])
+    weight = argument(call, "weight", CLASS_WEIGHTS[name])
     return weight is not None and file.code(weight) != "None"
 
 
