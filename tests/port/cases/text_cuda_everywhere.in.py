@@ -7,6 +7,10 @@ import torch.nn as nn
 from torch.utils.data import DataLoader
 
 
+def cuda(tensor, wanted):
+    return tensor.cuda() if wanted else tensor
+
+
 def main(args, dataset):
     torch.cuda.set_device(args.gpu)
     model = nn.Linear(4, 2).cuda(args.gpu)
@@ -18,6 +22,7 @@ def main(args, dataset):
         images = images.cuda(args.gpu, non_blocking=True)
         labels = labels.cuda(non_blocking=True)
         mask = torch.zeros(3).to("cuda:" + str(args.gpu))
+        mask = cuda(mask, args.use_cuda)
         loss = criterion(model(images), labels)
         loss.backward()
         optimizer.step()

@@ -10,6 +10,10 @@ rankup.setup()
 rankup.quiet()
 
 
+def cuda(tensor, wanted):
+    return tensor.cuda() if wanted else tensor
+
+
 def main(args, dataset):
     model = nn.Linear(4, 2).cuda()
     model = rankup.wrap(model)
@@ -21,6 +25,7 @@ def main(args, dataset):
         images = images.cuda(non_blocking=True)
         labels = labels.cuda(non_blocking=True)
         mask = torch.zeros(3).to("cuda")
+        mask = cuda(mask, args.use_cuda)
         loss = criterion(model(images), labels)
         loss.backward()
         optimizer.step()

@@ -78,6 +78,8 @@ def numbers_given(file: File) -> Iterator[tuple[ast.Call, ast.expr]]:
         name = call_name(call)
         if name in ("set_device", "device") and not dotted.startswith("torch."):
             continue
+        if not isinstance(call.func, ast.Attribute) and not dotted.startswith("torch."):
+            continue  # `cuda(x, use_cuda)` of the script's own
         given = argument(call, "index", 1) if name == "device" else argument(call, "device", 0)
         if given is None and name == "device":
             given = argument(call, "type", 0)
