@@ -7,8 +7,8 @@ import torch.nn as nn
 from torch.utils.data import DataLoader
 
 
-def cuda(tensor, wanted):
-    return tensor.cuda() if wanted else tensor
+def cuda(tensor, use_cuda):
+    return tensor.cuda() if use_cuda else tensor
 
 
 def main(args, dataset):
@@ -20,9 +20,8 @@ def main(args, dataset):
     loader = DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)
     for images, labels in loader:
         images = images.cuda(args.gpu, non_blocking=True)
-        labels = labels.cuda(non_blocking=True)
+        labels = cuda(labels, True)
         mask = torch.zeros(3).to("cuda:" + str(args.gpu))
-        mask = cuda(mask, args.use_cuda)
         loss = criterion(model(images), labels)
         loss.backward()
         optimizer.step()

@@ -10,8 +10,8 @@ rankup.setup()
 rankup.quiet()
 
 
-def cuda(tensor, wanted):
-    return tensor.cuda() if wanted else tensor
+def cuda(tensor, use_cuda):
+    return tensor.cuda() if use_cuda else tensor
 
 
 def main(args, dataset):
@@ -23,9 +23,8 @@ def main(args, dataset):
     loader = rankup.shard(DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True))
     for images, labels in loader:
         images = images.cuda(non_blocking=True)
-        labels = labels.cuda(non_blocking=True)
+        labels = cuda(labels, True)
         mask = torch.zeros(3).to("cuda")
-        mask = cuda(mask, args.use_cuda)
         loss = criterion(model(images), labels)
         loss.backward()
         optimizer.step()

@@ -12,10 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+from ...script import roles
 from ...script.flow import Flow, argument
 from ...script.names import Function, children, walk
 from ...script.roles import LoopNode
 from ...script.source import File, candidates, local_modules, read, roots
+from ...script.understand import understand
 
 Node = TypeVar("Node", bound=ast.AST)
 Scope = Function | ast.Module
@@ -40,7 +42,8 @@ class Script:
         self.parents = file.names.parents
         self.code, self.above, self.all = file.code, file.names.up, file.names.all
         self.functions = file.names.functions
-        local_modules(file)  # whose names this file may have by `from utils import *`
+        self._known: dict[str, File] = {}  # files of the repository, read once
+        local_modules(file, self._known)  # whose names this file may have by `from utils import *`
         self.flow = Flow([file])  # only what is defined here can be edited
         self._siblings: dict[File, Script] = {file: self}
         self._beside: dict[str, Path | None] = {}
@@ -49,7 +52,14 @@ class Script:
     @cached_property
     def whole_flow(self) -> Flow:
         """Follows values through the script's own modules as well."""
-        return Flow([self.file, *local_modules(self.file)])
+        if self.file.concerns_training:
+            return self.understood.flow
+        return Flow([self.file, *local_modules(self.file, self._known)])
+
+    @cached_property
+    def understood(self) -> roles.Script:
+        """The script as the rules see it."""
+        return understand(self.file, self._known)
 
     def sibling(self, file: File) -> Script:
         """Another module of the script's, to be read in the same way."""
