@@ -79,6 +79,10 @@ class Training:
         """The `DataLoader(…)`, or the assignment from elsewhere, behind an expression, or None."""
         return self._loaders.of(expression)
 
+    def all_loaders(self, expression: ast.AST) -> list[ast.AST]:
+        """All that an expression may be: branches and callers may each have a loader of theirs."""
+        return self._loaders.all_of(expression)
+
     def loaders_of(self, loop: Loop) -> list[ast.AST]:
         """All that a loop may go over."""
         return [] if loop.source is None else self._loaders.all_of(loop.source)
