@@ -6,6 +6,7 @@ from . import (
     batches,
     chance,
     device,
+    downloads,
     group,
     grown,
     job,
@@ -36,6 +37,7 @@ _THEMES = (
     uneven,
     reading,
     output,
+    downloads,
     job,
 )
 RULES: tuple[Rule, ...] = tuple(
