@@ -11,10 +11,12 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TypeVar
 
-from ...script.flow import Flow, argument
+from ...script import roles
+from ...script.flow import argument
 from ...script.names import Function, children, walk
 from ...script.roles import LoopNode
-from ...script.source import File, local_modules
+from ...script.source import File
+from ...script.understand import understand
 
 Node = TypeVar("Node", bound=ast.AST)
 Scope = Function | ast.Module
@@ -31,21 +33,29 @@ _DRAWING = {"__getitem__", "__getitems__", "__iter__", "__next__"}
 
 
 class Script:
-    """One Python file, read only."""
+    """One Python file, read only.
 
-    def __init__(self, file: File, flow: Flow | None = None) -> None:
+    Args:
+        understood: the script that it is a file of, where that is known.
+
+    Attributes:
+        understood: the script as the rules see it.
+    """
+
+    def __init__(self, file: File, understood: roles.Script | None = None) -> None:
         self.file, self.text, self.tree = file, file.text, file.tree
         self.folder = file.path.parent
         self.parents = file.names.parents
         self.code, self.above, self.all = file.code, file.names.up, file.names.all
         self.functions = file.names.functions
-        self.flow = self.whole_flow = flow or Flow([file, *local_modules(file)])
+        self.understood = understood or understand(file)
+        self.flow = self.whole_flow = self.understood.flow
         self._siblings: dict[File, Script] = {file: self}
 
     def sibling(self, file: File) -> Script:
         """Another module of the script's, to be read in the same way."""
         if file not in self._siblings:
-            self._siblings[file] = Script(file, self.flow)
+            self._siblings[file] = Script(file, self.understood)
         return self._siblings[file]
 
     @cached_property

@@ -78,13 +78,13 @@ class Training:
 
     def loader_of(self, expression: ast.AST) -> ast.AST | None:
         """The first of the loaders behind an expression, or None."""
-        return next(iter(self._loaders_behind(expression)), None)
+        return next(iter(self.all_loaders(expression)), None)
 
     def loaders_of(self, loop: Loop) -> list[ast.AST]:
         """All that a loop may go over: one function may serve training and evaluation."""
-        return [] if loop.source is None else self._loaders_behind(loop.source)
+        return [] if loop.source is None else self.all_loaders(loop.source)
 
-    def _loaders_behind(self, expression: ast.AST) -> list[ast.AST]:
+    def all_loaders(self, expression: ast.AST) -> list[ast.AST]:
         """The `DataLoader(…)` of this script; for a loader from elsewhere the expression itself."""
         if expression not in self._loaders:
             flow, file = self.script.flow, self.script.file
