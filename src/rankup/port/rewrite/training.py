@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+from ...script import roles
 from ...script.flow import call_name, given, is_none
 from ...script.loops import is_backward
 from ...script.models import is_loader
 from ...script.names import Function, walk
 from ...script.roles import LoopNode
+from ...script.source import File
 from ...script.torch_names import LOADER_WRAPPERS
 from .expressions import (
     loss_names,
@@ -476,3 +478,19 @@ def _holds_loaders(script: Script, expression: ast.expr) -> bool:
     )
     kinds = ast.Dict | ast.List | ast.Tuple | ast.DictComp | ast.ListComp
     return bool(made) and all(isinstance(one, kinds) for one in made)
+
+
+@lru_cache(maxsize=1)
+def _roles_by_file(script: roles.Script) -> dict[File, Training]:
+    return {}
+
+
+def training_in(script: roles.Script, file: File) -> Training:
+    """The roles in one file of a script; values are followed through all of its files."""
+    found = _roles_by_file(script)
+    if file not in found:
+        if script.file not in found:
+            found[script.file] = Training(Script(script.file, script))
+        if file is not script.file:
+            found[file] = Training(found[script.file].script.sibling(file))
+    return found[file]

@@ -20,10 +20,9 @@ from .files import (
     wait_for_written,
 )
 from .metrics import training_numbers
-from .model import batch_norm, round_trips, summed_losses, wrap_models
+from .model import batch_norm, round_trips, wrap_models
 from .person import by_hand
 from .steering import clocks_that_steer, decided_alike, seeds_alike, seeds_in_a_pass
-from .units import count
 from .unsure import of_a_part
 
 _RULES = {rule.code: rule.mend for rule in RULES}
@@ -36,8 +35,8 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "deal": deal_drawn,
     "batch_size": batch_size_names,
     "wrap": wrap_models,
-    "summed": summed_losses,
-    "count": count,
+    "RK123": _RULES["RK123"],
+    "RK125": _RULES["RK125"],
     "shard_evaluations": shard_evaluations,
     "training_numbers": training_numbers,
     "seeds": seeds_alike,
