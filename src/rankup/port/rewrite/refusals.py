@@ -9,13 +9,12 @@ from ...script.flow import Flow, argument, call_name, given, literal
 from ...script.loops import is_backward
 from ...script.names import Function
 from ...script.source import File
-from ...script.torch_names import LOADERS
+from ...script.torch_names import ENVIRONMENTS, LOADERS
 from ..rules.similar import comparisons, is_contrastive
 from .expressions import targets_of, unpacked, words
 from .script import ForNode, Script, Where
 from .training import Loop, Training
 
-_ENVIRONMENTS = {"gym", "gymnasium", "pettingzoo", "procgen", "dm_control", "stable_baselines3"}
 _GRAPHS = {"torch_geometric", "dgl"}
 _CONTRASTIVE = (
     "a contrastive loss compares the samples of a batch with each other; on a part of "
@@ -104,7 +103,7 @@ def unfit(training: Training) -> tuple[int, str] | None:
                 "LBFGS searches along lines by evaluating its closure a number of times that "
                 "depends on the values: take another optimizer, or port it by hand"
             )
-    environments = script.modules & _ENVIRONMENTS
+    environments = script.modules & ENVIRONMENTS
     if environments and not training.loader_calls:
         line = next((script.line(c) for c in script.all(ast.Call) if _steps(script, c)), 1)
         return line, (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ...script.flow import argument, call_name, literal
 from ...script.flow import given as arguments_of
@@ -12,9 +14,13 @@ from ...script.names import walk
 from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
+from .device import without_number
 from .facts import calls, caught, ranked, starred, string, wrapped
 from .guards import guard, rank0_first, runs
 from .rule import Hit, Rule
+
+if TYPE_CHECKING:
+    from ..rewrite.context import Context
 
 # Calls that fail on the second rank, since the first has done it.
 _CHANGERS = words("os.remove os.unlink os.rename os.rmdir shutil.rmtree shutil.move os.replace")
@@ -22,7 +28,8 @@ _REMOVING = words("unlink rmdir")  # methods of a path
 # Calls that give another value in each process, and those of which a text is made.
 _CLOCKS = words("strftime ctime isoformat uuid1 uuid4 mkdtemp time_ns")
 _NOW = words("now today utcnow time")
-_FIXED = re.compile(r"cuda(?::\d+)?")
+_FIXED = re.compile(r"cuda:\d+")
+_ANYWHERE = 'map_location="cpu", or the rank\'s device'
 
 
 def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
@@ -89,23 +96,23 @@ def load_place(file: File, script: Script) -> Iterator[Hit]:
         if site.file is not file or not isinstance(call, ast.Call):
             continue
         given = argument(call, "map_location", 1)
-        if loads_anywhere(call):
+        if given is None and not starred(call) and arguments_of(call):
             yield Hit(
                 call,
                 "without map_location every rank loads onto the GPU it was saved from",
-                'map_location="cpu", or the rank\'s device',
+                _ANYWHERE,
+                partial(_loaded_here, call=call),
             )
-        elif _FIXED.fullmatch(string(given) or "") and string(given) != "cuda":
-            yield Hit(
-                given or call,
-                f"every rank loads onto {string(given)}",
-                'map_location="cpu", or the rank\'s device',
-            )
+        elif given is not None and _FIXED.fullmatch(string(given) or ""):
+            fix = partial(without_number, text=given)
+            yield Hit(given, f"every rank loads onto {string(given)}", _ANYWHERE, fix)
 
 
-def loads_anywhere(load: ast.Call) -> bool:
-    """True of a `torch.load` that is not given a place to load onto."""
-    return argument(load, "map_location", 1) is None and not starred(load)
+def _loaded_here(context: Context, call: ast.Call) -> str:
+    context.edits.insert(
+        context.script.span(arguments_of(call)[-1])[1], ", map_location=rankup.here"
+    )
+    return "loads onto this rank's own GPU (rankup.here)"
 
 
 def file_race(file: File, script: Script) -> Iterator[Hit]:

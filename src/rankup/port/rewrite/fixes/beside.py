@@ -11,22 +11,21 @@ from ....script.flow import argument, call_name
 from ....script.names import Function, parameters, walk
 from ....script.roles import Site
 from ....script.source import File
-from ....script.torch_names import RETURNS_SELF, words
+from ....script.torch_names import (
+    COLLECTIVES,
+    DRAWING_METHODS,
+    DRAWS,
+    OUR_COLLECTIVES,
+    RETURNS_SELF,
+    words,
+)
 from ..context import Context
 
 # Methods that change what they are called on, so that ranks that leave them out differ.
 _CHANGING = words("step backward load_state_dict requires_grad_ update")
 _GROWING = words("append extend insert pop remove clear add setdefault popitem put")
 _MODES = ("train", "eval")
-_COLLECTIVES = words(
-    "barrier broadcast broadcast_object_list all_reduce all_gather all_gather_object "
-    "reduce_scatter rank0_first batch_mean batch_sum total gather share shard wrap"
-)
-_DRAWS = words(
-    "torch.rand torch.randn torch.randint torch.randperm torch.normal torch.bernoulli "
-    "torch.multinomial torch.rand_like torch.randn_like torch.randint_like"
-)
-_DRAWING_METHODS = words("normal_ uniform_ random_ bernoulli_ rsample shuffle")
+_COLLECTIVES = COLLECTIVES | OUR_COLLECTIVES | {"shard", "wrap"}
 
 
 @dataclass(frozen=True)
@@ -251,9 +250,9 @@ def keeps_state(file: File, body: Sequence[ast.AST], own: set[str]) -> bool:
                     return False
             case ast.Call():
                 name, dotted = call_name(node), file.names.called(node)
-                if name in _CHANGING | _DRAWING_METHODS or (name in _COLLECTIVES and dotted):
+                if name in _CHANGING | DRAWING_METHODS or (name in _COLLECTIVES and dotted):
                     return False
-                if dotted in _DRAWS or dotted.startswith(("random.", "numpy.random.")):
+                if dotted in DRAWS or dotted.startswith(("random.", "numpy.random.")):
                     return False
                 grows = name in _GROWING and _method(node) and not dotted
                 if grows and _root(node.func) not in own:

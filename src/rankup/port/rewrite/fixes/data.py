@@ -101,8 +101,10 @@ def _shard(context: Context, loop: Loop, source: ast.expr, done: set[ast.AST]) -
     training, script = context.training, context.script
     loader = training.loader_of(source)
     options = f"{_trains(context, loop)}{_per_gpu(context)}"
+    several = len(training.all_loaders(source)) > 1  # each branch makes its own
     alone = isinstance(loader, ast.Call) and (
-        source is loader or (not loop.phase and used_by_training_alone(context, loader))
+        source is loader
+        or (not loop.phase and not several and used_by_training_alone(context, loader))
     )
     place = loader if alone and loader is not None else source
     if place in done:

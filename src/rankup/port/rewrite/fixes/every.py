@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...rules import RULES
 from ..context import Context
 from .data import batch_size_names, deal_drawn, shard_loaders
 from .decisions import broadcast_decisions, metrics_of_one_rank
-from .device import data_parallel, numbered, own_choice
 from .evaluation import shard_evaluations
 from .fetched import fetch
 from .files import (
     folders,
-    load,
     opened,
     root_writes,
     same_names,
@@ -21,22 +20,23 @@ from .files import (
     wait_for_written,
 )
 from .metrics import training_numbers
-from .model import batch_norm, round_trips, summed_losses, wrap_models
+from .model import batch_norm, round_trips, wrap_models
 from .person import by_hand
 from .steering import clocks_that_steer, decided_alike, seeds_alike, seeds_in_a_pass
-from .units import count
 from .unsure import of_a_part
 
+_RULES = {rule.code: rule.mend for rule in RULES}
+
 FIXES: dict[str, Callable[[Context], None]] = {
-    "data_parallel": data_parallel,
-    "own_choice": own_choice,
-    "numbered": numbered,
+    "RK104": _RULES["RK104"],
+    "RK105": _RULES["RK105"],
+    "RK103": _RULES["RK103"],
     "shard": shard_loaders,
     "deal": deal_drawn,
     "batch_size": batch_size_names,
     "wrap": wrap_models,
-    "summed": summed_losses,
-    "count": count,
+    "RK123": _RULES["RK123"],
+    "RK125": _RULES["RK125"],
     "shard_evaluations": shard_evaluations,
     "training_numbers": training_numbers,
     "seeds": seeds_alike,
@@ -45,7 +45,7 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "metrics": metrics_of_one_rank,
     "rank0_first": fetch,
     "save0": save,
-    "load": load,
+    "RK144": _RULES["RK144"],
     "wait_for_saved": wait_for_saved,
     "root_writes": root_writes,
     "path0": opened,

@@ -9,7 +9,7 @@ from ....script.flow import argument, call_name, given
 from ....script.names import walk
 from ....script.roles import Site
 from ...rules.reading import named, reads_too_early
-from ...rules.saving import changes_files, clock_names, loads_anywhere, makes_folder
+from ...rules.saving import changes_files, clock_names, makes_folder
 from ..context import Context
 from ..expressions import words
 from .beside import (
@@ -86,15 +86,6 @@ def _loads_safely(context: Context, value: ast.expr, depth: int = 0) -> bool:
             )
         )
     return False
-
-
-def load(context: Context) -> None:
-    """`torch.load(path, map_location=rankup.here)`: not all ranks onto the first GPU."""
-    script = context.script
-    for call in script.all(ast.Call):
-        if script.name(call.func) == "torch.load" and given(call) and loads_anywhere(call):
-            context.edits.insert(script.span(given(call)[-1])[1], ", map_location=rankup.here")
-            context.done(call, "loads onto this rank's own GPU (rankup.here)")
 
 
 def wait_for_saved(context: Context) -> None:
