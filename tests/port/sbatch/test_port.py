@@ -80,7 +80,7 @@ def test_a_second_time_changes_nothing_and_finds_nothing(tmp_path: Path) -> None
     (tmp_path / "train_dist.py").touch()
     assert check(done.path) == []
     assert subprocess.run(["bash", "-n", done.path], check=False).returncode == 0
-    linted = ["shellcheck", "--severity=warning", "--exclude=SC1091", done.path]
+    linted = ["shellcheck", "--severity=warning", "--exclude=SC1091", str(done.path)]
     assert subprocess.run(linted, check=False).returncode == 0
 
 
