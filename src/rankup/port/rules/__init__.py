@@ -17,6 +17,7 @@ from . import (
     reading,
     saving,
     uneven,
+    writing,
 )
 from .rule import Hit, Rule
 
@@ -31,6 +32,7 @@ _THEMES = (
     numbers,
     model,
     saving,
+    writing,
     uneven,
     reading,
     output,
