@@ -16,6 +16,7 @@ from . import (
     output,
     reading,
     saving,
+    similar,
     uneven,
 )
 from .rule import Hit, Rule
@@ -31,6 +32,7 @@ _THEMES = (
     numbers,
     model,
     saving,
+    similar,
     uneven,
     reading,
     output,
