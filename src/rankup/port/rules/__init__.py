@@ -18,6 +18,7 @@ from . import (
     saving,
     similar,
     uneven,
+    writing,
 )
 from .rule import Hit, Rule
 
@@ -33,6 +34,7 @@ _THEMES = (
     model,
     saving,
     similar,
+    writing,
     uneven,
     reading,
     output,
