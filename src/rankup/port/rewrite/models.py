@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from ...script.flow import call_name, given
-from ...script.models import is_optimizer_call
 from ...script.names import Function
 from .expressions import root_name
 from .script import Scope, Script
@@ -27,68 +25,6 @@ class Model:
     name: str
     scope: Scope
     made: tuple[ast.AST, ...]
-
-
-def makes_optimizer(script: Script, call: ast.Call) -> bool:
-    """Whether a call makes an optimizer, of torch or of another that is given parameters."""
-    if not given(call):
-        return False
-    name = script.name(call.func)
-    known = is_optimizer_call(script.file, call) and ".swa_utils" not in name
-    code = script.code(given(call)[0])
-    return (
-        known
-        or _chosen(script, call)
-        or (
-            ".parameters()" in code
-            and name.split(".")[-1]
-            not in ("sum", "list", "filter", "clip_grad_norm_", "map", "chain", "len")
-            and name.split(".")[-1][:1].isupper()
-        )
-    )
-
-
-def _chosen(script: Script, call: ast.Call) -> bool:
-    """True of `getattr(torch.optim, name)(…)`, and of `args.optimizer(parameters)`."""
-    func = call.func
-    if isinstance(func, ast.Call) and call_name(func) == "getattr" and given(func):
-        return script.name(given(func)[0]) == "torch.optim"
-    name = call_name(call).lower()
-    return (
-        "optim" in name
-        and script.called(call) is None
-        and bool(parameter_roots(script, given(call)[0], script.scope(call)))
-    )
-
-
-def parameter_roots(script: Script, node: ast.AST, scope: Scope, depth: int = 0) -> list[ast.AST]:
-    """Expressions `x` of the `x.parameters()` that an optimizer is given."""
-    roots: list[ast.AST] = [
-        call.func.value
-        for call in script.inside(node, ast.Call)
-        if isinstance(call.func, ast.Attribute)
-        and call.func.attr in ("parameters", "named_parameters")
-    ]
-    if not roots and depth < 3:
-        for name in script.inside(node, ast.Name):
-            for _, value in assigned(script, name.id, scope):
-                roots += parameter_roots(script, value, scope, depth + 1)
-            for head in _filled_over(script, name.id, scope):
-                roots += parameter_roots(script, head, scope, depth + 1)
-    return roots
-
-
-def _filled_over(script: Script, name: str, scope: Scope) -> list[ast.expr]:
-    """Return what loops go over that fill a list: `for p in net.parameters(): found.append(p)`."""
-    calls = [
-        call
-        for call in script.inside(scope, ast.Call, deep=False)
-        if isinstance(call.func, ast.Attribute)
-        and call.func.attr in ("append", "extend")
-        and script.dotted(call.func.value) == name
-    ]
-    loops = {up: None for call in calls for up in script.above(call) if isinstance(up, ast.For)}
-    return [loop.iter for loop in loops]
 
 
 def origin(script: Script, expression: ast.AST, depth: int) -> list[Model]:

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from ...script import roles
 from ...script.flow import call_name, given, is_none
 from ...script.loops import is_backward
-from ...script.models import is_loader
+from ...script.models import is_loader, makes_optimizer, with_parameters
 from ...script.names import Function, walk
 from ...script.roles import LoopNode
 from ...script.source import File
@@ -25,7 +25,7 @@ from .expressions import (
     unpacked,
     words,
 )
-from .models import Model, assigned, makes_optimizer, origin, parameter_roots
+from .models import Model, assigned, origin
 from .script import ForNode, Scope, Script, Where
 
 
@@ -69,7 +69,11 @@ class Training:
             if script.name(call.func).split(".")[-1] == "DataLoader"
         ]
         self._loaders: dict[ast.AST, list[ast.AST]] = {}
-        self.optimizers = [call for call in script.all(ast.Call) if makes_optimizer(script, call)]
+        self.optimizers = [
+            call
+            for call in script.all(ast.Call)
+            if makes_optimizer(script.flow, script.file, call) and given(call)
+        ]
         self.unresolved: list[ast.AST] = []
         self.parameter_names: set[str] = set()
         self.models = self._models()
@@ -224,10 +228,11 @@ class Training:
     def _models(self) -> list[Model]:
         found: dict[tuple[str, ast.AST], Model] = {}
         for call in self.optimizers:
-            roots = parameter_roots(self.script, given(call)[0], self.script.scope(call))
+            script = self.script
+            roots = with_parameters(script.flow, script.file, given(call)[0])
             if not roots:
                 self.unresolved.append(call)
-            for expression in roots:
+            for expression in (one for file, one in roots if file is script.file):
                 self.parameter_names.add(self.script.dotted(expression))
                 for model in origin(self.script, expression, 0):
                     found.setdefault((model.name, model.scope), model)
