@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function
 from ...script.torch_names import OTHER_MEANS, words
-from ..rules.masked import counted_by, selecting
 from .losses import function_of, reduction
+from .masked import divided_by_mask, over_selected
 from .models import assigned
 from .script import Script
 from .training import Training
@@ -123,7 +123,7 @@ class _Scope:
         if isinstance(at, ast.Tuple | ast.Slice) or not masks or self.kind(at) is not Kind.ROWS:
             return False
         call = script.parents.get(script.parents[node])
-        return not (isinstance(call, ast.Call) and selecting(script.file, script.flow, call))
+        return not (isinstance(call, ast.Call) and over_selected(script, call))
 
     def _of_each(self, node: ast.AST, parts: Iterable[ast.expr]) -> Kind:
         """The kind of what is made of each sample alone, out of these."""
@@ -133,7 +133,7 @@ class _Scope:
         return Kind.ROWS if Kind.ROWS in kinds else Kind.FIXED
 
     def _operation(self, node: ast.BinOp) -> Kind:
-        if counted_by(self.script.file, node):
+        if divided_by_mask(self.script, node):
             return Kind.MEAN  # said, or counted, where means over some targets are
         left, right = self.kind(node.left), self.kind(node.right)
         match node.op:

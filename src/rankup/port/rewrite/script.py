@@ -34,16 +34,23 @@ _DRAWING = {"__getitem__", "__getitems__", "__iter__", "__next__"}
 
 
 class Script:
-    """One Python file, read only."""
+    """One Python file, read only.
 
-    def __init__(self, file: File) -> None:
+    Args:
+        understood: the script that it is a file of, where that is known.
+    """
+
+    def __init__(self, file: File, understood: roles.Script | None = None) -> None:
         self.file, self.text, self.tree = file, file.text, file.tree
         self.folder = file.path.parent
         self.parents = file.names.parents
         self.code, self.above, self.all = file.code, file.names.up, file.names.all
         self.functions = file.names.functions
         self._known: dict[str, File] = {}  # files of the repository, read once
-        local_modules(file, self._known)  # whose names this file may have by `from utils import *`
+        if understood is None:
+            local_modules(file, self._known)  # which may give it names by `from utils import *`
+        else:
+            self.__dict__["understood"] = understood
         self.flow = Flow([file])  # only what is defined here can be edited
         self._siblings: dict[File, Script] = {file: self}
         self._beside: dict[str, Path | None] = {}
@@ -52,7 +59,7 @@ class Script:
     @cached_property
     def whole_flow(self) -> Flow:
         """Follows values through the script's own modules as well."""
-        if self.file.concerns_training:
+        if "understood" in self.__dict__ or self.file.concerns_training:
             return self.understood.flow
         return Flow([self.file, *local_modules(self.file, self._known)])
 
@@ -64,8 +71,7 @@ class Script:
     def sibling(self, file: File) -> Script:
         """Another module of the script's, to be read in the same way."""
         if file not in self._siblings:
-            self._siblings[file] = Script(file)
-            self._siblings[file].__dict__["whole_flow"] = self.whole_flow
+            self._siblings[file] = Script(file, self.understood)
         return self._siblings[file]
 
     @cached_property

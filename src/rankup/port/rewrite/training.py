@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+from ...script import roles
 from ...script.flow import call_name, given, is_none
 from ...script.loops import is_backward
 from ...script.names import Function, walk
 from ...script.roles import LoopNode
+from ...script.source import File
 from ...script.torch_names import LOADER_WRAPPERS
 from .expressions import (
     loss_names,
@@ -434,3 +436,19 @@ def _negated(script: Script, test: ast.expr) -> str:
     return (
         f"not {script.code(test)}" if isinstance(test, ast.Name) else f"not ({script.code(test)})"
     )
+
+
+@lru_cache(maxsize=1)
+def _roles_by_file(script: roles.Script) -> dict[File, Training]:
+    return {}
+
+
+def training_in(script: roles.Script, file: File) -> Training:
+    """The roles in one file of a script; values are followed through all of its files."""
+    found = _roles_by_file(script)
+    if file not in found:
+        if script.file not in found:
+            found[script.file] = Training(Script(script.file, script))
+        if file is not script.file:
+            found[file] = Training(found[script.file].script.sibling(file))
+    return found[file]

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name, first_argument
+from ...script.flow import call_name, first_argument
 from ...script.names import walk
 from ...script.roles import Loop, Script
 from ...script.source import File
@@ -105,45 +105,6 @@ def _reduced_here(file: File, around: ast.AST, names: set[str]) -> bool:
     )
 
 
-def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
-    """RK123: a sum over the batch is trained on."""
-    if any("world_size" in loop_text(loop) for loop in script.train_loops if script.distributed):
-        return
-    if anywhere(script, "count", "summed") and "rankup" in script.runtimes:
-        return
-    todo = "`rankup.summed(loss).backward()`, or multiply the loss by the world size"
-    message = "a loss summed over the batch: ranks average their gradients, which makes it smaller"
-    for loss in script.losses:
-        call = loss.node
-        if loss.file is not file or not isinstance(call, ast.Call):
-            continue
-        reduction = argument(call, "reduction")
-        old = argument(call, "size_average")
-        summed = reduction is not None and "sum" in file.code(reduction)
-        summed = summed or (old is not None and file.code(old) == "False")
-        if summed and not _averaged(file, call) and loss_trains(file, script, call):
-            yield Hit(call, message, todo)
-    for loop in script.train_loops:
-        for where, backward in loop.backwards:
-            if where is file and isinstance(backward.func, ast.Attribute):
-                value = backward.func.value
-                if isinstance(value, ast.Call) and call_name(value) == "sum":
-                    yield Hit(backward, message, todo)
-
-
-def _averaged(file: File, call: ast.Call) -> bool:
-    """True of a sum that is divided by the number of samples at once: `loss / x.size(0)`."""
-    up = file.names.parents[call]
-    if not (isinstance(up, ast.BinOp) and isinstance(up.op, ast.Div) and up.left is call):
-        return False
-    size = isinstance(up.right, ast.Call) and call_name(up.right) in ("size", "len")
-    return size or (
-        isinstance(up.right, ast.Subscript)
-        and isinstance(up.right.value, ast.Attribute)
-        and up.right.value.attr == "shape"
-    )
-
-
 def loop_text(loop: Loop) -> str:
     return loop.file.code(loop.node)
 
@@ -193,6 +154,5 @@ def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
 
 RULES = (
     Rule("RK122", "decision-not-reduced", "error", decision),
-    Rule("RK123", "sum-reduced-loss", "warning", sum_reduced),
     Rule("RK124", "batch-coupled-loss", "warning", batch_coupled),
 )

@@ -7,16 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ....base.errors import UserError
 from ....script.flow import given, is_none
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ....script.torch_names import RETURNS_SELF
 from ..context import Context
-from ..losses import MIXED, declared, differentiated
 from ..models import Model
 from ..script import Script
-from ..values import Kind
 
 _READY = ("to", "cuda", "apply", "load_state_dict", "half", "float", "double", "requires_grad_")
 _NORMS = re.compile(r"\bBatchNorm[123]d\b|\bresnet\d+\b|\bLazyBatchNorm")
@@ -179,27 +176,6 @@ def _prepares(context: Context, statement: ast.AST, name: str) -> bool:
         ):
             return True
     return False
-
-
-def summed_losses(context: Context) -> None:
-    """`rankup.summed(loss).backward()` where the loss is declared a sum over the batch.
-
-    Raises:
-        UserError: it is a sum in one part and something else in another.
-    """
-    script = context.script
-    for call in context.training.backwards:
-        loss = differentiated(call)
-        kind = declared(script, loss) if loss is not None else Kind.UNKNOWN
-        if kind == MIXED:
-            raise UserError(
-                f"{script.file.path}:{script.line(call)}: not ported: this loss adds up over the "
-                "samples in one part and not in another, and ranks would weigh them differently. "
-                "Divide the sums by the number of samples, or take reduction='mean' throughout"
-            )
-        if kind is Kind.SUM and loss is not None:
-            context.around(loss, "rankup.summed(")
-            context.done(call, "a loss summed over the batch is summed over the ranks too")
 
 
 def batch_norm(context: Context) -> None:
