@@ -12,6 +12,7 @@ from .source import File
 from .torch_names import LOADERS, OPTIMIZERS, SCHEDULES, last, words
 
 _PARAMETERS = frozenset({"parameters", "named_parameters", "trainable_parameters"})
+_GIVE_LOADERS = words("splits iters get_data get_dls build_dl get_dl")
 _NOT_LOADERS = words("builtins.range builtins.open builtins.dict os.listdir")
 
 
@@ -222,8 +223,9 @@ def is_loader(flow: Flow, origin: Origin) -> float:
         return 0.95
     if call_name(call) == "WebLoader":
         return 0.9
-    words = call_name(call).lower()
-    return 0.6 if "loader" in words or words in ("splits", "iters") else 0.0
+    name = call_name(call).lower()
+    sure = 0.6 if owner is None else 0.5  # of a class of its own, which is no DataLoader
+    return sure if "loader" in name or name in _GIVE_LOADERS else 0.0
 
 
 def _short(node: ast.AST) -> bool:

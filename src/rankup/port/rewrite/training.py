@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from ...script import roles
 from ...script.flow import call_name, given, is_none
 from ...script.loops import is_backward
+from ...script.models import is_loader
 from ...script.names import Function, walk
 from ...script.roles import LoopNode
 from ...script.source import File
@@ -20,12 +21,10 @@ from .expressions import (
     sized,
     stored,
     targets_of,
-    trains_elsewhere,
     turns_gradients_off,
     unpacked,
     words,
 )
-from .loaders import Loaders, holds_loaders
 from .models import Model, assigned, makes_optimizer, origin, parameter_roots
 from .script import ForNode, Scope, Script, Where
 
@@ -61,11 +60,15 @@ class Training:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.backwards = [call for call in script.all(ast.Call) if is_backward(script.file, call)]
-        self.elsewhere = [call for call in script.all(ast.Call) if trains_elsewhere(script, call)]
+        self.elsewhere = [call for call in script.all(ast.Call) if self._trains_elsewhere(call)]
         self._trainers = self._reaching(self.backwards)
         self._leading_away = self._reaching(self.elsewhere)
-        self._loaders = Loaders(script)
-        self.loader_calls = self._loaders.calls
+        self.loader_calls = [
+            call
+            for call in script.all(ast.Call)
+            if script.name(call.func).split(".")[-1] == "DataLoader"
+        ]
+        self._loaders: dict[ast.AST, list[ast.AST]] = {}
         self.optimizers = [call for call in script.all(ast.Call) if makes_optimizer(script, call)]
         self.unresolved: list[ast.AST] = []
         self.parameter_names: set[str] = set()
@@ -76,16 +79,37 @@ class Training:
     # Loaders.
 
     def loader_of(self, expression: ast.AST) -> ast.AST | None:
-        """The `DataLoader(…)`, or the assignment from elsewhere, behind an expression, or None."""
-        return self._loaders.of(expression)
-
-    def all_loaders(self, expression: ast.AST) -> list[ast.AST]:
-        """All that an expression may be: branches and callers may each have a loader of theirs."""
-        return self._loaders.all_of(expression)
+        """The first of the loaders behind an expression, or None."""
+        return next(iter(self.all_loaders(expression)), None)
 
     def loaders_of(self, loop: Loop) -> list[ast.AST]:
-        """All that a loop may go over."""
-        return [] if loop.source is None else self._loaders.all_of(loop.source)
+        """All that a loop may go over: one function may serve training and evaluation."""
+        return [] if loop.source is None else self.all_loaders(loop.source)
+
+    def all_loaders(self, expression: ast.AST) -> list[ast.AST]:
+        """The `DataLoader(…)` of this script; for a loader from elsewhere the expression itself."""
+        if expression not in self._loaders:
+            flow, file = self.script.flow, self.script.file
+            found: dict[ast.AST, None] = {}
+            for one in flow.origins(file, expression):
+                made: list[ast.AST] = []
+                if one.file is file and isinstance(one.node, ast.expr):
+                    made += [call for call in walk(one.node) if call in self.loader_calls]
+                if not made and isinstance(one.node, ast.Call) and is_loader(flow, one) > 0.5:
+                    made.append(expression)
+                found |= dict.fromkeys(made)
+            self._loaders[expression] = list(found)
+        return self._loaders[expression]
+
+    def _trains_elsewhere(self, call: ast.Call) -> bool:
+        """True where a call runs a function of another file that calls backward."""
+        script = self.script
+        found = script.flow.definition(script.file, call.func)
+        if found is None or found[0] is script.file or not script.file.names.called(call):
+            return False
+        return isinstance(found[1], Function) and any(
+            isinstance(one, ast.Call) and call_name(one) == "backward" for one in walk(found[1])
+        )
 
     def sources(self, loop: Loop) -> list[ast.expr]:
         """The sources of a loop's batches: `loader` of `tqdm(loader)`, of `next(it)`."""
@@ -378,7 +402,7 @@ class Training:
         source = unpacked(self.script, self._heads(node)[-1])
         if any(self.script.inside(node.body, ast.Yield)):
             return False  # it hands its batches on
-        return not holds_loaders(self.script, source) and bool(self._begun(source, 0))
+        return not _holds_loaders(self.script, source) and bool(self._begun(source, 0))
 
     def _heads(self, node: ForNode) -> list[ast.expr]:
         """The iterable of a loop, and where that is a bar with a name, the iterable of the bar."""
@@ -436,6 +460,24 @@ def _negated(script: Script, test: ast.expr) -> str:
     return (
         f"not {script.code(test)}" if isinstance(test, ast.Name) else f"not ({script.code(test)})"
     )
+
+
+def _holds_loaders(script: Script, expression: ast.expr) -> bool:
+    """True where it is a list or a dictionary: who goes over it goes over loaders, not batches."""
+    func = expression.func if isinstance(expression, ast.Call) else None
+    if isinstance(func, ast.Attribute) and func.attr in ("items", "values", "keys"):
+        return True
+    written = script.dotted(expression)
+    scope = script.scope(expression)
+    made = (
+        [expression]
+        if not written
+        else [
+            value for where in (scope, script.tree) for _, value in assigned(script, written, where)
+        ]
+    )
+    kinds = ast.Dict | ast.List | ast.Tuple | ast.DictComp | ast.ListComp
+    return bool(made) and all(isinstance(one, kinds) for one in made)
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ from . import (
     output,
     reading,
     saving,
+    similar,
     uneven,
     writing,
 )
@@ -32,6 +33,7 @@ _THEMES = (
     numbers,
     model,
     saving,
+    similar,
     writing,
     uneven,
     reading,

@@ -128,7 +128,7 @@ def additive(context: Context, loop: Loop) -> Leaving:
     for name in sorted(values.defined.keys() | set(loop.batch)):
         if name not in kept and (name in shared or read_after(script, node, name)):
             raise Obstacle(node, f"`{name}` of the last batch is used behind it")
-    for name in kept:
+    for name in sorted(kept):
         if name in shared or not _fresh(script, node, name, name in leaving.lists):
             raise Obstacle(node, f"`{name}` does not begin at nothing before this loop")
     if loop.index is not None and read_after(script, node, loop.index):
