@@ -162,7 +162,7 @@ class Training:
             for one in self._begun(at, 0)
         ]
 
-    def _for_evaluation(self, loop: Loop, drawn: ast.Assign) -> bool:
+    def for_evaluation(self, loop: Loop, drawn: ast.Assign) -> bool:
         """True where a training loop draws a batch of a loader that it does not train on."""
         found = [
             one for call in self.script.inside(drawn.value, ast.Call) for one in self._drawn(call)
@@ -452,7 +452,7 @@ class Training:
         for assign in script.inside(node.body, ast.Assign, deep=False):
             used = words(assign.value)
             drawn = "next(" in script.code(assign.value)
-            if drawn and trains and self._for_evaluation(loop, assign):
+            if drawn and trains and self.for_evaluation(loop, assign):
                 continue
             if used & loop.batch or drawn:
                 for target in assign.targets:

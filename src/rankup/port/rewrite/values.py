@@ -45,7 +45,7 @@ _COMPARE = words("eq ne lt le gt ge equal_ logical_and logical_or sub add mul di
 _ALONG = words("argmax argmin softmax log_softmax sum mean norm prod any all")
 _SHAPED = words("view reshape flatten squeeze unsqueeze")
 _PAIRS = frozenset({"max", "min", "topk", "sort"})
-_DEEPEST = 12
+_DEEPEST = 60
 # By these a loader puts batches together in its own way.
 _OWN_BATCHES = ("collate_fn", "sampler", "batch_sampler")
 
