@@ -17,6 +17,7 @@ from . import (
     output,
     reading,
     saving,
+    similar,
     uneven,
     writing,
 )
@@ -33,6 +34,7 @@ _THEMES = (
     numbers,
     model,
     saving,
+    similar,
     writing,
     uneven,
     reading,

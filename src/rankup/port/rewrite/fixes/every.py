@@ -10,7 +10,7 @@ from .data import batch_size_names, deal_drawn, shard_loaders
 from .decisions import broadcast_decisions, metrics_of_one_rank
 from .evaluation import shard_evaluations
 from .metrics import training_numbers
-from .model import batch_norm, round_trips, wrap_models
+from .model import wrap_models
 from .person import by_hand
 from .steering import clocks_that_steer, decided_alike, seeds_alike, seeds_in_a_pass
 from .unsure import of_a_part
@@ -44,8 +44,8 @@ FIXES: dict[str, Callable[[Context], None]] = {
 }
 # What is said but not changed.
 REMARKS: tuple[Callable[[Context], None], ...] = (
-    batch_norm,
-    round_trips,
+    _RULES["RK135"],
+    _RULES["RK134"],
     by_hand,
     of_a_part,
     seeds_in_a_pass,
