@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -335,6 +336,36 @@ def leads_to(flow: Flow, file: File, function: Function) -> list[Reached]:
                 found[further[1]] = further[0]
                 waiting.append(further)
     return [(where, one) for one, where in found.items()]
+
+
+@dataclass(frozen=True, eq=False)
+class Helper:
+    """A call in a script of a function in another file that writes.
+
+    Attributes:
+        call: in the script.
+        file, function: what it calls.
+        sites: the calls that write, there and further on.
+        reached: all functions of other files that it leads to.
+    """
+
+    call: ast.Call
+    file: File
+    function: Function
+    sites: tuple[Site, ...]
+    reached: tuple[Reached, ...]
+
+
+def find_helpers(flow: Flow, script: File) -> Iterator[Helper]:
+    """The script's calls of functions in other files that write."""
+    for call in script.names.all(ast.Call):
+        found = callee(flow, script, call)
+        if found is None or found[0] is script:
+            continue
+        reached = [one for one in leads_to(flow, *found) if one[0] is not script]
+        sites = tuple(site for file, function in reached for site in sites_in(flow, file, function))
+        if sites:
+            yield Helper(call, *found, sites, tuple(reached))
 
 
 def sites_in(flow: Flow, file: File, function: Function) -> list[Site]:

@@ -53,6 +53,50 @@ STEP_SCHEDULES = words(
 )
 METRIC_METHODS = frozenset({"update", "add", "append", "extend", "add_batch"})
 
+# Losses that are means over samples of one shape, or sums, by their `reduction`.
+LOSSES = words(
+    "CrossEntropyLoss NLLLoss MSELoss L1Loss SmoothL1Loss HuberLoss BCELoss BCEWithLogitsLoss "
+    "KLDivLoss PoissonNLLLoss SoftMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss "
+    "MarginRankingLoss HingeEmbeddingLoss CosineEmbeddingLoss TripletMarginLoss"
+)
+LOSS_FUNCTIONS = words(
+    "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy "
+    "binary_cross_entropy_with_logits kl_div poisson_nll_loss soft_margin_loss "
+    "multilabel_soft_margin_loss multi_margin_loss margin_ranking_loss hinge_embedding_loss "
+    "cosine_embedding_loss triplet_margin_loss"
+)
+# Further ones that are means over the samples, of whatever shape.
+OTHER_MEANS = words(
+    "CTCLoss GaussianNLLLoss MultiLabelMarginLoss TripletMarginWithDistanceLoss ctc_loss "
+    "gaussian_nll_loss multilabel_margin_loss triplet_margin_with_distance_loss"
+)
+# Those that divide by the weights of the targets' classes, and which argument has these.
+CLASS_WEIGHTS = {"CrossEntropyLoss": 0, "NLLLoss": 0, "cross_entropy": 2, "nll_loss": 2}
+
+# Calls to which all ranks have to come: of torch.distributed, and of rankup.
+COLLECTIVES = words(
+    "barrier monitored_barrier broadcast broadcast_object_list all_reduce all_gather "
+    "all_gather_object all_gather_into_tensor reduce reduce_scatter gather gather_object scatter"
+)
+OUR_COLLECTIVES = words(
+    "barrier broadcast all_reduce all_gather reduce_scatter batch_mean batch_sum mean total gather "
+    "rank0_first save_full_model save_sharded_model"
+)
+
+# Random draws: functions of torch, and methods of a tensor or of a list.
+DRAWS = words(
+    "torch.rand torch.randn torch.randint torch.randperm torch.normal torch.bernoulli "
+    "torch.multinomial torch.rand_like torch.randn_like torch.randint_like"
+)
+DRAWING_METHODS = words("normal_ uniform_ random_ bernoulli_ rsample shuffle")
+# Calls that seed a random state, and those that make or hand over one: they draw nothing.
+SEEDS = words("manual_seed seed manual_seed_all seed_everything set_seed fix_seed")
+SEEDING = words(
+    "seed Random RandomState default_rng Generator getstate setstate get_state set_state"
+)
+# What a reinforcement learner draws its data from.
+ENVIRONMENTS = words("gym gymnasium pettingzoo procgen dm_control stable_baselines3 envpool")
+
 FRAMEWORKS = {
     "fastai": ("fastai", "fastcore"),
     "lightning": ("lightning", "pytorch_lightning", "lightning_fabric"),

@@ -80,7 +80,7 @@ def test_a_second_time_changes_nothing_and_finds_nothing(tmp_path: Path) -> None
     (tmp_path / "train_dist.py").touch()
     assert check(done.path) == []
     assert subprocess.run(["bash", "-n", done.path], check=False).returncode == 0
-    linted = ["shellcheck", "--severity=warning", "--exclude=SC1091", done.path]
+    linted = ["shellcheck", "--severity=warning", "--exclude=SC1091", str(done.path)]
     assert subprocess.run(linted, check=False).returncode == 0
 
 
@@ -182,6 +182,13 @@ def test_a_pipe_keeps_its_status(tmp_path: Path, fakes: dict[str, str]) -> None:
     done.path.write_text(done.text)
     assert ran(done.path, fakes, fails=5).returncode == 5
     assert "<train_dist.py>" in (tmp_path / "log.txt").read_text()
+    path = beside(tmp_path, text + "echo through\n")
+    done = port(path)
+    done.path.write_text(done.text)
+    assert "RK160" not in {one.code for one in check(done.path)}
+    found = ran(done.path, fakes, fails=5)
+    assert found.returncode == 5
+    assert found.stdout.endswith("through\n")
 
 
 DIRECTIVES = [
@@ -260,8 +267,9 @@ REFUSED = [
         ONE.replace("python -u train.py", '"${RUN[@]}"').replace(
             "\nsrun", "\nRUN=(python a.py)\nsrun"
         ),
-        "array",
+        "in a variable",
     ),
+    (ONE.replace("--label", "--container-image=a#b"), "--container IMAGE"),
     (ONE.replace("srun --label", "srun --label 2>err.txt"), "redirection"),
     (ONE + "for name do echo; done\n", "port cannot"),
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ...script.flow import call_name
 from ...script.names import Function
 from ...script.roles import LoopNode
+from ...script.torch_names import OUR_COLLECTIVES
 from .edits import Edits
 from .script import Script
 from .training import Training
@@ -17,10 +18,6 @@ _ASKING = {
     "exists", "lexists", "isfile", "isdir", "is_file", "is_dir", "listdir", "scandir", "glob",
     "iglob", "rglob", "iterdir", "walk", "stat", "getsize", "getmtime",
 }  # fmt: skip
-# Calls of the runtime to which all ranks have to come.
-_TOGETHER = (
-    "barrier", "batch_mean", "batch_sum", "broadcast", "gather", "rank0_first", "share", "total",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -243,4 +240,4 @@ class Context:
 
 
 def _together(text: str) -> bool:
-    return any(f"rankup.{name}(" in text for name in _TOGETHER)
+    return any(f"rankup.{name}(" in text for name in OUR_COLLECTIVES)

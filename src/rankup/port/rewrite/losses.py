@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Function, walk
-from ...script.torch_names import words
+from ...script.torch_names import LOSS_FUNCTIONS, LOSSES, words
 from .script import Script
-from .values import _LOSS_FUNCTIONS, _LOSSES, Kind, _reduction
+from .values import Kind, _reduction
 
 _DEEPEST = 10
 _SAME = words("to cuda cpu float double half item detach clone squeeze")
@@ -171,13 +171,13 @@ def function_of(script: Script, call: ast.Call) -> tuple[Script, Function] | Non
 def reduction(script: Script, call: ast.Call) -> Kind | None:
     """The kind of one of torch's losses by its `reduction`; None of any other call."""
     name = script.name(call.func)
-    if name.startswith("torch.nn.functional.") and name.split(".")[-1] in _LOSS_FUNCTIONS:
+    if name.startswith("torch.nn.functional.") and name.split(".")[-1] in LOSS_FUNCTIONS:
         return _reduction(call)
     made: list[ast.AST] = [call.func]
     if not isinstance(call.func, ast.Call):
         made = [one.node for one in script.whole_flow.origins(script.file, call.func)]
     kinds = {
-        _reduction(one) for one in made if isinstance(one, ast.Call) and call_name(one) in _LOSSES
+        _reduction(one) for one in made if isinstance(one, ast.Call) and call_name(one) in LOSSES
     }
     return kinds.pop() if len(kinds) == 1 else None
 

@@ -11,19 +11,13 @@ from collections.abc import Iterable
 
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function
-from ...script.torch_names import words
-from ..rules.masked import counted_by, selecting
+from ...script.torch_names import OTHER_MEANS, words
 from .losses import function_of, reduction
-from .models import assigned
+from .masked import divided_by_mask, over_selected
 from .script import Script
 from .training import Training
 from .values import Kind
 
-# Further losses of torch that are means over the samples.
-_LOSSES = words(
-    "CTCLoss GaussianNLLLoss MultiLabelMarginLoss TripletMarginWithDistanceLoss ctc_loss "
-    "gaussian_nll_loss multilabel_margin_loss triplet_margin_with_distance_loss"
-)
 # These keep a mean a mean; all else that is made of one is no longer.
 _LINEAR = words(
     "to cuda cpu float double half bfloat16 item detach clone contiguous squeeze unsqueeze view "
@@ -128,7 +122,7 @@ class _Scope:
         if isinstance(at, ast.Tuple | ast.Slice) or not masks or self.kind(at) is not Kind.ROWS:
             return False
         call = script.parents.get(script.parents[node])
-        return not (isinstance(call, ast.Call) and selecting(script.file, script.flow, call))
+        return not (isinstance(call, ast.Call) and over_selected(script, call))
 
     def _of_each(self, node: ast.AST, parts: Iterable[ast.expr]) -> Kind:
         """The kind of what is made of each sample alone, out of these."""
@@ -138,7 +132,7 @@ class _Scope:
         return Kind.ROWS if Kind.ROWS in kinds else Kind.FIXED
 
     def _operation(self, node: ast.BinOp) -> Kind:
-        if counted_by(self.script.file, node):
+        if divided_by_mask(self.script, node):
             return Kind.MEAN  # said, or counted, where means over some targets are
         left, right = self.kind(node.left), self.kind(node.right)
         match node.op:
@@ -155,7 +149,7 @@ class _Scope:
     def _named(self, node: ast.Name | ast.Attribute) -> Kind:
         script, written = self.script, self.script.dotted(node)
         if isinstance(node, ast.Attribute):
-            own = assigned(script, written, script.scope(node)) if written else []
+            own = script.assigned(written, script.scope(node)) if written else []
             values = [value for at, value in own if script.scope(at) is script.scope(node)]
             if values and written.startswith("self."):
                 return _either([self.kind(one) for one in values])
@@ -247,7 +241,7 @@ class _Scope:
             calls = [one for one in origins if isinstance(one.node, ast.Call)]
             made = [one.file.names.dotted(one.node.func) for one in calls]  # type: ignore[attr-defined]
         known = bool(made) and all(
-            one.startswith("torch.nn.") and one.split(".")[-1] in _LOSSES for one in made
+            one.startswith("torch.nn.") and one.split(".")[-1] in OTHER_MEANS for one in made
         )
         return Kind.MEAN if known else None
 

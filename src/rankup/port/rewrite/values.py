@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ...script.flow import argument, call_name, given, is_none, literal
-from ...script.torch_names import words
+from ...script.torch_names import LOSS_FUNCTIONS, LOSSES, words
 from .script import ForNode, Script
 from .training import Loop, Training
 
@@ -30,18 +30,6 @@ class Kind(Enum):
 
 
 _ROWS = (Kind.BATCH, Kind.ROWS)
-# Losses of torch that are means over samples of one shape, or sums, by their `reduction`.
-_LOSSES = words(
-    "CrossEntropyLoss NLLLoss MSELoss L1Loss SmoothL1Loss HuberLoss BCELoss BCEWithLogitsLoss "
-    "KLDivLoss PoissonNLLLoss SoftMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss "
-    "MarginRankingLoss HingeEmbeddingLoss CosineEmbeddingLoss TripletMarginLoss"
-)
-_LOSS_FUNCTIONS = words(
-    "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy "
-    "binary_cross_entropy_with_logits kl_div poisson_nll_loss soft_margin_loss "
-    "multilabel_soft_margin_loss multi_margin_loss margin_ranking_loss hinge_embedding_loss "
-    "cosine_embedding_loss triplet_margin_loss"
-)
 # With these a loss divides by something other than the number of samples.
 _WEIGHTED = ("weight", "ignore_index", "size_average", "reduce")
 # Methods that give a tensor back on another device, of another type, or as Python's numbers.
@@ -57,7 +45,7 @@ _COMPARE = words("eq ne lt le gt ge equal_ logical_and logical_or sub add mul di
 _ALONG = words("argmax argmin softmax log_softmax sum mean norm prod any all")
 _SHAPED = words("view reshape flatten squeeze unsqueeze")
 _PAIRS = frozenset({"max", "min", "topk", "sort"})
-_DEEPEST = 12
+_DEEPEST = 60
 # By these a loader puts batches together in its own way.
 _OWN_BATCHES = ("collate_fn", "sampler", "batch_sampler")
 
@@ -407,15 +395,13 @@ def loss_reduction(training: Training, call: ast.Call) -> Kind | None:
     """The kind of one of torch's losses; None of other calls, UNKNOWN where it is weighted."""
     script = training.script
     name = script.name(call.func)
-    made: list[ast.expr] = [call]
-    if not (name.startswith("torch.nn.functional.") and name.split(".")[-1] in _LOSS_FUNCTIONS):
-        if isinstance(call.func, ast.Call):
-            made = [call.func]
-        else:
-            made = [one.node for one in script.flow.origins(script.file, call.func)]  # type: ignore[misc]
-        for one in made:
-            named = script.name(one.func) if isinstance(one, ast.Call) else ""
-            if not (named.startswith("torch.nn.") and named.split(".")[-1] in _LOSSES):
+    made: list[ast.AST] = [call]
+    if not (name.startswith("torch.nn.functional.") and name.split(".")[-1] in LOSS_FUNCTIONS):
+        origins = script.flow.origins(script.file, call.func)
+        made = [one.node for one in origins]
+        for one in origins:
+            named = one.file.names.called(one.node) if isinstance(one.node, ast.Call) else ""
+            if not (named.startswith("torch.nn.") and named.split(".")[-1] in LOSSES):
                 return None
     kinds = {_reduction(one) for one in made if isinstance(one, ast.Call)}
     ignored = name.split(".")[-1] in ("cross_entropy", "nll_loss") or any(
@@ -433,7 +419,7 @@ def loss_reduction(training: Training, call: ast.Call) -> Kind | None:
     return kinds.pop() if len(kinds) == 1 else (Kind.UNKNOWN if kinds else None)
 
 
-def _reduction_unknown(made: ast.expr, function: bool) -> bool:
+def _reduction_unknown(made: ast.AST, function: bool) -> bool:
     if not isinstance(made, ast.Call) or any(one.arg is None for one in made.keywords):
         return True
     weighted = [argument(made, name) for name in _WEIGHTED]

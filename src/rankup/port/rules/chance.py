@@ -11,19 +11,13 @@ from ...script.flow import given as arguments_of
 from ...script.names import Function, walk
 from ...script.roles import Script
 from ...script.source import File
-from ...script.torch_names import words
+from ...script.torch_names import DRAWS, SEEDING, SEEDS, words
 from .facts import anywhere, calls, integer, loops_in, ported, ranked, text_of
 from .guards import guard
 from .rule import Hit, Rule
 
-_SEEDS = ("manual_seed", "seed", "manual_seed_all", "seed_everything", "set_seed", "fix_seed")
 _DRAWS = words("randint randperm choice choices sample permutation uniform integers")
 _DRAWN = re.compile(r"randint\(|random\(\)|time\(\)|getpid\(\)|urandom|time_ns\(\)|\.now\(\)")
-_DRAWS_OF_TORCH = words(
-    "torch.rand torch.randn torch.randint torch.bernoulli torch.normal torch.randperm "
-    "torch.multinomial"
-)
-_SEEDING = words("seed Random RandomState default_rng get_state set_state shuffle")
 _PARTS = re.compile(r"ind(?:ex|ices)?|perm|idx|split", re.IGNORECASE)
 _RANDOM = re.compile(
     r"torch\.(?:rand|randn|randint|normal)|numpy\.random\.(?:rand|randn|randint|random|normal|uniform)"
@@ -63,7 +57,7 @@ def _seeded(script: Script) -> frozenset[str]:
     if ported(script):  # rankup.setup gives all ranks rank 0's random states
         return frozenset({"torch", "numpy", "python"})
     for file in script.files:
-        for call, dotted in calls(file, *_SEEDS):
+        for call, dotted in calls(file, *SEEDS):
             given = first_argument(call)
             if given is not None and _differs(script, file, given):
                 continue
@@ -188,7 +182,7 @@ def _seeded_before(file: File, script: Script, call: ast.Call, family: str) -> b
         return True
     seeds = [
         one
-        for one, dotted in calls(file, *_SEEDS)
+        for one, dotted in calls(file, *SEEDS)
         if dotted.startswith((family, "rankup")) or not dotted
     ]
     flat = [file.line(one)[0] for one in seeds if file.names.function(one) is None]
@@ -235,7 +229,7 @@ def _rank_in_seed(script: Script) -> bool:
         (seed := first_argument(call)) is not None
         and re.search(r"rank|offset", text_of(script, file, seed))
         for file in script.files
-        for call, _ in calls(file, *_SEEDS, "default_rng")
+        for call, _ in calls(file, *SEEDS, "default_rng")
     )
 
 
@@ -314,9 +308,9 @@ def draws(file: File, node: ast.AST) -> list[ast.expr]:
         if not isinstance(call, ast.Call):
             continue
         name = file.names.called(call)
-        if name.split(".")[-1] in _SEEDING:
+        if name.split(".")[-1] in SEEDING | {"shuffle"}:
             continue
-        if not (name.startswith(("random.", "numpy.random.")) or name in _DRAWS_OF_TORCH):
+        if not (name.startswith(("random.", "numpy.random.")) or name in DRAWS):
             continue
         whole: ast.expr = call
         while isinstance(up := file.names.parents[whole], ast.Attribute):

@@ -10,7 +10,7 @@ from ...script.flow import argument, call_name
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
-from ...script.torch_names import words
+from ...script.torch_names import COLLECTIVES, OUR_COLLECTIVES, words
 from .facts import anywhere, calls, loops_in
 from .guards import guard
 from .rule import Hit, Rule
@@ -20,11 +20,7 @@ _OURS = words(
     "save0 print0 setup is_root_process rank0_first save_full_model save_sharded_model "
     "load_full_model load_sharded_model shard wrap quiet log_metrics Deadline Order"
 )
-_COLLECTIVES = words(
-    "barrier broadcast broadcast_object_list all_reduce all_gather all_gather_object "
-    "reduce_scatter all_gather_into_tensor gather_object scatter monitored_barrier save_full_model "
-    "save_sharded_model"
-)
+_COLLECTIVES = (COLLECTIVES | OUR_COLLECTIVES) - {"rank0_first"}
 _GLOBAL_RANK = re.compile(r"get_rank\(\)|['\"](?:RANK|SLURM_PROCID)['\"]")
 _LOCAL_RANK = re.compile(r"['\"](?:LOCAL_RANK|SLURM_LOCALID)['\"]|get_node_local_rank\(\)")
 _WRAPS_ROUND = re.compile(r"%|device_count|local", re.IGNORECASE)
@@ -183,7 +179,7 @@ def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
     for call in file.names.all(ast.Call):
         dotted = file.names.called(call)
         name = call_name(call)
-        if name not in _COLLECTIVES and dotted != "rankup.mean":
+        if name not in _COLLECTIVES:
             continue
         if not dotted.startswith(("torch.distributed", "rankup", "distributed_utils")):
             continue

@@ -11,7 +11,7 @@ from ...script.flow import argument, call_name, given, literal
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
-from ...script.torch_names import STEP_SCHEDULES, last, root, words
+from ...script.torch_names import ENVIRONMENTS, STEP_SCHEDULES, last, root, words
 from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string
 from .guards import rank0_first, runs
 from .reduced import is_reduction
@@ -19,7 +19,6 @@ from .rule import Hit, Rule
 
 # Schedules of which an argument is a number of steps.
 _COUNTING = words("StepLR MultiStepLR CosineAnnealingLR CosineAnnealingWarmRestarts LinearLR")
-_ENVIRONMENTS = ("gym", "gymnasium", "stable_baselines3", "pettingzoo", "procgen", "envpool")
 # Exceptions by which a script asks something; an interrupt comes to all ranks.
 _EXPECTED = words(
     "StopIteration ImportError KeyError ValueError FileNotFoundError KeyboardInterrupt"
@@ -259,7 +258,7 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
         return
     for call in file.names.all(ast.Call):
         dotted = file.names.called(call)
-        if root(dotted) in _ENVIRONMENTS and call_name(call).startswith("make"):
+        if root(dotted) in ENVIRONMENTS and call_name(call).startswith("make"):
             yield Hit(
                 call,
                 "reinforcement learning in one environment: there are no batches to deal",

@@ -10,12 +10,10 @@ from ...script.flow import call_name, returned
 from ...script.names import Function, children, walk
 from ...script.roles import Count, Loop, Script
 from ...script.source import File
-from ...script.torch_names import words
+from ...script.torch_names import OUR_COLLECTIVES, words
 
 _REDUCES = re.compile(r"all_?reduce|all_?gather|^gather|^reduce|synchroni[sz]e|_reduce$|^sync_")
-_OURS = words(
-    "mean total gather batch_mean batch_sum all_reduce all_gather reduce_scatter broadcast"
-)
+_OURS = OUR_COLLECTIVES - words("barrier rank0_first save_full_model save_sharded_model")
 _DEPTH = 3
 
 

@@ -12,14 +12,11 @@ from ...script.loops import taken_from
 from ...script.names import COMPREHENSIONS, Function, walk
 from ...script.roles import Loop, Script
 from ...script.source import File
-from ...script.torch_names import EVALUATES, words
+from ...script.torch_names import COLLECTIVES, EVALUATES, OUR_COLLECTIVES
 from .facts import anywhere, calls_in, loops_in, true
 from .rule import Hit, Rule
 
-_WAITS = words(
-    "batch_mean batch_sum mean total gather broadcast barrier all_reduce all_gather "
-    "all_gather_object all_gather_into_tensor reduce reduce_scatter"
-)
+_WAITS = COLLECTIVES | OUR_COLLECTIVES
 _OFF = re.compile(r"no_grad|inference_mode|set_grad_enabled\((?!True\))")
 
 

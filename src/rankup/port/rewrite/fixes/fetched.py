@@ -10,7 +10,7 @@ from ....script.names import walk
 from ....script.roles import LoopNode
 from ....script.source import File
 from ....script.torch_names import words as names_of
-from ...rules.saving import changes_files
+from ...rules.writing import changes_files
 from ..context import Context
 
 _FETCHED = "rank 0 fetches first, then the others (rankup.rank0_first)"

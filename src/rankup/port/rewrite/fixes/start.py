@@ -11,7 +11,7 @@ from ....script.flow import argument, call_name
 from ....script.names import RUNTIME, Function, children, walk
 from ....script.roles import LoopNode
 from ....script.source import File, candidates, roots
-from ....script.torch_names import words
+from ....script.torch_names import DRAWING_METHODS, SEEDING, words
 from ...rules.facts import string
 from ..context import Context
 from ..script import Script
@@ -21,15 +21,12 @@ _DRAWING = (
     "random.", "numpy.random.", "torch.rand", "torch.normal", "torch.bernoulli",
     "torch.multinomial", "torch.nn.init.", "torchvision.models.",
 )  # fmt: skip
-_DRAWING_CALLS = words(
-    "random_split train_test_split shuffle sample normal_ uniform_ random_ bernoulli_ "
+_DRAWING_CALLS = DRAWING_METHODS | words(
+    "random_split train_test_split sample "
     "Linear Embedding LSTM GRU RNN Bilinear MultiheadAttention Conv1d Conv2d Conv3d "
     "ConvTranspose1d ConvTranspose2d ConvTranspose3d"
 )
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_SEEDING = words(
-    "seed Random RandomState default_rng Generator getstate setstate get_state set_state"
-)
 
 
 def import_rankup(context: Context, vendor: bool) -> None:
@@ -211,6 +208,6 @@ def _imported(script: Script, file: File, node: ast.Import | ast.ImportFrom) -> 
 def _draws_itself(file: File, call: ast.Call) -> bool:
     dotted, name = file.names.called(call), call_name(call)
     own = argument(call, "generator") or argument(call, "random_state")
-    if name in _SEEDING or own is not None:
+    if name in SEEDING or own is not None:
         return False
     return dotted.startswith(_DRAWING) or name in _DRAWING_CALLS

@@ -10,13 +10,14 @@ import ast
 from ....script.flow import call_name, given
 from ....script.names import Function
 from ....script.roles import LoopNode
+from ....script.torch_names import SEEDS
 from ...rules.chance import draws
 from ..context import Context
 from ..expressions import mentioned
 from ..script import ForNode
 
 _STEPS = {"step", "exit", "_exit"}
-_SEEDS = {"seed", "manual_seed", "manual_seed_all", "default_rng", "seed_everything", "set_seed"}
+_SEEDS = SEEDS | {"default_rng"}
 _OWN = ("time.", "datetime.", "os.getpid", "os.urandom", "uuid.", "secrets.")
 
 
@@ -88,7 +89,7 @@ def seeds_alike(context: Context) -> None:
         for arg in given(call):
             values = [arg]
             if isinstance(arg, ast.Name | ast.Attribute):
-                made = context.training.assigned(script.dotted(arg), script.scope(arg))
+                made = context.script.assigned(script.dotted(arg), script.scope(arg))
                 values = [value for _, value in made]
             for value in values:
                 own = any(
