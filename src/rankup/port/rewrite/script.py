@@ -222,6 +222,30 @@ class Script:
             names = names[1:]
         return argument(call, parameter, names.index(parameter) if parameter in names else None)
 
+    def assigned(self, name: str, scope: Scope) -> list[tuple[ast.AST, ast.expr]]:
+        """Assignments to a name in a scope (of an attribute of self: anywhere in its class)."""
+        names, found = self.file.names, list[tuple[ast.AST, ast.expr]]()
+        owner, _, attribute = name.rpartition(".")
+        class_ = self.owner(scope) if owner == "self" else None
+        if owner and class_ is None:
+            for node in self.all(ast.Assign):
+                if self.scope(node) is scope and name in map(self.dotted, node.targets):
+                    found.append((node, node.value))
+            return found
+        bound = names.attributes(class_) if class_ is not None else names.members(scope)
+        for one in bound.get(attribute, ()):
+            statement, value = names.statement(one.target), one.node
+            if one.kind != "value" or not isinstance(statement, ast.Assign | ast.AnnAssign):
+                continue
+            for place in one.path:  # `a, b = 1, 2`; all of `a, b = pair`
+                parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+                if place >= len(parts) or any(isinstance(part, ast.Starred) for part in parts):
+                    break
+                value = parts[place]
+            assert isinstance(value, ast.expr)
+            found.append((statement, value))
+        return found
+
     def parameters(self, function: Scope) -> set[str]:
         """Names of a function's parameters, without `*` and `**`."""
         if isinstance(function, ast.Module):

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from ...script import roles
 from ...script.flow import call_name, given, is_none
 from ...script.loops import is_backward
-from ...script.models import is_loader
+from ...script.models import is_loader, makes_optimizer, with_parameters
 from ...script.names import Function, walk
 from ...script.roles import LoopNode
 from ...script.source import File
@@ -18,6 +18,7 @@ from ...script.torch_names import LOADER_WRAPPERS
 from .expressions import (
     loss_names,
     mentioned,
+    root_name,
     sized,
     stored,
     targets_of,
@@ -25,8 +26,24 @@ from .expressions import (
     unpacked,
     words,
 )
-from .models import Model, assigned, makes_optimizer, origin, parameter_roots
 from .script import ForNode, Scope, Script, Where
+
+_DEEPEST = 6  # names that are followed from one to the next
+
+
+@dataclass(frozen=True)
+class Model:
+    """Something whose parameters an optimizer trains.
+
+    Attributes:
+        name: how the script writes it where it is made, `model` or `self.net`.
+        scope: the function (or the module) that makes it.
+        made: the assignments there.
+    """
+
+    name: str
+    scope: Scope
+    made: tuple[ast.AST, ...]
 
 
 @dataclass(eq=False)
@@ -69,7 +86,11 @@ class Training:
             if script.name(call.func).split(".")[-1] == "DataLoader"
         ]
         self._loaders: dict[ast.AST, list[ast.AST]] = {}
-        self.optimizers = [call for call in script.all(ast.Call) if makes_optimizer(script, call)]
+        self.optimizers = [
+            call
+            for call in script.all(ast.Call)
+            if makes_optimizer(script.flow, script.file, call) and given(call)
+        ]
         self.unresolved: list[ast.AST] = []
         self.parameter_names: set[str] = set()
         self.models = self._models()
@@ -162,7 +183,7 @@ class Training:
                 return [one for arg in given_ for one in self._begun(arg, depth + 1)]
         if isinstance(node, ast.Name | ast.Attribute) and depth < 4:
             name, scope = script.dotted(node), script.scope(node)
-            values = [v for _, v in self.assigned(name, scope)] if name else []
+            values = [v for _, v in self.script.assigned(name, scope)] if name else []
             begun = [one for one in values if isinstance(one, ast.Call)]
             inner = [
                 made
@@ -217,19 +238,16 @@ class Training:
 
     # Models.
 
-    def assigned(self, name: str, scope: Scope) -> list[tuple[ast.AST, ast.expr]]:
-        """Assignments to a name in a scope (of an attribute of self: anywhere in the class)."""
-        return assigned(self.script, name, scope)
-
     def _models(self) -> list[Model]:
         found: dict[tuple[str, ast.AST], Model] = {}
         for call in self.optimizers:
-            roots = parameter_roots(self.script, given(call)[0], self.script.scope(call))
+            script = self.script
+            roots = with_parameters(script.flow, script.file, given(call)[0])
             if not roots:
                 self.unresolved.append(call)
-            for expression in roots:
+            for expression in (one for file, one in roots if file is script.file):
                 self.parameter_names.add(self.script.dotted(expression))
-                for model in origin(self.script, expression, 0):
+                for model in _made(self.script, expression, 0):
                     found.setdefault((model.name, model.scope), model)
         return list(found.values())
 
@@ -411,7 +429,7 @@ class Training:
             return [node.iter]
         made = [
             (script.line(where), value)
-            for where, value in self.assigned(source.id, script.scope(node))
+            for where, value in self.script.assigned(source.id, script.scope(node))
             if script.line(where) < script.line(node) and unpacked(script, value) is not value
         ]
         return [node.iter, max(made, key=lambda one: one[0])[1]] if made else [node.iter]
@@ -444,6 +462,38 @@ class Training:
         return loop
 
 
+def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
+    """Where the model behind an expression is made."""
+    if isinstance(expression, ast.Call) or depth > _DEEPEST:
+        return []
+    scope = script.scope(expression)
+    written = script.dotted(expression) or (root_name(expression) or "")
+    if written == "self" and isinstance(scope, Function):
+        # `model.configure_optimizers(…)`, a method of the model's own
+        callers = [call.func for call in script.calls_of.get(scope, [])]
+        receivers = [func.value for func in callers if isinstance(func, ast.Attribute)]
+        return [model for one in receivers for model in _made(script, one, depth + 1)]
+    while written and depth < _DEEPEST:
+        root = written.split(".")[0]
+        if root in script.parameters(scope) and root != "self" and isinstance(scope, Function):
+            models = []
+            for call in script.calls_of.get(scope, []):
+                value = script.given(scope, root, call)
+                if value is not None:
+                    models += _made(script, value, depth + 1)
+            return models  # the caller's is wrapped, whatever the function assigns to it
+        for where in (scope, script.tree):
+            made = [node for node, _ in script.assigned(written, where)]
+            if made:
+                return [Model(written, where, tuple(made))]
+        if "." not in written:
+            return []
+        written = written.rpartition(".")[0]
+        if written == "self":
+            return []
+    return []
+
+
 def _drawn_from(call: ast.Call) -> ast.expr | None:
     """`it` of `next(it)`, and of the old `it.next()`."""
     if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args:
@@ -473,7 +523,7 @@ def _holds_loaders(script: Script, expression: ast.expr) -> bool:
         [expression]
         if not written
         else [
-            value for where in (scope, script.tree) for _, value in assigned(script, written, where)
+            value for where in (scope, script.tree) for _, value in script.assigned(written, where)
         ]
     )
     kinds = ast.Dict | ast.List | ast.Tuple | ast.DictComp | ast.ListComp
