@@ -17,6 +17,7 @@ from . import (
     reading,
     saving,
     similar,
+    steering,
     uneven,
     writing,
 )
@@ -34,6 +35,7 @@ _THEMES = (
     model,
     saving,
     similar,
+    steering,
     writing,
     uneven,
     reading,
