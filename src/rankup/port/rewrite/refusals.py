@@ -338,7 +338,7 @@ def _state_of_a_batch(training: Training) -> tuple[int, str] | None:
     }
     for loop in training.loops:
         kept = _kept(training, loop) if loop.trains and training.sources(loop) else ""
-        for _, value in training.assigned(kept, script.scope(loop.node)) if kept else ():
+        for _, value in training.script.assigned(kept, script.scope(loop.node)) if kept else ():
             if not isinstance(value, ast.Call) or loop.node in script.above(value):
                 continue
             if any(script.code(one) in sizes for arg in given(value) for one in _each(arg)):

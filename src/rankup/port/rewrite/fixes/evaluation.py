@@ -10,7 +10,6 @@ from ....script.loops import no_grad
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ..context import Context
-from ..models import assigned
 from ..script import ForNode, Script
 from ..training import Loop
 from ..values import Kind, Values, loader_origins, plain_batches
@@ -259,7 +258,7 @@ def _fresh(script: Script, node: ast.AST, name: str, is_list: bool) -> bool:
                 return False
             values = [
                 value
-                for where, value in assigned(script, name, script.scope(node))
+                for where, value in script.assigned(name, script.scope(node))
                 if where is before
             ]
             return len(values) == 1 and _nothing(values[0], is_list)

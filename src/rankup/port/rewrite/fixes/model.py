@@ -12,8 +12,8 @@ from ....script.names import Function
 from ....script.roles import LoopNode
 from ....script.torch_names import RETURNS_SELF
 from ..context import Context
-from ..models import Model
 from ..script import Script
+from ..training import Model
 
 _READY = ("to", "cuda", "apply", "load_state_dict", "half", "float", "double", "requires_grad_")
 _NORMS = re.compile(r"\bBatchNorm[123]d\b|\bresnet\d+\b|\bLazyBatchNorm")
