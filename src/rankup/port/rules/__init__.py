@@ -6,6 +6,7 @@ from . import (
     batches,
     chance,
     device,
+    downloads,
     group,
     grown,
     job,
@@ -40,6 +41,7 @@ _THEMES = (
     uneven,
     reading,
     output,
+    downloads,
     job,
 )
 RULES: tuple[Rule, ...] = tuple(

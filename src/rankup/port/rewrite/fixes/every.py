@@ -10,7 +10,6 @@ from ..context import Context
 from .data import batch_size_names, shard_loaders
 from .decisions import broadcast_decisions, metrics_of_one_rank
 from .evaluation import shard_evaluations
-from .fetched import fetch
 from .metrics import training_numbers
 from .model import wrap_models
 from .person import by_hand
@@ -34,7 +33,7 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "RK187": _RULES["RK187"],
     "decisions": broadcast_decisions,
     "metrics": metrics_of_one_rank,
-    "rank0_first": fetch,
+    "RK177": _RULES["RK177"],
     "RK141": _RULES["RK141"],
     "RK144": _RULES["RK144"],
     "RK146": _RULES["RK146"],
