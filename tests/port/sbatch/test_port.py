@@ -13,7 +13,7 @@ from rankup.base.errors import UserError
 from rankup.cli import main
 from rankup.port.sbatch import block, check, port
 
-from .scripts import MANY, ONE, beside
+from .scripts import MANY, ONE, TRAIN, beside
 
 # Every command of a job's node, as lines that say what they got.
 _FAKES = {
@@ -234,11 +234,25 @@ def test_without_a_slurm_the_partition_tells_the_machine(
 
 def test_which_of_several_trains(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH --gres=gpu:1\npython prepare.py\npython train.py\n"
-    (tmp_path / "prepare.py").write_text("print(1)\n")
+    (tmp_path / "prepare.py").write_text("import torch\ntokenizer.train(files)\n")
     done = port(beside(tmp_path, text))
     assert done.text.endswith("\npython prepare.py\non_all_gpus python train_dist.py\n")
-    (tmp_path / "train.py").write_text("import rankup\nloss.backward()\n")  # ported in place
+    (tmp_path / "train.py").write_text(f"import rankup\nrankup.setup()\n{TRAIN}")  # in place
     assert port(tmp_path / "job.sbatch").text.endswith("on_all_gpus python train.py\n")
+
+
+def test_a_script_that_needs_no_port_keeps_its_name(tmp_path: Path) -> None:
+    """`rankup port` of a script for Lightning makes none, and one for DDP by hand neither."""
+    job = beside(tmp_path, "#!/bin/bash\n#SBATCH --gres=gpu:1\npython train.py\n")
+    path = tmp_path / "train.py"
+    path.write_text("import torch, lightning as L\nt = L.Trainer()\nt.fit(model, loader)\n")
+    done = port(job)
+    assert done.text.endswith("\non_all_gpus python train.py\n")
+    assert any("train.py stays: the script uses Lightning" in note for note in done.notes)
+    path.write_text(f"import torch.distributed as d\nd.init_process_group()\n{TRAIN}")
+    assert port(job).text.endswith("\non_all_gpus python train.py\n")
+    path.write_text("import torch\nprint(torch.ones(1))\n")
+    assert any("is to be written by hand" in note for note in port(job).notes)
 
 
 REFUSED = [

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...script.source import File
+from ..rewrite import ported
 from ..rewrite.edits import Edits
 from . import block, options, rules_form, rules_use
 from .check import finding
@@ -19,15 +20,11 @@ from .script import BASH, BatchScript, load
 from .shell import Word, is_assignment
 
 SUFFIX = "_dist"
-_DISTRIBUTED = re.compile(rb"init_process_group|\brankup\b|DistributedDataParallel|accelerat")
 # Options of srun that say how many tasks go where, which `on_all_gpus` does.
 _PLACING = {
     "nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task",
     "cpus-per-task", "cpu-bind", "exclusive", "unbuffered", "kill-on-bad-exit", "mem",
 }  # fmt: skip
-_TRAINS = re.compile(
-    rb"\.backward\s*\(|\.fit\s*\(|\.fine_tune\s*\(|\.fit_one_cycle\s*\(|\bTrainer\s*\(|\.train\s*\("
-)
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,9 @@ def _chosen(script: BatchScript) -> list[Launch]:
     names = {one.script or " ".join(one.words[:3]) for one in able}
     training = able
     if len(names) > 1:
-        training = [one for one in able if _TRAINS.search(script.content(one.script or ""))]
+        training = [
+            one for one in able if (role := script.understood(one.script or "")) and role.trains
+        ]
         if not training:
             raise UserError(
                 f"{path} starts {', '.join(sorted(names))}, and which of them trains cannot be "
@@ -296,6 +295,13 @@ def _renamed(script: BatchScript, launch: Launch) -> tuple[str, str]:
         return new, note
     if path.with_name(new).is_file():
         return new, ""
-    if _DISTRIBUTED.search(script.content(launch.script)):
+    role = script.understood(launch.script)
+    if role is not None and role.distributed:
         return "", ""
+    try:
+        why = ported.port(path).why
+    except UserError as error:
+        return new, f"{new} is to be written by hand: {error}"
+    if why:
+        return "", f"{name} stays: {why}"
     return new, f"{new} is not there yet: rankup port {path.name} makes it"
