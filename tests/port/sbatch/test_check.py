@@ -123,6 +123,7 @@ RIGHT = [
     MANY.replace("rc=$?\n", "").replace("source env.sh", "set -euo pipefail").replace("$rc", "$?"),
     MANY.replace("#!/bin/bash", "#!/bin/bash -e").replace("exit $rc", "echo $rc"),
     MANY.replace("source env.sh", "python -m venv env\n. env/bin/activate"),
+    MANY.replace("train.py", "run.py").replace("source env.sh", "echo 'a()' > run.py"),
     MANY.replace("--account=abc", "--acount=abc # noqa: RK154"),
     MANY.replace("=gpu ", "=2 ").replace("srun --cpu", "# noqa: RK161, RK156\nsrun --cpu"),
     # a task for each GPU, a helper of one process before it

@@ -78,9 +78,8 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
     notes += _hidden_gpus(script, edits)
     for one in found:
         notes += _reroute(script, one, edits)
-    notes += [
-        note for hit in rules_use.lost_status.look(script) if hit.fix and (note := hit.fix(edits))
-    ]
+    lost = rules_use.lost(script, found[-1])
+    notes += [note for hit in lost if hit.fix and (note := hit.fix(edits))]
     directives.apply(edits, block.block(site.profile, "gpu" if count else "1"))
     for rule in (rules_form.not_read, rules_form.too_late, rules_form.bad_option):
         form = [finding(script, rule, hit) for hit in rule.look(script)]
@@ -168,10 +167,12 @@ def _refuse(script: BatchScript, launch: Launch) -> None:
         raise UserError(
             f"{place}: the function {launch.command.name()} starts it; write the command out there"
         )
-    if launch.command.background:
+    # One that the script waits for is a run like any other, unless it gets signals of its own.
+    several = sum(one.command.background for one in script.launches) > 1 or launch.command.depth
+    if launch.command.background and (several or re.search(r"\bkill\b", script.text)):
         raise UserError(
-            f"{place}: it is started in the background, so several runs share the GPUs of a node; "
-            "they are parallel already. Start one run, or a job for each"
+            f"{place}: it is started in the background, where several runs share the GPUs of a "
+            "node, or one gets signals of its own. Start one in the foreground, or a job for each"
         )
     tasks, nodes = script.tasks_per_node(launch), script.nodes(launch)
     if launch.torchrun:
@@ -213,8 +214,9 @@ def _reroute(script: BatchScript, launch: Launch, edits: Edits) -> Iterator[str]
     words = launch.command.words
     program = _program(launch, words)
     assigned = list(itertools.takewhile(is_assignment, words[:program]))
-    lead = words[len(assigned) : program]
-    timed = [word.text for word in lead[:1] if word.text == "time"]
+    lead, timed = words[len(assigned) : program], list[str]()
+    if lead and lead[0].text == "time":
+        timed = ["time", *(word.text for word in itertools.takewhile(is_assignment, lead[1:]))]
     kept, dropped = _wrappers(launch, lead[len(timed) :])
     if dropped:
         yield f"line {launch.line}: left out of srun: {', '.join(dropped)}"
