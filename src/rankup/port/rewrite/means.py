@@ -14,7 +14,6 @@ from ...script.names import Binding, Function
 from ...script.torch_names import OTHER_MEANS, words
 from .losses import function_of, reduction
 from .masked import divided_by_mask, over_selected
-from .models import assigned
 from .script import Script
 from .training import Training
 from .values import Kind
@@ -150,7 +149,7 @@ class _Scope:
     def _named(self, node: ast.Name | ast.Attribute) -> Kind:
         script, written = self.script, self.script.dotted(node)
         if isinstance(node, ast.Attribute):
-            own = assigned(script, written, script.scope(node)) if written else []
+            own = script.assigned(written, script.scope(node)) if written else []
             values = [value for at, value in own if script.scope(at) is script.scope(node)]
             if values and written.startswith("self."):
                 return _either([self.kind(one) for one in values])

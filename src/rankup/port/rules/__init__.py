@@ -6,6 +6,7 @@ from . import (
     batches,
     chance,
     device,
+    downloads,
     group,
     grown,
     job,
@@ -16,6 +17,7 @@ from . import (
     output,
     reading,
     saving,
+    similar,
     uneven,
     writing,
 )
@@ -32,10 +34,12 @@ _THEMES = (
     numbers,
     model,
     saving,
+    similar,
     writing,
     uneven,
     reading,
     output,
+    downloads,
     job,
 )
 RULES: tuple[Rule, ...] = tuple(

@@ -262,11 +262,7 @@ def _drawn_batches(context: Context) -> list[ast.Call]:
 def batch_size_names(context: Context) -> None:
     """`torch.ones(batch_size, 1)` in a loop means the part of the batch that this rank has."""
     script = context.script
-    sizes = {
-        script.code(arg)
-        for call in context.training.loader_calls
-        if (arg := argument(call, "batch_size", 1)) is not None and not integer(arg)
-    }
+    sizes = batch_sizes(context)
     if not sizes:
         return
     for loop in context.training.loops:
@@ -290,6 +286,15 @@ def batch_size_names(context: Context) -> None:
                         f"{script.code(value)} is the size of the whole batch, of which a rank "
                         "has a part: take the size from the batch",
                     )
+
+
+def batch_sizes(context: Context) -> set[str]:
+    """What the script calls the sizes of its loaders' batches: `args.batch_size`."""
+    return {
+        context.script.code(arg)
+        for call in context.training.loader_calls
+        if (arg := argument(call, "batch_size", 1)) is not None and not integer(arg)
+    }
 
 
 def first_of_batch(context: Context, loop: Loop) -> str | None:

@@ -9,9 +9,8 @@ from ..context import Context
 from .data import batch_size_names, deal_drawn, shard_loaders
 from .decisions import broadcast_decisions, metrics_of_one_rank
 from .evaluation import shard_evaluations
-from .fetched import fetch
 from .metrics import training_numbers
-from .model import batch_norm, round_trips, wrap_models
+from .model import wrap_models
 from .person import by_hand
 from .steering import clocks_that_steer, decided_alike, seeds_alike, seeds_in_a_pass
 from .unsure import of_a_part
@@ -34,7 +33,7 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "steering_clocks": clocks_that_steer,
     "decisions": broadcast_decisions,
     "metrics": metrics_of_one_rank,
-    "rank0_first": fetch,
+    "RK177": _RULES["RK177"],
     "RK141": _RULES["RK141"],
     "RK144": _RULES["RK144"],
     "RK146": _RULES["RK146"],
@@ -45,8 +44,8 @@ FIXES: dict[str, Callable[[Context], None]] = {
 }
 # What is said but not changed.
 REMARKS: tuple[Callable[[Context], None], ...] = (
-    batch_norm,
-    round_trips,
+    _RULES["RK135"],
+    _RULES["RK134"],
     by_hand,
     of_a_part,
     seeds_in_a_pass,

@@ -89,7 +89,7 @@ def seeds_alike(context: Context) -> None:
         for arg in given(call):
             values = [arg]
             if isinstance(arg, ast.Name | ast.Attribute):
-                made = context.training.assigned(script.dotted(arg), script.scope(arg))
+                made = context.script.assigned(script.dotted(arg), script.scope(arg))
                 values = [value for _, value in made]
             for value in values:
                 own = any(

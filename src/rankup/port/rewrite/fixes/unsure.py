@@ -128,7 +128,7 @@ def _line_of(context: Context, loss: ast.expr | None, call: ast.Call) -> ast.AST
     name = script.dotted(loss)
     made = [
         one
-        for one, _ in context.training.assigned(name, script.scope(call))
+        for one, _ in context.script.assigned(name, script.scope(call))
         if script.line(one) <= script.line(call)
     ]
     return max(made, key=script.line) if made else call
