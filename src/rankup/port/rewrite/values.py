@@ -25,6 +25,7 @@ class Kind(Enum):
     SIZE = "the number of samples"
     SUM = "a sum over the samples"
     MEAN = "a mean over the samples"
+    MIXED = "a sum over the samples and something else: no weight of a rank's gradient is right"
     FIXED = "nothing of the batch"
     UNKNOWN = "anything"
 

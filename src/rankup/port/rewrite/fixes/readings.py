@@ -17,7 +17,8 @@ from ....script.torch_names import words
 from ...rules.chance import draws
 from ..context import Context
 from ..expressions import mentioned
-from ..losses import MIXED, declared, differentiated
+from ..losses import differentiated
+from ..means import declared
 from ..script import Script
 from ..values import Kind
 from .steering import steers
@@ -64,8 +65,8 @@ class Region:
         name = self.script.dotted(loss)
         if loss is None or not name or (name.count(".") and not name.startswith("self.")):
             return
-        kind = declared(self.script, loss)
-        if kind == MIXED:
+        kind = declared(self.context.training, loss)
+        if kind is Kind.MIXED:
             return
         at = self.script.span(call)[0]
         self.losses.kinds[name] = Kind.SUM if kind is Kind.SUM else Kind.MEAN
