@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import ast
+from enum import Enum
 
-from ...script.flow import call_name, given, literal
+from ...script.flow import argument, call_name, given, is_none, literal
 from ...script.names import Function
-from ...script.torch_names import LOSS_FUNCTIONS, LOSSES
+from ...script.torch_names import CLASS_WEIGHTS, LOSS_FUNCTIONS, LOSSES, last
 from .script import Script
-from .values import Kind, _reduction
 
 _SIZES = ("size", "numel", "len")
+# With these a loss divides by something other than the number of samples.
+_WEIGHTED = ("weight", "ignore_index", "size_average", "reduce")
+
+
+class Kind(Enum):
+    """The kinds of values, by what they are made of."""
+
+    BATCH = "what a loader yields: a tensor, or tensors in a list or a dictionary"
+    ROWS = "a tensor with a row or an element for each sample, made of that sample alone"
+    PAIR = "two of these, as `max(dim=1)` and `topk` return them"
+    SIZE = "the number of samples"
+    SUM = "a sum over the samples"
+    MEAN = "a mean over the samples"
+    MIXED = "a sum over the samples and something else: no weight of a rank's gradient is right"
+    FIXED = "nothing of the batch"
+    UNKNOWN = "anything"
 
 
 def differentiated(call: ast.Call) -> ast.expr | None:
@@ -55,16 +71,51 @@ def function_of(script: Script, call: ast.Call) -> tuple[Script, Function] | Non
 
 def reduction(script: Script, call: ast.Call) -> Kind | None:
     """The kind of one of torch's losses by its `reduction`; None of any other call."""
-    name = script.name(call.func)
-    if name.startswith("torch.nn.functional.") and name.split(".")[-1] in LOSS_FUNCTIONS:
-        return _reduction(call)
-    made: list[ast.AST] = [call.func]
-    if not isinstance(call.func, ast.Call):
-        made = [one.node for one in script.whole_flow.origins(script.file, call.func)]
-    kinds = {
-        _reduction(one) for one in made if isinstance(one, ast.Call) and call_name(one) in LOSSES
-    }
+    kinds = {_reduction(one) for one in _makers(script, call) if one is not None}
     return kinds.pop() if len(kinds) == 1 else None
+
+
+def plain_reduction(script: Script, call: ast.Call) -> Kind | None:
+    """The kind of one of torch's losses; None of other calls, UNKNOWN where it is weighted."""
+    makers = [one for one in _makers(script, call) if one is not None]
+    if not makers or None in _makers(script, call):
+        return None
+    ignores = any(call_name(one) in CLASS_WEIGHTS for one in makers)
+    if ignores and any(
+        literal(one.operand) == 100  # torch's own default of `ignore_index` is -100
+        for file in script.flow.files
+        for one in file.names.all(ast.UnaryOp)
+    ):
+        return Kind.UNKNOWN
+    for one in makers:
+        given_ = [argument(one, name) for name in _WEIGHTED] + one.args[2 if one is call else 0 :]
+        spread = any(keyword.arg is None for keyword in one.keywords)
+        if spread or any(value is not None and not is_none(value) for value in given_):
+            return Kind.UNKNOWN
+    return reduction(script, call) or Kind.UNKNOWN
+
+
+def _makers(script: Script, call: ast.Call) -> list[ast.Call | None]:
+    """The calls that say how a loss of torch is reduced; None for what is none of its losses."""
+    name = script.name(call.func)
+    if name.startswith("torch.nn.functional.") and last(name) in LOSS_FUNCTIONS:
+        return [call]
+    return [
+        one.node
+        if isinstance(one.node, ast.Call)
+        and one.file.names.called(one.node).startswith("torch.nn.")
+        and call_name(one.node) in LOSSES
+        else None
+        for one in script.flow.origins(script.file, call.func)
+    ]
+
+
+def _reduction(made: ast.Call) -> Kind:
+    value = literal(argument(made, "reduction") or ast.Constant("mean"))
+    if literal(argument(made, "size_average")) is False:
+        value = "sum"
+    kinds = {"mean": Kind.MEAN, "batchmean": Kind.MEAN, "sum": Kind.SUM, "none": Kind.ROWS}
+    return kinds.get(str(value), Kind.UNKNOWN)
 
 
 def sized(node: ast.AST) -> bool:

@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function
 from ...script.torch_names import OTHER_MEANS, words
-from .losses import constant, function_of, reduction
+from .losses import Kind, constant, function_of, reduction
 from .masked import divided_by_mask, over_selected
 from .script import Script
 from .training import Training
-from .values import Kind
 
 # These keep a mean a mean; all else that is made of one is no longer.
 _LINEAR = words(

@@ -10,11 +10,10 @@ from ...base.errors import UserError
 from ...script import roles
 from ...script.source import File
 from ..rewrite.context import Context
-from ..rewrite.losses import differentiated
+from ..rewrite.losses import Kind, differentiated
 from ..rewrite.masked import MaskedMean, masked_means
 from ..rewrite.means import declared
 from ..rewrite.training import Training, training_in
-from ..rewrite.values import Kind
 from .facts import calls
 from .rule import Hit, Rule
 

@@ -17,10 +17,9 @@ from ....script.torch_names import words
 from ...rules.chance import draws
 from ..context import Context
 from ..expressions import mentioned
-from ..losses import differentiated
+from ..losses import Kind, differentiated
 from ..means import declared
 from ..script import Script
-from ..values import Kind
 from .steering import steers
 
 # These cut a value off its graph, and these only change its form.
