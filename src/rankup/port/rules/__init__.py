@@ -6,6 +6,7 @@ from . import (
     batches,
     chance,
     device,
+    downloads,
     group,
     grown,
     job,
@@ -17,6 +18,7 @@ from . import (
     reading,
     saving,
     similar,
+    steering,
     uneven,
     writing,
 )
@@ -34,10 +36,12 @@ _THEMES = (
     model,
     saving,
     similar,
+    steering,
     writing,
     uneven,
     reading,
     output,
+    downloads,
     job,
 )
 RULES: tuple[Rule, ...] = tuple(
