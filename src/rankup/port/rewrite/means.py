@@ -28,6 +28,7 @@ _ACROSS = words(
     "max min amax amin norm std var median topk logsumexp prod quantile sort kthvalue mode "
     "std_mean var_mean softmax log_softmax cumsum"
 )
+_MOVES = words("roll flip flipud normalize")
 _COUPLING = words("cov corrcoef histc bincount unique cdist pdist")
 _SUMS = frozenset({Kind.MEAN, Kind.SUM, Kind.MIXED})
 _SIZES = words("len size numel dim ndimension range arange")
@@ -35,28 +36,33 @@ _DEEPEST = 25
 
 
 class NotSeen(Exception):  # noqa: N818
-    """Raised where a loss is not seen to be a mean or a sum over the samples."""
+    """Raised where a loss is not seen to be a mean or a sum over the samples.
 
-    def __init__(self, script: Script, node: ast.AST) -> None:
+    Attributes:
+        across: the samples of a batch are taken together there.
+    """
+
+    def __init__(self, script: Script, node: ast.AST, *, across: bool = False) -> None:
         super().__init__()
-        self.script, self.node = script, node
+        self.script, self.node, self.across = script, node, across
 
 
 def declared(training: Training, loss: ast.expr) -> Kind:
     """`SUM` where a loss adds up over the samples; `MIXED` where only a part of it does."""
-    return _Scope(training, training.script, {}, []).kind(loss)
+    return _Scope(training, training.script, {}, [], []).kind(loss)
 
 
-def check_mean(training: Training, loss: ast.expr) -> None:
-    """Follow a loss to what it is made of.
+def check_mean(training: Training, loss: ast.expr) -> list[NotSeen]:
+    """Follow a loss to what it is made of; return where a model takes the samples together.
 
     Raises:
         NotSeen: it is not seen to be a mean or a sum over the samples.
     """
-    doubts: list[tuple[Script, ast.AST]] = []
-    kind = _Scope(training, training.script, {}, doubts).kind(loss)
-    if doubts or kind not in (Kind.MEAN, Kind.SUM):
-        raise NotSeen(*(doubts or [(training.script, loss)])[0])
+    scope = _Scope(training, training.script, {}, [], [])
+    kind = scope.kind(loss)
+    if scope.doubts or kind not in (Kind.MEAN, Kind.SUM):
+        raise scope.doubts[0] if scope.doubts else NotSeen(training.script, loss)
+    return scope.across
 
 
 class _Scope:
@@ -64,7 +70,8 @@ class _Scope:
 
     Args:
         passed: the kinds of the function's parameters.
-        doubts: the places where samples may be taken together; those found are added.
+        doubts: what is not seen to be a mean or a sum; what is found is added.
+        across: where a model takes the samples together; what is found is added.
         depth: of calls that lead to the function.
     """
 
@@ -73,11 +80,12 @@ class _Scope:
         training: Training,
         script: Script,
         passed: dict[str, Kind],
-        doubts: list[tuple[Script, ast.AST]],
+        doubts: list[NotSeen],
+        across: list[NotSeen],
         depth: int = 0,
     ) -> None:
         self.training, self.script, self.passed, self.depth = training, script, passed, depth
-        self.doubts = doubts
+        self.doubts, self.across = doubts, across
         self._open: set[ast.AST] = set()
         self._known: dict[ast.AST, Kind] = {}
 
@@ -93,8 +101,8 @@ class _Scope:
                 self._open.discard(node)
         return self._known[node]
 
-    def _doubt(self, node: ast.AST, kind: Kind = Kind.UNKNOWN) -> Kind:
-        self.doubts.append((self.script, node))
+    def _doubt(self, node: ast.AST, kind: Kind = Kind.UNKNOWN, *, across: bool = False) -> Kind:
+        self.doubts.append(NotSeen(self.script, node, across=across))
         return kind
 
     def _kind(self, node: ast.expr) -> Kind:
@@ -144,7 +152,7 @@ class _Scope:
         """The kind of what is made of each sample alone, out of these."""
         kinds = {self.kind(one) for one in parts}
         if kinds & _SUMS:
-            return self._doubt(node)
+            return self._doubt(node, across=Kind.ROWS in kinds)
         if Kind.UNKNOWN in kinds:
             return Kind.UNKNOWN
         return Kind.ROWS if Kind.ROWS in kinds else Kind.FIXED
@@ -192,6 +200,8 @@ class _Scope:
         _, bindings = names.bindings(node.id, names.scope(node))
         found = [self.passed.get(node.id, Kind.ROWS) for one in bindings if one.kind == "parameter"]
         bindings = [one for one in bindings if one.kind != "parameter"]
+        inside = {one for one in script.above(node) if isinstance(one, ast.Assign | ast.AnnAssign)}
+        bindings = [one for one in bindings if names.statement(one.target) not in inside]
         before = [one for one in bindings if script.span(one.target)[0] < at] or bindings
         for one in sorted(before, key=lambda one: script.span(one.target)):
             statement = names.statement(one.target)
@@ -292,8 +302,10 @@ class _Scope:
             return kind
         along = argument(call, "dim") or argument(call, "axis")
         places = [*rest[1:], along] if name in ("topk", "kthvalue") else [*rest[:1], along]
-        if name == "norm":
-            places = [*rest[1:2], along]
+        if name in ("norm", "roll", "normalize"):
+            places = [*rest[1:2], along or argument(call, "dims")]
+        if name == "flip":
+            places = [*rest, argument(call, "dims")]
         numbers = {number for one in places if one is not None for number in _numbers(one)}
         unnamed = all(one is None for one in places)
         if name in ("sum", "mean"):
@@ -301,10 +313,20 @@ class _Scope:
             return (Kind.MEAN if name == "mean" else Kind.SUM) if whole else Kind.ROWS
         first = name == "unsqueeze" and 0 in numbers
         own = self.script.dotted(value).startswith("self.")
-        across = name in _COUPLING or (name in _ACROSS and (unnamed or 0 in numbers))
-        if first or (name == "t" and not own) or across:
-            self._doubt(call)
+        if first or (name == "t" and not own):
+            return self._doubt(call, Kind.ROWS)
+        together = name in _ACROSS and (unnamed or 0 in numbers)
+        together = together or (name in _MOVES and (0 in numbers or (name == "roll" and unnamed)))
+        if name in _COUPLING or together or (name == "layer_norm" and self._whole_shape(call)):
+            return self._doubt(call, Kind.ROWS, across=True)
         return Kind.ROWS
+
+    def _whole_shape(self, call: ast.Call) -> bool:
+        """True of `layer_norm(x, x.shape)`, which takes the dimension of the samples along."""
+        shape = argument(call, "normalized_shape", 1)
+        if isinstance(shape, ast.Call):
+            return call_name(shape) == "size" and not given(shape)
+        return isinstance(shape, ast.Attribute) and shape.attr == "shape"
 
     def _returned(
         self, call: ast.Call, found: tuple[Script, Function], path: tuple[int, ...]
@@ -320,13 +342,17 @@ class _Scope:
             passed[name] = Kind.FIXED if value is None else self.kind(value)
         if any(one in _SUMS for one in passed.values()) and model:
             return self._doubt(call)
-        doubts = [] if model else self.doubts  # of a model what it gives for each sample counts
-        inner, kinds = _Scope(self.training, script, passed, doubts, self.depth + 1), []
+        doubts: list[NotSeen] = [] if model else self.doubts
+        inner = _Scope(self.training, script, passed, doubts, self.across, self.depth + 1)
+        kinds = []
         for one in returned(function):
             parts = one.elts if isinstance(one, ast.Tuple) else [one]
             if path and len(parts) > path[0]:
                 parts = [parts[path[0]]]
             kinds.append(_together([inner.kind(part) for part in parts]))
+        if model and doubts:  # of a model what it gives for each sample counts
+            self.across += [place for place in doubts[:1] if place.across]
+            return Kind.ROWS
         kind = _either(kinds) if kinds else Kind.ROWS
         return Kind.ROWS if model and kind in (Kind.FIXED, Kind.UNKNOWN) else kind
 
