@@ -267,8 +267,9 @@ def _complete(
         except Broken as broken:
             if isinstance(broken, Changed):
                 part.remove()
-            failed = 1 if part.size > best else failed + 1
-            best = max(best, part.size)
+            if part.size > best:
+                best, failed, unreached = part.size, 0, 0
+            failed += 1
             unreached += isinstance(broken, Unreached)  # patience would be no more than waiting
             late = broken.after > patience.longest
             if late or unreached > 1 or failed > len(patience.pauses):
