@@ -296,7 +296,9 @@ class _Scope:
         if kind in _SUMS:
             return kind if name in _LINEAR else self._doubt(call)
         if kind is Kind.UNKNOWN:
-            return {"mean": Kind.MEAN, "sum": Kind.SUM}.get(name, kind)
+            if name == "sum" and not (rest or call.keywords):
+                return Kind.SUM
+            return Kind.MEAN if name == "mean" else kind
         others = self._of_each(call, rest)
         if kind is Kind.FIXED and others is Kind.FIXED:
             return kind
