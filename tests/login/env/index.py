@@ -13,9 +13,7 @@ from pathlib import Path
 from rankup.login.env.wheel import facts
 
 # What rankup needs on every Python; each is there as an empty package.
-_DEPENDENCIES = tuple(
-    re.split(r"[<>=!~ ]", one)[0] for one in facts().requires if ";" not in one
-)
+_DEPENDENCIES = tuple(re.split(r"[<>=!~ ]", one)[0] for one in facts().requires if ";" not in one)
 
 
 def wheel(
