@@ -411,10 +411,10 @@ for epoch in range(2):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("ok = cv2.imwrite('w.png', picture)", "every rank writes this file: let"),
+        ("ok = cv2.imwrite('w.png', picture)", "every rank writes this file; let"),
         ('np.save("w.npy", [loss.item()])', "needs all of them: give it a name before"),
-        ('f = h5py.File("w.h5", "w")', "every rank writes this file: let"),
-        ('f = open("w.txt", "r+")', "every rank writes this file: let"),
+        ('f = h5py.File("w.h5", "w")', "every rank writes this file; let"),
+        ('f = open("w.txt", "r+")', "every rank writes this file; let"),
         ('with h5py.File("w.h5", "a") as f: f["x"] = total = 1', "every rank writes this file"),
         ("with h5py.File('w.h5', 'w') as f:\n        net(x)", "every rank writes this file"),
         ("json.dump({}, handle)", ""),
@@ -538,3 +538,10 @@ net.load_state_dict(torch.load("net.pt"))
 """
     ported = port(_script(tmp_path, text)).text
     assert "rankup.barrier()\nnet.load_state_dict(" in ported
+
+
+def test_a_part_of_a_batch_divided_by_the_size_of_the_whole_is_said(tmp_path: Path) -> None:
+    text = SCRIPT.replace("batch_size=4", "batch_size=size").replace("for x", "size = 4\nfor x")
+    text += "    print(net(x).topk(1, dim=0)[0].sum() / (size * 2))\n"
+    notes = [one.text for one in port(_script(tmp_path, text)).left]
+    assert any("divided by the size of the whole: put rankup.batch_sum(…)" in one for one in notes)

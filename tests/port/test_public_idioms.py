@@ -46,7 +46,9 @@ def test_a_bar_with_a_name_is_followed_to_a_loader_from_another_file(tmp_path: P
         + MADE
         + "first, second = get_loaders()\ntrain(first, net, optimizer)\n"
     )
-    ported = _ported(tmp_path, text, utils=HEAD + "def get_loaders():\n    return 1, 2\n")
+    made = "DataLoader(torch.randn(8, 2), batch_size=4)"
+    utils = HEAD + f"def get_loaders():\n    return {made}, {made}\n"
+    ported = _ported(tmp_path, text, utils=utils)
     assert "bar = tqdm(rankup.shard(loader))\n" in ported.text
     assert ported.text.count("rankup.shard(") == 1
     assert "rankup.batch_mean(loss.item())" in ported.text

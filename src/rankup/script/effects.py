@@ -32,6 +32,11 @@ _FETCHERS = words(
 _CONSTRUCTED = ("torch_geometric.datasets.", "dgl.data.", "ogb.", "torchdrug.datasets.")
 _GENERATED = words("FakeDataset FakeHeteroDataset StochasticBlockModelDataset ExplainerDataset")
 _HUBS = words("transformers datasets diffusers huggingface_hub torchvision timm")
+# Calls that tell which files there are.
+_ASKING = words(
+    "exists lexists isfile isdir is_file is_dir listdir scandir glob iglob rglob iterdir walk stat "
+    "getsize getmtime"
+)
 _MOST = 60  # functions that one call leads to
 
 
@@ -340,7 +345,7 @@ def leads_to(flow: Flow, file: File, function: Function) -> list[Reached]:
 
 @dataclass(frozen=True, eq=False)
 class Helper:
-    """A call in a script of a function in another file that writes.
+    """A call in a script of a function in another file.
 
     Attributes:
         call: in the script.
@@ -356,16 +361,26 @@ class Helper:
     reached: tuple[Reached, ...]
 
 
+def asks_files(flow: Flow, file: File, test: ast.AST) -> bool:
+    """True where an expression, or what its names stand for, asks which files there are."""
+    names = [one for one in walk(test) if isinstance(one, ast.Name)]
+    made = [origin.node for name in names for origin in flow.origins(file, name)]
+    return any(
+        isinstance(one, ast.Call) and call_name(one) in _ASKING
+        for node in (test, *made)
+        for one in walk(node)
+    )
+
+
 def find_helpers(flow: Flow, script: File) -> Iterator[Helper]:
-    """The script's calls of functions in other files that write."""
+    """The script's calls of functions in other files."""
     for call in script.names.all(ast.Call):
         found = callee(flow, script, call)
         if found is None or found[0] is script:
             continue
         reached = [one for one in leads_to(flow, *found) if one[0] is not script]
         sites = tuple(site for file, function in reached for site in sites_in(flow, file, function))
-        if sites:
-            yield Helper(call, *found, sites, tuple(reached))
+        yield Helper(call, *found, sites, tuple(reached))
 
 
 def sites_in(flow: Flow, file: File, function: Function) -> list[Site]:

@@ -170,7 +170,7 @@ class Script:
 
     @cached_property
     def helpers(self) -> tuple[Helper, ...]:
-        """The script's calls of functions in other files that write."""
+        """The script's calls of functions in other files."""
         from .effects import find_helpers
 
         return tuple(find_helpers(self.flow, self.file))

@@ -123,6 +123,8 @@ RIGHT = [
     MANY.replace("rc=$?\n", "").replace("source env.sh", "set -euo pipefail").replace("$rc", "$?"),
     MANY.replace("#!/bin/bash", "#!/bin/bash -e").replace("exit $rc", "echo $rc"),
     MANY.replace("source env.sh", "python -m venv env\n. env/bin/activate"),
+    MANY.replace("train.py", "run.py").replace("source env.sh", "echo 'a()' > run.py"),
+    MANY.replace("--time=", "--cuda-mps --image=a/b:1 --time="),
     MANY.replace("--account=abc", "--acount=abc # noqa: RK154"),
     MANY.replace("=gpu ", "=2 ").replace("srun --cpu", "# noqa: RK161, RK156\nsrun --cpu"),
     # a task for each GPU, a helper of one process before it
@@ -271,6 +273,16 @@ def test_a_python_is_found_behind_what_starts_it(tmp_path: Path, command: str) -
     found = {code for code, _ in codes(path)}
     assert "RK165" in found
     assert "RK169" not in found
+
+
+def test_an_option_of_a_plugin_is_no_error(tmp_path: Path) -> None:
+    """Sites add some of their own; only what looks like a slip is what sbatch refuses."""
+    text = MANY.replace("--time=", "--qqq=1 --time=").replace("--account=", "--acount=")
+    found = {one.message: one.level for one in check(beside(tmp_path, text))}
+    assert found == {
+        "sbatch has no option --acount": "error",
+        "sbatch itself has no option --qqq": "warning",
+    }
 
 
 def test_a_pipe_and_what_follows_it_are_two_findings(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from ...script.names import Function
 from ...script.torch_names import CLASS_WEIGHTS, words
 from .expressions import words as words_in
 from .losses import divided, function_of, reduction
-from .models import assigned
 from .script import Script
 from .training import Training
 from .values import Kind
@@ -71,7 +70,7 @@ def masked_means(
     if found:
         return found
     for name in script.inside(expression, ast.Name):
-        values = [value for _, value in training.assigned(name.id, script.scope(name))]
+        values = [value for _, value in training.script.assigned(name.id, script.scope(name))]
         if loop is not None:
             values = [one for one in values if loop in script.above(one)] or values
         for value in values:
@@ -118,7 +117,7 @@ def over_selected(script: Script, call: ast.Call) -> MaskedMean | None:
     if isinstance(mask, ast.Compare):
         return MaskedMean(call, f"({script.code(mask)}).sum()")
     name = script.dotted(mask)
-    made = [value for _, value in assigned(script, name, script.scope(mask))] if name else []
+    made = [value for _, value in script.assigned(name, script.scope(mask))] if name else []
     known = bool(made) and all(isinstance(one, ast.Compare) for one in made)
     by_name = isinstance(value, ast.Call) or known
     if by_name or isinstance(mask, ast.Name):
@@ -131,7 +130,7 @@ def _packed(script: Script, call: ast.Call) -> MaskedMean | None:
     if reduction(script, call) is not Kind.MEAN or len(call.args) < 2:
         return None
     target = call.args[1]
-    parts = [target, *(v for _, v in assigned(script, script.dotted(target), script.scope(call)))]
+    parts = [target, *(v for _, v in script.assigned(script.dotted(target), script.scope(call)))]
     packs = any(
         call_name(one) in ("pack_padded_sequence", "pack_sequence")
         for part in parts

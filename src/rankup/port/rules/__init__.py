@@ -6,6 +6,7 @@ from . import (
     batches,
     chance,
     device,
+    downloads,
     group,
     grown,
     job,
@@ -16,6 +17,8 @@ from . import (
     output,
     reading,
     saving,
+    similar,
+    steering,
     uneven,
     writing,
 )
@@ -32,10 +35,13 @@ _THEMES = (
     numbers,
     model,
     saving,
+    similar,
+    steering,
     writing,
     uneven,
     reading,
     output,
+    downloads,
     job,
 )
 RULES: tuple[Rule, ...] = tuple(

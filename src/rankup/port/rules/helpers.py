@@ -40,12 +40,11 @@ def by_helpers(script: Script) -> list[Helper]:
 
     Not of those that train: such a call is no one rank's.
     """
-    if not script.helpers:
-        return []
     return [
         helper
         for helper in script.helpers
-        if not trains(script.file, script, helper.call)
+        if helper.sites
+        and not trains(script.file, script, helper.call)
         and not guard(script.file, script, helper.call)
         and not rank0_first(script.file, script, helper.call)
         and any(by_every_rank(script, site) for site in helper.sites)

@@ -74,7 +74,7 @@ def _loads_safely(context: Context, value: ast.expr, depth: int = 0) -> bool:
     if isinstance(value, ast.Name):
         if value.id in ("epoch", "step", "global_step", "iteration"):
             return True
-        made = context.training.assigned(value.id, script.scope(value))
+        made = context.script.assigned(value.id, script.scope(value))
         return (
             bool(made)
             and depth < 3

@@ -158,7 +158,7 @@ def _of(words: Sequence[Word], around: Launch, known: Variables, level: int) -> 
             _, left = options.read(values[1:], _WRAPPERS[name].__contains__, {})
             if name in ("timeout", "taskset"):
                 left = left[1:]
-            while name == "env" and left and re.match(r"\w+=", left[0]):
+            while name in ("env", "time") and left and re.match(r"\w+=", left[0]):
                 left = left[1:]
         else:
             break

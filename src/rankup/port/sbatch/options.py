@@ -27,7 +27,18 @@ oversubscribe parsable preserve-env propagate pty quiet reboot requeue sbcast sp
 stepmgr test-only unbuffered use-min-nodes verbose disable-status help usage version
 resv-ports x11
 """
-_FLAGS = frozenset(_WITHOUT_VALUE.split())
+# Of plugins: those of JSC's machines, then those for containers (pyxis).
+_PLUGIN_FLAGS = """
+cuda-mps disable-dcgm disable-perfparanoid disable-turbomode
+container-mount-home no-container-mount-home container-remap-root no-container-remap-root
+container-entrypoint no-container-entrypoint container-writable container-readonly
+"""
+# The same of pyxis, of shifter, and of user environments.
+_PLUGIN_VALUES = """
+container-image container-mounts container-workdir container-name container-save container-env
+image volume module environment uenv view
+"""
+_FLAGS = frozenset((_WITHOUT_VALUE + _PLUGIN_FLAGS).split())
 _NAMES = """
 account acctg-freq array batch bb bbf begin chdir cluster cluster-constraint clusters
 comment constraint consolidate-segments container container-id contiguous core-spec
@@ -44,6 +55,7 @@ time-min tmp tres-bind tres-per-task uid usage help use-min-nodes verbose versio
 wait-all-nodes wckey workdir wrap oom-kill-step
 """
 OF_SBATCH = frozenset(_NAMES.split())
+_OF_PLUGINS = frozenset((_PLUGIN_FLAGS + _PLUGIN_VALUES).split())
 _LONGEST = 4096  # characters of a directive
 _MEANT = re.compile(r"#SBATCH[ \t]+(?=[^\s#])|\s*#+\s*SBATCH\b\s*(?=-)", re.IGNORECASE)
 _WORD = re.compile(r"""(?:[^\s#"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*')+""")
@@ -163,7 +175,7 @@ def directive(line: int, start: int, text: str, early: bool) -> Directive | None
 
 def unknown(option: Option) -> bool:
     """Return True where sbatch has no such option; a unique beginning stands for a whole name."""
-    if option.name in OF_SBATCH:
+    if option.name in OF_SBATCH or option.name in _OF_PLUGINS:
         return False
     if len(option.name) == 1:
         return option.name not in SHORT

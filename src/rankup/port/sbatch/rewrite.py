@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...script.source import File
+from ..rewrite import ported
 from ..rewrite.edits import Edits
 from . import block, options, rules_form, rules_use
 from .check import finding
@@ -19,15 +20,11 @@ from .script import BASH, BatchScript, load
 from .shell import Word, is_assignment
 
 SUFFIX = "_dist"
-_DISTRIBUTED = re.compile(rb"init_process_group|\brankup\b|DistributedDataParallel|accelerat")
 # Options of srun that say how many tasks go where, which `on_all_gpus` does.
 _PLACING = {
     "nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task",
     "cpus-per-task", "cpu-bind", "exclusive", "unbuffered", "kill-on-bad-exit", "mem",
 }  # fmt: skip
-_TRAINS = re.compile(
-    rb"\.backward\s*\(|\.fit\s*\(|\.fine_tune\s*\(|\.fit_one_cycle\s*\(|\bTrainer\s*\(|\.train\s*\("
-)
 
 
 @dataclass(frozen=True)
@@ -81,9 +78,8 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
     notes += _hidden_gpus(script, edits)
     for one in found:
         notes += _reroute(script, one, edits)
-    notes += [
-        note for hit in rules_use.lost_status.look(script) if hit.fix and (note := hit.fix(edits))
-    ]
+    lost = rules_use.lost(script, found[-1])
+    notes += [note for hit in lost if hit.fix and (note := hit.fix(edits))]
     directives.apply(edits, block.block(site.profile, "gpu" if count else "1"))
     for rule in (rules_form.not_read, rules_form.too_late, rules_form.bad_option):
         form = [finding(script, rule, hit) for hit in rule.look(script)]
@@ -139,7 +135,9 @@ def _chosen(script: BatchScript) -> list[Launch]:
     names = {one.script or " ".join(one.words[:3]) for one in able}
     training = able
     if len(names) > 1:
-        training = [one for one in able if _TRAINS.search(script.content(one.script or ""))]
+        training = [
+            one for one in able if (role := script.understood(one.script or "")) and role.trains
+        ]
         if not training:
             raise UserError(
                 f"{path} starts {', '.join(sorted(names))}, and which of them trains cannot be "
@@ -169,10 +167,12 @@ def _refuse(script: BatchScript, launch: Launch) -> None:
         raise UserError(
             f"{place}: the function {launch.command.name()} starts it; write the command out there"
         )
-    if launch.command.background:
+    # One that the script waits for is a run like any other, unless it gets signals of its own.
+    several = sum(one.command.background for one in script.launches) > 1 or launch.command.depth
+    if launch.command.background and (several or re.search(r"\bkill\b", script.text)):
         raise UserError(
-            f"{place}: it is started in the background, so several runs share the GPUs of a node; "
-            "they are parallel already. Start one run, or a job for each"
+            f"{place}: it is started in the background, where several runs share the GPUs of a "
+            "node, or one gets signals of its own. Start one in the foreground, or a job for each"
         )
     tasks, nodes = script.tasks_per_node(launch), script.nodes(launch)
     if launch.torchrun:
@@ -214,8 +214,9 @@ def _reroute(script: BatchScript, launch: Launch, edits: Edits) -> Iterator[str]
     words = launch.command.words
     program = _program(launch, words)
     assigned = list(itertools.takewhile(is_assignment, words[:program]))
-    lead = words[len(assigned) : program]
-    timed = [word.text for word in lead[:1] if word.text == "time"]
+    lead, timed = words[len(assigned) : program], list[str]()
+    if lead and lead[0].text == "time":
+        timed = ["time", *(word.text for word in itertools.takewhile(is_assignment, lead[1:]))]
     kept, dropped = _wrappers(launch, lead[len(timed) :])
     if dropped:
         yield f"line {launch.line}: left out of srun: {', '.join(dropped)}"
@@ -296,6 +297,13 @@ def _renamed(script: BatchScript, launch: Launch) -> tuple[str, str]:
         return new, note
     if path.with_name(new).is_file():
         return new, ""
-    if _DISTRIBUTED.search(script.content(launch.script)):
+    role = script.understood(launch.script)
+    if role is not None and role.distributed:
         return "", ""
+    try:
+        why = ported.port(path).why
+    except UserError as error:
+        return new, f"{new} is to be written by hand: {error}"
+    if why:
+        return "", f"{name} stays: {why}"
     return new, f"{new} is not there yet: rankup port {path.name} makes it"

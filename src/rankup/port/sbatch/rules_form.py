@@ -179,10 +179,12 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
         dash = "-" if len(option.name) == 1 else "--"
         if options.unknown(option):
             close = nearest(option.name, options.OF_SBATCH)
+            typed = close.startswith("did you mean") or len(option.name) == 1
             yield Hit(
                 option.line,
-                f"sbatch has no option {dash}{option.name}",
-                close if len(option.name) > 2 else "see man sbatch",
+                f"sbatch {'has' if typed else 'itself has'} no option {dash}{option.name}",
+                close if typed and len(option.name) > 1 else "man sbatch lists those that it has",
+                "error" if typed else "warning",  # a plugin of the site may have it
             )
         elif "$" in (option.value or ""):
             yield Hit(

@@ -79,10 +79,15 @@ def lost_status(script: BatchScript) -> Iterator[Hit]:
     exit $rc
     ```
     """
-    if not script.launches or _switched_on(script, "e", "errexit"):
-        return
-    launch = script.launches[-1]
+    if script.launches:
+        yield from lost(script, script.launches[-1])
+
+
+def lost(script: BatchScript, launch: Launch) -> Iterator[Hit]:
+    """Yield why the job's exit code is not that of a run."""
     command = launch.command
+    if _switched_on(script, "e", "errexit"):
+        return
     if command.depth or command.function or command.background:
         return
     later = [one for one in script.commands if one.start >= command.until and not one.function]
@@ -121,7 +126,10 @@ def _keep_status(script: BatchScript, command: Command, edits: Edits) -> str:
         return f"line {command.line}: the job's exit code is not the run's (RK160)"
     end = script.starts[command.last - 1] + len(script.lines[command.last - 1])
     edits.lines_after(end, "", "rankup_status=$? # a failed run is a failed job")
-    edits.replace((len(script.text.rstrip()), len(script.text)), "\nexit $rankup_status\n")
+    status = "$rankup_status"
+    if script.launches[-1].command.start > command.start:  # which may fail as well
+        status = "$((rankup_status ? rankup_status : $?))"
+    edits.replace((len(script.text.rstrip()), len(script.text)), f"\nexit {status}\n")
     return ""
 
 
@@ -213,6 +221,8 @@ def no_file(script: BatchScript) -> Iterator[Hit]:
     for line, name in names:
         path = script.resolve(name or "")
         if not name or re.search(r"[$`*?{}~\0]", path) or script.find(path) is not None:
+            continue
+        if re.search(rf"(?:>|\btee)\s*[\"']?{re.escape(name)}", script.text):  # the job writes it
             continue
         if path.endswith("bin/activate") and any(at <= line for at in made):
             continue

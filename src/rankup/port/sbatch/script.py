@@ -12,6 +12,9 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.files import open_regular
+from ...script.roles import Script
+from ...script.source import read
+from ...script.understand import understand
 from .launches import TORCHRUN, Launch, launches
 from .options import Directive, Option, directive, gpus_of
 from .shell import Command, UnreadableError, commands, is_assignment, rejected
@@ -179,6 +182,14 @@ class BatchScript:
                 return file.read(1 << 20)
         except OSError:
             return b""
+
+    def understood(self, name: str) -> Script | None:
+        """Return what a Python script does that the job would find; None without it."""
+        path = self.find(self.resolve(name))
+        try:
+            return understand(read(path)) if path else None
+        except (OSError, RecursionError):
+            return None
 
     @cached_property
     def folders(self) -> Sequence[Path]:
