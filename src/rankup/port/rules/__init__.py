@@ -18,6 +18,7 @@ from . import (
     reading,
     saving,
     similar,
+    steering,
     uneven,
     writing,
 )
@@ -35,6 +36,7 @@ _THEMES = (
     model,
     saving,
     similar,
+    steering,
     writing,
     uneven,
     reading,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...rules import RULES
+from ...rules.steering import decided_alike
 from ..context import Context
-from .data import batch_size_names, deal_drawn, shard_loaders
+from .data import batch_size_names, shard_loaders
 from .decisions import broadcast_decisions, metrics_of_one_rank
 from .evaluation import shard_evaluations
 from .metrics import training_numbers
 from .model import wrap_models
 from .person import by_hand
-from .steering import clocks_that_steer, decided_alike, seeds_alike, seeds_in_a_pass
 from .unsure import of_a_part
 
 _RULES = {rule.code: rule.mend for rule in RULES}
@@ -22,15 +22,15 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "RK105": _RULES["RK105"],
     "RK103": _RULES["RK103"],
     "shard": shard_loaders,
-    "deal": deal_drawn,
+    "RK116": _RULES["RK116"],
     "batch_size": batch_size_names,
     "wrap": wrap_models,
     "RK123": _RULES["RK123"],
     "RK125": _RULES["RK125"],
     "shard_evaluations": shard_evaluations,
     "training_numbers": training_numbers,
-    "seeds": seeds_alike,
-    "steering_clocks": clocks_that_steer,
+    "RK115": _RULES["RK115"],
+    "RK187": _RULES["RK187"],
     "decisions": broadcast_decisions,
     "metrics": metrics_of_one_rank,
     "RK177": _RULES["RK177"],
@@ -40,13 +40,15 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "RK145": _RULES["RK145"],
     "RK149": _RULES["RK149"],
     "RK147": _RULES["RK147"],
-    "steering_draws": decided_alike,
+    "RK186": decided_alike,
 }
 # What is said but not changed.
 REMARKS: tuple[Callable[[Context], None], ...] = (
     _RULES["RK135"],
     _RULES["RK134"],
+    _RULES["RK181"],
+    _RULES["RK176"],
     by_hand,
     of_a_part,
-    seeds_in_a_pass,
+    _RULES["RK188"],
 )

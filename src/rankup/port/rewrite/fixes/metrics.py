@@ -8,13 +8,13 @@ from ....script.flow import call_name, given
 from ....script.names import COMPREHENSIONS, Function
 from ....script.torch_names import words
 from ...rules.chance import draws
+from ...rules.steering import steers
 from ..context import Context
 from ..expressions import mentioned
 from ..training import Loop
 from ..values import Kind, Values
 from .data import batch_sizes
 from .readings import Region, Step, returns_reading, steps_of, value_of
-from .steering import steers
 
 _SHOWS = words(
     "print log info debug warning write set_postfix set_postfix_str set_description "
@@ -198,7 +198,7 @@ class Numbers(Region):
         for one in script.inside(self.body, ast.stmt, deep=False):
             if not isinstance(one, ast.If | ast.While):
                 continue
-            if not (steers(self.context, one) and self._mine(one)):
+            if not (steers(self.context.training, one) and self._mine(one)):
                 continue
             for node in script.inside(one.test, ast.Name, ast.Attribute):
                 kind = self.known(node)
