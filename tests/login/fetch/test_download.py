@@ -271,6 +271,15 @@ def test_a_proxy_of_the_environment_is_used(
     assert web.requests()[0].headers["host"] == "data.example.org"
 
 
+def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("all_proxy", "foo://me:hunter2@proxy:1")
+    with pytest.raises(FetchFailed, match="the proxy of the environment: .*foo://") as caught:
+        _get("http://data.example.org/a.bin", tmp_path / "a.bin")
+    assert "hunter2" not in str(caught.value)
+
+
 def test_no_room_is_said_before_anything_comes(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
