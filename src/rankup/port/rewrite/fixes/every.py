@@ -12,8 +12,6 @@ from .decisions import broadcast_decisions, metrics_of_one_rank
 from .evaluation import shard_evaluations
 from .metrics import training_numbers
 from .model import wrap_models
-from .person import by_hand
-from .unsure import of_a_part
 
 _RULES = {rule.code: rule.mend for rule in RULES}
 
@@ -48,7 +46,9 @@ REMARKS: tuple[Callable[[Context], None], ...] = (
     _RULES["RK134"],
     _RULES["RK181"],
     _RULES["RK176"],
-    by_hand,
-    of_a_part,
+    _RULES["RK173"],
+    _RULES["RK137"],
+    _RULES["RK129"],
+    _RULES["RK120"],
     _RULES["RK188"],
 )
