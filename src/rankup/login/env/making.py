@@ -186,7 +186,10 @@ def _put_rankup(folder: Path) -> None:
             check=False,
         )
         if done.returncode:
-            raise RunFailed(f"pip could not make a wheel of {source}, see above")
+            raise RunFailed(
+                f"pip could not make a wheel of {source}, see above; on a machine with a network "
+                f"it can, or put one into {folder / 'wheels'} and run: bash {folder / 'setup.sh'}"
+            )
         (folder / "wheels").mkdir(exist_ok=True)
         for wheel in Path(work).glob("*.whl"):
             write_atomic(folder / "wheels" / wheel.name, wheel.read_bytes())
