@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import rankup
 
 from ...base.errors import EXIT_FAILED, RunFailed, UserError
 from ...base.files import write_atomic, write_json
-from ...base.processes import end_group
+from ...base.processes import die_with, end_group
 from . import plan, state, texts, where
 from .texts import KINDS, Kind
 
@@ -183,6 +184,7 @@ def _put_rankup(folder: Path) -> None:
             words,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "SOURCE_DATE_EPOCH": "315532800"},
+            preexec_fn=partial(die_with, os.getpid()),
             check=False,
         )
         if done.returncode:
