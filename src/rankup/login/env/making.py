@@ -44,7 +44,7 @@ bash setup.sh "$@" 3<&-
 
 
 def create(folder: str | None, *, kind: str | None, kernel: bool) -> int:
-    """Make an environment, or bring it up to date; the exit code.
+    """Make an environment, or bring it up to date; return the exit code.
 
     Files that the user has changed stay as they are.
 
