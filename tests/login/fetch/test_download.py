@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -389,23 +390,49 @@ def test_a_redirect_to_no_url_is_an_answer(web: Web, tmp_path: Path, to: str) ->
         _get(web.url("/a"), tmp_path / "a")
 
 
-@pytest.mark.parametrize("length", ["-5", "many"])
-def test_a_length_that_is_none_is_not_taken_for_an_unknown_one(tmp_path: Path, length: str) -> None:
-    """The file would be whole wherever the connection ends."""
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"200 OK\r\nContent-Length: -5\r\n\r\ndata", "not as a web server .*Content-Length"),
+        (b"200 OK\r\nContent-Length: many\r\n\r\ndata", "not as a web server .*Content-Length"),
+        (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata", "cut after 4 bytes"),
+        (b"204 No Content\r\n\r\n", "HTTP status 204"),
+        (b"206 Part\r\nContent-Range: bytes 7-9/10\r\n\r\ntail", "of another version"),
+        (b"206 Part\r\n\r\ndata", "of another version"),
+    ],
+)
+def test_an_answer_that_is_not_the_whole_file_is_refused(
+    tmp_path: Path, answer: bytes, words: str
+) -> None:
+    """Of a length that is no number, the file would be whole wherever the connection ends."""
+    with pytest.raises(FetchFailed, match=words):
+        _get_raw(answer, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_body_without_an_end_is_read_to_the_length_that_was_given(tmp_path: Path) -> None:
+    head = b"206 Part\r\nContent-Range: bytes 0-3/4\r\n\r\n"
+    _get_raw(head + b"data" * 1000, tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"data"
+
+
+def _get_raw(answer: bytes, target: Path) -> None:
+    """Download from a server that sends these bytes to the first that asks."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer() -> None:
+        def send() -> None:
             client, _ = server.accept()
-            with client:
+            with client, suppress(OSError):
                 client.recv(10_000)
-                client.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\ndata".encode())
+                client.sendall(b"HTTP/1.1 " + answer)
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=send)
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/a"
-        with pytest.raises(FetchFailed, match=r"not as a web server .*Content-Length"):
-            download(url, tmp_path / "a", patience=Patience(pauses=()), say=lambda line: None)
-        thread.join(60)
+        try:
+            download(url, target, patience=Patience(pauses=()), say=lambda line: None)
+        finally:
+            thread.join(60)
 
 
 def _basic(who: str) -> str:

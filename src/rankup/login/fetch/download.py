@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from typing import BinaryIO
 import httpx
 
 from ...base import lock
-from ...base.files import fsync_directory, no_space, write_json
+from ...base.files import fsync_directory, no_space, replacing, write_json
 from ...base.text import say as say_line
 from ...base.urls import identity, public
 from . import progress
@@ -184,14 +183,11 @@ class _Part:
         """
         if not self.path.exists() or os.access(self.path, os.R_OK | os.W_OK):
             return
-        copy = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
         try:
-            shutil.copyfile(self.path, copy)
-            copy.replace(self.path)
+            with self.path.open("rb") as theirs, replacing(self.path) as ours:
+                shutil.copyfileobj(theirs, ours, _BLOCK)
         except PermissionError:
             self.remove()
-        finally:
-            copy.unlink(missing_ok=True)
         self._held.check()
 
     def begin(self, version: Version) -> None:
@@ -271,8 +267,9 @@ def _complete(
         except Broken as broken:
             if isinstance(broken, Changed):
                 part.remove()
-            failed = 1 if part.size > best else failed + 1
-            best = max(best, part.size)
+            if part.size > best:
+                best, failed, unreached = part.size, 0, 0
+            failed += 1
             unreached += isinstance(broken, Unreached)  # patience would be no more than waiting
             late = broken.after > patience.longest
             if late or unreached > 1 or failed > len(patience.pauses):

@@ -194,7 +194,7 @@ def _header_limit(seconds: float) -> Any:
 
 
 def _reply(response: httpx.Response, start: int, version: Version, url: str) -> Reply:
-    if not response.is_success:
+    if response.status_code not in (200, 203, 206):
         raise _refused(response, url)
     headers = response.headers
     encoding = headers.get("Content-Encoding", "identity").strip().lower()
@@ -208,7 +208,7 @@ def _reply(response: httpx.Response, start: int, version: Version, url: str) -> 
     if response.status_code == 206:
         begin, total = _range(headers.get("Content-Range", ""))
     etag, modified = headers.get("ETag", "").strip(), headers.get("Last-Modified", "").strip()
-    strong = etag.startswith('"') and etag.isprintable()
+    strong = etag.startswith('"') and etag.isascii() and etag.isprintable()
     found = Version(etag if strong else "", modified if modified.isascii() else "", total)
     if begin and (begin != start or not version.may_be(found)):
         raise Changed
@@ -230,7 +230,7 @@ def _blocks(response: httpx.Response, position: int, total: int | None) -> Itera
         why = "the server sent nothing more"
     except httpx.HTTPError:
         pass
-    raise Broken(f"{why} after {position} of {'unknown' if total is None else total} bytes")
+    raise Broken(f"{why} after {position}{'' if total is None else f' of {total}'} bytes")
 
 
 def _refused(response: httpx.Response, url: str) -> Exception:

@@ -20,8 +20,8 @@ from .edits import Edits
 from .expressions import number
 from .fixes.evaluation import obstacles
 from .fixes.every import FIXES, REMARKS
-from .fixes.start import import_rankup, join
 from .script import Script
+from .start import import_rankup, join
 from .training import Training
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
