@@ -30,9 +30,7 @@ QUICK = Patience(stall=1.0, pauses=(0.01, 0.02, 0.03), lock=Pace(0.1, 3600.0, 0.
 
 
 def _get(url: str, target: Path, sha256: str = "", replace: bool = False) -> Downloaded:
-    return download(
-        url, target, sha256=sha256, replace=replace, patience=QUICK, say=lambda line: None
-    )
+    return download(url, target, sha256=sha256, replace=replace, patience=QUICK)
 
 
 def _left(target: Path) -> list[str]:
@@ -92,7 +90,7 @@ def test_a_server_that_always_cuts_is_given_up_and_what_came_is_kept(
     web.put("/a.bin", DATA, cut=1000, times=1)
     impatient = Patience(pauses=())
     with pytest.raises(FetchFailed, match=r"run it again \(1000 bytes are kept\)"):
-        download(web.url("/a.bin"), target, patience=impatient, say=lambda line: None)
+        download(web.url("/a.bin"), target, patience=impatient)
     assert not target.exists()
     web.forget()
     _get(web.url("/a.bin"), target)
@@ -224,7 +222,7 @@ def test_a_server_that_falls_silent_is_left_and_gone_on_with(web: Web, tmp_path:
 def test_a_slow_server_is_waited_for(web: Web, tmp_path: Path) -> None:
     url = web.put("/a.bin", DATA[:40_000], per_second=4_000)
     patience = Patience(stall=5.0, pauses=())  # half of what it takes in all
-    download(url, tmp_path / "a.bin", patience=patience, say=lambda line: None)
+    download(url, tmp_path / "a.bin", patience=patience)
     assert (tmp_path / "a.bin").read_bytes() == DATA[:40_000]
 
 
@@ -271,6 +269,15 @@ def test_a_proxy_of_the_environment_is_used(
     monkeypatch.delenv("NO_PROXY", raising=False)
     _get("http://data.example.org/a.bin", tmp_path / "a.bin", SUM)
     assert web.requests()[0].headers["host"] == "data.example.org"
+
+
+def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("all_proxy", "foo://me:hunter2@proxy:1")
+    with pytest.raises(FetchFailed, match="the proxy of the environment: .*foo://") as caught:
+        _get("http://data.example.org/a.bin", tmp_path / "a.bin")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_no_room_is_said_before_anything_comes(
@@ -430,7 +437,7 @@ def _get_raw(answer: bytes, target: Path) -> None:
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/a"
         try:
-            download(url, target, patience=Patience(pauses=()), say=lambda line: None)
+            download(url, target, patience=Patience(pauses=()))
         finally:
             thread.join(60)
 

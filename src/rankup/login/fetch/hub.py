@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from ...base.amounts import some
 from ...base.errors import UserError
 from ...base.processes import end_group
 from ...base.secrets import redacted
-from ...base.text import say as say_line
+from ...base.text import say
 from ...base.urls import public
 from ...site.caches import Caches
 from .. import offline
@@ -111,13 +111,7 @@ def hub_cache(caches: Caches) -> Path:
     return home / "hub"
 
 
-def fetch(
-    name: Name,
-    caches: Caches,
-    *,
-    texts: Path | None = None,
-    say: Callable[[str], None] = say_line,
-) -> FetchResult:
+def fetch(name: Name, caches: Caches, texts: Path | None = None) -> FetchResult:
     """Bring a repository into the hub's own cache, and load it once more without a network.
 
     Args:
@@ -141,7 +135,7 @@ def fetch(
     # One at a time for a repository: the libraries' own locks are flocks, which many parallel
     # file systems do not have.
     with lock.held(folder, say, doing="fetching") as held:
-        child = partial(_run_child, name, caches, folder, held.check)
+        child = partial(_run_child, name, caches, folder, held)
         done = child(task)
         refusal = alone.refusal()
         proof = {**task, "prove": True, "block": bool(refusal), "files": done.get("files")}
@@ -208,14 +202,11 @@ def _run_child(
     name: Name,
     caches: Caches,
     folder: Path,
-    check: Callable[[], None],
+    held: lock.Held,
     task: Mapping[str, Any],
     namespace: bool = False,
 ) -> dict[str, Any]:
     """Have a child do a task, a proof offline; return its answer.
-
-    Args:
-        check: called while it runs; what it raises ends the child.
 
     Raises:
         FetchFailed: the child's error, in plain words.
@@ -243,7 +234,7 @@ def _run_child(
                 shown = progress.shown(str(name)) if online and not terminal else nullcontext()
                 with shown as show:
                     while not _ended(process):
-                        check()
+                        held.check()
                         if show is not None:
                             show(_size(_files_in(folder)), None)
             finally:
@@ -322,11 +313,7 @@ def _explain(name: Name, said: Mapping[str, Any], cache: Path) -> str:
             f"{name} is a Python script, which `datasets` does not run any more; the hub's own "
             f"Parquet copy may be there: --dataset {name.repo}@refs/convert/parquet"
         )
-    if _is_network(kinds):
+    network = ("ConnectionError", "TransportError", "Timeout", "LocalEntryNotFoundError")
+    if any(word in kind for kind in kinds for word in network):
         return f"{name}: no connection to {name.page} ({kinds[0]}); {again}"
     return f"{name}: {kinds[0]}: {' '.join(text.splitlines()[:3])}"
-
-
-def _is_network(kinds: Sequence[str]) -> bool:
-    words = ("ConnectionError", "TransportError", "Timeout", "LocalEntryNotFoundError")
-    return any(word in kind for kind in kinds for word in words)
