@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 
 from ...script.flow import argument, call_name, given, literal, returned
-from ...script.names import Function, walk
+from ...script.names import Binding, Function, walk
 from ...script.torch_names import LOSS_FUNCTIONS, LOSSES, words
 from .script import Script
 from .values import Kind, _reduction
@@ -16,6 +16,7 @@ _SAME = words("to cuda cpu float double half item detach clone squeeze")
 _SIZES = ("size", "numel", "len")
 # A part of a loss that is a sum beside one that is none: no weight of a rank's gradient is right.
 MIXED = "mixed"
+_PER_SAMPLE = "one divided by the number of samples"
 Declared = Kind | str
 
 
@@ -58,10 +59,20 @@ def declared(script: Script, node: ast.expr, depth: int = 0) -> Declared:
             return kind if kind is Kind.FIXED else Kind.UNKNOWN
         case ast.BinOp(op=ast.Mult(), left=left, right=right):
             kinds = [declared(script, one, depth + 1) for one in (left, right)]
+            if _PER_SAMPLE in kinds:
+                kinds.remove(_PER_SAMPLE)
+                of_samples: dict[Declared, Declared] = {
+                    Kind.SUM: Kind.MEAN,
+                    Kind.FIXED: _PER_SAMPLE,
+                    MIXED: MIXED,
+                }
+                return of_samples.get(kinds[0], Kind.UNKNOWN)
             kinds = [one for one in kinds if one is not Kind.FIXED] or [Kind.FIXED]
             return next((one for one in (MIXED, Kind.SUM, Kind.MEAN) if one in kinds), kinds[0])
         case ast.BinOp(op=ast.Div(), left=left, right=right):
             kind = declared(script, left, depth + 1)
+            if kind is Kind.FIXED and not constant(script, right):
+                return _PER_SAMPLE
             if kind not in (Kind.SUM, MIXED) or constant(script, right):
                 return kind
             return Kind.MEAN  # by the size of the batch; a ratio of two sums is said elsewhere
@@ -97,7 +108,7 @@ def _named(script: Script, node: ast.Name | ast.Attribute, depth: int) -> Declar
     if any(_of_parameters(one.node) for one in bindings if one.kind == "item"):
         return Kind.FIXED
     values: list[Declared] = []
-    for one in bindings:
+    for one in _last_of(script, node, bindings):
         if one.kind == "value" and isinstance(one.node, ast.expr):
             inside = any(at is node for at in walk(one.node))
             if inside:
@@ -118,6 +129,27 @@ def _named(script: Script, node: ast.Name | ast.Attribute, depth: int) -> Declar
     if not grown:
         return kind
     return _added([one for one in (kind, *grown) if one is not Kind.FIXED] or [Kind.FIXED])
+
+
+def _last_of(
+    script: Script, node: ast.Name | ast.Attribute, bindings: list[Binding]
+) -> list[Binding]:
+    """The bindings that a name may have here: not those that another follows on every way."""
+    at, found = script.span(node)[0], list[Binding]()
+    for one in sorted(bindings, key=lambda one: script.span(one.target)):
+        statement = script.file.names.statement(one.target)
+        if script.span(statement)[1] > at:
+            continue
+        if around(script, statement, node):
+            found.clear()
+        found.append(one)
+    return found or bindings
+
+
+def around(script: Script, statement: ast.AST, node: ast.AST) -> bool:
+    """True where a place is only come to by a statement: it stands in its block, or further in."""
+    block = script.file.names.block(statement)
+    return any(one in block for one in (node, *script.above(node)))
 
 
 def divided(script: Script, name: str, scope: ast.AST) -> bool:
@@ -206,6 +238,10 @@ def _called(script: Script, call: ast.Call, depth: int) -> Declared:
             return inner  # a single number already, or the model's own weights
         stacked = isinstance(value, ast.Call) and call_name(value) in ("stack", "cat", "tensor")
         return Kind.UNKNOWN if stacked else Kind.SUM
+    if value is not None and name in ("mul", "div") and given(call):
+        factor = call.args[-1] if call.args else given(call)[0]
+        operation = ast.Mult() if name == "mul" else ast.Div()
+        return declared(script, ast.BinOp(value, operation, factor), depth + 1)
     if value is not None and name in _SAME:
         return declared(script, value, depth + 1)
     if value is not None and _root_fixed(script, value, depth):

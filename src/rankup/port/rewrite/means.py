@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function
 from ...script.torch_names import OTHER_MEANS, words
-from .losses import function_of, reduction
+from .losses import around, function_of, reduction
 from .masked import divided_by_mask, over_selected
 from .script import Script
 from .training import Training
@@ -182,7 +182,7 @@ class _Scope:
         for one in sorted(before, key=lambda one: script.span(one.target)):
             statement = names.statement(one.target)
             grown = statement if isinstance(statement, ast.AugAssign) else None
-            if grown is None and _around(script, statement, node):
+            if grown is None and around(script, statement, node):
                 found.clear()
             value = self._grown(grown) if grown is not None else self._bound(one)
             if value is not None:
@@ -263,7 +263,8 @@ class _Scope:
     def _method(self, call: ast.Call, name: str, value: ast.expr, rest: list[ast.expr]) -> Kind:
         kind = self.kind(value)
         if kind in _SUMS:
-            if name in _LINEAR:
+            scaled = name in ("mul", "div") and all(self.kind(one) is Kind.FIXED for one in rest)
+            if name in _LINEAR or scaled:
                 return kind
             raise NotSeen(self.script, call)
         others = self._of_each(call, rest)
@@ -348,9 +349,3 @@ def _either(kinds: list[Kind]) -> Kind:
         if kind in kinds:
             return kind
     return Kind.FIXED
-
-
-def _around(script: Script, statement: ast.AST, node: ast.AST) -> bool:
-    """True where a place is only come to by a statement: it stands in its block, or further in."""
-    block = script.file.names.block(statement)
-    return any(one in block for one in (node, *script.above(node)))

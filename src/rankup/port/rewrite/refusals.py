@@ -129,7 +129,6 @@ def unfit(training: Training) -> tuple[int, str] | None:
             cut = by_hand(training)
             if cut is not None:
                 return cut
-            what = "a full-batch graph" if graphs or "adj" in script.text else "no DataLoader"
             unknown = _batches_of(training)
             if "." in unknown or _given_by_another(training, unknown):
                 return line, (
@@ -140,9 +139,16 @@ def unfit(training: Training) -> tuple[int, str] | None:
                     f"no DataLoader: the batches come from `{unknown}`, and rankup.shard deals "
                     "those of a torch DataLoader alone. Give the data one"
                 )
+            if graphs or "adj" in script.text:
+                return line, (
+                    "a full-batch graph: the backward at this line sees all data at once, so there "
+                    "are no batches to deal over ranks. Give the data a DataLoader, or draw "
+                    "batches in a function"
+                )
             return line, (
-                f"{what}: the backward at this line sees all data at once, so there are no batches "
-                "to deal over ranks. Give the data a DataLoader, or draw batches in a function"
+                "no DataLoader: the backward at this line sees all data at once, or batches that "
+                "the script makes by hand. Give the data a DataLoader, or draw batches in a "
+                "function by torch.randint"
             )
     return None
 
