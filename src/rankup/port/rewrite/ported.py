@@ -22,7 +22,7 @@ from .fixes.evaluation import obstacles
 from .fixes.every import FIXES, REMARKS
 from .fixes.start import import_rankup, join
 from .script import Script
-from .training import Training
+from .training import Training, training_in
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
 _EXAMPLE = 4
@@ -124,8 +124,8 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
     taken = refusals.distributed(script)
     if taken is not None:
         raise UserError(f"{path}:{taken[0]}: {taken[1]}; port takes the single-GPU script")
-    training = Training(script)
-    context = Context(script, training, options, edits)
+    training = training_in(script.understood, file)
+    context = Context(training.script, training, options, edits)
     _refuse(path, context)
     for name, fix in FIXES.items():
         context.fix = name
