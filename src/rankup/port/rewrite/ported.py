@@ -13,12 +13,12 @@ from ...base.text import clean
 from ...script.flow import argument
 from ...script.names import RUNTIME
 from ...script.source import File, read
+from ..rules.evaluation import Obstacle, obstacle
 from ..rules.facts import integer
 from . import refusals
 from .context import Context, Note, Options
 from .edits import Edits
 from .expressions import number
-from .fixes.evaluation import obstacles
 from .fixes.every import FIXES, REMARKS
 from .fixes.start import import_rankup, join
 from .script import Script
@@ -143,12 +143,14 @@ def evaluations(path: Path) -> list[str]:
         UserError: no such file, or no Python.
     """
     file = _file(path)
-    script = Script(file)
-    context = Context(script, Training(script), Options(), Edits(file))
-    found = [
-        f"line {line:<4}  {reason or 'each rank evaluates its part'}"
-        for line, reason in obstacles(context)
-    ]
+    training, found = Training(Script(file)), []
+    for loop in training.loops:
+        if not loop.trains:
+            reason = obstacle(training, loop)
+            text = "each rank evaluates its part"
+            if isinstance(reason, Obstacle):
+                text = f"{reason} (line {training.script.line(reason.node)})"
+            found.append(f"line {training.script.line(loop.node):<4}  {text}")
     return found or [f"{path.name}: no loop over the batches of an evaluation is seen"]
 
 

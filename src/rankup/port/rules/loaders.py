@@ -82,24 +82,26 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
 
 
 def _left_whole(file: File, script: Script, loop: Loop | None, source: ast.expr) -> bool:
-    """True where no rank has a part of what a loop goes over."""
-    until = loop.node if loop is not None else None
-    around = [source]
-    for up in file.names.up(source):
-        if up is until or isinstance(up, ast.stmt):
-            break
-        around.append(up)  # type: ignore[arg-type]
-    shards = [one for up in around for one in ([up] if up is not source else calls_in(up))]
-    if any(isinstance(one, ast.Call) and call_name(one).endswith("shard") for one in shards):
-        return False
+    """True where no rank has a part of what a loop trains on."""
     known = [one for one in script.of(file, source) if one.kind.endswith("_loader")]
     if not by_hand(script) and not any(one.confidence >= 0.9 for one in known):
         return False
-    for origin in script.flow.origins(file, source):
-        shared = any(call_name(call) == "shard" for _, call in origin.through)
-        if shared or dealt(script, origin) or _iterable(script, origin.file, origin.node):
-            return False
-    return True
+    if any(_iterable(script, one.file, one.node) for one in script.flow.origins(file, source)):
+        return False  # RK117
+    return not in_parts(file, script, loop, source)
+
+
+def in_parts(file: File, script: Script, loop: Loop | None, source: ast.expr) -> bool:
+    """True where each rank has a part of what a loop goes over."""
+    calls_there = list(calls_in(source))
+    for up in file.names.up(source):
+        if isinstance(up, ast.stmt) or (loop is not None and up is loop.node):
+            break
+        calls_there += [up] if isinstance(up, ast.Call) else []
+    return any(call_name(call).endswith("shard") for call in calls_there) or any(
+        any(call_name(call) == "shard" for _, call in origin.through) or dealt(script, origin)
+        for origin in script.flow.origins(file, source)
+    )
 
 
 def _functions_given_loaders(script: Script) -> set[ast.AST]:

@@ -8,7 +8,6 @@ from ...rules import RULES
 from ...rules.steering import decided_alike
 from ..context import Context
 from .decisions import broadcast_decisions, metrics_of_one_rank
-from .evaluation import shard_evaluations
 from .metrics import training_numbers
 from .model import wrap_models
 from .person import by_hand
@@ -26,7 +25,7 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "wrap": wrap_models,
     "RK123": _RULES["RK123"],
     "RK125": _RULES["RK125"],
-    "shard_evaluations": shard_evaluations,
+    "RK119": _RULES["RK119"],
     "training_numbers": training_numbers,
     "RK115": _RULES["RK115"],
     "RK187": _RULES["RK187"],
