@@ -21,6 +21,7 @@ from . import (
     similar,
     steering,
     uneven,
+    unfit,
     writing,
 )
 from .rule import Hit, Rule
@@ -45,6 +46,7 @@ _THEMES = (
     output,
     downloads,
     job,
+    unfit,
 )
 RULES: tuple[Rule, ...] = tuple(
     sorted((rule for theme in _THEMES for rule in theme.RULES), key=lambda rule: rule.code)

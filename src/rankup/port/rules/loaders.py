@@ -18,6 +18,7 @@ from ..rewrite.training import Loop, Training, training_in
 from .chance import drawn_batches
 from .facts import by_hand, calls, calls_in, dealt, integer, ranked, samplers, sharded, string, true
 from .rule import Hit, Rule, refuse
+from .unfit import not_data_parallel
 
 _SHARD = "`for batch in rankup.shard(loader):` gives each rank its part of every batch"
 _EVERYTHING = "every rank would train on all of this data, the same again"
@@ -63,7 +64,8 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
             if arg not in placed and _left_whole(file, script, None, arg):
                 placed.add(arg)
                 yield Hit(arg, _EVERYTHING, _SHARD, partial(_shard_argument, place=arg))
-    for loop in unseen:
+    unfit = bool(unseen) and any(True for _ in not_data_parallel(file, script))
+    for loop in unseen if not unfit else ():
         if placed:
             yield Hit(
                 loop.node,

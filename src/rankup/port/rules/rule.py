@@ -74,7 +74,7 @@ class Rule:
             if done:
                 context.done(hit.node, done)
             elif done is None:
-                context.leave(hit.node, hit.left or f"{hit.message}: {hit.todo}")
+                context.leave(hit.node, hit.left or f"{hit.message}; {hit.todo}")
 
 
 def refuse(context: Context, node: ast.AST, reason: str) -> NoReturn:

@@ -12,8 +12,9 @@ from ...rules.loaders import batch_sizes
 from ...rules.steering import steers
 from ..context import Context
 from ..expressions import mentioned
+from ..losses import Kind
 from ..training import Loop
-from ..values import Kind, Values
+from ..values import Values
 from .readings import Region, Step, returns_reading, steps_of, value_of
 
 _SHOWS = words(
