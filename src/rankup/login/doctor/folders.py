@@ -147,8 +147,8 @@ def quotas(facts: Facts) -> Iterator[Answer]:
 def mounts(facts: Facts) -> Iterator[Answer]:
     """The folders that a job needs: the folder you are in, the script's, the runs folder, and this
     Python's environment; compute nodes have to mount them. Links are followed. Caches that they do
-    not mount are [RK515](RK515.md). A job whose folder is not there on the node dies within seconds, without a
-    log (`ExitCode=0:53`).
+    not mount are [RK515](RK515.md). A job whose folder is not there on the node dies within
+    seconds, without a log (`ExitCode=0:53`).
 
     ```text
     ERROR this folder  /p/project1/x: compute nodes of JUPITER do not mount it [RK514]
