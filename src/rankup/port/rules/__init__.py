@@ -7,6 +7,7 @@ from . import (
     chance,
     device,
     downloads,
+    evaluation,
     group,
     grown,
     job,
@@ -20,6 +21,7 @@ from . import (
     similar,
     steering,
     uneven,
+    unfit,
     writing,
 )
 from .rule import Hit, Rule
@@ -27,6 +29,7 @@ from .rule import Hit, Rule
 _THEMES = (
     group,
     device,
+    evaluation,
     loaders,
     losses,
     chance,
@@ -43,6 +46,7 @@ _THEMES = (
     output,
     downloads,
     job,
+    unfit,
 )
 RULES: tuple[Rule, ...] = tuple(
     sorted((rule for theme in _THEMES for rule in theme.RULES), key=lambda rule: rule.code)

@@ -82,7 +82,7 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
     notes += _hidden_gpus(script, edits)
     for one in found:
         notes += _reroute(script, one, edits)
-    lost = rules_use.lost(script, found[-1])
+    lost = rules_use.lost_status.look(script)
     notes += [note for hit in lost if hit.fix and (note := hit.fix(edits))]
     directives.apply(edits, block.block(site.profile, "gpu" if count else "1"))
     for rule in (rules_form.not_read, rules_form.too_late, rules_form.bad_option):
@@ -124,32 +124,26 @@ def _refuse_form(script: BatchScript) -> None:
 def _chosen(script: BatchScript) -> list[Launch]:
     """Return the launches that are to go to all GPUs; UserError where that is not clear."""
     path = script.path
-    able = [one for one in script.launches if one.script is not None or "-m" in one.words]
     for one in script.launches:
         if one.kind not in ("python", *TORCHRUN):
             raise UserError(
                 f"{path}:{one.line}: {one.kind} is a launcher of its own; port rewrites lines that "
                 "start python or torchrun. Its manual says how it starts on several nodes"
             )
-    if not able:
+    if not script.seen:
         raise UserError(
             f"{path} starts no Python script (python train.py); port rewrites the line that "
             "does. Code in the line itself (python -c, python - <<EOF) has to go into a file"
         )
-    names = {one.script or " ".join(one.words[:3]) for one in able}
-    training = able
-    if len(names) > 1:
-        training = [
-            one for one in able if (role := script.understood(one.script or "")) and role.trains
-        ]
-        if not training:
-            raise UserError(
-                f"{path} starts {', '.join(sorted(names))}, and which of them trains cannot be "
-                "told from here; put the batch script beside them, or take the others out"
-            )
-    for one in training:
+    if not script.training:
+        raise UserError(
+            f"{path} starts {', '.join(sorted({one.name for one in script.seen}))}, and which "
+            "of them trains cannot be told from here; put the batch script beside them, or take "
+            "the others out"
+        )
+    for one in script.training:
         _refuse(script, one)
-    return training
+    return script.training
 
 
 def _refuse(script: BatchScript, launch: Launch) -> None:
@@ -259,19 +253,20 @@ def _widen(directives: _Directives, nodes: int, gpus: int, cores: int | None) ->
     directives.put("ntasks-per-node", "1")
     if gpus:
         _put_gpus(directives, gpus)
-    cpus = script.number("cpus-per-task")
+    cpus, tasks = script.number("cpus-per-task"), script.tasks_per_node() or 1
+    wide = (cpus or 1) * tasks * factor  # a Python without srun has the cores of all tasks
     if cores is not None and gpus:
         directives.put("cpus-per-task", str(cores))
-    elif cpus is not None and factor > 1:
-        directives.put("cpus-per-task", str(cpus * factor))
-        yield f"--cpus-per-task={cpus * factor}: as many for each GPU as before"
+    elif wide != cpus and (cpus or tasks > 1):
+        directives.put("cpus-per-task", str(wide))
+        yield f"--cpus-per-task={wide}: as many for each GPU as before"
     elif cpus is None and script.asked("cpus-per-gpu") is None and gpus:
         yield "no --cpus-per-task: write how many cores a node has, or torchrun gets one"
     memory = _MEMORY.fullmatch(script.asked("mem") or "")
     if memory and int(memory[1]) and factor > 1:
-        wide = f"{int(memory[1]) * factor}{memory[2]}"
-        directives.put("mem", wide)
-        yield f"--mem={wide} of a node: as much for each GPU as before"
+        size = f"{int(memory[1]) * factor}{memory[2]}"
+        directives.put("mem", size)
+        yield f"--mem={size} of a node: as much for each GPU as before"
 
 
 def _put_gpus(directives: _Directives, gpus: int) -> None:
