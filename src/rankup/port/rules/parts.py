@@ -41,7 +41,7 @@ def mixed(file: File, script: roles.Script) -> Iterator[Hit]:
                 call,
                 "the samples of this rank's part of a batch are put together among themselves: as "
                 "random as on one GPU, but other pairs",
-                "nothing, where any pairs do",
+                "do nothing where any pairs will do",
                 comment=False,
             )
 
