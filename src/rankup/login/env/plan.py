@@ -23,7 +23,7 @@ _NO_NAMES = ("env", "venv", ".env", ".venv")
 
 
 def make(path: Path, kind: Kind | None) -> Plan:
-    """Return the plan of an environment in this folder; without a kind, of the one that suits the site.
+    """Return the plan of an environment here; without a kind, of the one that suits the site.
 
     Raises:
         UserError: `rankup.toml` is wrong, or the site has no modules for the kind `modules`.
