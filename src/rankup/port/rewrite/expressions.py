@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ...script.flow import given, literal
-from ...script.names import Function, walk
+from ...script.names import walk
 from ...script.torch_names import LOADER_WRAPPERS
 from .script import Script, Where
 
@@ -53,30 +53,6 @@ def loss_names(script: Script, call: ast.Call) -> set[str]:
         if not (isinstance(parent, ast.Call) and parent.func is name):
             names.add(name.id)
     return names - {"scaler", "self", "torch", "amp"}
-
-
-def heads_of(node: ast.AST) -> list[ast.expr]:
-    """The expressions that a `with` enters, or that decorate a function."""
-    if isinstance(node, ast.With | ast.AsyncWith):
-        return [item.context_expr for item in node.items]
-    return node.decorator_list if isinstance(node, Function) else []
-
-
-def turns_gradients_off(script: Script, node: ast.AST) -> bool:
-    """True where what stands in a `with`, or a function, may run without gradients."""
-    heads = heads_of(node)
-    names = {one.id for one in heads if isinstance(one, ast.Name)}
-    heads += [  # `context = torch.no_grad() if … else …`
-        one.value
-        for one in script.all(ast.Assign)
-        if names and script.code(one.targets[0]) in names
-    ]
-    texts = [script.code(head) for head in heads]
-    return any(
-        word in text and text != "torch.set_grad_enabled(True)"
-        for text in texts
-        for word in ("no_grad", "inference_mode", "set_grad_enabled")
-    )
 
 
 def mentioned(*nodes: ast.AST) -> set[str]:

@@ -176,7 +176,7 @@ def _given_by_another(training: Training, name: str) -> bool:
 
 def trained_in(script: Script) -> str:
     """The file of the repository that trains, and what to do; empty where there is none."""
-    for file in script.whole_flow.files:
+    for file in script.flow.files:
         for call in file.names.all(ast.Call):
             if is_backward(file, call):
                 place = f"{file.path.name}:{file.line(call)[0]}"
@@ -207,7 +207,7 @@ def _contrastive(training: Training) -> tuple[int, str] | None:
 def _unsharded(training: Training) -> tuple[int, str] | None:
     """Where a loop that trains goes over what `rankup.shard` cannot cut: no loader, or a stream."""
     script = training.script
-    flow = script.whole_flow
+    flow = script.flow
     for loop in training.loops:
         if not loop.trains or loop.source is None:
             continue

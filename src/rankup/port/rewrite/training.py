@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 from ...script import roles
 from ...script.flow import call_name, given, is_none
-from ...script.loops import is_backward
+from ...script.loops import gradients_off, is_backward
 from ...script.models import is_loader, makes_optimizer, with_parameters
 from ...script.names import Function, walk
 from ...script.roles import LoopNode
@@ -22,7 +22,6 @@ from .expressions import (
     sized,
     stored,
     targets_of,
-    turns_gradients_off,
     unpacked,
     words,
 )
@@ -199,7 +198,7 @@ class Training:
     @cached_property
     def trained(self) -> set[ast.AST]:
         """The expressions that make the models that are trained."""
-        flow, file = self.script.whole_flow, self.script.file
+        flow, file = self.script.flow, self.script.file
         return {
             one.node
             for model in self.models
@@ -306,7 +305,7 @@ class Training:
                 loop.unclear = unseen or (
                     not loop.phase
                     and any(
-                        turns_gradients_off(self.script, one)
+                        gradients_off(self.script.file, one)
                         for one in self._ways_to(loop.node, set())
                     )
                 )

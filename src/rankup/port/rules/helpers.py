@@ -126,7 +126,7 @@ def _pickles_model(context: Context, helper: Helper) -> bool:
         for position, name in enumerate(names)
         if script.dotted(argument(helper.call, name, position)) in models
     }
-    flow = script.whole_flow
+    flow = script.flow
     for site in helper.sites:
         if site.dotted != "torch.save" or site.file is not helper.file:
             continue

@@ -58,7 +58,7 @@ def coupled(training: Training) -> Iterator[tuple[ast.AST, str]]:
     for loop in training.loops:
         if not loop.trains:
             continue
-        for found in _comparisons(script.whole_flow, script.file, loop.node.body, loop.batch):
+        for found in _comparisons(script.flow, script.file, loop.node.body, loop.batch):
             if found.file is script.file:
                 yield found.node, ""
             else:

@@ -71,7 +71,7 @@ def shard_loaders(context: Context) -> None:
 def _trained_elsewhere(context: Context, call: ast.Call) -> list[ast.expr]:
     """The loaders that a function of another file is given and trains on."""
     script = context.script
-    found = script.whole_flow.definition(script.file, call.func)
+    found = script.flow.definition(script.file, call.func)
     if found is None or isinstance(found[1], ast.ClassDef):
         return []
     other = script.sibling(found[0])
