@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -217,6 +218,13 @@ def test_gpus_are_asked_for_in_many_ways(tmp_path: Path, one: str, many: str) ->
     assert new.splitlines()[0] == f"#SBATCH {many}"
     assert "#SBATCH --ntasks-per-node=1" in new
     assert "--nodes=3 --exclusive" not in new  # it stays
+
+
+def test_cores_that_were_asked_for_as_tasks_are_kept(tmp_path: Path) -> None:
+    for asked in ("-n 8", "--ntasks-per-node=4 -c 2", "-c 8"):
+        text = f"#!/bin/bash\n#SBATCH {asked} --gres=gpu:1\npython train.py\n"
+        _, new = lines_of(beside(tmp_path, text), gpus=4)
+        assert re.search(r"(--cpus-per-task=|-c )32\b", new)
 
 
 def test_what_hides_gpus_is_named_where_it_cannot_go(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ...script.flow import argument, call_name, given, literal
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
-from ...script.torch_names import ENVIRONMENTS, STEP_SCHEDULES, last, root, words
+from ...script.torch_names import STEP_SCHEDULES, words
 from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string, trains
 from .reduced import is_reduction
 from .rule import Hit, Rule
@@ -221,38 +221,8 @@ def _leaves(body: list[ast.stmt]) -> bool:
     )
 
 
-def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
-    """RK191: training that is not over batches of independent samples."""
-    for optimizer in script.optimizers:
-        if optimizer.file is file and last(optimizer.dotted) == "LBFGS":
-            yield Hit(
-                optimizer.node,
-                "LBFGS evaluates the whole loss several times per step: ranks would part",
-                "another optimizer, or one GPU",
-            )
-    if file is not script.file:
-        return
-    for call in file.names.all(ast.Call):
-        dotted = file.names.called(call)
-        if root(dotted) in ENVIRONMENTS and call_name(call).startswith("make"):
-            yield Hit(
-                call,
-                "reinforcement learning in one environment: there are no batches to deal",
-                "run one environment per rank by hand, with a seed of its own",
-            )
-            return
-    for loop in loops_in(file, script.train_loops):
-        if not loop.loaders and re.search(r"\[[^\]]*train_mask\]|edge_index", file.code(loop.node)):
-            yield Hit(
-                loop.node,
-                "trains on the whole graph at once: there are no batches to deal",
-                "sample neighbours into batches (NeighborLoader) first",
-            )
-
-
 RULES = (
     Rule("RK179", "schedule-length", "warning", schedule_length),
     Rule("RK185", "schedule-times-ranks", "warning", times_ranks),
     Rule("RK181", "one-rank-stops", "error", stops_alone),
-    Rule("RK191", "not-data-parallel", "error", not_data_parallel, frameworks=True),
 )

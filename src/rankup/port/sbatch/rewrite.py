@@ -259,19 +259,20 @@ def _widen(directives: _Directives, nodes: int, gpus: int, cores: int | None) ->
     directives.put("ntasks-per-node", "1")
     if gpus:
         _put_gpus(directives, gpus)
-    cpus = script.number("cpus-per-task")
+    cpus, tasks = script.number("cpus-per-task"), script.tasks_per_node() or 1
+    wide = (cpus or 1) * tasks * factor  # a Python without srun has the cores of all tasks
     if cores is not None and gpus:
         directives.put("cpus-per-task", str(cores))
-    elif cpus is not None and factor > 1:
-        directives.put("cpus-per-task", str(cpus * factor))
-        yield f"--cpus-per-task={cpus * factor}: as many for each GPU as before"
+    elif wide != cpus and (cpus or tasks > 1):
+        directives.put("cpus-per-task", str(wide))
+        yield f"--cpus-per-task={wide}: as many for each GPU as before"
     elif cpus is None and script.asked("cpus-per-gpu") is None and gpus:
         yield "no --cpus-per-task: write how many cores a node has, or torchrun gets one"
     memory = _MEMORY.fullmatch(script.asked("mem") or "")
     if memory and int(memory[1]) and factor > 1:
-        wide = f"{int(memory[1]) * factor}{memory[2]}"
-        directives.put("mem", wide)
-        yield f"--mem={wide} of a node: as much for each GPU as before"
+        size = f"{int(memory[1]) * factor}{memory[2]}"
+        directives.put("mem", size)
+        yield f"--mem={size} of a node: as much for each GPU as before"
 
 
 def _put_gpus(directives: _Directives, gpus: int) -> None:
