@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...script.flow import argument, call_name, given, is_none, returned
-from ...script.names import Function
+from ...script.names import Function, words_in
 from ...script.torch_names import CLASS_WEIGHTS, words
-from .expressions import words as words_in
 from .losses import Kind, divided, function_of, reduction
 from .script import Script
 from .training import Training

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 
 from ....script.flow import argument, call_name, given, returned
 from ....script.loops import gradients_off
-from ....script.names import Function
+from ....script.names import Function, mentioned, targets_of
 from ....script.roles import LoopNode
 from ....script.torch_names import words
 from ..context import Context
-from ..expressions import mentioned, targets_of
 from ..losses import function_of
 from ..script import Scope, Script
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 
 from ....script.flow import call_name, given
-from ....script.names import COMPREHENSIONS, Function
+from ....script.names import COMPREHENSIONS, Function, mentioned
 from ....script.torch_names import words
 from ...rules.chance import draws
 from ...rules.steering import steers
 from ..context import Context
-from ..expressions import mentioned
 from ..losses import Kind
 from ..training import Loop
 from ..values import Values

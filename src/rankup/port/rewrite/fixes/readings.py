@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ....script.flow import call_name, literal
-from ....script.names import COMPREHENSIONS, Function, walk
+from ....script.names import COMPREHENSIONS, Function, mentioned, walk
 from ....script.roles import LoopNode
 from ....script.torch_names import words
 from ...rules.chance import draws
 from ...rules.steering import steers
 from ..context import Context
-from ..expressions import mentioned
 from ..losses import Kind, differentiated
 from ..means import declared
 from ..script import Script
