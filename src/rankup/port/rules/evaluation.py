@@ -14,11 +14,11 @@ from ...script.names import Function
 from ...script.roles import LoopNode
 from ...script.source import File
 from ..rewrite.context import Context
-from ..rewrite.fixes.decisions import read_after, shared_names
 from ..rewrite.losses import Kind
 from ..rewrite.script import ForNode, Script
 from ..rewrite.training import Loop, Training, training_in
 from ..rewrite.values import Values, loader_origins, plain_batches
+from .decisions import read_after, shared_names
 from .guards import guard
 from .loaders import in_parts
 from .rule import Fix, Hit, Rule

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...rules import RULES
+from ...rules.decisions import broadcast_decisions, metrics_of_one_rank
+from ...rules.metrics import training_numbers
+from ...rules.model import wrap_models
 from ...rules.steering import decided_alike
 from ..context import Context
-from .decisions import broadcast_decisions, metrics_of_one_rank
-from .metrics import training_numbers
-from .model import wrap_models
 from .person import by_hand
 from .unsure import of_a_part
 

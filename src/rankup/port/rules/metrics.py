@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 
-from ....script.flow import call_name, given
-from ....script.names import COMPREHENSIONS, Function
-from ....script.torch_names import words
-from ...rules.chance import draws
-from ...rules.loaders import batch_sizes
-from ...rules.steering import steers
-from ..context import Context
-from ..expressions import mentioned
-from ..losses import Kind
-from ..training import Loop
-from ..values import Values
+from ...script.flow import call_name, given
+from ...script.names import COMPREHENSIONS, Function
+from ...script.torch_names import words
+from ..rewrite.context import Context
+from ..rewrite.expressions import mentioned
+from ..rewrite.losses import Kind
+from ..rewrite.training import Loop
+from ..rewrite.values import Values
+from .chance import draws
+from .loaders import batch_sizes
 from .readings import Region, Step, returns_reading, steps_of, value_of
+from .steering import steers
 
 _SHOWS = words(
     "print log info debug warning write set_postfix set_postfix_str set_description "

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ....script.flow import argument, call_name, given, returned
-from ....script.names import Function
-from ....script.roles import LoopNode
-from ....script.torch_names import words
-from ..context import Context
-from ..expressions import mentioned, targets_of, turns_gradients_off
-from ..losses import function_of
-from ..script import Scope, Script
+from ...script.flow import argument, call_name, given, returned
+from ...script.names import Function
+from ...script.roles import LoopNode
+from ...script.torch_names import words
+from ..rewrite.context import Context
+from ..rewrite.expressions import mentioned, targets_of, turns_gradients_off
+from ..rewrite.losses import function_of
+from ..rewrite.script import Scope, Script
 
 # Calls that show or keep a number, or make another of it.
 _HARMLESS = words(
