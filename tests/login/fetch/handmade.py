@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rankup.login.fetch.events import Event
-from rankup.login.fetch.supervise import Ended, Limits
+from rankup.sandbox.events import Event
+from rankup.sandbox.watch import Ended, Limits
 
 LIMITS = Limits(seconds=60, memory=10**9)
 

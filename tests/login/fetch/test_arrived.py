@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankup.login.fetch.arrived import items, with_earlier
-from rankup.login.fetch.events import Event
+from rankup.sandbox.events import Event
 from rankup.login.record import Item
 
 from .handmade import event, new, rename, url

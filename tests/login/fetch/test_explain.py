@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rankup.login.fetch.events import Event
+from rankup.sandbox.events import Event
 from rankup.login.fetch.explain import Outcome, outcome
 
 from .handmade import LIMITS, ended, event, url

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch.events import Journal
+from rankup.sandbox.events import Journal
 from rankup.login.fetch.follow import Follow
 
 FRESH = "import os; os.write(2, {before!r}); from rankup.login.fetch.follow import fresh_line; "

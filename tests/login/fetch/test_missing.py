@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch.events import Event
+from rankup.sandbox.events import Event
 from rankup.login.fetch.missing import First, missing, wanted
 
 from .handmade import LIMITS, ended, event, new, url

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankup.login.fetch.events import Event
+from rankup.sandbox.events import Event
 from rankup.login.fetch.needed import of_a_job, without_outputs
 from rankup.login.fetch.sources import made
 from rankup.login.record import Item

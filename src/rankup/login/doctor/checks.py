@@ -17,7 +17,6 @@ from ...script.modules import imports
 from ...script.source import read as read_script
 from ...site import places
 from .. import record
-from ..killed import killed
 from ..needs import unmet
 from . import (
     builds,
@@ -163,8 +162,7 @@ def _queue_has_gpus(facts: Facts) -> bool:
 
 
 def _needs(facts: Facts) -> list[Finding]:
-    listed = script.check_needs(unmet(facts.config)) if facts.config.fetch else []
-    return [*listed, *script.check_killed(killed(facts.project))]
+    return script.check_needs(unmet(facts.config)) if facts.config.fetch else []
 
 
 def of_script(path: Path, args: tuple[str, ...], ranks: RankCheck | None) -> tuple[Check, ...]:
@@ -216,11 +214,7 @@ def _data(path: Path, args: tuple[str, ...], facts: Facts) -> list[Finding]:
         return []
     fetched = record.of_script(facts.project, path, args)
     command = script.Command(path, args)
-    beside = [one for folder in record.folders(facts.project, path)[1:] for one in killed(folder)]
-    return [
-        *script.check_data(command, facts.profile, facts.internet(), fetched, downloads),
-        *script.check_killed(beside),
-    ]
+    return script.check_data(command, facts.profile, facts.internet(), fetched, downloads)
 
 
 def _ported(path: Path, ranks: RankCheck, facts: Facts) -> list[Finding]:

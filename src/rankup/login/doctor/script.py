@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import stat
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import all_suffixes
 from pathlib import Path
@@ -17,7 +17,6 @@ from ...script.downloads import Download
 from ...script.modules import Import
 from ...site.profile import Profile
 from .. import words
-from ..killed import Killed
 from ..needs import Unmet
 from ..record import Record
 from . import codes
@@ -185,11 +184,6 @@ def check_ported(path: Path, found: Sequence[Finding]) -> list[Finding]:
         f"{words.command(['rankup', 'check', str(path)])} says what; rankup port mends most of it"
     )
     return [Finding(codes.PORTED, "warning", path.name, message, todo)]
-
-
-def check_killed(killed: Iterable[Killed]) -> list[Finding]:
-    """Fetches that were killed and whose scripts' files are not yet as they were."""
-    return [Finding(codes.DATA, "warning", ".rankup", one.what, one.todo) for one in killed]
 
 
 def unreadable(script: Path) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 
 from ...base import lock
 from ...base.errors import UserError
+from ...sandbox import namespace
 from ...site.caches import Caches
 from .. import offline
 from ..record import Item, Proof
-from . import alone, progress
+from . import progress
 from .hub_name import Kind, Name
 from .hub_run import MODULES, Child, Task, files_in, size_of
 from .result import FetchFailed, FetchResult
@@ -61,7 +62,7 @@ def fetch(
     with lock.held(child.cache / child.folder, say, doing="fetching") as held:
         done = child.run(task, held.check, online=True)
         files = tuple(done.get("files", ()))
-        refusal = alone.refusal()
+        refusal = namespace.refusal()
         proof = replace(task, prove=True, block=bool(refusal), files=files, texts=None)
         try:
             child.run(proof, held.check, online=False, namespace=not refusal)

@@ -15,9 +15,10 @@ from typing import Any
 
 from ...base.processes import end_group
 from ...base.secrets import redacted
+from ...sandbox import environment
 from ...site.caches import Caches
 from .. import offline
-from . import alone, environment, progress
+from . import progress
 from .hub_name import Kind, Name, explain
 from .result import FetchFailed
 
@@ -85,7 +86,7 @@ class Child:
             if not online:
                 variables.update(offline.variables(MODULES[task.kind]))
             task = replace(task, answer=str(answer))
-            words = alone.command([sys.executable, "-c", _START], network=not namespace)
+            words = namespace.command([sys.executable, "-c", _START], network=not namespace)
             with log.open("wb") as errors:
                 process = subprocess.Popen(
                     words,
@@ -143,7 +144,8 @@ class Child:
             kept["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
             kept["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
         kept["HF_HUB_DISABLE_UPDATE_CHECK"] = "1"
-        return environment.child(kept, self._caches, temporary, temporary, 4, Path.home())
+        quiet = offline.silent()
+        return environment.child(kept, self._caches, temporary, temporary, 4, Path.home(), quiet)
 
 
 def hub_cache(caches: Caches) -> Path:
