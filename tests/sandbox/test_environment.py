@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankup.sandbox.environment import child
 from rankup.login import offline
+from rankup.sandbox.environment import child
 from rankup.site import profile
 from rankup.site.caches import caches
 from rankup.site.config import Config

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from rankup.sandbox.inside.spec import STATE
-from rankup.sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
 from rankup.sandbox.processes import marked
+from rankup.sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
 
 ROOMY = 4 * 10**9
 
