@@ -15,9 +15,9 @@ import pytest
 _NOBODY = 65534
 # What is imported later could lie where only root may read.
 _BEGIN = """
-import encodings.idna, getpass, http.client, os, shutil, sys, urllib.request
+import encodings.idna, getpass, importlib.resources, os, shutil, sys
 from pathlib import Path
-import rankup.base.lock, rankup.login.fetch.download, rankup.login.fetch.unpack
+import rankup.base.lock, rankup.login.fetch.archive, rankup.login.fetch.download
 target = Path(sys.argv[1])
 if os.getuid() == 0:
     os.setgroups([])

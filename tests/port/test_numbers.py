@@ -291,6 +291,13 @@ def test_a_sum_is_told_from_a_mean_by_what_it_is_made_of(
         ("(out.mean(0) - y.mean(0)).pow(2).sum()", False),
         ("criterion(out, y) / out.std()", False),
         ("library.loss(out, y)", False),
+        ("criterion(out.roll(1, dims=1), y)", True),
+        ("criterion(out - out.roll(1, 0), y)", False),
+        ("criterion(F.normalize(out, dim=1), y)", True),
+        ("criterion(F.normalize(out, dim=0), y)", False),
+        ("criterion(F.layer_norm(out, out.shape[1:]), y)", True),
+        ("criterion(F.layer_norm(out, out.shape), y)", False),
+        ("criterion(out.flip(0), y)", False),
     ],
 )
 def test_a_loss_that_is_not_seen_to_be_a_mean_is_said(
@@ -300,6 +307,22 @@ def test_a_loss_that_is_not_seen_to_be_a_mean_is_said(
     text = "import library\n" + own + HEAD + TRAINING.replace("criterion(out, y)", loss)
     notes = [one.text for one in _ported(tmp_path, text).left]
     assert any(one.startswith("not seen to be a mean over the samples") for one in notes) != seen
+
+
+def test_a_batch_that_is_taken_together_is_said(tmp_path: Path) -> None:
+    """In a name that is made of itself, and in a model."""
+    text = HEAD + TRAINING.replace(
+        "loss =", "out = (out - out.mean(0)) / out.std(0)\n        loss =", 1
+    )
+    notes = [one.text for one in _ported(tmp_path, text).left]
+    assert any(one.startswith("not seen to be a mean over the samples") for one in notes)
+    net = "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n"
+    net += "        super().__init__()\n        self.layer = nn.Linear(5, 5)\n"
+    net += "    def forward(self, x):\n        x = self.layer(x)\n        return x - x.mean(0)\n"
+    made = next(line for line in HEAD.splitlines() if line.startswith("model ="))
+    text = net + HEAD.replace(made, "model = Net()") + TRAINING
+    notes = [one.text for one in _ported(tmp_path, text).left]
+    assert any(one.startswith("the model takes a batch together") for one in notes)
 
 
 def test_a_model_that_returns_itself_is_wrapped_once(tmp_path: Path) -> None:

@@ -538,3 +538,10 @@ net.load_state_dict(torch.load("net.pt"))
 """
     ported = port(_script(tmp_path, text)).text
     assert "rankup.barrier()\nnet.load_state_dict(" in ported
+
+
+def test_a_part_of_a_batch_divided_by_the_size_of_the_whole_is_said(tmp_path: Path) -> None:
+    text = SCRIPT.replace("batch_size=4", "batch_size=size").replace("for x", "size = 4\nfor x")
+    text += "    print(net(x).topk(1, dim=0)[0].sum() / (size * 2))\n"
+    notes = [one.text for one in port(_script(tmp_path, text)).left]
+    assert any("divided by the size of the whole: put rankup.batch_sum(…)" in one for one in notes)

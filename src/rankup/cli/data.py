@@ -103,9 +103,9 @@ def _quota(path: Path) -> list[str]:
 
     if mounts.kind_of(path) == "tmpfs":  # memory has none
         return []
-    from ..login.doctor import quotas
+    from ..login.doctor import quota
 
-    return quotas.lines(path)
+    return quota.lines(path)
 
 
 @app.command("bench-data")

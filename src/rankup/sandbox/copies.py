@@ -220,11 +220,9 @@ def fill(
             folder = entry.is_dir(follow_symlinks=False)
             if entry.name in _LEFT_OUT or (folder and (path / "pyvenv.cfg").exists()):
                 continue
-            if entry.is_symlink() and not os.path.isabs(os.readlink(path)):
-                if path.resolve().is_relative_to(source):  # a link within the project
-                    new.symlink_to(os.readlink(path))
-                    continue
-            if folder and (path in chain or (path not in linked and _fits(path, room[0]))):
+            if _is_within(entry, source):
+                new.symlink_to(os.readlink(path))
+            elif folder and (path in chain or (path not in linked and _fits(path, room[0]))):
                 new.mkdir(exist_ok=True)
                 fill(path, new, chain, linked, room)
             elif stat.S_ISDIR(entry.stat().st_mode):
@@ -235,6 +233,12 @@ def fill(
                     shutil.copy2(path, new)
                 else:
                     new.symlink_to(path.resolve())
+
+
+def _is_within(entry: os.DirEntry[str], folder: Path) -> bool:
+    """True for a link that holds in a copy as well."""
+    relative = entry.is_symlink() and not os.path.isabs(os.readlink(entry.path))
+    return relative and Path(entry.path).resolve().is_relative_to(folder)
 
 
 def _fits(folder: Path, room: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,11 @@ _FETCHERS = words(
 _CONSTRUCTED = ("torch_geometric.datasets.", "dgl.data.", "ogb.", "torchdrug.datasets.")
 _GENERATED = words("FakeDataset FakeHeteroDataset StochasticBlockModelDataset ExplainerDataset")
 _HUBS = words("transformers datasets diffusers huggingface_hub torchvision timm")
+# Calls that tell which files there are.
+_ASKING = words(
+    "exists lexists isfile isdir is_file is_dir listdir scandir glob iglob rglob iterdir walk stat "
+    "getsize getmtime"
+)
 _MOST = 60  # functions that one call leads to
 
 
@@ -335,6 +341,46 @@ def leads_to(flow: Flow, file: File, function: Function) -> list[Reached]:
                 found[further[1]] = further[0]
                 waiting.append(further)
     return [(where, one) for one, where in found.items()]
+
+
+@dataclass(frozen=True, eq=False)
+class Helper:
+    """A call in a script of a function in another file.
+
+    Attributes:
+        call: in the script.
+        file, function: what it calls.
+        sites: the calls that write, there and further on.
+        reached: all functions of other files that it leads to.
+    """
+
+    call: ast.Call
+    file: File
+    function: Function
+    sites: tuple[Site, ...]
+    reached: tuple[Reached, ...]
+
+
+def asks_files(flow: Flow, file: File, test: ast.AST) -> bool:
+    """True where an expression, or what its names stand for, asks which files there are."""
+    names = [one for one in walk(test) if isinstance(one, ast.Name)]
+    made = [origin.node for name in names for origin in flow.origins(file, name)]
+    return any(
+        isinstance(one, ast.Call) and call_name(one) in _ASKING
+        for node in (test, *made)
+        for one in walk(node)
+    )
+
+
+def find_helpers(flow: Flow, script: File) -> Iterator[Helper]:
+    """The script's calls of functions in other files."""
+    for call in script.names.all(ast.Call):
+        found = callee(flow, script, call)
+        if found is None or found[0] is script:
+            continue
+        reached = [one for one in leads_to(flow, *found) if one[0] is not script]
+        sites = tuple(site for file, function in reached for site in sites_in(flow, file, function))
+        yield Helper(call, *found, sites, tuple(reached))
 
 
 def sites_in(flow: Flow, file: File, function: Function) -> list[Site]:

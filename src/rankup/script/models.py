@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from .flow import Flow, Origin, argument, call_name
+from .flow import Flow, Origin, argument, call_name, first_argument
 from .names import walk
 from .roles import Role, RoleKind
 from .source import File
 from .torch_names import LOADERS, OPTIMIZERS, SCHEDULES, last, words
 
+_DEEPEST = 3  # names that are followed from one to the next
 _PARAMETERS = frozenset({"parameters", "named_parameters", "trainable_parameters"})
+_GIVE_LOADERS = words("splits iters get_data get_dls build_dl get_dl")
 _NOT_LOADERS = words("builtins.range builtins.open builtins.dict os.listdir")
 
 
@@ -51,11 +53,23 @@ def unique(roles: Iterable[Role]) -> tuple[Role, ...]:
     return tuple(best.values())
 
 
-def is_optimizer_call(file: File, call: ast.Call) -> bool:
-    dotted = file.names.called(call)
-    if dotted.startswith("torch.optim.") and "lr_scheduler" not in dotted:
+def makes_optimizer(flow: Flow, file: File, call: ast.Call) -> bool:
+    """True of a call that makes an optimizer, of torch or of another that is given parameters."""
+    dotted, name = file.names.called(call), call_name(call)
+    if dotted.startswith("torch.optim.") and not (
+        "lr_scheduler" in dotted or "swa_utils" in dotted
+    ):
         return last(dotted) not in SCHEDULES and last(dotted)[:1].isupper()
-    return call_name(call) in OPTIMIZERS
+    first = first_argument(call)
+    if first is None or name in OPTIMIZERS:
+        return name in OPTIMIZERS
+    if isinstance(call.func, ast.Call) and call_name(call.func) == "getattr":
+        chosen = first_argument(call.func)  # `getattr(torch.optim, name)(…)`
+        return chosen is not None and file.names.dotted(chosen) == "torch.optim"
+    if name[:1].isupper() and ".parameters()" in file.code(first):
+        return True
+    chosen_by_name = "optim" in name.lower() and flow.callee(file, call) is None
+    return chosen_by_name and bool(with_parameters(flow, file, first))
 
 
 def find_optimizers(flow: Flow) -> tuple[Role, ...]:
@@ -63,7 +77,7 @@ def find_optimizers(flow: Flow) -> tuple[Role, ...]:
     found: list[Role] = []
     for file in flow.files:
         for call in file.names.all(ast.Call):
-            if is_optimizer_call(file, call):
+            if makes_optimizer(flow, file, call):
                 found.append(role("optimizer", Origin(file, call), 1.0))
             elif call_name(call) == "configure_optimizers" and isinstance(call.func, ast.Attribute):
                 found.append(role("optimizer", Origin(file, call), 0.9))
@@ -116,46 +130,57 @@ def find_models(flow: Flow, optimizers: Iterable[Role]) -> tuple[Role, ...]:
 
 def _owners(flow: Flow, file: File, given: ast.expr, sure: float) -> list[Role]:
     """The models whose `.parameters()` are in an expression, or in what it is made from."""
-    direct = _parameter_calls(given)
-    if not direct:
-        for origin in flow.origins(file, given):
-            if origin.node is not given:
-                for inner in _parameter_calls(origin.node):
-                    for one in flow.origins(origin.file, inner):
-                        found = _model_role(one, sure)
-                        if found:
-                            return [found]
-        names = [one for one in walk(given) if isinstance(one, ast.Name)]
-        for name in names:
-            for origin in flow.origins(file, name):
-                direct += [] if origin.file is not file else _parameter_calls(origin.node)
-        if not direct:  # a list that grows: params += [...model.parameters()]
-            return _grown(flow, file, given, sure)
-    roles = []
-    for receiver in direct:
-        for origin in flow.origins(file, receiver):
-            found = _model_role(origin, sure)
-            if found is not None:
-                roles.append(found)
-    return roles
+    receivers = with_parameters(flow, file, given)
+    if not receivers:  # a list that grows: params += [...model.parameters()]
+        near: ast.AST = file.names.function(given) or file.tree
+        receivers, sure = [(file, one) for one in _parameter_calls(near)], sure * 0.7
+    found = (
+        _model_role(origin, sure)
+        for where, receiver in receivers
+        for origin in flow.origins(where, _whole(receiver))
+    )
+    return [one for one in found if one is not None]
 
 
-def _grown(flow: Flow, file: File, given: ast.expr, sure: float) -> list[Role]:
-    function = file.names.function(given)
-    near: ast.AST = function or file.tree
-    found = []
-    for receiver in _parameter_calls(near):
-        for origin in flow.origins(file, receiver):
-            one = _model_role(origin, sure * 0.7)
-            if one is not None:
-                found.append(one)
+def with_parameters(
+    flow: Flow, file: File, node: ast.AST, depth: int = 0
+) -> list[tuple[File, ast.expr]]:
+    """`model` of each `model.parameters()` in an expression, or in what it is made from."""
+    found = [(file, one) for one in _parameter_calls(node)]
+    if found or depth == _DEEPEST:
+        return found
+    for part in walk(node):
+        if not isinstance(part, ast.Name | ast.Attribute | ast.Call):
+            continue
+        for origin in flow.origins(file, part):
+            if origin.node is not part and isinstance(origin.node, ast.expr):
+                found += with_parameters(flow, origin.file, origin.node, depth + 1)
+        for head in _filled_over(file, part) if isinstance(part, ast.Name) else ():
+            found += with_parameters(flow, file, head, depth + 1)
     return found
 
 
+def _filled_over(file: File, name: ast.Name) -> list[ast.expr]:
+    """What loops go over that fill a list: `for p in net.parameters(): found.append(p)`."""
+    scope = file.names.bindings(name.id, file.names.scope(name))[0]
+    return list(
+        dict.fromkeys(
+            up.iter
+            for call in file.names.all(ast.Call)
+            if call_name(call) in ("append", "extend")
+            and isinstance(call.func, ast.Attribute)
+            and isinstance(call.func.value, ast.Name)
+            and call.func.value.id == name.id
+            and file.names.bindings(name.id, file.names.scope(call))[0] is scope
+            for up in file.names.up(call)
+            if isinstance(up, ast.For)
+        )
+    )
+
+
 def _parameter_calls(node: ast.AST) -> list[ast.expr]:
-    """`model` of each `model.parameters()` in an expression; `model` of `model.fc.parameters()`."""
     return [
-        _whole(call.func.value)
+        call.func.value
         for call in walk(node)
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
@@ -222,8 +247,9 @@ def is_loader(flow: Flow, origin: Origin) -> float:
         return 0.95
     if call_name(call) == "WebLoader":
         return 0.9
-    words = call_name(call).lower()
-    return 0.6 if "loader" in words or words in ("splits", "iters") else 0.0
+    name = call_name(call).lower()
+    sure = 0.6 if owner is None else 0.5  # of a class of its own, which is no DataLoader
+    return sure if "loader" in name or name in _GIVE_LOADERS else 0.0
 
 
 def _short(node: ast.AST) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from .names import Function
 
 if TYPE_CHECKING:
+    from .effects import Helper
     from .flow import Flow
     from .source import File
 
@@ -166,6 +167,13 @@ class Script:
         from .loops import training_functions
 
         return training_functions(self.flow, self.train_loops)
+
+    @cached_property
+    def helpers(self) -> tuple[Helper, ...]:
+        """The script's calls of functions in other files."""
+        from .effects import find_helpers
+
+        return tuple(find_helpers(self.flow, self.file))
 
     @cached_property
     def _by_node(self) -> dict[ast.AST, list[Role]]:

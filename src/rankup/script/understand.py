@@ -21,17 +21,18 @@ def understand(file: File, known: dict[str, File] | None = None) -> Script:
     Args:
         known: files that were read before, by their real path.
     """
-    if not file.concerns_training or file.error is not None:
+    if file.error is not None:
         return Script(file, (file,), Flow([file]))
-    files = (file, *local_modules(file, known))
-    flow = Flow(files)
+    flow = Flow([file, *local_modules(file, known)])
+    if not file.concerns_training:
+        return Script(file, flow.files, flow)
     optimizers = find_optimizers(flow)
     models = find_models(flow, optimizers)
     train, evaluation, loaders = find_loops(flow, models)
     train_loaders, eval_loaders = find_loaders(loaders)
     return Script(
         file,
-        files,
+        flow.files,
         flow,
         frameworks(flow),
         runtimes(flow),

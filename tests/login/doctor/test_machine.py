@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from rankup.base.findings import Finding
-from rankup.login.doctor import codes, machine, network, queue
-from rankup.login.doctor.machine import Machine
-from rankup.login.doctor.network import Resolved
-from rankup.site import config, profile
+from rankup.login.doctor import facts, machine
+from rankup.login.doctor.facts import Address, Machine
+from rankup.site import profile
 from rankup.site.config import Config
 from rankup.slurm.partitions import partitions
+from tests.login.doctor.known import asked
 from tests.slurm.fake import recorded
 
 JURECA = profile.load("jureca-dc")
@@ -26,8 +26,13 @@ def levels(findings: list[Finding]) -> list[tuple[str, str]]:
 
 
 def test_the_clue_and_what_is_not_sure_are_said() -> None:
-    found = machine.check_machine(Machine(JURECA, "$SYSTEMNAME=jurecadc", "jrlogin05", True, ""))
-    assert [one.code for one in found] == [codes.MACHINE, codes.UNSURE, codes.LOGIN_NODE]
+    known = Machine(JURECA, "$SYSTEMNAME=jurecadc", "jrlogin05", True, "")
+    found = [
+        finding
+        for question in (machine.machine, machine.unsure, machine.login_node)
+        for finding in asked(question, machine=known, profile=JURECA)
+    ]
+    assert [one.code for one in found] == ["RK501", "RK502", "RK503"]
     assert "jureca-dc ($SYSTEMNAME=jurecadc)" in found[0].message
     assert found[1].message == "nobody has confirmed: mounts"
     assert "login node" in found[2].message
@@ -35,19 +40,19 @@ def test_the_clue_and_what_is_not_sure_are_said() -> None:
 
 def test_what_is_not_sure_of_the_nodes_that_jobs_go_to_is_said() -> None:
     site = replace(JURECA, partition="dc-h100")
-    found = machine.check_machine(Machine(site, "x", "jrlogin05", True, ""))
-    assert found[1].message == (
+    [found] = asked(machine.unsure, profile=site)
+    assert found.message == (
         "nobody has confirmed: mounts, partitions.dc-h100, partitions.dc-h100.cores"
     )
 
 
 def test_a_mistake_in_the_site_table_is_kept_and_the_profile_detected() -> None:
     wrong = Config(site={"purge_days": 3, "mounts": "/p"})
-    found = machine.find(wrong, {"SYSTEMNAME": "jurecadc"}, "jrlogin05", lambda: None)
+    found = facts.find_machine(wrong, {"SYSTEMNAME": "jurecadc"}, "jrlogin05", lambda: None)
     assert found.profile.name == "jureca-dc"
     assert found.profile.purge_days == 90
-    [finding] = machine.check_configuration(config.Config(), found.problem)
-    assert (finding.level, finding.code) == ("error", codes.CONFIGURATION)
+    [finding] = asked(machine.configuration, problem="", machine=found, config=Config())
+    assert (finding.level, finding.code) == ("error", "RK504")
     assert "mounts" in finding.message
 
 
@@ -60,12 +65,23 @@ def test_a_mistake_in_the_site_table_is_kept_and_the_profile_detected() -> None:
         (GENERIC, "silent", "error"),
     ],
 )
-def test_presence(site: profile.Profile, presence: queue.Presence, level: str) -> None:
-    assert levels(queue.check_presence(site, presence)) == [(codes.SLURM, level)]
+def test_presence(site: profile.Profile, presence: str, level: str) -> None:
+    assert levels(asked(machine.slurm, profile=site, presence=presence)) == [("RK505", level)]
+
+
+def partitions_of(wanted: str | None) -> list[Finding]:
+    job = {} if wanted is None else {"partition": wanted}
+    return asked(
+        machine.partitions,
+        profile=GENERIC,
+        presence="answers",
+        partitions=LIVE,
+        config=Config(job=job),
+    )
 
 
 def test_partitions_have_their_limits_and_the_default_comes_first() -> None:
-    found = queue.check_partitions(GENERIC, None, LIVE)
+    found = partitions_of(None)
     assert [one.place for one in found] == ["booster (default)", "devel", "closed", "private"]
     assert found[0].message == (
         "3 of 3 nodes free now, 2 GPUs, 8 CPUs and 7 GB a node; 24:00 h at most, 3 nodes a job; "
@@ -76,58 +92,68 @@ def test_partitions_have_their_limits_and_the_default_comes_first() -> None:
 
 
 def test_a_partition_that_rankup_toml_asks_for_and_is_not_there_is_an_error() -> None:
-    found = queue.check_partitions(GENERIC, "boster", LIVE)
+    found = partitions_of("boster")
     assert (found[0].level, found[0].todo) == ("error", "did you mean booster?")
 
 
 def test_the_partition_that_jobs_go_to_being_down_is_a_warning() -> None:
-    found = queue.check_partitions(GENERIC, "closed", LIVE)
+    found = partitions_of("closed")
     assert (found[0].place, found[0].level) == ("closed (default)", "warning")
 
 
 def test_a_profile_that_says_something_else_than_slurm_is_a_warning() -> None:
     site = profile.override(GENERIC, {"partitions": {"booster": {"gpus": 4, "cores": 8}}})
-    [found] = queue.check_differences(site, LIVE)
+    [found] = asked(machine.difference, profile=site, presence="answers", partitions=LIVE)
     assert "gpus is 4 in the profile, 2 says Slurm" in found.message
 
 
 def test_accounts() -> None:
+    def judged(
+        site: profile.Profile, name: str | None, yours: frozenset[str] | None
+    ) -> list[Finding]:
+        account = (name, "$SBATCH_ACCOUNT")
+        return asked(machine.account, profile=site, account=account, accounts=yours)
+
     yours = frozenset({"train", "test"})
-    assert levels(queue.check_account(JURECA, None, "", yours)) == [(codes.ACCOUNT, "warning")]
-    assert levels(queue.check_account(JURECA, "TRAIN", "x", yours)) == [(codes.ACCOUNT, "ok")]
-    [wrong] = queue.check_account(JURECA, "trian", "$SBATCH_ACCOUNT", yours)
+    assert levels(judged(JURECA, None, yours)) == [("RK508", "warning")]
+    assert levels(judged(JURECA, "TRAIN", yours)) == [("RK508", "ok")]
+    [wrong] = judged(JURECA, "trian", yours)
     assert (wrong.level, wrong.todo) == ("error", "did you mean train?")
-    [unknown] = queue.check_account(JURECA, "train", "rankup.toml", None)
+    [unknown] = judged(JURECA, "train", None)
     assert "Slurm does not say" in unknown.message
-    assert queue.check_account(GENERIC, None, "", None) == []
+    assert judged(GENERIC, None, None) == []
 
 
 def test_internet() -> None:
-    assert network.check_internet(GENERIC, None)[0].level == "warning"
-    [none] = network.check_internet(JURECA, False)
+    def judged(site: profile.Profile, internet: bool | None) -> Finding:
+        [found] = asked(machine.internet, profile=site, internet=internet)
+        return found
+
+    assert judged(GENERIC, None).level == "warning"
+    none = judged(JURECA, False)
     assert none.level == "ok"
     assert "none; dc-gpu-devel have some" in none.message
-    assert network.check_internet(JURECA, True)[0].level == "ok"
+    assert judged(JURECA, True).level == "ok"
 
 
 @pytest.mark.parametrize(
     ("resolved", "level", "part"),
     [
-        (Resolved("jrc1", "10.0.0.1", "10.1.0.1", ""), "ok", "jrc1i is 10.0.0.1"),
-        (Resolved("jrc1", "", "10.1.0.1", ""), "warning", "jrc1i does not resolve"),
-        (Resolved("jrc1", "", "", "10.9.9.9"), "ok", "NodeAddr is 10.9.9.9"),
-        (Resolved("jrc1", "", "", "jrc1"), "warning", "no IPv4 address"),
-        (Resolved("jrc1", None, "10.1.0.1", ""), "warning", "did not answer"),
-        (Resolved("jrc1", "10.0.0.1", None, ""), "ok", "jrc1i is 10.0.0.1"),
+        (Address("jrc1", "10.0.0.1", "10.1.0.1", ""), "ok", "jrc1i is 10.0.0.1"),
+        (Address("jrc1", "", "10.1.0.1", ""), "warning", "jrc1i does not resolve"),
+        (Address("jrc1", "", "", "10.9.9.9"), "ok", "NodeAddr is 10.9.9.9"),
+        (Address("jrc1", "", "", "jrc1"), "warning", "no IPv4 address"),
+        (Address("jrc1", None, "10.1.0.1", ""), "warning", "did not answer"),
+        (Address("jrc1", "10.0.0.1", None, ""), "ok", "jrc1i is 10.0.0.1"),
     ],
 )
-def test_names_of_nodes(resolved: Resolved, level: str, part: str) -> None:
-    [found] = network.check_names(JURECA, [resolved])
+def test_names_of_nodes(resolved: Address, level: str, part: str) -> None:
+    [found] = asked(machine.node_names, profile=JURECA, addresses=[resolved])
     assert found.level == level
     assert part in found.message
 
 
 def test_a_name_is_resolved_by_the_real_resolver() -> None:
     # Loopback is nobody else's: as in the job script it does not count.
-    [found] = network.resolve(["localhost"], "", {"localhost": "127.0.0.1"})
-    assert found == Resolved("localhost", "", "", "127.0.0.1")
+    [found] = facts.resolve(["localhost"], "", {"localhost": "127.0.0.1"})
+    assert found == Address("localhost", "", "", "127.0.0.1")

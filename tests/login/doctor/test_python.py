@@ -1,16 +1,32 @@
-"""This Python and the project's environment."""
+"""This Python, the project's environment, and the torch that jobs get."""
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.metadata
+import importlib.util
 import os
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rankup.login.doctor import codes, python
-from rankup.login.doctor.python import Python
+from rankup.base.findings import Finding
+from rankup.login.doctor import facts, python
+from rankup.login.doctor.facts import Facts, Python, Torch
+from rankup.login.doctor.question import Question
+from rankup.site import profile
+from rankup.site.config import Config
+from tests.login.doctor.known import asked
 
+JURECA = profile.load("jureca-dc")
+JUPITER = profile.load("jupiter")
+LUMI = profile.load("lumi-g")
+GENERIC = profile.load("generic")
+LOCAL = profile.load("local")
 HERE = Python("3.12.1", Path("/v/bin/python"), Path("/v"), True, None)
 
 
@@ -28,49 +44,61 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def environment(
+    project: Path,
+    this: Python,
+    staleness: Callable[[Path], str] = fresh,
+    job: Mapping[str, Any] | None = None,
+) -> list[Finding]:
+    config = Config(job=job or {})
+    return asked(
+        python.environment, project=project, python=this, staleness=staleness, config=config
+    )
+
+
 def inside(project: Path) -> Python:
     return Python("3.12.1", Path("/x"), project / "env" / "venv", True, None)
 
 
 def test_this_python_is_named() -> None:
-    found = python.this({})
+    found = facts.this_python({})
     assert (found.executable, found.prefix) == (Path(sys.executable), Path(sys.prefix))
-    assert python.check_python(found)[0].level == "ok"
+    assert asked(python.python, python=found)[0].level == "ok"
 
 
 def test_another_environment_that_is_active_is_a_warning() -> None:
-    other = python.this({"CONDA_PREFIX": "/opt/conda"})
-    [found] = python.check_python(other)
-    assert (found.code, found.level) == (codes.PYTHON, "warning")
+    other = facts.this_python({"CONDA_PREFIX": "/opt/conda"})
+    [found] = asked(python.python, python=other)
+    assert (found.code, found.level) == ("RK518", "warning")
     assert "/opt/conda" in found.message
 
 
 def test_the_active_one_behind_a_link_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(sys.prefix)
-    found = python.this({"VIRTUAL_ENV": str(tmp_path / "link")})
-    assert python.check_python(found)[0].level == "ok"
+    found = facts.this_python({"VIRTUAL_ENV": str(tmp_path / "link")})
+    assert asked(python.python, python=found)[0].level == "ok"
 
 
 def test_an_environment_that_is_active_is_fine(project: Path) -> None:
-    [found] = python.check_environment(project, inside(project), fresh)
-    assert (found.code, found.level) == (codes.ENVIRONMENT, "ok")
+    [found] = environment(project, inside(project))
+    assert (found.code, found.level) == ("RK519", "ok")
 
 
 def test_one_that_is_there_and_not_active_is_a_warning(project: Path) -> None:
-    [found] = python.check_environment(project, HERE, fresh)
+    [found] = environment(project, HERE)
     assert found.level == "warning"
     assert "not active" in found.message
 
 
 def test_one_that_was_never_made_says_the_command(project: Path) -> None:
     os.rename(project / "env" / "venv", project / "gone")
-    [found] = python.check_environment(project, HERE, fresh)
+    [found] = environment(project, HERE)
     assert found.todo == f"rankup env create {project / 'env'}"
 
 
 def test_one_that_is_older_than_its_files_is_a_warning(project: Path) -> None:
     old = "env is older than its modules.sh"
-    [found] = python.check_environment(project, inside(project), lambda folder: old)
+    [found] = environment(project, inside(project), lambda folder: old)
     assert (found.level, found.message) == ("warning", old)
     assert found.todo == f"rankup env create {project / 'env'}"
 
@@ -78,14 +106,188 @@ def test_one_that_is_older_than_its_files_is_a_warning(project: Path) -> None:
 def test_one_of_another_name_is_known_by_its_files(project: Path, tmp_path: Path) -> None:
     os.rename(project / "env", project / "other")
     own = Python("3.12.1", Path("/x"), project / "other" / "venv", True, None)
-    [found] = python.check_environment(project, own, fresh)
+    [found] = environment(project, own)
     assert (found.level, found.message) == ("ok", f"{project / 'other'} is active")
 
 
 def test_what_jobs_get_instead_has_to_be_there(tmp_path: Path) -> None:
-    assert python.check_job({}) == []
-    [gone] = python.check_job({"environment": str(tmp_path / "none.sh")})
-    assert (gone.level, gone.code) == ("error", codes.ENVIRONMENT)
-    [other] = python.check_job({"container": "docker://some/image"})
+    assert environment(tmp_path, HERE) == []
+    [gone] = environment(tmp_path, HERE, job={"environment": str(tmp_path / "none.sh")})
+    assert (gone.level, gone.code) == ("error", "RK519")
+    [other] = environment(tmp_path, HERE, job={"container": "docker://some/image"})
     assert other.level == "ok"
     assert "docker://some/image" in other.message
+
+
+def make_torch(
+    site: Path, version: str = "2.8.0+cu128", cuda: str | None = "12.8", hip: str | None = None
+) -> Path:
+    """A torch as far as it can be seen without importing it."""
+    info = site / f"torch-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')\n")
+    (site / "torch" / "version.py").write_text(
+        "from typing import Optional\n"
+        f"__version__ = {version!r}\ndebug = False\ncuda: Optional[str] = {cuda!r}\n"
+        f"hip: Optional[str] = {hip!r}\n"
+    )
+    return site
+
+
+def test_a_build_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_torch(tmp_path, "2.8.0+rocm6.4", None, "6.4")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert facts.torches() == [Torch(tmp_path, "2.8.0+rocm6.4", "ROCm 6.4")]
+
+
+def test_the_real_torch_is_read_and_not_imported() -> None:
+    assert facts.torches()[0].version == importlib.metadata.version("torch")
+
+
+def test_one_that_only_a_finder_knows_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_torch(tmp_path / "checkout")
+    spec = importlib.machinery.ModuleSpec("torch", None, origin=str(site / "torch/__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert [one.folder for one in facts.torches()] == [site]
+
+
+def torch(*found: Torch) -> Finding:
+    [finding] = asked(
+        python.torch, torches=list(found), project=Path("/no"), python=replace(HERE, venv=False)
+    )
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ("2.6.0", "error"),
+        ("1.13.1+cu117", "error"),
+        ("2.7.1", "warning"),
+        ("2.8.0", "ok"),
+        ("2.10.0a0+git12ab", "ok"),
+        ("", "error"),
+    ],
+)
+def test_too_old_for_fsdp2(version: str, level: str) -> None:
+    found = torch(Torch(Path("/m"), version, "CPUs"))
+    assert (found.code, found.level) == ("RK520", level)
+    if level == "error" and version:
+        assert found.todo.startswith("remove the module")
+        assert "which wants 2.7" in found.message
+        assert "torch>=2.8 in requirements.txt" in found.todo
+    assert torch().level == "warning"
+
+
+def files(question: Question[Facts], project: Path, *torches: Torch) -> list[Finding]:
+    here = replace(HERE, venv=False)
+    found = asked(question, torches=torches, project=project, python=here)
+    return [one for one in found if one.place != "torch"]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("torch==2.4.1", True),
+        ("torch==2.4.*", True),
+        ("torch<2.7", True),
+        ("torch~=2.5", True),
+        ("torch>=2.1,<2.5", True),
+        ("torch>=2.7", False),
+        ("torch<3", False),
+        ("torch==2.8.0+cu128  # pinned", False),
+        ("torch", False),
+        ("torchvision==0.19", False),
+        ("torch-geometric==2.4", False),
+    ],
+)
+def test_requirements_that_ask_for_an_old_one(tmp_path: Path, line: str, wrong: bool) -> None:
+    (tmp_path / "requirements.txt").write_text(f"numpy\n{line}\n")
+    found = files(python.torch, tmp_path)
+    places = [one.place for one in found if one.level == "error"]
+    assert places == (["requirements.txt:2"] if wrong else [])
+
+
+def test_twice_on_the_path_says_which_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv = make_torch(tmp_path / "venv")
+    module = make_torch(tmp_path / "module", "2.5.1")
+    monkeypatch.setattr(sys, "path", [str(venv), str(module), str(venv)])
+    [found] = asked(
+        python.torch_twice,
+        torches=facts.torches(),
+        project=tmp_path,
+        python=replace(HERE, venv=False),
+    )
+    assert (found.code, found.level) == ("RK523", "warning")
+    assert f"2.8.0+cu128 in {venv} is taken, behind it 2.5.1 in {module}" in found.message
+
+
+def test_a_module_and_a_requirement_are_twice(tmp_path: Path) -> None:
+    env = tmp_path / "env"
+    env.mkdir()
+    (env / "modules.sh").write_text(
+        "module purge\nmodule load Stages/2024  # not PyTorch\nmodule load GCC PyTorch/2.1.2\n"
+    )
+    (env / "requirements.txt").write_text("# torch is here\ntorch >= 2.7\n")
+    [twice] = files(python.torch_twice, tmp_path)
+    assert (twice.code, twice.level) == ("RK523", "warning")
+    assert twice.place == "env/requirements.txt:2"
+    assert "the module PyTorch/2.1.2 (env/modules.sh:3)" in twice.message
+    assert twice.todo.startswith("take one out: PyTorch/2.1.2 of modules.sh and ask for torch>=2.8")
+
+
+def test_files_that_are_no_text_are_read(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_bytes(b"\xff\xfe\x00torch\n" * 10)
+    assert files(python.torch, tmp_path) == []
+    (tmp_path / "modules.sh").mkdir()
+    with pytest.raises(OSError, match="directory"):  # becomes a finding
+        files(python.torch_twice, tmp_path)
+
+
+CPU = Torch(Path("/v"), "2.8.0+cpu", "CPUs")
+CUDA = Torch(Path("/v"), "2.8.0+cu128", "CUDA 12.8")
+ROCM = Torch(Path("/v"), "2.8.0+rocm6.4", "ROCm 6.4")
+
+
+@pytest.mark.parametrize(
+    ("build", "site", "gpus", "level"),
+    [
+        (CPU, JURECA, False, "error"),
+        (CUDA, JURECA, False, "ok"),
+        (ROCM, JURECA, False, "error"),
+        (CUDA, LUMI, False, "error"),
+        (ROCM, LUMI, False, "ok"),
+        (CPU, GENERIC, False, "ok"),
+        (CPU, GENERIC, True, "warning"),
+        (ROCM, GENERIC, True, "ok"),
+        (CPU, LOCAL, False, "ok"),
+        (CPU, LOCAL, True, "warning"),
+        (CUDA, LOCAL, True, "ok"),
+    ],
+)
+def test_built_for_these_gpus(build: Torch, site: profile.Profile, gpus: bool, level: str) -> None:
+    [found] = asked(python.torch_device, torches=[build], profile=site, gpus=gpus)
+    assert (found.code, found.level) == ("RK521", level)
+    assert asked(python.torch_device, torches=[], profile=site, gpus=gpus) == []
+
+
+@pytest.mark.parametrize(
+    ("here", "site", "wrong"),
+    [
+        ("x86_64", JURECA, False),
+        ("x86_64", JUPITER, True),
+        ("aarch64", JUPITER, False),
+        ("aarch64", JURECA, True),
+        ("aarch64", LOCAL, False),
+    ],
+)
+def test_processors_of_compute_nodes(here: str, site: profile.Profile, wrong: bool) -> None:
+    found = asked(python.architecture, architecture=here, profile=site)
+    assert [(one.code, one.level) for one in found] == ([("RK522", "error")] if wrong else [])

@@ -8,15 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankup.login.doctor import quota, quotas
+from rankup.base.findings import Finding
+from rankup.login.doctor import folders, quota
 from rankup.login.doctor.quota import Quota
 from rankup.site.mounts import Mount
+from tests.login.doctor.known import asked
 
 RECORDED = Path(__file__).with_name("recorded")
 
 
 def parsed(name: str) -> list[Quota]:
-    return quota.parse([name.partition("-")[0]], (RECORDED / f"{name}.txt").read_text())
+    return quota.parse(name.partition("-")[0], (RECORDED / f"{name}.txt").read_text())
+
+
+def judged(found: list[Quota], late: list[str]) -> list[Finding]:
+    return asked(folders.quotas, quotas=(found, late))
 
 
 def test_lustre_in_kilobytes() -> None:
@@ -36,7 +42,7 @@ def test_lustre_over_its_quota_and_not_accurate() -> None:
     over, vague = parsed("lfs-over")
     assert over.used == 5242880 * 1024
     assert (vague.used, vague.files) == (1041408 * 1024, 0)
-    [finding] = [one for one in quota.check_quota([over], []) if one.level != "ok"]
+    [finding] = [one for one in judged([over], []) if one.level != "ok"]
     assert finding.level == "warning"
     assert "over its quota" in finding.message
 
@@ -77,19 +83,19 @@ def test_jutil() -> None:
     ],
 )
 def test_levels(one: Quota, level: str) -> None:
-    [found] = quota.check_quota([one], [])
+    [found] = judged([one], [])
     assert found.level == level
     assert "says lfs" in found.message
 
 
 def test_no_limit_is_no_line() -> None:
-    assert quota.check_quota([Quota("/h", "user", 5, 0, 0, 5, 0, 0, "quota")], []) == []
+    assert judged([Quota("/h", "user", 5, 0, 0, 5, 0, 0, "quota")], []) == []
 
 
 @given(st.text() | st.text("ab09/:*[]. -\n"))
 def test_no_text_is_too_strange(text: str) -> None:
     for command in ("lfs", "mmlsquota", "quota", "jutil"):
-        quota.check_quota(quota.parse([command], text), [])
+        judged(quota.parse(command, text), [])
 
 
 def test_each_kind_of_file_system_has_its_command() -> None:
@@ -108,8 +114,8 @@ def test_each_kind_of_file_system_has_its_command() -> None:
 
 def test_the_project_that_a_folder_counts_to(tmp_path: Path) -> None:
     # Only root could give it one; that the kernel is asked in its own terms shows all the same.
-    assert quotas.project_number(str(tmp_path)) == 0
-    assert quotas.project_number(str(tmp_path / "none")) == 0
+    assert quota.project_number(str(tmp_path)) == 0
+    assert quota.project_number(str(tmp_path / "none")) == 0
 
 
 def test_the_quotas_of_one_folder_in_lines(tmp_path: Path) -> None:
@@ -121,7 +127,7 @@ def test_the_quotas_of_one_folder_in_lines(tmp_path: Path) -> None:
     environment = {"PATH": f"{programs}:/usr/bin:/bin"}
     said = [
         line
-        for line in quotas.lines(tmp_path, "proj", environment, 120.0)
+        for line in quota.lines(tmp_path, "proj", environment, 120.0)
         if line.endswith("says jutil)")
     ]
     assert len(said) == 2
@@ -129,5 +135,5 @@ def test_the_quotas_of_one_folder_in_lines(tmp_path: Path) -> None:
     assert ", 3.93M of 4M files (project, says jutil)" in said[0]
     jutil.write_text("#!/bin/sh\nsleep 600\n")
     late = "`jutil project dataquota -p proj -o json -U KB` did not answer in time"
-    assert late in quotas.lines(tmp_path, "proj", environment, 0.5)
-    assert quotas.lines(tmp_path, None, {"PATH": str(tmp_path)}) == []
+    assert late in quota.lines(tmp_path, "proj", environment, 0.5)
+    assert quota.lines(tmp_path, None, {"PATH": str(tmp_path)}) == []

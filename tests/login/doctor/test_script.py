@@ -5,63 +5,75 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from rankup.login.doctor import codes, script
-from rankup.login.doctor.script import Command
+from rankup.base.findings import Finding
+from rankup.login import record
+from rankup.login.doctor import script
 from rankup.login.needs import Unmet
 from rankup.login.record import Item, Record
-from rankup.script.downloads import Download
-from rankup.script.modules import Import, imports
 from rankup.site import profile
+from tests.login.doctor.known import asked
 
-TRAIN = Path("train.py")
-COMMAND = Command(TRAIN)
 JURECA = profile.load("jureca-dc")
 LOCAL = profile.load("local")
-NO_RECORD = (None, False)
-KEY = 'script:["/p/train.py"]'
+GPT2 = "from transformers import AutoModel\n\nAutoModel.from_pretrained('gpt2')\n"
 
 
-def here(*modules: str) -> Callable[[str], bool]:
-    return lambda module: module in modules
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    """A script that downloads a model."""
+    path = tmp_path / "train.py"
+    path.write_text(GPT2)
+    return path
 
 
-def download(name: str | None = "gpt2", what: Literal["model", "url"] = "model") -> Download:
-    known = name is not None
-    return Download(3, TRAIN, what=what, name=name, how="from_pretrained", known=known)
+def imported(train: Path) -> list[Finding]:
+    return asked(script.imports, script=train)
 
 
-def test_a_missing_package_is_named_as_pip_knows_it() -> None:
-    imports = [
-        Import("torch.nn", 1, False),
-        Import("cv2", 4, False),
-        Import("sklearn.svm", 9, False),
-    ]
-    found = script.check_imports(TRAIN, imports, here("torch"))
+def data(
+    train: Path,
+    site: profile.Profile = JURECA,
+    internet: bool | None = False,
+    args: tuple[str, ...] = (),
+) -> Finding:
+    [found] = asked(
+        script.data, script=train, args=args, project=train.parent, profile=site, internet=internet
+    )
+    return found
+
+
+def test_a_missing_package_is_named_as_pip_knows_it(
+    train: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train.write_text("import json\nimport cv2\n\n\nimport sklearn.svm\n")
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [])
+    found = imported(train)
     assert [(one.place, one.level) for one in found] == [
-        ("train.py:4", "error"),
-        ("train.py:9", "error"),
+        ("train.py:2", "error"),
+        ("train.py:5", "error"),
     ]
     assert found[0].todo.startswith("pip install opencv-python")
     assert found[1].todo.startswith("pip install scikit-learn;")
 
 
-def test_what_the_script_can_do_without_is_no_error() -> None:
-    imports = [Import("apex", 1, True), Import("torch", 2, False)]
-    [found] = script.check_imports(TRAIN, imports, here("torch"))
+def test_what_the_script_can_do_without_is_no_error(train: Path) -> None:
+    train.write_text("try:\n    import no_such\nexcept ImportError:\n    pass\nimport json\n")
+    [found] = imported(train)
     assert found.level == "ok"
-    assert "can do without: apex" in found.message
+    assert "can do without: no_such" in found.message
 
 
-def test_an_import_that_is_optional_in_one_place_only_is_missing() -> None:
-    imports = [Import("apex", 1, True), Import("apex.amp", 7, False, True, Path("/x/model.py"))]
-    [found] = script.check_imports(TRAIN, imports, here())
-    assert (found.place, found.level) == ("model.py:7", "error")
+def test_an_import_that_is_optional_in_one_place_only_is_missing(train: Path) -> None:
+    train.write_text("import model\ntry:\n    import no_such\nexcept ImportError:\n    pass\n")
+    train.with_name("model.py").write_text("def f():\n    import no_such.amp\n")
+    [found] = imported(train)
+    assert (found.place, found.level) == ("model.py:2", "error")
     assert "in a function" in found.message
 
 
@@ -90,61 +102,59 @@ def test_a_folder_beside_the_script_is_no_package(
     assert script.is_here("google_of_mine.cloud", tmp_path)
 
 
-def test_a_folder_with_modules_that_the_script_imports_is_not_missing(tmp_path: Path) -> None:
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "model.py").touch()
-    train = tmp_path / "train.py"
+def test_a_folder_with_modules_that_the_script_imports_is_not_missing(train: Path) -> None:
+    (train.parent / "parts").mkdir()
+    (train.parent / "parts" / "model.py").touch()
     train.write_text("import parts.model\nfrom parts import model\nimport wandb_of_mine\n")
-    found = script.check_imports(train, imports(train), lambda m: script.is_here(m, tmp_path))
-    assert [one.place for one in found] == ["train.py:3"]
+    assert [one.place for one in imported(train)] == ["train.py:3"]
 
 
 @pytest.mark.parametrize(
-    ("record", "exact", "level", "part"),
+    ("fetched", "args", "level", "part"),
     [
-        (Record("k", "now", proof="namespace"), True, "ok", "in a network namespace"),
-        (Record("k", "now", proof="blocked"), True, "ok", "with blocked sockets"),
-        (Record("k", "now", proof="blocked"), False, "warning", "other arguments"),
-        (Record(KEY, "now", proof="none", note="--no-run"), True, "warning", "(--no-run)"),
-        (Record("k", "now", proof="failed", note="wants x"), True, "error", "wants x"),
+        (Record("", "now", proof="namespace"), (), "ok", "in a network namespace"),
+        (Record("", "now", proof="blocked"), (), "ok", "with blocked sockets"),
+        (Record("", "now", proof="blocked"), ("--lr", "1"), "warning", "other arguments"),
+        (Record("", "now", proof="none", note="--no-run"), (), "warning", "(--no-run)"),
+        (Record("", "now", proof="failed", note="wants x"), (), "error", "wants x"),
         (
-            Record("k", "now", (Item("x", "", "/no/where", 1),), proof="blocked"),
-            True,
+            Record("", "now", (Item("x", "", "/no/where", 1),), proof="blocked"),
+            (),
             "error",
             "/no/where",
         ),
     ],
 )
-def test_records(record: Record, exact: bool, level: str, part: str) -> None:
-    [found] = script.check_data(COMMAND, JURECA, False, (record, exact), [])
-    assert (found.code, found.level) == (codes.DATA, level)
+def test_records(
+    train: Path, fetched: Record, args: tuple[str, ...], level: str, part: str
+) -> None:
+    record.write(train.parent, replace(fetched, key=record.script_key(train, ())))
+    found = data(train, args=args)
+    assert (found.code, found.level) == ("RK526", level)
     assert part in found.message
 
 
-def test_never_fetched_and_no_internet_is_a_warning_with_the_command() -> None:
-    [found] = script.check_data(
-        Command(Path("my train.py")), JURECA, False, NO_RECORD, [download()]
-    )
+def test_never_fetched_and_no_internet_is_a_warning_with_the_command(train: Path) -> None:
+    found = data(train.rename(train.with_name("my train.py")))
     assert found.level == "warning"
     assert "line 3: model gpt2" in found.message
-    assert found.todo.startswith("rankup fetch 'my train.py'")
+    assert found.todo.startswith(f"rankup fetch '{train.parent}/my train.py'")
 
 
-def test_where_nodes_have_internet_it_is_fine() -> None:
-    assert script.check_data(COMMAND, JURECA, True, NO_RECORD, [download()])[0].level == "ok"
-    assert script.check_data(COMMAND, LOCAL, None, NO_RECORD, [download()])[0].level == "ok"
-    assert script.check_data(COMMAND, JURECA, None, NO_RECORD, [download()])[0].level == "warning"
-    assert script.check_data(COMMAND, JURECA, False, NO_RECORD, [])[0].level == "ok"
+def test_where_nodes_have_internet_it_is_fine(train: Path) -> None:
+    assert data(train, JURECA, True).level == "ok"
+    assert data(train, LOCAL, None).level == "ok"
+    assert data(train, JURECA, None).level == "warning"
+    train.write_text("print(1)\n")
+    assert data(train, JURECA, False).level == "ok"
 
 
-def test_secrets_in_urls_are_not_shown() -> None:
-    secret = download("https://me:hunter2@host.org/a.tgz?token=hunter2", "url")
-    broken = download("https://[me:hunter2", "url")
-    for one in (secret, broken):
-        [found] = script.check_data(COMMAND, JURECA, False, NO_RECORD, [one])
+def test_secrets_in_urls_are_not_shown(train: Path) -> None:
+    for url in ("https://me:hunter2@host.org/a.tgz?token=hunter2", "https://[me:hunter2"):
+        train.write_text(f"import torch\ntorch.hub.download_url_to_file({url!r}, 'a')\n")
+        found = data(train)
         assert "hunter2" not in found.message
-    [found] = script.check_data(COMMAND, JURECA, False, NO_RECORD, [secret])
-    assert "https://host.org/a.tgz" in found.message
+        assert ("https://host.org/a.tgz" in found.message) == ("host" in url)
 
 
 def test_why_a_script_cannot_be_read(tmp_path: Path) -> None:
@@ -157,10 +167,11 @@ def test_why_a_script_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_needs_of_rankup_toml() -> None:
-    assert [one.level for one in script.check_needs([])] == ["ok"]
+    assert asked(script.needs, unmet=None, killed=[]) == []
+    assert [one.level for one in asked(script.needs, unmet=[], killed=[])] == ["ok"]
     missing = Unmet("dataset xsum", "not fetched", "rankup fetch --dataset xsum")
-    [found] = script.check_needs([missing])
-    assert (found.level, found.code) == ("error", codes.NEEDS), "rankup run refuses"
+    [found] = asked(script.needs, unmet=[missing], killed=[])
+    assert (found.level, found.code) == ("error", "RK527"), "rankup run refuses"
     assert (found.message, found.todo) == (
         "dataset xsum: not fetched",
         "rankup fetch --dataset xsum",

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch import connect
 from rankup.login.fetch.download import Patience, download
 from rankup.login.fetch.result import FetchFailed
 
@@ -33,13 +32,10 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_nobody_answers_is_known_soon_and_not_tried_for_long(
-    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connect, "LONGEST", 0.3)
+def test_nobody_answers_is_known_soon_and_not_tried_for_long(silent: str, tmp_path: Path) -> None:
     said: list[str] = []
     # A third attempt would come after an hour.
-    patience = Patience(stall=600, pauses=(0.1, 3600))
+    patience = Patience(stall=600, connect=0.3, pauses=(0.1, 3600))
     with pytest.raises(FetchFailed, match=rf"{silent} does not answer; no network here"):
         download(f"https://{silent}/a", tmp_path / "a", patience=patience, say=said.append)
     assert len(said) == 1  # the line before the second and last attempt
@@ -66,11 +62,8 @@ def _trickle(server: socket.socket, stack: ExitStack) -> None:
             time.sleep(0.05)
 
 
-def test_a_server_that_answers_late_is_waited_for(
-    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connect, "LONGEST", 0.2)
+def test_a_server_that_answers_late_is_waited_for(web: Web, tmp_path: Path) -> None:
     url = web.put("/a.bin", b"data", stall=0.5)
-    patience = Patience(stall=60, pauses=())
+    patience = Patience(stall=60, connect=0.2, pauses=())
     download(url, tmp_path / "a.bin", patience=patience, say=lambda line: None)
     assert (tmp_path / "a.bin").read_bytes() == b"data"

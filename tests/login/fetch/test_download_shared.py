@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from rankup.login.fetch.download import Patience, download
-from rankup.login.fetch.http import Version
-from rankup.login.fetch.part import Part
 from rankup.login.fetch.result import FetchFailed
 
 from ..others import as_another_user
@@ -25,11 +23,10 @@ from rankup.login.fetch.download import Patience, download
 print(download(sys.argv[3], target, patience=Patience(pauses=())).sha256)
 """
 _UNPACK = """
-from rankup.base import lock
-from rankup.login.fetch.unpack import unpack
-archive = target.with_name("d.tar")
-with lock.held(target, print) as held:
-    print(unpack(archive, target, ("train",), held, "0" * 64).files)
+from rankup.login.fetch.archive import Archive, fetch_archive
+from rankup.site.caches import Caches
+caches = Caches(target, target, (), {})
+fetch_archive(Archive(sys.argv[3], sys.argv[4], "d", ("train",)), caches)
 """
 
 
@@ -61,26 +58,30 @@ def test_another_user_begins_anew_where_nothing_can_be_read(web: Web, shared: Pa
     assert sorted(path.name for path in shared.iterdir()) == ["a.bin"]
 
 
-def test_what_is_begun_anew_is_another_file_than_the_one_before(tmp_path: Path) -> None:
+def test_what_is_begun_anew_is_another_file_than_the_one_before(web: Web, tmp_path: Path) -> None:
     """A process that lost its lock without knowing may still write into the old one."""
-    part = Part(tmp_path / "a.bin", "https://h/a.bin", trusted=True)
-    part.begin(Version('"1"'), 10)
-    with part.path.open("r+b", buffering=0) as old:
-        part.begin(Version('"2"'), 10)
+    target = tmp_path / "a.bin"
+    url = _cut_off(web, target)
+    web.put("/a.bin", DATA[::-1])
+    with (tmp_path / "a.bin.part").open("r+b", buffering=0) as old:
+        download(url, target, say=lambda line: None)
         old.write(b"displaced")
-    assert part.path.read_bytes() == b""
+    assert target.read_bytes() == DATA[::-1]
 
 
-def test_what_another_user_has_half_unpacked_is_moved_aside(shared: Path) -> None:
-    with tarfile.open(shared / "d.tar", "w") as tar:
+def test_what_another_user_has_half_unpacked_is_moved_aside(web: Web, shared: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
         member = tarfile.TarInfo("d/train/x")
         member.size = 3
         tar.addfile(member, io.BytesIO(b"dog"))
-    (shared / "d.tar").chmod(0o644)
-    half = shared / "d.part" / "train"
+    data = packed.getvalue()
+    half = shared / "datasets" / "d.part" / "train"
     half.mkdir(parents=True)
+    (shared / "datasets").chmod(0o777)
     (half / "y").write_bytes(b"ha")
     half.chmod(0o555)  # nothing in it can be removed
-    assert as_another_user(_UNPACK, shared / "d").strip() == "1"
-    assert [path.name for path in (shared / "d" / "train").iterdir()] == ["x"]
-    assert not (shared / "d.part").exists()
+    url, sha256 = web.put("/d.tar", data), hashlib.sha256(data).hexdigest()
+    as_another_user(_UNPACK, shared, url, sha256)
+    assert [path.name for path in (shared / "datasets" / "d" / "train").iterdir()] == ["x"]
+    assert not (shared / "datasets" / "d.part").exists()

@@ -18,9 +18,10 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.login import record
-from rankup.login.fetch import hub_name, named
-from rankup.login.fetch.hub_name import Name
-from rankup.login.fetch.named import OnHub
+from rankup.login.fetch import hub as hubs
+from rankup.login.fetch.hub import Name
+from rankup.login.fetch.hub_child import needed
+from rankup.login.fetch.things import NAMED, OnHub
 
 from ...conftest import CHECKOUT
 from ..hub_server import Hub
@@ -28,6 +29,7 @@ from ..stage import Stage
 
 NOWHERE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
 TOKEN = "hf_abcdefghijklmnop"
+TEXT = ["README.md", "config.json", "tokenizer.json", "vocab.txt"]
 MODEL = {"config.json": b"{}", "model.safetensors": bytes(3000), "tf_model.h5": b"x" * 5000}
 
 
@@ -53,7 +55,7 @@ def _offline(stage: Stage, code: str, variables: Mapping[str, str]) -> str:
 
 
 def test_names_are_read_and_what_is_none_is_refused() -> None:
-    parse = hub_name.parse
+    parse = hubs.parse
     assert parse("org/a.b-c", "model") == Name("model", "org/a.b-c")
     assert parse("gpt2@main", "model") == Name("model", "gpt2", None, "main")
     whole = parse("org/a:en.2@refs/convert/parquet", "dataset")
@@ -94,6 +96,40 @@ def test_a_model_comes_without_doubles_and_without_showing_the_token(
     assert not hub.web.requests(hub.large(MODEL["tf_model.h5"]))
     code = "import huggingface_hub as h; print(h.hf_hub_download('org/gated', 'config.json'))"
     assert Path(_offline(stage, code, found.variables).strip()).parent == Path(item.path)
+
+
+def test_safetensors_are_preferred_to_the_same_weights_in_other_formats() -> None:
+    same = ["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot"]
+    kept, skipped = needed([*TEXT, "model.safetensors", *same, "onnx/model.onnx", "64.tflite"])
+    assert kept == sorted([*TEXT, "model.safetensors"])
+    assert skipped == sorted([*same, "onnx/model.onnx", "64.tflite"])
+
+
+def test_shards_and_their_indexes_go_together() -> None:
+    kept, skipped = needed(
+        [
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "pytorch_model-00001-of-00001.bin",
+            "pytorch_model.bin.index.json",
+            "consolidated.safetensors",
+            "original/consolidated.00.pth",
+            "original/params.json",
+        ]
+    )
+    assert kept == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "original/params.json",
+    ]
+    assert len(skipped) == 4
+
+
+def test_without_safetensors_the_pickled_weights_are_needed() -> None:
+    kept, skipped = needed(["config.json", "pytorch_model.bin", "tf_model.h5"])
+    assert (kept, skipped) == (["config.json", "pytorch_model.bin"], ["tf_model.h5"])
 
 
 @pytest.mark.slow
@@ -158,7 +194,7 @@ configs:
 
 def test_wikitext_2_comes_as_a_data_set_and_as_text(stage: Stage, hub: Hub) -> None:
     """Of the same data set a configuration that is none is refused."""
-    known = named.NAMED["wikitext-2"]
+    known = NAMED["wikitext-2"]
     assert isinstance(known, OnHub)
     files = {"README.md": _WIKITEXT}
     files["wikitext-103-v1/train-00000-of-00001.parquet"] = _parquet([{"text": "long\n"}])

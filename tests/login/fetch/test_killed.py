@@ -192,7 +192,7 @@ def test_killed_at_any_moment_while_a_job_writes_there_nothing_of_either_is_lost
         [*states] = _states(project)
         # Under names that the script has taken in its copy, too.
         job = {"results.txt": b"of a job", "last.pt": b"of a job", "runs/new": b"of a job"}
-        job["b.bin"] = b"of a job" if "b.bin" not in before else before["b.bin"]
+        job["b.bin"] = before.get("b.bin", b"of a job")
         for name, data in job.items():
             (project / name).write_bytes(data)
         with (project / "train.log").open("ab") as log:

@@ -7,6 +7,10 @@ import torch.nn as nn
 from torch.utils.data import DataLoader
 
 
+def cuda(tensor, use_cuda):
+    return tensor.cuda() if use_cuda else tensor
+
+
 def main(args, dataset):
     torch.cuda.set_device(args.gpu)
     model = nn.Linear(4, 2).cuda(args.gpu)
@@ -16,7 +20,7 @@ def main(args, dataset):
     loader = DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)
     for images, labels in loader:
         images = images.cuda(args.gpu, non_blocking=True)
-        labels = labels.cuda(non_blocking=True)
+        labels = cuda(labels, True)
         mask = torch.zeros(3).to("cuda:" + str(args.gpu))
         loss = criterion(model(images), labels)
         loss.backward()

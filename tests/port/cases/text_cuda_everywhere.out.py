@@ -10,6 +10,10 @@ rankup.setup()
 rankup.quiet()
 
 
+def cuda(tensor, use_cuda):
+    return tensor.cuda() if use_cuda else tensor
+
+
 def main(args, dataset):
     model = nn.Linear(4, 2).cuda()
     model = rankup.wrap(model)
@@ -19,7 +23,7 @@ def main(args, dataset):
     loader = rankup.shard(DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True))
     for images, labels in loader:
         images = images.cuda(non_blocking=True)
-        labels = labels.cuda(non_blocking=True)
+        labels = cuda(labels, True)
         mask = torch.zeros(3).to("cuda")
         loss = criterion(model(images), labels)
         loss.backward()

@@ -48,11 +48,24 @@ echo "through"
 """
 
 
+TRAIN = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in DataLoader(TensorDataset(torch.randn(8, 2), torch.randn(8, 1)), batch_size=4):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+"""
+
+
 def beside(folder: Path, text: str, name: str = "job.sbatch") -> Path:
     """A batch script, with the files that it names beside it."""
     (folder / "log").mkdir(exist_ok=True)
     (folder / "env.sh").touch()
-    (folder / "train.py").write_text("loss.backward()\n")
+    (folder / "train.py").write_text(TRAIN)
     path = folder / name
     path.write_bytes(text.encode())
     return path

@@ -121,6 +121,10 @@ RIGHT = [
     .replace("$RANDOM", "$SLURM_JOB_ID"),
     MANY.replace("--nproc_per_node=gpu", "--nproc_per_node=$N").replace("rc=$?", "rc=$?", 1),
     MANY.replace("rc=$?\n", "").replace("source env.sh", "set -euo pipefail").replace("$rc", "$?"),
+    MANY.replace("#!/bin/bash", "#!/bin/bash -e").replace("exit $rc", "echo $rc"),
+    MANY.replace("source env.sh", "python -m venv env\n. env/bin/activate"),
+    MANY.replace("train.py", "run.py").replace("source env.sh", "echo 'a()' > run.py"),
+    MANY.replace("--time=", "--cuda-mps --image=a/b:1 --time="),
     MANY.replace("--account=abc", "--acount=abc # noqa: RK154"),
     MANY.replace("=gpu ", "=2 ").replace("srun --cpu", "# noqa: RK161, RK156\nsrun --cpu"),
     # a task for each GPU, a helper of one process before it
@@ -251,6 +255,10 @@ COMMANDS = [
     "pixi run torchrun tain.py",
     "A=1 B='x y' env C=2 nohup python -u \\\n  tain.py",
     'srun "${run[@]}"',
+    "launcher='torchrun --nnodes 1'\nsrun bash -c \"$launcher tain.py\"",
+    'run="srun python \\\n  tain.py"\n$run --epochs 3',
+    "python -m torch.distributed.launch --use_env tain.py",
+    'python "$SLURM_SUBMIT_DIR/tain.py"',
     "train python tain.py",
     "for i in 1 2; do if a; then python tain.py > $i 2>&1; fi; done",
     "python tain.py <<EOF\n'(\nEOF",
@@ -265,6 +273,25 @@ def test_a_python_is_found_behind_what_starts_it(tmp_path: Path, command: str) -
     found = {code for code, _ in codes(path)}
     assert "RK165" in found
     assert "RK169" not in found
+
+
+def test_an_option_of_a_plugin_is_no_error(tmp_path: Path) -> None:
+    """Sites add some of their own; only what looks like a slip is what sbatch refuses."""
+    text = MANY.replace("--time=", "--qqq=1 --time=").replace("--account=", "--acount=")
+    found = {one.message: one.level for one in check(beside(tmp_path, text))}
+    assert found == {
+        "sbatch has no option --acount": "error",
+        "sbatch itself has no option --qqq": "warning",
+    }
+
+
+def test_a_pipe_and_what_follows_it_are_two_findings(tmp_path: Path) -> None:
+    """Either of them lets a run that failed end as COMPLETED."""
+    text = ONE.replace("   # long", " | tee log.txt")
+    said = [one.message for one in check(beside(tmp_path, text)) if one.code == "RK160"]
+    assert len(said) == 2
+    assert "the pipe" in "".join(said)
+    assert "commands follow (line 16)" in "".join(said)
 
 
 def test_the_script_of_a_container_may_stand_in_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rankup.base.errors import UserError
 from rankup.cli import main
 from rankup.port.sbatch import block, check, port
 
-from .scripts import MANY, ONE, beside
+from .scripts import MANY, ONE, TRAIN, beside
 
 # Every command of a job's node, as lines that say what they got.
 _FAKES = {
@@ -80,7 +80,7 @@ def test_a_second_time_changes_nothing_and_finds_nothing(tmp_path: Path) -> None
     (tmp_path / "train_dist.py").touch()
     assert check(done.path) == []
     assert subprocess.run(["bash", "-n", done.path], check=False).returncode == 0
-    linted = ["shellcheck", "--severity=warning", "--exclude=SC1091", done.path]
+    linted = ["shellcheck", "--severity=warning", "--exclude=SC1091", str(done.path)]
     assert subprocess.run(linted, check=False).returncode == 0
 
 
@@ -150,6 +150,8 @@ SHAPES = [
     ("exec python train.py", "on_all_gpus python train_dist.py"),
     ("A=1 time srun -n1 python train.py", None),
     ("time srun -n1 python train.py", "time on_all_gpus python train_dist.py"),
+    ("time A=1 CUDA_VISIBLE_DEVICES=0 python train.py",
+     "time A=1 on_all_gpus python train_dist.py"),
     ("A=1 B='x y' python train.py", "A=1 B='x y' on_all_gpus python train_dist.py"),
     ("timeout 30m python train.py", "on_all_gpus timeout 30m python train_dist.py"),
     ("srun env A=1 python train.py > o.txt", "on_all_gpus env A=1 python train_dist.py > o.txt"),
@@ -182,6 +184,13 @@ def test_a_pipe_keeps_its_status(tmp_path: Path, fakes: dict[str, str]) -> None:
     done.path.write_text(done.text)
     assert ran(done.path, fakes, fails=5).returncode == 5
     assert "<train_dist.py>" in (tmp_path / "log.txt").read_text()
+    path = beside(tmp_path, text + "echo through\n")
+    done = port(path)
+    done.path.write_text(done.text)
+    assert "RK160" not in {one.code for one in check(done.path)}
+    found = ran(done.path, fakes, fails=5)
+    assert found.returncode == 5
+    assert found.stdout.endswith("through\n")
 
 
 DIRECTIVES = [
@@ -227,11 +236,25 @@ def test_without_a_slurm_the_partition_tells_the_machine(
 
 def test_which_of_several_trains(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH --gres=gpu:1\npython prepare.py\npython train.py\n"
-    (tmp_path / "prepare.py").write_text("print(1)\n")
+    (tmp_path / "prepare.py").write_text("import torch\ntokenizer.train(files)\n")
     done = port(beside(tmp_path, text))
     assert done.text.endswith("\npython prepare.py\non_all_gpus python train_dist.py\n")
-    (tmp_path / "train.py").write_text("import rankup\nloss.backward()\n")  # ported in place
+    (tmp_path / "train.py").write_text(f"import rankup\nrankup.setup()\n{TRAIN}")  # in place
     assert port(tmp_path / "job.sbatch").text.endswith("on_all_gpus python train.py\n")
+
+
+def test_a_script_that_needs_no_port_keeps_its_name(tmp_path: Path) -> None:
+    """`rankup port` of a script for Lightning makes none, and one for DDP by hand neither."""
+    job = beside(tmp_path, "#!/bin/bash\n#SBATCH --gres=gpu:1\npython train.py\n")
+    path = tmp_path / "train.py"
+    path.write_text("import torch, lightning as L\nt = L.Trainer()\nt.fit(model, loader)\n")
+    done = port(job)
+    assert done.text.endswith("\non_all_gpus python train.py\n")
+    assert any("train.py stays: the script uses Lightning" in note for note in done.notes)
+    path.write_text(f"import torch.distributed as d\nd.init_process_group()\n{TRAIN}")
+    assert port(job).text.endswith("\non_all_gpus python train.py\n")
+    path.write_text("import torch\nprint(torch.ones(1))\n")
+    assert any("is to be written by hand" in note for note in port(job).notes)
 
 
 REFUSED = [
@@ -240,7 +263,8 @@ REFUSED = [
     (ONE.replace("python -u train.py", "accelerate launch train.py"), "launcher of its own"),
     (ONE.replace("python", "apptainer exec i.sif python"), "--container"),
     (ONE.replace("-u train.py", "- <<EOF\nEOF\ntrue"), "starts no Python script"),
-    (ONE.replace("long\n", "long\n&\n").replace("   # long\n&", " &"), "in the background"),
+    (ONE.replace("long\n", "long\n&\n").replace("   # long\n&", " & kill $!"), "in the background"),
+    (ONE.replace("   # long", " &\npython train.py &\nwait"), "in the background"),
     (ONE.replace("--ntasks=1", "--ntasks=4"), "several times already"),
     (ONE.replace("#SBATCH", "##SBATCH"), "no #SBATCH line"),
     (ONE.replace("#!/bin/bash", "#!/bin/csh"), "no bash"),
@@ -260,8 +284,9 @@ REFUSED = [
         ONE.replace("python -u train.py", '"${RUN[@]}"').replace(
             "\nsrun", "\nRUN=(python a.py)\nsrun"
         ),
-        "array",
+        "in a variable",
     ),
+    (ONE.replace("--label", "--container-image=a#b"), "--container IMAGE"),
     (ONE.replace("srun --label", "srun --label 2>err.txt"), "redirection"),
     (ONE + "for name do echo; done\n", "port cannot"),
 ]
@@ -286,6 +311,30 @@ def test_the_status_is_kept_behind_a_here_document(tmp_path: Path, fakes: dict[s
     found = ran(done.path, fakes, fails=4)
     assert found.returncode == 4
     assert found.stdout.endswith("end\n")
+
+
+def test_the_status_of_a_run_is_kept_before_another_script(
+    tmp_path: Path, fakes: dict[str, str]
+) -> None:
+    """Either of them fails the job."""
+    (tmp_path / "evaluate.py").write_text("import torch\n")
+    text = "#!/bin/bash\n#SBATCH --gres=gpu:1\npython train.py\npython evaluate.py\n"
+    done = port(beside(tmp_path, text))
+    for fails, code in (("train", 3), ("evaluate", 3), ("none", 0)):
+        done.path.write_text(done.text)
+        body = f'case "$*" in *{fails}*) exit 3;; esac'
+        (tmp_path / "bin" / "python").write_text(f"#!/bin/bash\n{body}\n")
+        assert ran(done.path, fakes).returncode == code
+
+
+def test_a_run_that_is_waited_for_may_be_in_the_background(
+    tmp_path: Path, fakes: dict[str, str]
+) -> None:
+    text = "#!/bin/bash\n#SBATCH --gres=gpu:1\ntrap 'touch x' TERM\npython train.py &\nwait $!\n"
+    done = port(beside(tmp_path, text))
+    assert "\non_all_gpus python train_dist.py &\n" in done.text
+    done.path.write_text(done.text)
+    assert ran(done.path, fakes, fails=4).returncode == 4
 
 
 def test_a_line_that_goes_on_keeps_the_lines_below(tmp_path: Path) -> None:

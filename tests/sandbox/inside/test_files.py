@@ -1,4 +1,4 @@
-"""What a script writes stays in its copy of the project; elsewhere it changes nothing that is there.
+"""What a script writes stays in its copy of the project; elsewhere it changes nothing.
 
 One script does all that scripts do to files; the tests read what was told of it and what is left.
 """

@@ -1,4 +1,4 @@
-"""`rankup doctor`: all checks, made at once, and shown in one order; no process is left behind."""
+"""`rankup doctor`: all questions, asked at once and shown in one order; no process is left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
 
 from ...base import findings
 from ...base.errors import UserError
@@ -14,14 +17,81 @@ from ...base.files import user_path
 from ...base.findings import Finding, Level
 from ...base.text import clean
 from ...slurm.client import Client
-from . import checks, codes, commands
-from .asking import Clock, Late, Question, is_asking
-from .checks import Check, RankCheck
-from .facts import Facts
+from . import folders, machine, python, script
+from .deadline import MARK, Deadline, end_all, start
+from .facts import Facts, RankCheck
+from .question import Answer, Question, question, warning
 
+Asked: TypeAlias = Sequence[Question[Facts]]
 # Of two seconds in all: the rest is for starting Python, and for ending what is left.
 LIMIT = 1.5
-_FOR_THE_CHECKS = 0.1
+_FOR_THE_ANSWERS = 0.1
+
+QUESTIONS: Asked = (
+    machine.machine,
+    machine.unsure,
+    machine.login_node,
+    machine.configuration,
+    machine.slurm,
+    machine.partitions,
+    machine.difference,
+    machine.account,
+    machine.internet,
+    machine.node_names,
+    folders.project_folders,
+    folders.space,
+    folders.quotas,
+    folders.mounts,
+    folders.caches,
+    folders.purge,
+    folders.shared_memory,
+    python.python,
+    python.environment,
+    python.torch,
+    python.torch_device,
+    python.architecture,
+    python.torch_twice,
+    script.needs,
+)
+OF_A_SCRIPT: Asked = (script.script, script.imports, script.data, script.ported)
+
+
+@question("RK538", "no answer in time", "doctor")
+def late(found: tuple[Sequence[str], float]) -> Iterator[Answer]:
+    """All that has not answered within doctor's time (under two seconds in all): a file system, the
+    resolver, a command of Slurm or of the site. Doctor ends what it has started and says so, and
+    does not wait. What hangs here usually slows down jobs as well.
+
+    ```text
+    WARN  doctor  no answer within 1.5 s: partitions, node names [RK538]
+          -> ask again; where it stays so, the controller or a file system is overloaded
+    ```
+
+    Ask again. If it stays so, run the command yourself (`sinfo`, `df FOLDER`, `getent hosts NODE`)
+    and tell the site's support.
+    """
+    places, seconds = found
+    if places:
+        yield warning(
+            f"no answer within {seconds:g} s: {', '.join(places)}",
+            "ask again; where it stays so, the controller or a file system is overloaded",
+        )
+
+
+@question("RK539", "a check failed", "doctor")
+def failed(error: Exception) -> Iterator[Answer]:
+    """A check of doctor's own that failed with an error nobody has thought of. The other checks are
+    made all the same; this one says nothing.
+
+    ```text
+    WARN  torch  this check failed: KeyError: 'x' [RK539]
+          -> the other checks are not touched by it; please report it as a bug of rankup
+    ```
+
+    Report it, with the line. Nothing in your project has to be wrong.
+    """
+    todo = "the other checks are not touched by it; please report it as a bug of rankup"
+    yield warning(f"this check failed: {type(error).__name__}: {_one_line(str(error))}", todo)
 
 
 def show(
@@ -30,28 +100,20 @@ def show(
     """Print every finding, as text or JSON; 1 where one is an error, else 0.
 
     Args:
-        ranks: what `rankup check` finds in a script.
+        ranks: finds what `rankup check` finds in a script.
 
     Raises:
         UserError: SCRIPT is no usable path.
     """
-    start = time.monotonic()
+    began = time.monotonic()
     found = examine(script, args, ranks=ranks)
     if as_json:
         print(findings.as_json(found))
     else:
         findings.show(found, sys.stdout)
-        print(f"{_count(found, 'error')}, {_count(found, 'warning')}, {_seconds(start)}")
+        seconds = f"{time.monotonic() - began:.1f} s"
+        print(f"{_count(found, 'error')}, {_count(found, 'warning')}, {seconds}")
     return findings.exit_code(found)
-
-
-def _count(found: list[Finding], level: Level) -> str:
-    number = sum(one.level == level for one in found)
-    return f"{number} {level}{'' if number == 1 else 's'}"
-
-
-def _seconds(start: float) -> str:
-    return f"{time.monotonic() - start:.1f} s"
 
 
 def examine(
@@ -60,61 +122,53 @@ def examine(
     limit: float = LIMIT,
     *,
     ranks: RankCheck | None = None,
+    questions: Asked = QUESTIONS,
 ) -> list[Finding]:
-    """Every finding on this machine and, with one, on a script that is started with `args`.
+    """Return every finding on this machine and, with one, on a script started with `args`.
 
-    What has not answered within `limit` seconds is a finding itself, and so is a check that fails.
-
-    Args:
-        ranks: what `rankup check` finds in a script, which is a floor above.
+    What has not answered within `limit` seconds is a finding itself, and so is a question whose
+    function fails.
 
     Raises:
         UserError: SCRIPT is no usable path.
     """
-    chosen = checks.CHECKS
-    if script is not None:
-        chosen += checks.of_script(user_path(script, "SCRIPT"), args, ranks)
+    path = None if script is None else user_path(script, "SCRIPT")
     mark = secrets.token_hex(8)
-    clock = Clock(limit)
     # Slurm's commands are ended below, with all they have started, and not by the client's limit.
-    client = Client(timeout=limit + 60, environment={**os.environ, commands.MARK: mark})
-    facts = Facts(Clock(limit - _FOR_THE_CHECKS), client)
+    client = Client(timeout=limit + 60, environment={**os.environ, MARK: mark})
+    deadline = Deadline(limit)
+    facts = Facts(Deadline(limit - _FOR_THE_ANSWERS), client, path, args, ranks)
+    asked = [(one, one.place) for one in questions]
+    if path is not None:
+        asked += [(one, path.name or str(path)) for one in OF_A_SCRIPT]
+    futures = [start(partial(_findings, one, facts, place)) for one, place in asked]
     try:
-        asked = [(check, _asked(check, facts, clock)) for check in chosen]
-        late: set[str] = set()
-        found = [one for check, answer in asked for one in _findings(check, answer, clock, late)]
+        answers = [deadline.wait(future, None) for future in futures]
     finally:
-        if is_asking():
-            commands.end_all(mark)
+        if not all(future.done() for future in (*futures, *facts.futures.values())):
+            end_all(mark)
+    found = [finding for answer in answers for finding in answer or ()]
+    places = [place for (_, place), answer in zip(asked, answers, strict=True) if answer is None]
+    found += late.findings((list(dict.fromkeys(places)), limit))
     return [
         replace(one, place=_shown(one.place), message=_shown(one.message), todo=_shown(one.todo))
         for one in found
     ]
 
 
-def _asked(check: Check, facts: Facts, clock: Clock) -> Question[list[Finding]]:
-    return Question(check.place, clock, lambda: check.findings(facts))
-
-
-def _findings(
-    check: Check, question: Question[list[Finding]], clock: Clock, late: set[str]
-) -> list[Finding]:
-    """The findings of a check, or the one that says why there are none; each delay once."""
+def _findings(one: Question[Facts], facts: Facts, place: str) -> list[Finding]:
+    """The findings of a question, or the one that says why there are none."""
     try:
-        return question.answer()
-    except Late as error:
-        if error.what in late:
-            return []
-        late.add(error.what)
-        message = f"{error.what} did not answer within {clock.limit:g} s"
-        todo = "ask again; where it stays so, the controller or a file system is overloaded"
-        return [Finding(codes.LATE, "warning", check.place, message, todo)]
+        return one.findings(facts, place)
     except (UserError, OSError) as error:
-        return [Finding(check.code, "warning", check.place, _one_line(str(error)))]
+        return [Finding(one.code, "warning", place, _one_line(str(error)))]
     except Exception as error:
-        message = f"this check failed: {type(error).__name__}: {error}"
-        todo = "the other checks are not touched by it; please report it as a bug of rankup"
-        return [Finding(codes.FAILED, "warning", check.place, _one_line(message), todo)]
+        return failed.findings(error, place)
+
+
+def _count(found: list[Finding], level: Level) -> str:
+    number = sum(one.level == level for one in found)
+    return f"{number} {level}{'' if number == 1 else 's'}"
 
 
 def _one_line(text: str) -> str:

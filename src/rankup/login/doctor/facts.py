@@ -1,55 +1,188 @@
-"""What several checks want to know, each asked once: the project, the machine, Slurm."""
+"""What doctor reads of the project, the machine, Slurm and this Python; judged elsewhere."""
 
 from __future__ import annotations
 
+import getpass
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+import platform
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import metadata, util
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from ...base.errors import UserError
+from ...base.findings import Finding
 from ...site import caches as cache_places
 from ...site import config as configuration
-from ...site import places
+from ...site import detect, places
+from ...site.config import Config
+from ...site.gpus import visible_gpus
 from ...site.profile import Profile
 from ...slurm.client import Client
+from ...slurm.hostlist import expand
 from ...slurm.partitions import Partition
-from . import machine, python, space
-from .asking import Clock, Late, Question
+from ..env import staleness
+from ..needs import Unmet, unmet
+from . import quota
+from .deadline import Deadline, Readings, reading, start
 
+RankCheck: TypeAlias = Callable[[Path], Sequence[Finding]]
 # A controller that is silent must not keep the profile, and all that hangs on it, from being known.
 _CONTROLLER_SHARE = 0.57  # of the time there is
+_NODES = 2
+SHARED = "/dev/shm"  # noqa: S108 - its size is asked, nothing is written
+_RESOLVER_SECONDS = 0.6
+_SETS = re.compile(r"^(__version__|cuda|hip|rocm)\b[^=\n]*=\s*['\"]([^'\"]+)", re.MULTILINE)
 
 
-class Facts:
-    """Facts of this project on this machine; those that take time are asked from now on.
+@dataclass(frozen=True)
+class Machine:
+    """What this machine is taken for.
 
     Attributes:
-        clock: a little ahead of that of the checks, so that a check can still say what was late.
-        problem: what is wrong with rankup.toml, else empty.
+        clue: what gave it away.
+        login: it has the name of a login node.
+        job: id of the Slurm job that this runs in, else empty.
+        problem: why `[site]` of rankup.toml was not used, else empty.
+    """
+
+    profile: Profile
+    clue: str
+    hostname: str
+    login: bool
+    job: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Address:
+    """The IPv4 addresses of a node's name; empty: none, None: no answer in time.
+
+    Attributes:
+        suffixed: of the name with the profile's `host_suffix`; empty where that is empty.
+        plain: of the name itself.
+        slurm: `NodeAddr`, as Slurm has it.
+    """
+
+    node: str
+    suffixed: str | None
+    plain: str | None
+    slurm: str
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that matters.
+
+    Attributes:
+        name: what a user calls it.
+        made: it is made when needed; until then its nearest parent counts.
+    """
+
+    name: str
+    path: Path
+    made: bool = False
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is left on the file system of a folder; bytes and files.
+
+    Attributes:
+        names: of all folders that lie on it.
+        free, files_free: for this user, without what is kept for root; quotas are not in it, but
+            where the file system itself counts them in.
+        files: 0 where it does not say.
+        problem: why nothing can be said, else empty.
+    """
+
+    names: tuple[str, ...]
+    path: Path
+    total: int = 0
+    free: int = 0
+    files: int = 0
+    files_free: int = 0
+    read_only: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Python:
+    """The Python that runs this.
+
+    Attributes:
+        prefix: the folder of its environment.
+        venv: it is a virtual environment.
+        active: `$VIRTUAL_ENV` or `$CONDA_PREFIX`, else None.
+    """
+
+    version: str
+    executable: Path
+    prefix: Path
+    venv: bool
+    active: Path | None
+
+
+@dataclass(frozen=True)
+class Torch:
+    """A torch on Python's path.
+
+    Attributes:
+        folder: what holds it: a `site-packages`.
+        built_for: `CUDA 12.8`, `ROCm 6.4` or `CPUs`.
+    """
+
+    folder: Path
+    version: str
+    built_for: str
+
+
+class Facts(Readings):
+    """Facts of this project on this machine; what takes time is read when it is first asked for.
+
+    Args:
+        deadline: a little ahead of that of the answers, so that one can still say what was late.
+        script: a script to look at, with its arguments.
+        ranks: finds what `rankup check` finds, which is a floor above.
 
     Raises:
         UserError: the folder that this runs in is gone.
     """
 
-    def __init__(self, clock: Clock, client: Client) -> None:
-        self.clock = clock
+    def __init__(
+        self,
+        deadline: Deadline,
+        client: Client,
+        script: Path | None = None,
+        args: tuple[str, ...] = (),
+        ranks: RankCheck | None = None,
+    ) -> None:
+        super().__init__()
+        self.deadline = deadline
         self.client = client
         self.environment: Mapping[str, str] = client.environment or {}
+        self.script = script or Path()
+        self.args = args
+        self.ranks = ranks
         self.here = _here()
+        self.home = Path.home()
         self.config, self.problem = configuration.for_views(self.here)
         self.project = self.config.project(self.here)
-        self.python = python.this(self.environment)
-        self.presence = Question("Slurm's controller", clock, client.presence)
-        self._cluster = Question("Slurm's configuration", clock, self._ask_cluster)
-        self.machine = Question("the profile", clock, self._ask_machine)
-        self.partitions = Question("Slurm's partitions", clock, self._ask_partitions)
+        self.python = this_python(self.environment)
+        self.architecture = platform.machine()
 
     @property
     def profile(self) -> Profile:
         """The profile of this machine."""
-        return self.machine.answer().profile
+        return self.machine.profile
 
+    @property
     def account(self) -> tuple[str | None, str]:
         """The account of jobs and where it is set, as `rankup run` takes it."""
         if account := self.config.job.get("account"):
@@ -59,59 +192,233 @@ class Facts:
                 return account, f"${name}"
         return None, ""
 
+    @property
+    def internet(self) -> bool | None:
+        """True where compute nodes have any, in the partition that a job goes to; None: unknown."""
+        shape = self.profile.shape(self._partition())
+        return self.profile.internet if shape is None else shape.internet
+
+    @property
     def caches(self) -> cache_places.Caches:
         """Where caches lie."""
         return cache_places.caches(self.config, self.profile, self.environment)
 
-    def folders(self) -> list[space.Folder]:
-        """The folders that matter."""
-        caches = self.caches()
-        return space.folders(self.config, self.profile, caches, self.environment, self.here)
+    @property
+    def folders(self) -> list[Folder]:
+        """The folders that matter, home first; one path may have several names."""
+        account = self.config.job.get("account")
+        found = [Folder("$HOME", self.home)]
+        for name in ("project", "scratch", "data"):
+            path = places.folder(getattr(self.profile, name), self.environment, account)
+            if path is not None:
+                found.append(Folder(name, path))
+        # As `rankup run` chooses: what is set or there, else scratch, else ./runs.
+        runs, scratch = self.config.runs, self.scratch
+        if scratch is not None and not self.config.runs_set and not os.path.lexists(runs):
+            runs = scratch
+        found.append(Folder("runs", runs, made=True))
+        found.append(Folder("caches", self.caches.own, made=True))
+        found.append(Folder("this folder", self.here))
+        return found
 
+    @property
     def scratch(self) -> Path | None:
         """The scratch folder of the project."""
         return places.scratch(self.profile, self.environment, self.config.job.get("account"))
 
-    def partition(self) -> str | None:
-        """The partition that a job goes to, where rankup.toml or the profile names one."""
-        return self.config.job.get("partition") or self.profile.partition
+    @reading
+    def presence(self) -> Literal["answers", "silent", "absent"]:
+        """Slurm is here and answers, or does not."""
+        return self.client.presence()
 
-    def slurm_answers(self) -> bool:
-        """Whether there is a controller to be asked."""
-        return self.presence.answer() == "answers"
+    @reading
+    def cluster(self) -> str | None:
+        """The name of the cluster."""
+        return self.client.cluster_name() if self.presence == "answers" else None
 
-    def internet(self) -> bool | None:
-        """Whether compute nodes have any, in the partition that a job goes to."""
-        shape = self.profile.shape(self.partition())
-        return self.profile.internet if shape is None else shape.internet
+    @reading
+    def partitions(self) -> dict[str, Partition]:
+        """All partitions; none without a Slurm that answers."""
+        return self.client.partitions() if self.presence == "answers" else {}
 
-    def _ask_cluster(self) -> str | None:
-        return self.client.cluster_name() if self.slurm_answers() else None
+    @reading
+    def accounts(self) -> frozenset[str] | None:
+        """The user's accounts; None where that is not known."""
+        return self.client.accounts(getpass.getuser()) if self.presence == "answers" else None
 
-    def _ask_partitions(self) -> dict[str, Partition]:
-        return self.client.partitions() if self.slurm_answers() else {}
-
-    def _ask_machine(self) -> machine.Machine:
+    @reading
+    def machine(self) -> Machine:
+        """The machine, without Slurm's word where Slurm is silent."""
         silent = []
+        deadline = Deadline(_CONTROLLER_SHARE * self.deadline.left())
 
         def cluster_name() -> str | None:
             """None without a Slurm; empty where one is silent."""
-            try:
-                if self.presence.answer(self._controller_seconds()) == "absent":
+            with suppress(UserError):
+                presence = deadline.wait(Facts.presence.future(self), "silent")
+                if presence == "absent":
                     return None
-                if self.slurm_answers():
-                    return self._cluster.answer(self._controller_seconds()) or ""
-            except (Late, UserError):
-                pass
+                if presence == "answers":
+                    name = deadline.wait(Facts.cluster.future(self), None)
+                    if name is not None:
+                        return name
             silent.append(True)
             return ""
 
-        hostname = os.uname().nodename
-        found = machine.find(self.config, self.environment, hostname, cluster_name)
+        found = find_machine(self.config, self.environment, os.uname().nodename, cluster_name)
         return replace(found, clue="Slurm is here, and does not answer") if silent else found
 
-    def _controller_seconds(self) -> float:
-        return max(0.0, _CONTROLLER_SHARE * self.clock.limit - self.clock.passed())
+    @reading
+    def addresses(self) -> list[Address]:
+        """The addresses of some nodes; none without a Slurm that answers."""
+        if self.presence != "answers":
+            return []
+        nodes = _some_nodes(self.client, self._partition())
+        text = self.client.run("scontrol", "show", "node", "-o", ",".join(nodes)) if nodes else ""
+        slurm = dict(re.findall(r"NodeName=(\S+).*? NodeAddr=(\S+)", text))
+        return resolve(nodes, self.profile.host_suffix, slurm)
+
+    @reading
+    def spaces(self) -> list[Space]:
+        """The space on each folder; one that hangs does not hide the others."""
+        asked = [(one, start(partial(measure, one))) for one in self.folders]
+        late = "its file system did not answer in time"
+        return [
+            self.deadline.wait(future, Space((folder.name,), folder.path, problem=late))
+            for folder, future in asked
+        ]
+
+    @reading
+    def quotas(self) -> tuple[list[quota.Quota], list[str]]:
+        """Quotas, and the commands that did not answer in time."""
+        named = next((one.path.name for one in self.folders if one.name == "project"), None)
+        project = self.config.job.get("account") or named
+        paths = [one.path for one in self.folders]
+        return quota.known(paths, project, self.environment, self.deadline)
+
+    @reading
+    def shared_memory(self) -> tuple[int, int] | None:
+        """Bytes of it in all and free; None where a system has no such folder (macOS)."""
+        try:
+            said = os.statvfs(SHARED)
+        except FileNotFoundError:
+            return None
+        return said.f_blocks * said.f_frsize, said.f_bavail * said.f_frsize
+
+    @reading
+    def gpus(self) -> bool:
+        """True where this node has GPUs, or a node of Slurm's."""
+        if visible_gpus(self.environment):
+            return True
+        with suppress(UserError):
+            half = Deadline(self.deadline.left() / 2)
+            found = half.wait(Facts.partitions.future(self), {})
+            return any(one.gpus for one in found.values())
+        return False
+
+    @reading
+    def torches(self) -> list[Torch]:
+        """The torches on Python's path; the first is imported."""
+        return torches()
+
+    @reading
+    def unmet(self) -> list[Unmet] | None:
+        """What `[fetch]` of rankup.toml lists and is not there; None where it lists nothing."""
+        return unmet(self.config) if self.config.fetch else None
+
+    def staleness(self, folder: Path) -> str:
+        """Return why an environment is older than its files, else nothing."""
+        return staleness(folder)
+
+    def _partition(self) -> str | None:
+        """The partition that a job goes to, where rankup.toml or the profile names one."""
+        return self.config.job.get("partition") or self.profile.partition
+
+
+def this_python(environment: Mapping[str, str]) -> Python:
+    """Return the Python that runs this."""
+    active = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
+    return Python(
+        version=platform.python_version(),
+        executable=Path(sys.executable),
+        prefix=Path(sys.prefix),
+        venv=sys.prefix != sys.base_prefix,
+        active=Path(active) if active else None,
+    )
+
+
+def find_machine(
+    config: Config,
+    environment: Mapping[str, str],
+    hostname: str,
+    cluster_name: Callable[[], str | None],
+) -> Machine:
+    """Return the machine; a mistake in `[site]` is its `problem`, with the detected profile."""
+    problem = ""
+    try:
+        profile, clue = detect.choose(config, environment, hostname, cluster_name=cluster_name)
+    except UserError as error:
+        problem = str(error)
+        config = replace(config, site={})
+        profile, clue = detect.choose(config, environment, hostname, cluster_name=cluster_name)
+    job = environment.get("SLURM_JOB_ID", "")
+    login = detect.on_login_node(environment, hostname)
+    return Machine(profile, clue, hostname, login, job, problem)
+
+
+def measure(folder: Folder) -> Space:
+    """Return what the file system of a folder says of itself."""
+    path = folder.path
+    try:
+        while folder.made and not path.exists() and path != path.parent:
+            path = path.parent
+        said = os.statvfs(path)
+    except OSError as error:
+        return Space((folder.name,), folder.path, problem=error.strerror or str(error))
+    return Space(
+        names=(folder.name,),
+        path=path,
+        total=said.f_blocks * said.f_frsize,
+        free=said.f_bavail * said.f_frsize,
+        files=said.f_files,
+        files_free=said.f_favail,
+        read_only=bool(said.f_flag & os.ST_RDONLY),
+    )
+
+
+def resolve(nodes: Sequence[str], suffix: str, slurm: Mapping[str, str]) -> list[Address]:
+    """Resolve each name with and without the suffix, all at once; bounded in time."""
+    deadline = Deadline(_RESOLVER_SECONDS)
+    names = dict.fromkeys([*(node + suffix for node in nodes), *nodes])
+    asked = {name: start(partial(_ipv4, name)) for name in names}
+
+    answers = {name: deadline.wait(future, None) for name, future in asked.items()}
+    return [
+        Address(node, answers[node + suffix] if suffix else "", answers[node], slurm.get(node, ""))
+        for node in nodes
+    ]
+
+
+def torches() -> list[Torch]:
+    """Return the torches on Python's path, the one that is imported first, without importing it."""
+    folders = [one.locate_file("") for one in metadata.distributions(name="torch")]
+    found = [_torch(one) for one in dict.fromkeys(os.path.realpath(str(one)) for one in folders)]
+    if not any(found):  # of a source tree only a finder knows where it lies
+        with suppress(ImportError, ValueError):
+            if (spec := util.find_spec("torch")) and spec.origin:
+                found = [_torch(os.path.dirname(os.path.dirname(spec.origin)))]
+    return [one for one in found if one is not None]
+
+
+def _torch(folder: str) -> Torch | None:
+    try:
+        text = Path(folder, "torch", "version.py").read_text(errors="replace")
+    except OSError:
+        return None
+    said = dict(_SETS.findall(text))
+    rocm = said.get("hip") or said.get("rocm")
+    built_for = f"CUDA {said['cuda']}" if "cuda" in said else f"ROCm {rocm}" if rocm else "CPUs"
+    return Torch(Path(folder), said.get("__version__", ""), built_for)
 
 
 def _here() -> Path:
@@ -119,3 +426,28 @@ def _here() -> Path:
         return Path.cwd()
     except FileNotFoundError:
         raise UserError("the folder you are in is no longer there; cd to one that is") from None
+
+
+def _some_nodes(client: Client, partition: str | None) -> list[str]:
+    """Return the first and the last node of a partition, else of the first that Slurm lists."""
+    text = client.run("sinfo", "-a", "-h", "-o", "%R|%N")
+    rows = [line.strip().split("|", 1) for line in text.splitlines() if "|" in line]
+    lists = [nodes for name, nodes in rows if name == partition] or [row[1] for row in rows]
+    for nodes in lists:
+        try:
+            names = expand(nodes)
+        except ValueError:
+            continue
+        if names:
+            return list(dict.fromkeys((names[0], names[-1])))[:_NODES]
+    return []
+
+
+def _ipv4(name: str) -> str:
+    try:
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ""
+    addresses = [str(entry[4][0]) for entry in found]
+    # As in the job script: a node's own name often leads to loopback, where nobody else is.
+    return next((one for one in addresses if not one.startswith("127.")), "")

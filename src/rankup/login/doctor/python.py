@@ -1,124 +1,295 @@
-"""Which Python jobs get, and whether it is that of the project's environment."""
+"""Questions about the Python that jobs get: its environment, and the torch in it."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from ...base.findings import Finding
-from . import codes
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
 
-_ACTIVATE = "activate.sh"
-_VENV = "venv"
+from ..torch_module import REQUIREMENT, brings_torch, loaded
+from .facts import Facts
+from .question import Answer, error, ok, question, warning
 
-
-@dataclass(frozen=True)
-class Python:
-    """This Python.
-
-    Attributes:
-        prefix: the folder of its environment.
-        venv: it is a virtual environment.
-        active: `$VIRTUAL_ENV` or `$CONDA_PREFIX`, else None.
-    """
-
-    version: str
-    executable: Path
-    prefix: Path
-    venv: bool
-    active: Path | None
+# Fully sharded training (FSDP2) as rankup uses it.
+_OLDEST = Version("2.7")
+_RANKUP = Version("2.8")
+_MOST_BYTES = 64 * 1024
 
 
-def this(environment: Mapping[str, str]) -> Python:
-    """The Python that runs this."""
-    active = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
-    return Python(
-        version=".".join(map(str, sys.version_info[:3])),
-        executable=Path(sys.executable),
-        prefix=Path(sys.prefix),
-        venv=sys.prefix != sys.base_prefix,
-        active=Path(active) if active else None,
-    )
+@question("RK518", "Python and its environment", "Python")
+def python(facts: Facts) -> Iterator[Answer]:
+    """The Python that runs rankup, which is the one that jobs get, and whether another environment
+    is active. What you install into the active environment is not there in a job that runs in
+    another one.
+
+    ```text
+    WARN  Python  3.12.1, /home/me/.local/bin/python (virtual environment); active is /p/project1/x/env/venv, so jobs do not get what you see there [RK518]
+    ```
+
+    Install rankup into the environment that you train in (`rankup env create` does), and activate
+    that one.
+    """  # noqa: E501
+    this = facts.python
+    kind = "virtual environment" if this.venv else "no virtual environment"
+    message = f"{this.version}, {this.executable} ({kind})"
+    if this.active is None or _same(this.active, this.prefix):
+        yield ok(message)
+    else:
+        yield warning(
+            f"{message}; active is {this.active}, so jobs do not get what you see there",
+            "install rankup into the active environment, or leave that one (`deactivate`)",
+        )
 
 
-def check_python(python: Python) -> list[Finding]:
-    """Version and environment; another one that is active is a warning."""
-    kind = "virtual environment" if python.venv else "no virtual environment"
-    message = f"{python.version}, {python.executable} ({kind})"
-    if python.active is not None and not _same(python.active, python.prefix):
-        return [
-            Finding(
-                codes.PYTHON,
-                "warning",
-                "Python",
-                f"{message}; active is {python.active}, so jobs do not get what you see there",
-                "install rankup into the active environment, or leave that one (`deactivate`)",
-            )
-        ]
-    return [Finding(codes.PYTHON, "ok", "Python", message)]
+@question("RK519", "the project's environment", "environment")
+def environment(facts: Facts) -> Iterator[Answer]:
+    """The folder `env` of the project, or the environment that is active: it was made, is active,
+    and is as its files ask. Also what `[job] environment` or `container` of `rankup.toml` gives
+    jobs instead.
 
+    What doctor says of packages is said of the Python that runs it. An environment that is older
+    than `requirements.txt` lacks what you have added.
 
-def check_environment(
-    project: Path, python: Python, staleness: Callable[[Path], str]
-) -> list[Finding]:
-    """Whether the project's `env`, or the one that is active, is made, and as its files ask.
+    ```text
+    WARN  environment  /p/project1/x/env is there and not active: what is said here of packages is of /usr [RK519]
+          -> the line that `rankup env` prints activates it; then ask doctor again
+    ```
 
-    Args:
-        staleness: why an environment is older than its files, else empty.
-    """
-    # An environment may lie elsewhere, under another name: the one that is active is known by its
-    # files.
-    own = python.prefix.parent
-    folder = own if python.venv and (own / _ACTIVATE).is_file() else project / "env"
-    if not (folder / _ACTIVATE).is_file():
-        return []
-    if not (folder / _VENV / "bin" / "python").exists():
-        return [
-            Finding(
-                codes.ENVIRONMENT,
-                "warning",
-                "environment",
-                f"{folder} has its files, and no venv",
-                shlex.join(["rankup", "env", "create", str(folder)]),
-            )
-        ]
-    if why := staleness(folder):
-        todo = shlex.join(["rankup", "env", "create", str(folder)])
-        return [Finding(codes.ENVIRONMENT, "warning", "environment", why, todo)]
-    if not _same(folder / _VENV, python.prefix):
-        return [
-            Finding(
-                codes.ENVIRONMENT,
-                "warning",
-                "environment",
-                f"{folder} is there and not active: what is said here of packages is of "
-                f"{python.prefix}",
-                "the line that `rankup env` prints activates it; then ask doctor again",
-            )
-        ]
-    return [Finding(codes.ENVIRONMENT, "ok", "environment", f"{folder} is active")]
-
-
-def check_job(job: Mapping[str, Any]) -> list[Finding]:
-    """What rankup.toml gives jobs in the place of this Python, and whether it is there."""
-    found = []
+    `source env/activate.sh`; after a change of its files `rankup env create`.
+    """  # noqa: E501
+    yield from _own_environment(facts)
     for key in ("container", "environment"):
-        value = job.get(key)
+        value = facts.config.job.get(key)
         if value is None:
             continue
-        if "://" not in value and not os.path.exists(value):
-            message = f"[job] {key} = {value}: there is no such file"
-            finding = Finding(codes.ENVIRONMENT, "error", "rankup.toml", message, "name one")
-        else:
+        if "://" in value or os.path.exists(value):
             message = f"jobs get {value} ([job] {key}); packages here are those of this Python"
-            finding = Finding(codes.ENVIRONMENT, "ok", "rankup.toml", message)
-        found.append(finding)
-    return found
+            yield ok(message, place="rankup.toml")
+        else:
+            message = f"[job] {key} = {value}: there is no such file"
+            yield error(message, "name one", "rankup.toml")
+
+
+@question("RK520", "torch is there, and new enough", "torch")
+def torch(facts: Facts) -> Iterator[Answer]:
+    """The torch that would be imported, found without importing it, and what `requirements.txt`
+    asks for. Older than 2.7 is an error, older than 2.8 a warning.
+
+    Modules of a site often bring a torch of two years ago. FSDP2 (`fully_shard`), which trains
+    large models, needs 2.7; rankup's recipes want 2.8.
+
+    ```text
+    ERROR torch  2.1.2 in /p/software/.../site-packages is too old for FSDP2, which wants 2.7 [RK520]
+          -> remove the module (PyTorch in modules.sh), and ask for a newer one: torch>=2.8 in requirements.txt
+    ```
+
+    Take `PyTorch` and `torchvision` out of `modules.sh`, write `torch>=2.8` into
+    `requirements.txt`, and make the environment anew: `rankup env create`.
+    """  # noqa: E501
+    yield from _first_torch(facts)
+    for line in _asked_for(facts):
+        parts = Requirement(line.text).specifier
+        if any(_too_old(one.operator, one.version) for one in parts):
+            yield error(
+                f"{line.text!r} is too old for FSDP2, which wants 2.7",
+                f"ask for {REQUIREMENT}, and see that modules.sh loads no PyTorch",
+                line.place,
+            )
+
+
+@question("RK521", "torch is built for these GPUs", "torch")
+def torch_device(facts: Facts) -> Iterator[Answer]:
+    """What torch was built for (CUDA, ROCm, CPUs) against the GPUs of the site and of this node. A
+    torch for CPUs runs on a GPU node, twenty times slower, and you pay for the GPUs.
+
+    ```text
+    ERROR torch  torch 2.8.0+cpu is built for CPUs, and the GPUs of JURECA-DC need CUDA [RK521]
+          -> install a build for CUDA; PyTorch's page 'Get started' names the package index
+    ```
+
+    Install another build. On a cluster without a profile, write `[site] devices = "cpu"` (or
+    `"rocm"`) into `rankup.toml` where that is what you mean.
+    """
+    if not facts.torches:
+        return
+    first, profile = facts.torches[0], facts.profile
+    message = f"torch {first.version} is built for {first.built_for}"
+    wanted = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPU"}[profile.devices]
+    todo = f"install a build for {wanted}; PyTorch's page 'Get started' names the package index"
+    sure = profile.name != "local" and "devices" not in profile.unsure
+    if wanted == "CPU" or first.built_for.startswith(wanted):
+        yield ok(message)
+    elif sure:
+        yield error(f"{message}, and the GPUs of {profile.title} need {wanted}", todo)
+    elif first.built_for == "CPUs" and facts.gpus:
+        yield warning(f"{message}, and there are GPUs", todo)
+    else:
+        yield ok(message)
+
+
+@question("RK522", "compute nodes have these processors", "Python")
+def architecture(facts: Facts) -> Iterator[Answer]:
+    """The processors of this node against those of the compute nodes. Python, torch and all other
+    packages that were installed here are built for this node's: on a Grace CPU (aarch64) nothing
+    starts that was made on an x86_64 machine, and the other way round.
+
+    ```text
+    ERROR Python  this node is x86_64, compute nodes of JUPITER are aarch64: this environment does not start there [RK522]
+    ```
+
+    Make the environment on a node like them: `rankup env create` there. It is no use to copy one.
+    """  # noqa: E501
+    here, there = facts.architecture, facts.profile.architecture
+    if there and here != there:
+        yield error(
+            f"this node is {here}, compute nodes of {facts.profile.title} are {there}: this "
+            "environment does not start there",
+            f"make the environment on a node that is {there}: a login node of that machine, or a "
+            "job",
+        )
+
+
+@question("RK523", "torch twice", "torch")
+def torch_twice(facts: Facts) -> Iterator[Answer]:
+    """Two torches on Python's path (the module's and the environment's), and a `modules.sh` that
+    loads one while `requirements.txt` asks for one.
+
+    This is the most frequent trouble. Python takes the first of the two; torchvision and torchaudio
+    may come from beside the other, and fail with "operator torchvision::nms does not exist" or an
+    undefined symbol.
+
+    ```text
+    WARN  torch                   two of them: 2.8.0 in /x/env/venv/lib/python3.12/site-packages is taken, behind it 2.1.2 in /p/software/.../site-packages [RK523]
+    WARN  env/requirements.txt:3  'torch>=2.8', and the module PyTorch (env/modules.sh:4) brings one, too [RK523]
+    ```
+
+    Have one. For a new torch take `PyTorch`, `torchvision` and what depends on them out of
+    `modules.sh`; for the site's one take `torch` out of `requirements.txt`. Then
+    `rankup env create`.
+    """  # noqa: E501
+    if len(facts.torches) > 1:
+        first, *others = facts.torches
+        behind = ", ".join(f"{one.version} in {one.folder}" for one in others)
+        yield warning(
+            f"two of them: {first.version} in {first.folder} is taken, behind it {behind}",
+            "have one: remove the module that brings torch (modules.sh, PYTHONPATH), or take torch "
+            "out of requirements.txt and make the environment anew",
+        )
+    modules = [
+        (name, line)
+        for line in _lines(facts, "modules.sh")
+        for name in loaded(line.text)
+        if brings_torch(name)
+    ]
+    asked = _asked_for(facts)
+    if modules and asked:
+        (name, line), first_asked = modules[0], asked[0]
+        yield warning(
+            f"{first_asked.text!r}, and the module {name} ({line.place}) brings one, too",
+            f"take one out: {name} of modules.sh and ask for {REQUIREMENT}, or torch of "
+            "requirements.txt",
+            first_asked.place,
+        )
+
+
+class _Line(NamedTuple):
+    """A line of a file without its comment; `place` is FILE:NUMBER."""
+
+    place: str
+    text: str
+
+
+def _lines(facts: Facts, name: str) -> Iterator[_Line]:
+    """The lines of the files of that name in the project, and in its and this environment."""
+    folders = [facts.project, facts.project / "env"]
+    if facts.python.venv:
+        folders.append(facts.python.prefix.parent)
+    for folder in dict.fromkeys(folders):
+        file = folder / name
+        try:
+            with file.open("rb") as stream:
+                lines = stream.read(_MOST_BYTES).decode(errors="replace").splitlines()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        inside = file.is_relative_to(facts.project)
+        shown = file.relative_to(facts.project) if inside else file
+        for number, line in enumerate(lines, start=1):
+            yield _Line(f"{shown}:{number}", re.sub(r"(^|\s)#.*", "", line).strip())
+
+
+def _asked_for(facts: Facts) -> Sequence[_Line]:
+    """The lines of requirements.txt that ask for a torch."""
+
+    def is_torch(text: str) -> bool:
+        try:
+            return Requirement(text).name.lower() == "torch"
+        except InvalidRequirement:
+            return False
+
+    return [line for line in _lines(facts, "requirements.txt") if is_torch(line.text)]
+
+
+def _first_torch(facts: Facts) -> Iterator[Answer]:
+    if not facts.torches:
+        todo = "`rankup env create`; or load the site's PyTorch; or pip install 'rankup[train]'"
+        yield warning("this Python has none", todo)
+        return
+    first = facts.torches[0]
+    message = f"{first.version} in {first.folder}"
+    try:
+        version = Version(first.version)
+    except InvalidVersion:
+        todo = f"install it anew: pip install --force-reinstall '{REQUIREMENT}'"
+        yield error(f"{first.folder}: torch/version.py is damaged", todo)
+        return
+    if version < _OLDEST:
+        yield error(
+            f"{message} is too old for FSDP2, which wants 2.7",
+            "remove the module (PyTorch in modules.sh), and ask for a newer one: "
+            f"{REQUIREMENT} in requirements.txt",
+        )
+    elif version < _RANKUP:
+        todo = f"pip install '{REQUIREMENT}'"
+        yield warning(f"{message}; recipes of rankup want 2.8 or newer", todo)
+    else:
+        yield ok(message)
+
+
+def _too_old(operator: str, version: str) -> bool:
+    """True where a part of a requirement (`<`, `2.7`) rules out all that FSDP2 works with."""
+    if operator not in ("==", "~=", "<=", "<"):
+        return False
+    most = Version(version.removesuffix(".*"))
+    return most < _OLDEST or (operator == "<" and most == _OLDEST)
+
+
+def _own_environment(facts: Facts) -> Iterator[Answer]:
+    # An environment may lie elsewhere, under another name: the one that is active is known by its
+    # files.
+    own = facts.python.prefix.parent
+    active = facts.python.venv and (own / "activate.sh").is_file()
+    folder = own if active else facts.project / "env"
+    create = shlex.join(["rankup", "env", "create", str(folder)])
+    if not (folder / "activate.sh").is_file():
+        return
+    if not (folder / "venv" / "bin" / "python").exists():
+        yield warning(f"{folder} has its files, and no venv", create)
+    elif why := facts.staleness(folder):
+        yield warning(why, create)
+    elif _same(folder / "venv", facts.python.prefix):
+        yield ok(f"{folder} is active")
+    else:
+        yield warning(
+            f"{folder} is there and not active: what is said here of packages is of "
+            f"{facts.python.prefix}",
+            "the line that `rankup env` prints activates it; then ask doctor again",
+        )
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -1,24 +1,35 @@
 """Quotas: which command knows them for a file system, and how its answer is read.
 
-Pure functions. A parser takes what it understands and passes over the rest: the same command prints
-`1234*` (over), `[1234]` (not accurate), wraps long names, or adds lines, from site to site.
+A parser takes what it understands and passes over the rest: the same command prints `1234*` (over),
+`[1234]` (not accurate), wraps long names, or adds lines, from site to site.
 """
 
 from __future__ import annotations
 
+import fcntl
+import getpass
 import json
 import os
 import re
+import shutil
+import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ...base.amounts import number, size
-from ...base.findings import Finding, Level
+from ...site import mounts
 from ...site.mounts import Mount
-from . import codes
+from .deadline import Deadline, output, start
 
-_NEAR = 0.9
+# <linux/fs.h>: FS_IOC_FSGETXATTR, and struct fsxattr, whose fourth number is the project.
+_FSGETXATTR = 0x801C581F
+_FSXATTR = struct.Struct("5I8x")
+_GPFS_COLUMNS = ("Usage", "Quota", "Limit")
+_JUTIL_COLUMNS = ("usage", "soft-limit", "hard-limit")
 
 
 @dataclass(frozen=True)
@@ -43,11 +54,64 @@ class Quota:
     hard_files: int
     said_by: str
 
+    def reaches(self, *, hard: bool = False, part: float = 1.0) -> bool:
+        """Return True where bytes or files are at the hard limit, or over that part of the soft."""
+        pairs = ((self.used, self.soft, self.hard), (self.files, self.soft_files, self.hard_files))
+        if hard:
+            return any(limit and used >= limit for used, _, limit in pairs)
+        return any(used > part * (soft or most) > 0 for used, soft, most in pairs)
+
+
+def known(
+    folders: Sequence[Path],
+    project: str | None,
+    environment: Mapping[str, str],
+    deadline: Deadline,
+) -> tuple[list[Quota], list[str]]:
+    """Return all quotas that a command on PATH knows, and the commands that were late."""
+    commands: list[list[str]] = []
+    table = mounts.table()
+    for folder in folders:
+        # Behind links: home is often a link into a file system.
+        path = str(folder.resolve())
+        mount = mounts.mount_of(path, table)
+        if mount is not None:
+            number_of = project_number(path) if mount.kind == "lustre" else 0
+            commands += command(mount, path, getpass.getuser(), project, number_of)
+    if project:  # JSC's command; its figures are some hours old
+        commands.append(["jutil", "project", "dataquota", "-p", project, "-o", "json", "-U", "KB"])
+    asked = [
+        (words, start(partial(output, words, environment, deadline)))
+        for words in map(list, dict.fromkeys(map(tuple, commands)))
+        if shutil.which(words[0], path=environment.get("PATH")) is not None
+    ]
+    said = [(words, deadline.wait(future, None)) for words, future in asked]
+    found = [one for words, text in said if text is not None for one in parse(words[0], text)]
+    return found, [" ".join(words) for words, text in said if text is None]
+
+
+def lines(
+    folder: Path,
+    project: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    seconds: float = 2.0,
+) -> list[str]:
+    """Return the quotas that count for a folder, a line each, for those who are about to fill it.
+
+    Args:
+        project: of the user, for commands that ask by its name.
+        seconds: after which a command is no longer waited for, and named as late.
+    """
+    environment = os.environ if environment is None else environment
+    found, late = known([folder], project, environment, Deadline(seconds))
+    said = [in_words(one) for one in dict.fromkeys(found) if limited(one)]
+    return said + [f"`{words}` did not answer in time" for words in late]
+
 
 def command(
     mount: Mount, path: str, user: str, project: str | None, number: int = 0
 ) -> list[list[str]]:
-    """The commands that know the quotas on a mount, by its kind; none where there are no quotas.
+    """Return the commands that know the quotas on a mount, by its kind.
 
     Args:
         project: its name, for GPFS.
@@ -69,37 +133,21 @@ def command(
     return []
 
 
-def jutil(project: str) -> list[str]:
-    """JSC's command for a project's quotas; its figures are some hours old."""
-    return ["jutil", "project", "dataquota", "-p", project, "-o", "json", "-U", "KB"]
-
-
-def parse(words: Sequence[str], text: str) -> list[Quota]:
-    """The quotas in what a command of `command` or `jutil` has printed."""
-    said_by = words[0]
-    if said_by == "mmlsquota":
-        return list(_gpfs(text))
-    if said_by == "jutil":
-        return list(_jutil(text))
-    return list(_table(text, said_by))
-
-
-def check_quota(quotas: Sequence[Quota], late: Sequence[str]) -> list[Finding]:
-    """Each quota with a limit, in bytes and files; over the hard one is an error.
-
-    Args:
-        late: commands that did not answer in time.
-    """
-    found = [_judge(one) for one in dict.fromkeys(quotas) if limited(one)]
-    for command_line in late:
-        message = f"`{command_line}` did not answer in time"
-        todo = "ask it yourself; what is said above of space left does not know quotas"
-        found.append(Finding(codes.QUOTA, "warning", "quota", message, todo))
-    return found
+def project_number(folder: str) -> int:
+    """Return the project that a folder's files count to (Lustre, XFS, ext4); 0: none, unknown."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return int(
+                _FSXATTR.unpack(fcntl.ioctl(descriptor, _FSGETXATTR, bytes(_FSXATTR.size)))[3]
+            )
+        finally:
+            os.close(descriptor)
+    return 0
 
 
 def in_words(one: Quota) -> str:
-    """Used and allowed, bytes and files, as far as there are limits; whose, and who says so."""
+    """Return used and allowed, bytes and files, as far as there are limits; whose, and by whom."""
     parts = []
     if one.soft or one.hard:
         parts.append(f"{size(one.used)} of {size(one.soft or one.hard)}")
@@ -109,25 +157,26 @@ def in_words(one: Quota) -> str:
 
 
 def limited(one: Quota) -> bool:
-    """Whether it limits anything."""
+    """Return True where it limits anything."""
     return any((one.soft, one.hard, one.soft_files, one.hard_files))
 
 
-def _judge(one: Quota) -> Finding:
-    message = in_words(one)
-    level: Level = "ok"
-    todo = ""
-    pairs = ((one.used, one.soft, one.hard), (one.files, one.soft_files, one.hard_files))
-    if any(hard and used >= hard for used, _, hard in pairs):
-        level, message = "error", f"at its limit: {message}"
-    elif any(soft and used > soft for used, soft, _ in pairs):
-        level, message = "warning", f"over its quota: {message}"
-        todo = "some days after that nothing more can be written; "
-    elif any(used > _NEAR * (soft or hard) > 0 for used, soft, hard in pairs):
-        level, message = "warning", f"nearly reached: {message}"
-    if level != "ok":
-        todo += "delete or move what is not needed; many small files count more than large ones"
-    return Finding(codes.QUOTA, level, "quota", message, todo)
+def parse(program: str, text: str) -> list[Quota]:
+    """Return the quotas in what one of the commands has printed."""
+    if program == "mmlsquota":
+        return list(_gpfs(text))
+    if program == "jutil":
+        return list(_jutil(text))
+    return list(_table(text, program))
+
+
+def _quota(name: str, whose: str, words: Sequence[str], unit: int, said_by: str) -> Iterator[Quota]:
+    """A quota of six figures; none where one of them is no number."""
+    figures = [_figure(word) for word in words]
+    used, soft, hard, files, soft_files, hard_files = (one or 0 for one in figures)
+    kilo = (used * unit, soft * unit, hard * unit)
+    if None not in figures:
+        yield Quota(name, whose, *kilo, files, soft_files, hard_files, said_by)
 
 
 def _table(text: str, said_by: str) -> Iterator[Quota]:
@@ -144,12 +193,8 @@ def _table(text: str, said_by: str) -> Iterator[Quota]:
             # A long name has a line of its own.
             words += line.split()
             if len(words) >= 9:
-                row, words = words[:9], []
-                figures = [_figure(word) for word in (*row[1:4], *row[5:8])]
-                if None not in figures:
-                    used, soft, hard, files, soft_files, hard_files = (one or 0 for one in figures)
-                    kilo = (used * 1024, soft * 1024, hard * 1024)
-                    yield Quota(row[0], whose, *kilo, files, soft_files, hard_files, said_by)
+                yield from _quota(words[0], whose, words[1:4] + words[5:8], 1024, said_by)
+                words = []
             elif len(words) > 1 and _figure(words[1]) is None:
                 words = []  # no row of the table
 
@@ -157,29 +202,19 @@ def _table(text: str, said_by: str) -> Iterator[Quota]:
 def _gpfs(text: str) -> Iterator[Quota]:
     """`mmlsquota -Y`: colons, the names of the columns in a line of their own."""
     names: list[str] = []
+    columns = [f"{what}{which}" for what in ("block", "files") for which in _GPFS_COLUMNS]
     for line in text.splitlines():
         fields = line.split(":")
         if "HEADER" in fields[:3]:
             names = fields
             continue
         row = dict(zip(names, fields, strict=False))
-        figures = [
-            _figure(row.get(name, ""))
-            for name in (
-                *("blockUsage", "blockQuota", "blockLimit"),
-                *("filesUsage", "filesQuota", "filesLimit"),
-            )
-        ]
-        if None in figures:
-            continue
-        used, soft, hard, files, soft_files, hard_files = (one or 0 for one in figures)
         kind = row.get("quotaType", "")
         whose = {"USR": "user", "GRP": "group", "FILESET": "project"}.get(kind, kind.lower())
         name = row.get("filesystemName", "")
         if kind == "FILESET" and (fileset := row.get("filesetname") or row.get("name")):
             name = f"{name} {fileset}"
-        kilo = (used * 1024, soft * 1024, hard * 1024)
-        yield Quota(name, whose, *kilo, files, soft_files, hard_files, "mmlsquota")
+        yield from _quota(name, whose, [row.get(one, "") for one in columns], 1024, "mmlsquota")
 
 
 def _jutil(text: str) -> Iterator[Quota]:
@@ -188,23 +223,13 @@ def _jutil(text: str) -> Iterator[Quota]:
         values = json.loads(text)
     except (ValueError, RecursionError):
         return
+    columns = [f"{what}-{which}" for what in ("data", "inode") for which in _JUTIL_COLUMNS]
     for row in _objects(values):
         keys = {re.sub(r"[^a-z]+", "-", str(key).lower()): value for key, value in row.items()}
-        figures = [
-            _figure(str(keys.get(name, "")).split(" ")[0])
-            for name in (
-                *("data-usage", "data-soft-limit", "data-hard-limit"),
-                *("inode-usage", "inode-soft-limit", "inode-hard-limit"),
-            )
-        ]
-        if None not in figures:
-            used, soft, hard, files, soft_files, hard_files = (one or 0 for one in figures)
-            named = [
-                keys[name] for name in ("path", "filesystem", "fs", "target") if keys.get(name)
-            ]
-            kilo = (used * 1000, soft * 1000, hard * 1000)
-            name = str(named[0]) if named else "project"
-            yield Quota(name, "project", *kilo, files, soft_files, hard_files, "jutil")
+        words = [str(keys.get(name, "")).split(" ")[0] for name in columns]
+        named = [keys[name] for name in ("path", "filesystem", "fs", "target") if keys.get(name)]
+        name = str(named[0]) if named else "project"
+        yield from _quota(name, "project", words, 1000, "jutil")
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:

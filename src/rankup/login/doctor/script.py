@@ -1,25 +1,25 @@
-"""A script: what it imports is in this environment, and what it fetches has been fetched."""
+"""Questions about a script and what rankup.toml lists: imports, data, readiness for many ranks."""
 
 from __future__ import annotations
 
 import importlib.util
 import stat
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from importlib.machinery import all_suffixes
 from pathlib import Path
 
 from ...base.amounts import some
-from ...base.findings import Finding
+from ...base.errors import UserError
 from ...base.urls import public
 from ...script.downloads import Download
+from ...script.downloads import read as read_downloads
 from ...script.modules import Import
-from ...site.profile import Profile
-from .. import words
-from ..needs import Unmet
-from ..record import Record
-from . import codes
+from ...script.modules import imports as read_imports
+from ...script.source import read
+from .. import record, words
+from .facts import Facts
+from .question import Answer, error, ok, question, warning
 
 # Modules whose package has another name; for the others it is their own.
 _PACKAGES = {
@@ -53,27 +53,178 @@ _PACKAGES = {
 }
 
 
-@dataclass(frozen=True)
-class Command:
-    """A script with its arguments, as they were typed."""
+@question("RK524", "the script can be read", "script")
+def script(facts: Facts) -> Iterator[Answer]:
+    """The script: it is there, is a regular file, can be read, and is Python. A job that cannot
+    read its script fails after it has waited.
 
-    script: Path
-    args: tuple[str, ...] = ()
+    ```text
+    ERROR trian.py  trian.py: No such file or directory; name a script, from where you are or in full [RK524]
+    ```
 
-    @property
-    def fetch(self) -> str:
-        """What fetches for it."""
-        return words.command(["rankup", "fetch", str(self.script), *self.args])
+    Name it as you would for `python`. For a mistake in it, the message names file and line.
+    """  # noqa: E501
+    why = unreadable(facts.script)
+    try:
+        if not why:
+            read_imports(facts.script)
+    except UserError as problem:
+        why = str(problem)
+    yield error(why) if why else ok(str(facts.script.resolve()))
+
+
+@question("RK525", "what the script imports is there", "script")
+def imports(facts: Facts) -> Iterator[Answer]:
+    """Every package that the script and the modules beside it import, and whether this environment
+    has it. Nothing is imported. Imports in `try`/`except ImportError` and under `TYPE_CHECKING` may
+    be missing. A job that lacks a package fails in its first second, after hours in the queue.
+
+    ```text
+    ERROR train.py:4  imports cv2; this environment has no cv2 [RK525]
+          -> pip install opencv-python-headless; and add it to requirements.txt
+    ```
+
+    Add the package to `requirements.txt` and run `rankup env create`. Names of packages are known
+    for the usual modules that are called otherwise (`cv2`, `PIL`, `sklearn`, `yaml`); else the
+    module's own name is shown.
+    """
+    if unreadable(facts.script):
+        return
+    try:
+        found = read_imports(facts.script)
+    except UserError:  # RK524 says why
+        return
+    folder = facts.script.resolve().parent
+    tops = dict.fromkeys(one.module.partition(".")[0] for one in found if one.module)
+    absent = {top for top in tops if not is_here(top, folder)}
+    missing: dict[str, Import] = {}
+    for one in found:
+        top = one.module.partition(".")[0]
+        if top not in absent or one.optional:
+            continue
+        # An import that runs for certain counts more than one in a function.
+        if top not in missing or (missing[top].late and not one.late):
+            missing[top] = one
+    for top, one in missing.items():
+        when = ", in a function" if one.late else ""
+        yield error(
+            f"imports {one.module}{when}; this environment has no {top}",
+            f"pip install {package_of(top)}; and add it to requirements.txt",
+            f"{one.file.name or facts.script.name}:{one.line}",
+        )
+    if not missing:
+        message = f"all of the {len(tops)} packages that it imports are here"
+        if absent:
+            optional = some(sorted(absent))
+            message = f"what it imports is here, but for what it can do without: {optional}"
+        yield ok(message)
+
+
+@question("RK526", "what the script fetches is there", "script")
+def data(facts: Facts) -> Iterator[Answer]:
+    """The record of `rankup fetch` for the script with these arguments: all that a job needs of it
+    is still there, the script was proved to start without a network, and the script and the modules
+    beside it that it imports are still those that were proved. Where it was never fetched: the
+    downloads that reading it finds. Files that the script made for itself
+    (`runs/.../config.json`, a first checkpoint) are not asked for.
+
+    Records are looked for in the project, and in the folder of the script.
+
+    Without a network a download in the job fails, and Slurm bills the nodes that wait for it.
+
+    ```text
+    WARN  train.py  it downloads, was never fetched, and compute nodes have no internet (line 12: dataset wikitext-2) [RK526]
+          -> rankup fetch train.py, with its arguments
+    WARN  train.py  2 items fetched on 2026-11-20T10:00:00+00:00 are there; changed since it was fetched: model.py [RK526]
+          -> rankup fetch train.py --lr 1
+    ```
+
+    It is an error where something is gone, or where the start without a network failed:
+    `rankup run` refuses then.
+
+    `rankup fetch SCRIPT ARGS` on the login node brings the data, and proves that it is enough.
+    Where only a comment was changed, `rankup fetch --only-proof SCRIPT ARGS` is quicker; or leave
+    it: the job is submitted all the same.
+    """  # noqa: E501
+    if unreadable(facts.script):
+        return
+    try:
+        downloads = read_downloads(facts.script, facts.args).downloads
+    except UserError:  # RK524 says why
+        return
+    found, exact = record.of_script(facts.project, facts.script, facts.args)
+    if found is None:
+        yield _never_fetched(facts, downloads)
+    else:
+        yield _fetched(facts, found, exact)
+
+
+@question("RK527", "what rankup.toml lists is there", "[fetch]")
+def needs(facts: Facts) -> Iterator[Answer]:
+    """What `[fetch]` of `rankup.toml` lists (data sets, models, URLs, scripts), and what of it was
+    not fetched or is gone. A script has to have been proved to start without a network. A script
+    that does not exist is named by its entry. `rankup run` refuses to submit while something is
+    missing.
+
+    ```text
+    ERROR [fetch]  model gpt2: not fetched [RK527]
+          -> rankup fetch --model gpt2
+    ERROR [fetch]  fetch.scripts[0] in /project/me/p/rankup.toml: no such file: trian.py [RK527]
+          -> mend it there
+    ```
+
+    `rankup fetch` without arguments brings all that is listed. `rankup run --allow-missing` submits
+    without it.
+    """
+    if facts.unmet == []:
+        yield ok("all that rankup.toml lists is there")
+    for lacking in facts.unmet or ():
+        yield error(f"{lacking.what}: {lacking.why}", lacking.todo)
+
+
+@question("RK528", "the script is ready for many ranks", "script")
+def ported(facts: Facts) -> Iterator[Answer]:
+    """The findings of `rankup check` in the script and the modules beside it that it imports, in
+    one line. A script that trains nothing is not looked at.
+
+    A script for one GPU that is started on eight trains eight times, each time on all of the data,
+    and every rank writes over the others' files. It looks like a run that works.
+
+    ```text
+    WARN  train.py  2 things in it would be wrong on many ranks (RK101, RK121) [RK528]
+          -> rankup check train.py says what; rankup port mends most of it
+    ```
+
+    `rankup check SCRIPT` names each place and what to do there. `rankup port SCRIPT` writes a
+    script with most of it mended.
+    """
+    path = facts.script
+    if facts.ranks is None or unreadable(path) or path.suffix != ".py":
+        return
+    file = read(path)
+    if not file.concerns_training or file.error is not None:
+        return
+    found = facts.ranks(path)
+    if not found:
+        yield ok("nothing in it stands in the way of many ranks")
+        return
+    rules = some(sorted({one.code for one in found}))
+    count = f"{len(found)} thing{'s' if len(found) > 1 else ''}"
+    check = words.command(["rankup", "check", str(path)])
+    yield warning(
+        f"{count} in it would be wrong on many ranks ({rules})",
+        f"{check} says what; rankup port mends most of it",
+    )
 
 
 def package_of(module: str) -> str:
-    """The name that pip knows a module's package by, as far as can be told."""
+    """Return the name that pip knows a module's package by, as far as can be told."""
     top = module.partition(".")[0]
     return _PACKAGES.get(top, top.replace("_", "-"))
 
 
 def is_here(module: str, folder: Path) -> bool:
-    """Whether a script in `folder` can import a module's package; nothing is imported."""
+    """Return True where a script in `folder` can import a module; nothing is imported."""
     top = module.partition(".")[0]
     if not top.isidentifier():
         return False
@@ -96,98 +247,8 @@ def is_here(module: str, folder: Path) -> bool:
     )
 
 
-def check_imports(
-    script: Path, imports: Sequence[Import], here: Callable[[str], bool]
-) -> list[Finding]:
-    """Every package that the script imports and this environment lacks, with what installs it.
-
-    Args:
-        here: whether a module can be imported.
-    """
-    missing: dict[str, Import] = {}
-    tops = {one.module.partition(".")[0]: one for one in imports if one.module}
-    absent = {top for top in tops if not here(top)}
-    for one in imports:
-        top = one.module.partition(".")[0]
-        if top not in absent or one.optional:
-            continue
-        # An import that runs for certain counts more than one in a function.
-        if top not in missing or (missing[top].late and not one.late):
-            missing[top] = one
-    found = [_missing(script, top, one) for top, one in missing.items()]
-    optional = sorted(absent - set(missing))
-    if not found:
-        message = f"all of the {len(tops)} packages that it imports are here"
-        if optional:
-            message = f"what it imports is here, but for what it can do without: {some(optional)}"
-        found.append(Finding(codes.IMPORTS, "ok", script.name, message))
-    return found
-
-
-def check_data(
-    command: Command,
-    profile: Profile,
-    internet: bool | None,
-    fetched: tuple[Record | None, bool],
-    downloads: Sequence[Download],
-) -> list[Finding]:
-    """Whether what the script fetches is there, was proved to be enough, or was never fetched.
-
-    Args:
-        internet: of compute nodes; None: not known.
-        fetched: the script's record, and whether it is of these arguments (`record.of_script`).
-        downloads: what reading the script has found.
-    """
-    again, name = command.fetch, command.script.name
-    found, exact = fetched
-    if found is None:
-        return _never_fetched(command, profile, internet, downloads)
-    if faults := found.faults():
-        message = f"fetched on {found.at}, and now: {some(faults)}"
-        return [Finding(codes.DATA, "error", name, message, again)]
-    count = len(found.needed)
-    items = f"{count} items fetched on {found.at} are there"
-    if count == 1:
-        items = f"1 item fetched on {found.at} is there"
-    if not count:
-        items = f"fetched on {found.at}, and it brought nothing"
-    if doubts := found.doubts():
-        return [Finding(codes.DATA, "warning", name, f"{items}; {some(doubts)}", again)]
-    if not exact:
-        message = f"{items}; that was with other arguments"
-        todo = f"{again} where these ask for other data"
-        return [Finding(codes.DATA, "warning", name, message, todo)]
-    how = "in a network namespace" if found.proof == "namespace" else "with blocked sockets"
-    return [Finding(codes.DATA, "ok", name, f"{items}; it started without a network ({how})")]
-
-
-def check_needs(unmet: Sequence[Unmet]) -> list[Finding]:
-    """What `[fetch]` of rankup.toml lists and is not there; `rankup run` refuses without it."""
-    if not unmet:
-        message = "all that rankup.toml lists is there"
-        return [Finding(codes.NEEDS, "ok", "[fetch]", message)]
-    return [
-        Finding(codes.NEEDS, "error", "[fetch]", f"{one.what}: {one.why}", one.todo)
-        for one in unmet
-    ]
-
-
-def check_ported(path: Path, found: Sequence[Finding]) -> list[Finding]:
-    """What `rankup check` found in a script, in one line."""
-    if not found:
-        message = "nothing in it stands in the way of many ranks"
-        return [Finding(codes.PORTED, "ok", path.name, message)]
-    rules = some(sorted({one.code for one in found}))
-    count = f"{len(found)} thing{'s' if len(found) > 1 else ''}"
-    message = f"{count} in it would be wrong on many ranks ({rules})"
-    todo = (
-        f"{words.command(['rankup', 'check', str(path)])} says what; rankup port mends most of it"
-    )
-    return [Finding(codes.PORTED, "warning", path.name, message, todo)]
-
-
 def unreadable(script: Path) -> str:
-    """Why a script cannot be read, empty if it can."""
+    """Return why a script cannot be read, empty if it can."""
     try:
         kind = script.stat().st_mode
         if stat.S_ISDIR(kind):
@@ -200,45 +261,43 @@ def unreadable(script: Path) -> str:
         return f"{script}: {error.strerror}; name a script, from where you are or in full"
 
 
-def _missing(script: Path, top: str, one: Import) -> Finding:
-    place = f"{one.file.name if one.file.name else script.name}:{one.line}"
-    when = ", in a function" if one.late else ""
-    return Finding(
-        codes.IMPORTS,
-        "error",
-        place,
-        f"imports {one.module}{when}; this environment has no {top}",
-        f"pip install {package_of(top)}; and add it to requirements.txt",
-    )
+def _fetched(facts: Facts, found: record.Record, exact: bool) -> Answer:
+    """The answer to a record, which is or is not of these arguments."""
+    again = _fetch(facts)
+    if faults := found.faults():
+        return error(f"fetched on {found.at}, and now: {some(faults)}", again)
+    count = len(found.needed)
+    items = f"{count} items fetched on {found.at} are there"
+    if count == 1:
+        items = f"1 item fetched on {found.at} is there"
+    if not count:
+        items = f"fetched on {found.at}, and it brought nothing"
+    if doubts := found.doubts():
+        return warning(f"{items}; {some(doubts)}", again)
+    if not exact:
+        todo = f"{again} where these ask for other data"
+        return warning(f"{items}; that was with other arguments", todo)
+    how = "in a network namespace" if found.proof == "namespace" else "with blocked sockets"
+    return ok(f"{items}; it started without a network ({how})")
 
 
-def _never_fetched(
-    command: Command, profile: Profile, internet: bool | None, downloads: Sequence[Download]
-) -> list[Finding]:
-    script = command.script
+def _never_fetched(facts: Facts, downloads: Sequence[Download]) -> Answer:
     if not downloads:
-        message = "reading it finds nothing that it downloads"
-        return [Finding(codes.DATA, "ok", script.name, message)]
+        return ok("reading it finds nothing that it downloads")
     lines = [f"line {one.line}: {one.what} {_shown(one.name)}".rstrip() for one in downloads]
     calls = some(lines, 3)
-    if profile.name == "local":
-        message = f"it downloads by itself when it starts ({calls})"
-        return [Finding(codes.DATA, "ok", script.name, message)]
-    if internet:
-        message = f"it downloads by itself, and compute nodes have internet ({calls})"
-        return [Finding(codes.DATA, "ok", script.name, message)]
-    nodes = (
-        "compute nodes have no internet" if internet is False else "compute nodes may be offline"
-    )
-    return [
-        Finding(
-            codes.DATA,
-            "warning",
-            script.name,
-            f"it downloads, was never fetched, and {nodes} ({calls})",
-            command.fetch + ("" if command.args else ", with its arguments"),
-        )
-    ]
+    if facts.profile.name == "local":
+        return ok(f"it downloads by itself when it starts ({calls})")
+    if facts.internet:
+        return ok(f"it downloads by itself, and compute nodes have internet ({calls})")
+    nodes = "have no internet" if facts.internet is False else "may be offline"
+    message = f"it downloads, was never fetched, and compute nodes {nodes} ({calls})"
+    return warning(message, _fetch(facts) + ("" if facts.args else ", with its arguments"))
+
+
+def _fetch(facts: Facts) -> str:
+    """The command that fetches for the script."""
+    return words.command(["rankup", "fetch", str(facts.script), *facts.args])
 
 
 def _shown(name: str | None) -> str:

@@ -1,10 +1,10 @@
-"""URLs as requests have them, and a file name for each."""
+"""A file name for each URL, without secrets."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import SplitResult, quote, unquote, unquote_to_bytes, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote_to_bytes
 
 from ...base import urls
 from ...base.errors import UserError
@@ -13,7 +13,7 @@ _LONGEST_NAME = 170  # bytes; a file system takes 255, and digests, `.part.json`
 
 
 def parse(url: str) -> SplitResult:
-    """The parts of an HTTP URL.
+    """Return the parts of an HTTP URL.
 
     Raises:
         UserError: it is none; neither its query nor its credentials are in the message.
@@ -24,25 +24,8 @@ def parse(url: str) -> SplitResult:
     return parts
 
 
-def credentials(url: str) -> tuple[str, str] | None:
-    """User and password that stand in the URL."""
-    parts = urlsplit(url.strip())
-    if parts.username is None:
-        return None
-    return unquote(parts.username), unquote(parts.password or "")
-
-
-def to_send(url: str) -> str:
-    """The URL as it is requested: no credentials, no fragment, and only characters HTTP takes."""
-    parts = parse(url)
-    host = urls.host_of(parts)
-    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
-    query = quote(parts.query, safe="/%:@!$&'()*+,;=~?[]")
-    return urlunsplit((parts.scheme, host.encode("idna").decode(), path, query, ""))
-
-
 def place(url: str, folder: Path) -> Path:
-    """Where a file of the web lies below `folder`: `<host>/<path>`, never outside of it.
+    """Return the path of a file of the web below `folder`: `<host>/<path>`, never outside of it.
 
     Two URLs share no place, but where they differ in user, password or fragment alone. What a name
     does not show, since no file could have it or it may be secret, a digest in the name stands for.

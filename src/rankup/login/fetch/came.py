@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
+from ...base.amounts import size
 from ...base.text import clean
 from ...sandbox.events import Event, inside, of
 from ...sandbox.inside.files import PARTIAL
 from ..record import Item
-from .progress import size
 
 # Of a folder with more new files than these, the folder is named.
 _SEVERAL = 20
@@ -123,7 +123,7 @@ def made(events: Sequence[Event]) -> list[Made]:
             begun.add(path)
         elif event.kind == "rename":
             path = event.text("to")
-            # Of C++ in a folder of the script's, from its folder for temporary files, or begun anew.
+            # Of C++ in a new folder, from the folder for temporary files, or begun anew.
             old = event.text("from")
             ours = event.values.get("made") is True or names.is_new(old) or old in begun
             new = not names.rename(old, path) and ours

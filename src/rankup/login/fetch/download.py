@@ -1,25 +1,36 @@
 """One file of the web, whole or not at all; what came of it before an interruption is kept.
 
-The target's name appears only once the length and the checksum are right.
+The target's name appears only once the length and the checksum are right. Until then `NAME.part`
+holds the bytes, and `NAME.part.json` says of what they are.
 """
 
 from __future__ import annotations
 
-import errno
+import hashlib
+import json
 import os
+import secrets
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import BinaryIO
+
+import httpx
 
 from ...base import lock
-from ...base.urls import public
+from ...base.files import fsync_directory, no_space, write_json
+from ...base.text import say as say_line
+from ...base.urls import identity, public
 from . import progress
-from .http import Broken, Reply, Unreached, Unsatisfiable, ask
-from .part import Part, digest
+from .http import Broken, Changed, Unreached, Version, ask
 from .result import FetchFailed
 
 _BLOCK = 1 << 20  # bytes
+_HASHED_AT_ONCE = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -28,11 +39,13 @@ class Patience:
 
     Attributes:
         stall: seconds without a byte, after which a connection is given up.
+        connect: seconds for each address of a host, and for the handshake.
         pauses: seconds before each further attempt; they start anew when something has come.
         longest: seconds that a server may ask to wait before the next attempt.
     """
 
     stall: float = 60.0
+    connect: float = 10.0
     pauses: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
     longest: float = 120.0
     lock: lock.Pace = field(default_factory=lock.Pace)
@@ -53,15 +66,6 @@ class Downloaded:
     fresh: bool
 
 
-@dataclass(frozen=True)
-class _Source:
-    url: str
-    authorization: str
-
-    def __str__(self) -> str:
-        return public(self.url)
-
-
 def download(
     url: str,
     target: Path,
@@ -71,7 +75,7 @@ def download(
     authorization: str = "",
     name: str = "",
     patience: Patience | None = None,
-    say: Callable[[str], None] = progress.say,
+    say: Callable[[str], None] = say_line,
 ) -> Downloaded:
     """Make `target` the file behind `url`; one that is there already is taken as it is.
 
@@ -94,23 +98,18 @@ def download(
     with lock.held(target, say, patience.lock, doing="fetching") as held:
         if (found := _present(target, sha256, replace)) is not None:
             return found
-        part = Part(target, url, trusted=bool(sha256))
-        part.make_ours()
-        held.check()
-        source = _Source(url, authorization)
+        part = _Part(target, url, trusted=bool(sha256), held=held)
         with progress.shown(name or target.name) as show:
-            _complete(source, part, held, patience, show, say)
-            came = digest(part.path)
+            _complete(part, url, authorization, patience, show, say)
+            came = part.digest()
         if sha256 and came != sha256:
             part.remove()
             raise FetchFailed(
                 f"{public(url)}: wrong checksum: the sha256 of what came is {came}, "
                 f"{sha256} was asked for; it is removed"
             )
-        held.check()
-        size = part.path.stat().st_size
         part.finish(target)
-    return Downloaded(target, size, came, fresh=True)
+    return Downloaded(target, part.size, came, fresh=True)
 
 
 def _make_folder(target: Path) -> None:
@@ -128,7 +127,7 @@ def _present(target: Path, sha256: str, replace: bool) -> Downloaded | None:
         return None
     if not target.is_file():
         raise FetchFailed(f"{target} is there and no file; name another one with --to")
-    has = digest(target) if sha256 else ""
+    has = _sha256(target) if sha256 else ""
     if has == sha256:
         return Downloaded(target, target.stat().st_size, has, fresh=False)
     if replace:
@@ -139,111 +138,190 @@ def _present(target: Path, sha256: str, replace: bool) -> Downloaded | None:
     )
 
 
+def _sha256(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+class _Part:
+    """The beginning of `target` from `url`, while its lock is held.
+
+    Args:
+        trusted: the whole will be held against a checksum, so that the rest may be asked for also
+            where the server has no word for the version.
+
+    Attributes:
+        size: bytes that are there, of this `version`.
+    """
+
+    def __init__(self, target: Path, url: str, trusted: bool, held: lock.Held) -> None:
+        # Hashes what is written, beside the download: hashlib leaves the other threads alone.
+        self._thread = ThreadPoolExecutor(1)
+        self.path = target.with_name(f"{target.name}.part")
+        self._note = target.with_name(f"{target.name}.part.json")
+        self._identity, self._trusted, self._held = identity(url), trusted, held
+        self.size, self.version, self._refused = 0, Version(), False
+        self._sha256, self._hashed, self._to_hash = hashlib.sha256(), 0, 0
+        self._make_ours()
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            note = json.loads(self._note.read_text(encoding="utf-8"))
+            version, size = Version(**note["version"]), self.path.stat().st_size
+            if note["url"] == self._identity and size <= (version.total or size):
+                self.size, self.version = size, version
+
+    @property
+    def resumable(self) -> bool:
+        """True where it would be noticed if the rest were another version's."""
+        return self._trusted or bool(self.version.etag or self.version.modified)
+
+    def _make_ours(self) -> None:
+        """Put a copy in the place of what another user has begun, and could not be gone on with.
+
+        What may not be read either is dropped.
+        """
+        if not self.path.exists() or os.access(self.path, os.R_OK | os.W_OK):
+            return
+        copy = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        try:
+            shutil.copyfile(self.path, copy)
+            copy.replace(self.path)
+        except PermissionError:
+            self.remove()
+        finally:
+            copy.unlink(missing_ok=True)
+        self._held.check()
+
+    def begin(self, version: Version) -> None:
+        """Forget what there was; from here on it is this version.
+
+        The bytes go first: should this end in between, nothing is taken for something else. They go
+        to a new file: the old one may be another user's, or still be open in a process that has
+        lost its lock.
+        """
+        self._held.check()
+        self._refused = self.size > 0  # the server does not send the rest of a file
+        self.remove()
+        with self.path.open("xb"):
+            pass
+        self.version = version
+        write_json(self._note, {"url": self._identity, "version": asdict(version)})
+
+    def append(self, file: BinaryIO, block: bytes) -> None:
+        """Write at once, so that nothing of it is lost."""
+        self._held.check()
+        rest = memoryview(block)
+        while rest:  # a disk that is almost full takes a part of it
+            written = file.write(rest)
+            self.size += written
+            rest = rest[written:]
+        if self.size - self._to_hash >= _HASHED_AT_ONCE:
+            self._to_hash = self.size
+            self._thread.submit(self._hash, self.size)
+
+    def digest(self) -> str:
+        """Return the sha256 of all bytes."""
+        return self._thread.submit(self._hash, self.size).result()
+
+    def _hash(self, size: int) -> str:
+        with self.path.open("rb") as file:
+            file.seek(self._hashed)
+            while block := file.read(min(_BLOCK, size - self._hashed)):
+                self._sha256.update(block)
+                self._hashed += len(block)
+        return self._sha256.hexdigest()
+
+    def remove(self) -> None:
+        """Keep nothing."""
+        self.path.unlink(missing_ok=True)
+        self._note.unlink(missing_ok=True)
+        self._thread.submit(int).result()  # it is done with the bytes that were there
+        self.size, self.version = 0, Version()
+        self._sha256, self._hashed, self._to_hash = hashlib.sha256(), 0, 0
+
+    def finish(self, target: Path) -> None:
+        """Give the file its name, for good."""
+        self._held.check()
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+        self.path.replace(target)
+        fsync_directory(target.parent)
+        self._note.unlink(missing_ok=True)
+
+    def __str__(self) -> str:
+        kept = self.size and self.resumable and not self._refused
+        return f" ({self.size} bytes are kept)" if kept else ""
+
+
 def _complete(
-    source: _Source,
-    part: Part,
-    held: lock.Held,
+    part: _Part,
+    url: str,
+    authorization: str,
     patience: Patience,
     show: progress.Progress,
     say: Callable[[str], None],
 ) -> None:
     """Make the part as long as the file, in as many attempts as it takes."""
-    pauses = iter(patience.pauses)
-    best, unreached = part.usable()[0], False
+    best, failed, unreached = part.size, 0, 0
     while True:
         try:
-            _attempt(source, part, held, patience.stall, show)
-            return
-        except Unsatisfiable:
-            part.remove()
-            why, asked = "what was kept is of another version", 0.0
+            return _attempt(part, url, authorization, patience, show)
         except Broken as broken:
-            why, asked = str(broken), broken.after
-            if isinstance(broken, Unreached):  # patience would be no more than waiting
-                pauses = iter([*pauses][: 0 if unreached else 1])
-                unreached = True
-        size = part.usable()[0]
-        if size > best:
-            best, pauses = size, iter(patience.pauses)
-        pause = next(pauses, None)
-        if pause is None or asked > patience.longest:
-            again = f" in {asked:.0f} s" if asked > patience.longest else ""
-            raise FetchFailed(f"{source}: {why}; run it again{again}{_kept(part.kept())}")
-        pause = max(pause, asked)
-        say(f"{source}: {why}; trying again in {pause:g} s")
+            if isinstance(broken, Changed):
+                part.remove()
+            failed = 1 if part.size > best else failed + 1
+            best = max(best, part.size)
+            unreached += isinstance(broken, Unreached)  # patience would be no more than waiting
+            late = broken.after > patience.longest
+            if late or unreached > 1 or failed > len(patience.pauses):
+                again = f"run it again in {broken.after:.0f} s" if late else "run it again"
+                raise FetchFailed(f"{public(url)}: {broken}; {again}{part}") from None
+            pause = max(patience.pauses[failed - 1], broken.after)
+            why = str(broken)
+        say(f"{public(url)}: {why}; trying again in {pause:g} s")
         time.sleep(pause)
 
 
 def _attempt(
-    source: _Source, part: Part, held: lock.Held, stall: float, show: progress.Progress
+    part: _Part, url: str, authorization: str, patience: Patience, show: progress.Progress
 ) -> None:
-    size, version, total = part.usable()
-    if total is not None and size == total > 0:
+    if not part.resumable:
+        part.remove()
+    if part.size and part.size == part.version.total:
         return  # ended between the last byte and the name
-    with ask(source.url, size, version, stall, source.authorization) as reply:
-        held.check()
+    timeout = httpx.Timeout(patience.stall, connect=min(patience.connect, patience.stall))
+    with ask(url, part.size, part.version, timeout, authorization) as reply:
         if reply.start == 0:
-            size = 0
-            part.begin(reply.version, reply.total)
-        elif (version.etag and version.etag != reply.version.etag) or (
-            total is not None and reply.total not in (None, total)
-        ):
-            raise Unsatisfiable
-        total = reply.total if reply.total is not None else total
-        _check_space(part, source, size, total)
-        size = _receive(reply, part, size, total, held, show)
-    if total is not None and size < total:
-        raise Broken(f"the connection was cut after {size} of {total} bytes")
-
-
-def _receive(
-    reply: Reply,
-    part: Part,
-    size: int,
-    total: int | None,
-    held: lock.Held,
-    show: progress.Progress,
-) -> int:
-    """Write what comes, each block at once, so that nothing of it is lost; the new size."""
-    with part.path.open("r+b", buffering=0) as file:
-        file.seek(size)
-        show(size, total)
-        while total is None or size < total:
-            block = reply.read(_BLOCK if total is None else min(_BLOCK, total - size))
-            if not block:
-                break
-            held.check()
-            rest = memoryview(block)
-            while rest:  # a disk that is almost full takes a part of it
+            part.begin(reply.version)
+        total = reply.version.total
+        _check_space(part, url, total)
+        with part.path.open("r+b", buffering=0) as file:
+            file.seek(part.size)
+            show(part.size, total)
+            for block in reply.blocks:
                 try:
-                    written = file.write(rest)
+                    part.append(file, block)
                 except OSError as error:
-                    raise _unwritten(error, part, size) from None
-                size += written
-                rest = rest[written:]
-            show(size, total)
-    return size
+                    raise _unwritten(error, part) from None
+                show(part.size, total)
 
 
-def _check_space(part: Part, source: _Source, size: int, total: int | None) -> None:
-    found = os.statvfs(part.path.parent)
-    free = found.f_bavail * found.f_frsize
-    if total is not None and total - size > free:
+def _check_space(part: _Part, url: str, total: int | None) -> None:
+    free = shutil.disk_usage(part.path.parent).free
+    if total is not None and total - part.size > free:
         raise FetchFailed(
-            f"{source} has {total} bytes, {total - size} of them still to come, and "
+            f"{public(url)} has {total} bytes, {total - part.size} of them still to come, and "
             f"{part.path.parent} has room for {free}; make room there, or name another place: "
-            f"--to, or `cache` in [fetch] of rankup.toml{_kept(size)}"
+            f"--to, or `cache` in [fetch] of rankup.toml{part}"
         )
 
 
-def _unwritten(error: OSError, part: Part, size: int) -> Exception:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = "is full" if error.errno == errno.ENOSPC else "is at your quota"
-        return FetchFailed(
-            f"{part.path.parent} {what}; make room there and run it again{_kept(size)}"
-        )
-    return error
-
-
-def _kept(size: int) -> str:
-    return f" ({size} bytes are kept)" if size else ""
+def _unwritten(error: OSError, part: _Part) -> Exception:
+    if not no_space(error):
+        return error
+    return FetchFailed(
+        f"{part.path.parent}: {os.strerror(error.errno or 0)}; make room there and run it "
+        f"again{part}"
+    )

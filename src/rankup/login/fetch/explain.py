@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
+from ...base.amounts import size
 from ...sandbox.events import Event, of
 from ...sandbox.watch import Ended, Limits
 from .came import broken_off, made, same_name
-from .progress import size
 
 # Names of exceptions that speak of the network, as Python or the libraries print them.
 _CUT = re.compile(

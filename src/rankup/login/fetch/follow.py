@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ...base.amounts import size
+from ...base.text import say
 from ...sandbox.events import Event, Journal
-from .progress import say, size
 
 _RECENT = 50  # files that may still grow; with more, the older ones are taken to be whole
 

@@ -1,29 +1,26 @@
-"""One HTTP request for a file or the rest of it, with the standard library."""
+"""One HTTP request for a file or the rest of it, with httpx."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import http.client
 import re
 import socket
 import ssl
+import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from email.message import Message
 from email.utils import parsedate_to_datetime
-from typing import IO, Any
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx
 
 from ... import __version__
-from ...base.errors import UserError
-from ...base.urls import public
-from . import address, connect
+from ...base.urls import cleaned, public, web_parts
 from .result import FetchFailed
 
+_MOST_REDIRECTS = 10
 # 408 and these pass: a busy server, or one that is being restarted.
 _PASSING = frozenset((408, 425, 429, 500, 502, 503, 504))
 _MEANING = {
@@ -51,186 +48,243 @@ class Unreached(Broken):
     """Nobody answers: the server is down, or a firewall drops what is sent to it."""
 
 
-class Unsatisfiable(Exception):  # noqa: N818 - the rest was asked for, and there is none
-    """What is kept does not fit the file of the server."""
+class Changed(Broken):
+    """The rest that was asked for belongs to another version of the file, or there is none."""
+
+    def __init__(self) -> None:
+        super().__init__("what was kept is of another version")
 
 
 @dataclass(frozen=True)
 class Version:
-    """What tells one content of a URL from another.
+    """The server's words for one content of a URL.
 
     Attributes:
         etag: a strong one, or empty.
         modified: as the server writes it, or empty.
+        total: bytes of the whole file; None where the server does not say.
     """
 
     etag: str = ""
     modified: str = ""
+    total: int | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self.etag or self.modified)
+    def may_be(self, rest: Version) -> bool:
+        """Return False where an answer for the rest shows that the file is another one by now.
+
+        Such an answer may leave out the date and the length, but not the ETag. A server may also
+        give two versions one ETag: then the date or the length gives it away.
+        """
+        return (
+            rest.etag == self.etag
+            and rest.modified in ("", self.modified)
+            and (None in (rest.total, self.total) or rest.total == self.total)
+        )
 
 
+@dataclass(frozen=True)
 class Reply:
     """The file, or its rest, as it comes.
 
     Attributes:
         start: position of the first byte.
-        total: bytes of the whole file; None where the server does not say.
+        blocks: the bytes; raises Broken where the connection ends before `version.total` of them.
     """
 
-    def __init__(self, response: Any, asked: int) -> None:
-        headers: Message = response.headers
-        self._response = response
-        said = headers.get("Content-Length")
-        self.start, self.total = 0, _number(said)
-        if said is not None and self.total is None:
-            raise Broken("the server gives a length that is no number")
-        if response.status == 206:
-            self.start, self.total = _range(headers.get("Content-Range", ""))
-            if self.start != asked:
-                raise Unsatisfiable
-        etag = headers.get("ETag", "").strip()
-        strong = etag.startswith('"') and etag.isprintable()
-        modified = headers.get("Last-Modified", "").strip()
-        self.version = Version(etag if strong else "", modified if modified.isascii() else "")
-
-    def read(self, most: int) -> bytes:
-        """The next bytes, as soon as there are some; empty at the end.
-
-        Raises:
-            Broken: the connection was cut, or nothing came for too long.
-        """
-        try:
-            return bytes(self._response.read1(most))
-        except TimeoutError:
-            raise Broken("the server sent nothing more") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise Broken(f"the connection was cut ({_short(error)})") from None
+    start: int
+    version: Version
+    blocks: Iterator[bytes]
 
 
-@contextlib.contextmanager
+@contextmanager
 def ask(
-    url: str, start: int, version: Version, stall: float, authorization: str = ""
+    url: str, start: int, version: Version, timeout: httpx.Timeout, authorization: str = ""
 ) -> Iterator[Reply]:
     """Request a file from `start` on, if it still is that `version`, else the whole of it.
 
     Args:
-        stall: seconds without a byte after which the connection is given up.
+        timeout: `read` holds for each byte, and for all headers together.
         authorization: a header for this server alone; empty: user and password of the URL.
 
     Raises:
         Broken: it may be tried again.
-        Unsatisfiable: there is nothing from `start` on.
         FetchFailed: trying again is of no use.
     """
-    request = urllib.request.Request(address.to_send(url))  # noqa: S310 - to_send checks it
-    request.add_header("User-Agent", f"rankup/{__version__}")
-    request.add_header("Accept-Encoding", "identity")
+    headers = {"User-Agent": f"rankup/{__version__}", "Accept-Encoding": "identity"}
     if start:
-        request.add_header("Range", f"bytes={start}-")
-        if version:
-            request.add_header("If-Range", version.etag or version.modified)
-    if not authorization and (who := address.credentials(url)) is not None:
-        authorization = f"Basic {base64.b64encode(':'.join(who).encode()).decode()}"
+        headers["Range"] = f"bytes={start}-"
+        if known := version.etag or version.modified:
+            headers["If-Range"] = known
     if authorization:
-        request.add_unredirected_header("Authorization", authorization)
-    opener = urllib.request.build_opener(_Redirects(), connect.Http(), connect.Https())
-    try:
-        response = opener.open(request, timeout=stall)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _answered(error, url) from None
-    except (OSError, http.client.HTTPException) as error:
-        raise _unreachable(error, url) from None
-    except ValueError:  # what is asked for has been checked: this is where it leads to
-        raise FetchFailed(f"{public(url)} redirects to no usable URL") from None
-    with response:
-        yield Reply(response, start)
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but not from https to what anybody may read or change."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        old, new = urlsplit(req.full_url), urlsplit(newurl)
-        if new.scheme != old.scheme and new.scheme != "https":
-            raise FetchFailed(
-                f"{public(req.full_url)} redirects to {public(newurl)}: from "
-                f"{old.scheme} to {new.scheme} is not followed; give that URL if you trust it"
-            )
+        headers["Authorization"] = authorization
+    with _client(timeout) as client:
         try:
-            sent = address.to_send(newurl)
-        except UserError:
-            raise FetchFailed(f"{public(req.full_url)} redirects to no usable URL") from None
-        made = super().redirect_request(req, fp, code, msg, headers, sent)
-        if made is not None and (old.scheme, old.netloc) == (new.scheme, new.netloc):
-            for name, value in req.unredirected_hdrs.items():
-                if name.lower() == "authorization":
-                    made.add_unredirected_header(name, value)
-        return made
+            extensions = {"trace": _header_limit(timeout.read or 60.0)}
+            request = client.build_request("GET", url, headers=headers, extensions=extensions)
+            response = _send(client, request)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _unreachable(error, url) from None
+        try:
+            yield _reply(response, start, version, url)
+        finally:
+            response.close()
 
 
-def _answered(error: urllib.error.HTTPError, url: str) -> Exception:
-    if error.code == 416:
-        return Unsatisfiable()
-    what = f"HTTP status {error.code}"
-    if error.code in _PASSING:
-        return Broken(f"{what} from the server", _retry_after(error.headers.get("Retry-After")))
-    meaning = _MEANING.get(error.code, http.client.responses.get(error.code, "unknown"))
-    moved = public(error.url or url)
-    where = "" if moved == public(address.to_send(url)) else f", redirected to {moved}"
-    return FetchFailed(f"{public(url)}: {what}: {meaning}{where}")
+def _client(timeout: httpx.Timeout) -> httpx.Client:
+    # The system's certificates or those of SSL_CERT_FILE, not the ones that httpx brings along.
+    trust = ssl.create_default_context()
+    hooks = {"response": [_check_redirect]}
+    try:
+        return httpx.Client(verify=trust, timeout=timeout, event_hooks=hooks)
+    except (ImportError, ValueError) as error:
+        raise FetchFailed(f"the proxy of the environment: {cleaned(str(error))}") from None
+
+
+def _send(client: httpx.Client, request: httpx.Request) -> httpx.Response:
+    """Return the answer behind all redirects. httpx itself would read the bodies of these."""
+    first = public(str(request.url))
+    for _ in range(_MOST_REDIRECTS):
+        response = client.send(request, stream=True)
+        if response.next_request is None:
+            return response
+        response.close()
+        request = response.next_request
+    raise FetchFailed(f"{first} redirects without an end")
+
+
+def _check_redirect(response: httpx.Response) -> None:
+    """Refuse what leads from https to what anybody may read or change, or to no web server."""
+    if not response.has_redirect_location:
+        return
+    old = response.request.url
+    try:
+        new = urljoin(str(old), response.headers["Location"])
+        parts = web_parts(new)
+    except ValueError:
+        parts = None
+    if parts is None:
+        raise FetchFailed(f"{public(str(old))} redirects to no usable URL")
+    if parts.scheme not in (old.scheme, "https"):
+        raise FetchFailed(
+            f"{public(str(old))} redirects to {public(new)}: from {old.scheme} to {parts.scheme} "
+            "is not followed; give that URL if you trust it"
+        )
+
+
+def _header_limit(seconds: float) -> Any:
+    """Return a trace for httpx, whose limits hold for a byte, that cuts off slower headers."""
+    sockets: list[socket.socket] = []
+    timers: list[threading.Timer] = []
+
+    def cut() -> None:
+        with suppress(OSError):
+            socket.socket.shutdown(sockets[-1], socket.SHUT_RDWR)  # below TLS, if there is some
+
+    def trace(event: str, info: Mapping[str, Any]) -> None:
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            sockets.append(info["return_value"].get_extra_info("socket"))
+        elif event == "http11.receive_response_headers.started":
+            timers.append(threading.Timer(seconds, cut))
+            timers[-1].daemon = True
+            timers[-1].start()
+        elif event.startswith("http11.receive_response_headers."):
+            timers[-1].cancel()
+
+    return trace
+
+
+def _reply(response: httpx.Response, start: int, version: Version, url: str) -> Reply:
+    if not response.is_success:
+        raise _refused(response, url)
+    headers = response.headers
+    encoding = headers.get("Content-Encoding", "identity").strip().lower()
+    zipped = urlsplit(url).path.lower().endswith((".gz", ".tgz"))  # by itself, not on the way
+    if encoding not in ("", "identity") and not (zipped and encoding in ("gzip", "x-gzip")):
+        raise FetchFailed(
+            f"{public(url)} comes with Content-Encoding: {encoding[:40]}, although the file as it "
+            "is was asked for; fetch it with `curl --compressed`, or from another place"
+        )
+    begin, total = 0, _number(headers.get("Content-Length", ""))
+    if response.status_code == 206:
+        begin, total = _range(headers.get("Content-Range", ""))
+    etag, modified = headers.get("ETag", "").strip(), headers.get("Last-Modified", "").strip()
+    strong = etag.startswith('"') and etag.isprintable()
+    found = Version(etag if strong else "", modified if modified.isascii() else "", total)
+    if begin and (begin != start or not version.may_be(found)):
+        raise Changed
+    return Reply(begin, found, _blocks(response, begin, total))
+
+
+def _blocks(response: httpx.Response, position: int, total: int | None) -> Iterator[bytes]:
+    """Yield the bytes as they come, and none beyond `total`."""
+    why = "the connection was cut"
+    try:
+        for block in response.iter_raw():
+            yield block if total is None else block[: total - position]
+            position += len(block)
+            if total is not None and position >= total:
+                return
+        if total is None:
+            return
+    except httpx.ReadTimeout:
+        why = "the server sent nothing more"
+    except httpx.HTTPError:
+        pass
+    raise Broken(f"{why} after {position} of {'unknown' if total is None else total} bytes")
+
+
+def _refused(response: httpx.Response, url: str) -> Exception:
+    code = response.status_code
+    if code == 416:
+        return Changed()
+    if code in _PASSING:
+        after = _retry_after(response.headers.get("Retry-After", ""))
+        return Broken(f"HTTP status {code} from the server", after)
+    meaning = _MEANING.get(code) or httpx.codes.get_reason_phrase(code) or "unknown"
+    moved = public(str(response.url))
+    where = "" if moved == public(str(httpx.URL(url))) else f", redirected to {moved}"
+    return FetchFailed(f"{public(url)}: HTTP status {code}: {meaning}{where}")
 
 
 def _unreachable(error: Exception, url: str) -> Exception:
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    host = urlsplit(public(url)).netloc
-    if isinstance(reason, ssl.SSLCertVerificationError):
+    shown, host = public(url), urlsplit(public(url)).netloc
+    cause: BaseException | None = error
+    while not isinstance(cause, OSError | None):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx.InvalidURL):
+        return FetchFailed(f"{shown} is no usable URL: {error}")
+    if isinstance(cause, ssl.SSLCertVerificationError):
         return FetchFailed(
-            f"{public(url)}: the certificate of {host} is not valid here "
-            f"({reason.verify_message}); a missing CA bundle is named by SSL_CERT_FILE"
+            f"{shown}: the certificate of {host} is not valid here "
+            f"({cause.verify_message}); a missing CA bundle is named by SSL_CERT_FILE"
         )
-    if isinstance(reason, socket.gaierror):
-        if reason.errno == socket.EAI_NONAME:
-            return FetchFailed(f"{public(url)}: there is no host {host}, or no network here")
+    if isinstance(cause, socket.gaierror):
+        if cause.errno == socket.EAI_NONAME:
+            return FetchFailed(f"{shown}: there is no host {host}, or no network here")
         return Broken(f"the name {host} cannot be looked up; no network?")
-    if isinstance(reason, connect.NotReached):
+    if isinstance(error, httpx.ConnectTimeout):
         return Unreached(f"{host} does not answer; no network here, or a firewall?")
-    if isinstance(reason, TimeoutError):
-        return Broken(f"{host} does not answer")
-    return Broken(f"no connection to {host} ({_short(reason)})")
+    if isinstance(error, httpx.TimeoutException | httpx.RemoteProtocolError):
+        return Broken(f"{host} does not answer, or not as a web server ({str(error)[:80]})")
+    reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)[:80]
+    return Broken(f"no connection to {host} ({cleaned(reason)})")
 
 
-def _retry_after(text: str | None) -> float:
-    """Seconds, from a number of them or a date; 0 where it is neither."""
+def _retry_after(text: str) -> float:
+    """Return the seconds, from a number of them or a date; 0 where it is neither."""
     if (seconds := _number(text)) is not None:
         return float(seconds)
-    with contextlib.suppress(ValueError, TypeError, OverflowError):
-        return max(0.0, parsedate_to_datetime(text or "").timestamp() - time.time())
+    with suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     return 0.0
 
 
 def _range(text: str) -> tuple[int, int | None]:
     match = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", text.strip())
     if match is None:
-        raise Unsatisfiable
+        raise Changed
     return int(match[1]), _number(match[2])
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text.strip()) else None
-
-
-def _short(error: object) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return type(error).__name__ if isinstance(error, Exception) else str(error)[:80]
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text.strip()) else None

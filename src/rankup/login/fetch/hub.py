@@ -1,34 +1,104 @@
-"""Models and data sets of the Hugging Face hub, as its own libraries will look for them offline."""
+"""Models and data sets of the Hugging Face hub, as its own libraries will look for them offline.
+
+These libraries are imported by child processes (`hub_child.py`), each of which does one task and
+ends with its parent.
+"""
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import json
+import os
+import re
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...base import lock
+from ...base.amounts import some
 from ...base.errors import UserError
-from ...sandbox import namespace
+from ...base.processes import end_group
+from ...base.secrets import redacted
+from ...base.text import say as say_line
+from ...base.urls import public
+from ...sandbox import environment
+from ...sandbox.namespace import command, refusal
 from ...site.caches import Caches
 from .. import offline
 from ..record import Item, Proof
 from . import progress
-from .hub_name import Kind, Name
-from .hub_run import MODULES, Child, Task, files_in, size_of
 from .result import FetchFailed, FetchResult
 
+Kind = Literal["model", "dataset"]
+_WORD = r"\w[\w.-]*"
+_NAME = re.compile(rf"(?P<repo>{_WORD}(?:/{_WORD})?)(?::(?P<config>[^:@]+))?(?:@(?P<rev>[^\s@]+))?")
 _NEEDED: dict[Kind, tuple[str, ...]] = {
     "model": ("huggingface_hub",),
     "dataset": ("huggingface_hub", "datasets"),
 }
+_LOADED_BY: dict[Kind, tuple[str, ...]] = {
+    "model": ("huggingface_hub", "transformers"),
+    "dataset": ("huggingface_hub", "datasets"),
+}
 _CACHE_VARIABLES = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_")
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+_LOOK_EVERY = 10.0  # seconds
+_START = (
+    "import sys; sys.path = [p for p in sys.path if p]; "
+    "from rankup.login.fetch.hub_child import main; main()"
+)
+
+
+@dataclass(frozen=True)
+class Name:
+    """A repository of the hub.
+
+    Attributes:
+        config: of a data set; None: its only or default one.
+        revision: branch, tag or commit; None: the newest of the main branch.
+    """
+
+    kind: Kind
+    repo: str
+    config: str | None = None
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        config = f":{self.config}" if self.config else ""
+        return f"{self.repo}{config}" + (f"@{self.revision}" if self.revision else "")
+
+    @property
+    def page(self) -> str:
+        """Where a person reads about it."""
+        endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+        below = "datasets/" if self.kind == "dataset" else ""
+        return public(f"{endpoint.rstrip('/')}/{below}{self.repo}")
+
+
+def parse(text: str, kind: Kind) -> Name:
+    """Read `NAME[:config][@revision]` of a data set, `NAME[@revision]` of a model.
+
+    Raises:
+        UserError: it is neither.
+    """
+    match = _NAME.fullmatch(text)
+    if match is None or ".." in match["repo"] or (kind == "model" and match["config"]):
+        form = "NAME[:config][@revision]" if kind == "dataset" else "NAME[@revision]"
+        raise UserError(
+            f"--{kind} {text!r}: expected {form} with a name as on the hub: org/name; "
+            "files and folders need no fetch"
+        )
+    return Name(kind, match["repo"], match["config"], match["rev"])
 
 
 def check_installed(kind: Kind) -> None:
-    """Raises UserError where the libraries of the extra `hf` are not here."""
+    """Raise UserError where the libraries of the extra `hf` are not here."""
     missing = [name for name in _NEEDED[kind] if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
@@ -37,84 +107,95 @@ def check_installed(kind: Kind) -> None:
         )
 
 
+def hub_cache(caches: Caches) -> Path:
+    """Return the hub's folder of repositories."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if text := caches.refining.get(variable):
+            return Path(text).expanduser()
+    home = next(cache.path for cache in caches.entries if cache.variable == "HF_HOME")
+    return home / "hub"
+
+
 def fetch(
     name: Name,
     caches: Caches,
     *,
     texts: Path | None = None,
-    say: Callable[[str], None] = progress.say,
+    say: Callable[[str], None] = say_line,
 ) -> FetchResult:
     """Bring a repository into the hub's own cache, and load it once more without a network.
 
     Args:
-        texts: as in `Task`.
+        texts: folder for the splits of a data set of lines, as plain text.
 
     Raises:
         FetchFailed: it did not come. Where it came and cannot be loaded, `proof` says so.
     """
-    child = Child(name, caches)
-    child.cache.mkdir(parents=True, exist_ok=True)
-    task = Task(name.kind, name.repo, name.config, name.revision, str(child.cache))
-    if texts is not None:
-        task = replace(task, texts=str(texts))
+    cache = hub_cache(caches)
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / f"{name.kind}s--{name.repo.replace('/', '--')}"
+    task = {
+        "kind": name.kind,
+        "name": name.repo,
+        "config": name.config,
+        "revision": name.revision,
+        "folder": str(folder),
+        "texts": texts and str(texts),
+        "prove": False,
+    }
     # One at a time for a repository: the libraries' own locks are flocks, which many parallel
     # file systems do not have.
-    with lock.held(child.cache / child.folder, say, doing="fetching") as held:
-        done = child.run(task, held.check, online=True)
-        files = tuple(done.get("files", ()))
-        refusal = namespace.refusal()
-        proof = replace(task, prove=True, block=bool(refusal), files=files, texts=None)
+    with lock.held(folder, say, doing="fetching") as held:
+        child = _Child(name, caches, folder, held.check)
+        done = child.run(task)
+        why = refusal()
+        proof = {**task, "prove": True, "block": bool(why), "files": done.get("files")}
         try:
-            child.run(proof, held.check, online=False, namespace=not refusal)
-            proved: Proof = "blocked" if refusal else "namespace"
+            child.run(proof, namespace=not why)
+            proved: Proof = "blocked" if why else "namespace"
             note = ""
         except FetchFailed as failure:
             held.check()  # else it is no word on what is here
             proved, note = "failed", str(failure)
-    items = _model_items(name, done) if name.kind == "model" else _dataset_items(name, done, child)
     moved = caches.variables()
     return FetchResult(
-        items,
+        _items(name, folder, texts, done),
         {key: value for key, value in moved.items() if key.startswith(_CACHE_VARIABLES)},
-        offline.variables(MODULES[name.kind]),
+        offline.variables(_LOADED_BY[name.kind]),
         proved,
         note,
-        _advice(name, done),
+        _advice(name, texts, done),
     )
 
 
-def _model_items(name: Name, done: Mapping[str, Any]) -> tuple[Item, ...]:
-    folder = Path(done["folder"])
-    files = [folder / file for file in done["files"]]
-    size = sum(file.stat().st_size for file in files)
-    return (Item(name.repo, name.page, str(folder), size, len(files), revision=done["revision"]),)
+def _items(
+    name: Name, folder: Path, texts: Path | None, done: Mapping[str, Any]
+) -> tuple[Item, ...]:
+    snapshot = folder / "snapshots" / done["revision"]
+    if name.kind == "model":
+        files = [snapshot / file for file in done["files"]]
+        places = {snapshot: files}
+    else:
+        places = {Path(place): _files_in(Path(place)) for place in done["folders"]}
+        if snapshot.is_dir():  # what was loaded may point to files in it (images, sound)
+            places[snapshot] = _files_in(snapshot)
+    called = name.repo if name.kind == "model" else str(name)
+    found = [
+        Item(called, name.page, str(place), _size(files), len(files), "", done["revision"])
+        for place, files in places.items()
+    ]
+    found += [Item(f.name, name.page, str(f), f.stat().st_size) for f in _texts(texts)]
+    return tuple(found)
 
 
-def _dataset_items(name: Name, done: Mapping[str, Any], child: Child) -> tuple[Item, ...]:
-    raw = child.cache / child.folder / "snapshots" / done["revision"]
-    folders = [Path(folder) for folder in done["folders"]]
-    if raw.is_dir():  # what was loaded may point to files in it (images, sound)
-        folders.append(raw)
-    return tuple(
-        Item(
-            str(name),
-            name.page,
-            str(folder),
-            size_of(folder),
-            len(files_in(folder)),
-            "",
-            done["revision"],
-        )
-        for folder in folders
-    )
+def _texts(folder: Path | None) -> list[Path]:
+    return [folder / f"{part}.txt" for part in ("train", "valid", "test")] if folder else []
 
 
-def _advice(name: Name, done: Mapping[str, Any]) -> tuple[str, ...]:
+def _advice(name: Name, texts: Path | None, done: Mapping[str, Any]) -> tuple[str, ...]:
     lines = []
     if skipped := done.get("skipped"):
-        more = f" and {len(skipped) - 4} more" if len(skipped) > 4 else ""
-        some = ", ".join(skipped[:4]) + more
-        lines.append(f"passed over, other formats of the same weights: {some}")
+        lines.append(f"passed over, other formats of the same weights: {some(skipped)}")
     if splits := done.get("splits"):
         lines.append("rows: " + ", ".join(f"{split} {rows}" for split, rows in splits.items()))
     if name.kind == "dataset":
@@ -122,4 +203,141 @@ def _advice(name: Name, done: Mapping[str, Any]) -> tuple[str, ...]:
         lines.append(f"load_dataset({name.repo!r}{config}) finds it without a network")
     elif name.revision:
         lines.append(f"from_pretrained({name.repo!r}, revision={name.revision!r}) finds it")
+    if texts:
+        words = " ".join(f"--{file.stem} {file}" for file in _texts(texts))
+        lines.append(f"as plain text: rankup run language-model {words}")
     return tuple(lines)
+
+
+class _Child:
+    """The processes that import the hub's libraries.
+
+    Args:
+        check: called while one runs; what it raises ends the child.
+    """
+
+    def __init__(self, name: Name, caches: Caches, folder: Path, check: Callable[[], None]) -> None:
+        self._name, self._caches, self._folder, self._check = name, caches, folder, check
+
+    def run(self, task: Mapping[str, Any], namespace: bool = False) -> dict[str, Any]:
+        """Do a task, with a proof offline; return the child's answer.
+
+        Raises:
+            FetchFailed: the child's error, in plain words.
+        """
+        online = not task["prove"]
+        with tempfile.TemporaryDirectory(prefix="rankup-hub-") as temporary:
+            folder = Path(temporary)
+            answer, log = folder / "answer.json", folder / "log"
+            variables = self._environment(folder)
+            if not online:
+                variables.update(offline.variables(_LOADED_BY[self._name.kind]))
+            words = command([sys.executable, "-c", _START], network=not namespace)
+            with log.open("wb") as errors:
+                process = subprocess.Popen(
+                    words,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=None if online and sys.stderr.isatty() else errors,
+                    env=variables,
+                    # A folder `org/name` where the user stands would be taken for the data set.
+                    cwd=folder,
+                    start_new_session=True,
+                )
+                try:
+                    assert process.stdin is not None
+                    with suppress(BrokenPipeError), process.stdin:
+                        process.stdin.write(json.dumps({**task, "answer": str(answer)}).encode())
+                    self._wait(process, quiet=not online or sys.stderr.isatty())
+                finally:
+                    end_group(process)
+            return self._answer(process.returncode, answer, log)
+
+    def _wait(self, process: subprocess.Popen[bytes], quiet: bool) -> None:
+        """Until it ends; without a terminal, for the libraries' bars, a line now and then."""
+        with nullcontext() if quiet else progress.shown(str(self._name)) as show:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_EVERY)
+                    return
+                self._check()
+                if show is not None:
+                    show(_size(_files_in(self._folder)), None)
+
+    def _answer(self, code: int, answer: Path, log: Path) -> dict[str, Any]:
+        try:
+            said: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            last = log.read_text(errors="replace").strip().splitlines()[-5:]
+            raise FetchFailed(
+                f"{self._name}: the process that fetched it ended with code {code}: "
+                + redacted(" / ".join(last) or "it said nothing", os.environ)
+            ) from None
+        if "error" in said:
+            raise FetchFailed(_explain(self._name, said, self._folder.parent))
+        return said
+
+    def _environment(self, temporary: Path) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if key not in _OFFLINE}
+        if kept.get("PYTHONPATH"):
+            words = kept["PYTHONPATH"].split(os.pathsep)
+            kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(word) for word in words if word)
+        if not sys.stderr.isatty():
+            kept["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+            kept["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+        kept["HF_HUB_DISABLE_UPDATE_CHECK"] = "1"
+        quiet = offline.silent()
+        return environment.child(kept, self._caches, temporary, temporary, 4, Path.home(), quiet)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return all files below a folder, links counted as files."""
+    return [Path(root) / name for root, _, names in os.walk(folder) for name in names]
+
+
+def _size(files: Sequence[Path]) -> int:
+    """Return the bytes of files, links followed."""
+    total = 0
+    for path in files:
+        with suppress(OSError):  # it went while we looked
+            total += path.stat().st_size
+    return total
+
+
+def _explain(name: Name, said: Mapping[str, Any], cache: Path) -> str:
+    """Return the child's error in plain words; `cache` is where it wrote."""
+    kinds: Sequence[str] = said["error"]
+    number, status = said.get("errno"), said.get("status")
+    text = redacted(str(said["message"]), os.environ).strip()
+    if kinds[0] == "FetchFailed":
+        return f"{name}: {text}"
+    token = "give your token: `hf auth login` on this machine, or HF_TOKEN in the environment"  # noqa: S105
+    again = "run it again: what came is kept"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"{name}: no room in {cache} ({os.strerror(number)}); make room, and {again}"
+    if "GatedRepoError" in kinds or "is a gated" in text:
+        return f"{name} is gated: accept its terms on {name.page}, and {token}"
+    if "RevisionNotFoundError" in kinds:
+        return f"{name}: {name.page} has no revision {name.revision!r}"
+    if status == 404 or {"RepositoryNotFoundError", "DatasetNotFoundError"} & set(kinds):
+        return f"{name}: nothing of that name on {name.page}, or it is private: then {token}"
+    if status in (401, 403):
+        return f"{name}: the hub refuses it (HTTP status {status}); {token}"
+    if status is not None and (status == 429 or status >= 500):
+        return f"{name}: the hub is busy (HTTP status {status}); {again}"
+    if "config" in text.lower() and "ValueError" in kinds:
+        first = " ".join(text.splitlines()[:2])
+        return f"{name}: {first}; give one of them: --dataset {name.repo}:CONFIG"
+    if "scripts are no longer supported" in text:
+        return (
+            f"{name} is a Python script, which `datasets` does not run any more; the hub's own "
+            f"Parquet copy may be there: --dataset {name.repo}@refs/convert/parquet"
+        )
+    if _is_network(kinds):
+        return f"{name}: no connection to {name.page} ({kinds[0]}); {again}"
+    return f"{name}: {kinds[0]}: {' '.join(text.splitlines()[:3])}"
+
+
+def _is_network(kinds: Sequence[str]) -> bool:
+    words = ("ConnectionError", "TransportError", "Timeout", "LocalEntryNotFoundError")
+    return any(word in kind for kind in kinds for word in words)

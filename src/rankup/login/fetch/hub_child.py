@@ -1,25 +1,35 @@
 """What runs in a process of its own for the Hugging Face hub, with its libraries.
 
-They read their variables when they are imported, and torch comes with some of them. The request
-comes as JSON on stdin, the answer goes to the file it names (`Task` in hub.py).
+They read their variables when they are imported, and torch comes with some of them. The task comes
+as JSON on stdin (`fetch` in hub.py), the answer goes to the file it names.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...base.files import write_atomic, write_json
 from .download import download
-from .weights import needed
 
 _LARGE = 8 << 20  # bytes; below this a new start costs nothing
 _TOO_LARGE = 50 * 10**9  # bytes; the hub gives larger files only to its own library
 _TEXT_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+# Weights of other frameworks and runtimes.
+_FOREIGN = re.compile(
+    r".*\.(h5|msgpack|ot|onnx|onnx_data|tflite|mlmodel|gguf|llamafile)|model\.ckpt\.(index|meta|data.*)"
+)
+_FOREIGN_FOLDERS = frozenset(("onnx", "openvino", "coreml", "tflite", "flax", "metal"))
+# How pickled weights are called; other .bin files may be anything.
+_PICKLED = re.compile(
+    r"(pytorch_model|diffusion_pytorch_model|adapter_model|model)[.-].*bin(\.index\.json)?"
+)
+_SHARDED = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 
 
 def main() -> None:
@@ -27,9 +37,9 @@ def main() -> None:
     request = json.load(sys.stdin)
     answer = Path(request["answer"])
     try:
-        if request["block"]:
-            _without_network()
-        _locks_that_work(Path(request["cache"]))
+        if request.get("block"):
+            _refuse_connections()
+        _replace_flocks(Path(request["folder"]).parent)
         done = {"model": _model, "dataset": _dataset}[request["kind"]](request)
     except Exception as error:
         kinds = [kind.__name__ for kind in type(error).__mro__]
@@ -50,8 +60,7 @@ def _model(request: Mapping[str, Any]) -> dict[str, Any]:
     name, revision = request["name"], request["revision"]
     if request["prove"]:
         for file in request["files"]:
-            path = hub.hf_hub_download(name, file, revision=revision)
-            with open(path, "rb") as stream:
+            with open(hub.hf_hub_download(name, file, revision=revision), "rb") as stream:
                 stream.read(1)
         return {}
     info = hub.HfApi().model_info(name, revision=revision)
@@ -59,8 +68,33 @@ def _model(request: Mapping[str, Any]) -> dict[str, Any]:
     _bring_large(request, info.sha, kept)
     # By the user's word, not by the commit: only then is `main` known to be it, offline.
     folder = hub.snapshot_download(name, revision=revision, allow_patterns=[*map(_literal, kept)])
-    commit = Path(folder).name
-    return {"revision": commit, "folder": folder, "files": kept, "skipped": skipped}
+    return {"revision": Path(folder).name, "files": kept, "skipped": skipped}
+
+
+def needed(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the files of a model that a PyTorch job needs, and those to pass over, sorted.
+
+    Pickled weights are passed over where safetensors lie beside them, so are the checkpoints of a
+    maker's own format. A repository that has only weights of other frameworks is needed as it is.
+    """
+    paths = [PurePosixPath(name) for name in sorted(set(names))]
+    safe = {path.parent for path in paths if path.suffix == ".safetensors"}
+    pickled = {path.parent for path in paths if _PICKLED.fullmatch(path.name)}
+    sharded = {path.parent for path in paths if _SHARDED.fullmatch(path.name)}
+
+    def passed_over(path: PurePosixPath) -> bool:
+        if path.parent in sharded and path.name.startswith("consolidated"):
+            return True
+        if path.parent in safe and _PICKLED.fullmatch(path.name):
+            return True
+        if safe and path.parts[0] == "original" and path.suffix in (".pth", ".safetensors"):
+            return True
+        if not (safe or pickled):
+            return False
+        return bool(_FOREIGN.fullmatch(path.name)) or path.parts[0] in _FOREIGN_FOLDERS
+
+    kept = [str(path) for path in paths if not passed_over(path)]
+    return kept, [str(path) for path in paths if passed_over(path)]
 
 
 def _dataset(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,14 +103,13 @@ def _dataset(request: Mapping[str, Any]) -> dict[str, Any]:
 
     name, config, revision = request["name"], request["config"], request["revision"]
     if request["prove"]:
-        loaded = datasets.load_dataset(name, config, revision=revision)
-        _first_rows(loaded)
+        _read_first_rows(datasets.load_dataset(name, config, revision=revision))
         return {}
     info = hub.HfApi().dataset_info(name, revision=revision)
     builder = datasets.load_dataset_builder(name, config, revision=info.sha)
     _bring_large(request, info.sha, _files_of(builder, f"hf://datasets/{name}@{info.sha}/"))
     loaded = datasets.load_dataset(name, config, revision=info.sha)
-    _first_rows(loaded)
+    _read_first_rows(loaded)
     folders = {
         str(Path(file["filename"]).parent)
         for split in loaded.values()
@@ -107,7 +140,7 @@ def _bring_large(request: Mapping[str, Any], commit: str | None, wanted: Iterabl
     import huggingface_hub as hub
 
     name, kind, names = request["name"], request["kind"], set(wanted)
-    blobs = Path(request["cache"]) / f"{kind}s--{name.replace('/', '--')}" / "blobs"
+    blobs = Path(request["folder"]) / "blobs"
     tree = hub.HfApi().list_repo_tree(name, repo_type=kind, revision=commit, recursive=True)
     token = hub.get_token()
     for entry in tree:
@@ -127,7 +160,7 @@ def _bring_large(request: Mapping[str, Any], commit: str | None, wanted: Iterabl
         )
 
 
-def _first_rows(loaded: Any) -> None:
+def _read_first_rows(loaded: Any) -> None:
     for rows in loaded.values():
         if len(rows):
             rows[0]
@@ -147,7 +180,7 @@ def _literal(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-def _without_network() -> None:
+def _refuse_connections() -> None:
     import socket
 
     def refuse(*args: object, **kwargs: object) -> Any:
@@ -159,8 +192,8 @@ def _without_network() -> None:
         setattr(socket, name, refuse)
 
 
-def _locks_that_work(cache: Path) -> None:
-    """Where the file system has no flock, the libraries' own locks must not be in the way.
+def _replace_flocks(cache: Path) -> None:
+    """Do without the libraries' own locks where the file system has no flock.
 
     They would raise an error, or be files that a kill leaves behind for good; rankup's lock is held
     around all this.
@@ -168,12 +201,6 @@ def _locks_that_work(cache: Path) -> None:
     import fcntl
     import tempfile
 
-    try:
-        with tempfile.TemporaryFile(dir=cache) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    except OSError:
-        pass
     import filelock
 
     class Unlocked(filelock.BaseFileLock):  # type: ignore[misc, unused-ignore]
@@ -181,9 +208,12 @@ def _locks_that_work(cache: Path) -> None:
             self._context.lock_file_fd = os.open(os.devnull, os.O_RDONLY)
 
         def _release(self) -> None:
-            descriptor = self._context.lock_file_fd
+            if self._context.lock_file_fd is not None:
+                os.close(self._context.lock_file_fd)
             self._context.lock_file_fd = None
-            if descriptor is not None:
-                os.close(descriptor)
 
-    setattr(filelock, "FileLock", Unlocked)  # noqa: B010 - mypy takes it for a constant
+    try:
+        with tempfile.TemporaryFile(dir=cache) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        setattr(filelock, "FileLock", Unlocked)  # noqa: B010 - mypy takes it for a constant

@@ -8,25 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from ...base.amounts import size as size
 from ...base.text import clean
+from ...base.text import say as say
 
 # Gets the bytes that are there and those there will be, None where that is not known.
 Progress = Callable[[int, "int | None"], None]
 _LINE_EVERY = 10.0  # seconds
-
-
-def say(line: str) -> None:
-    """A line for the user, beside what the command's output is."""
-    print(f"rankup: {clean(line)}", file=sys.stderr, flush=True)
-
-
-def size(count: float) -> str:
-    """Bytes as people read them, in units of 1000: "340.2 MB"."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 @contextlib.contextmanager
@@ -34,27 +22,16 @@ def shown(name: str, out: TextIO | None = None, every: float = _LINE_EVERY) -> I
     """Show the progress of what is called `name` while the body runs."""
     out = out or sys.stderr
     name = clean(name)
-    if out.isatty():
-        with _bar(name, out) as progress:
-            yield progress
-    else:
+    if not out.isatty():
         yield _lines(name, out, every)
-
-
-@contextlib.contextmanager
-def _bar(name: str, out: TextIO) -> Iterator[Progress]:
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
     from rich.progress import TransferSpeedColumn as Speed
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        Speed(),
-        TimeRemainingColumn(),
-    )
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn())
     with Bars(*columns, console=Console(file=out)) as bars:
         task = bars.add_task(name, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

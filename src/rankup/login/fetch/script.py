@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...base import lock
 from ...base.errors import EXIT_FAILED, UserError
-from ...base.text import clean
+from ...base.text import clean, say
 from ...sandbox import copies
 from ...sandbox.events import Event, of
 from ...sandbox.watch import Interrupt, Limits, default_memory
@@ -23,7 +23,6 @@ from ...site.profile import Profile
 from .. import code, offline, record
 from ..record import Item, Record
 from . import came, explain
-from .progress import say
 from .request import Request
 from .start import Attempt, Proved, Start, first, prove, show
 from .unreached import unreached

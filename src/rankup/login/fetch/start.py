@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ...base.text import say
 from ...sandbox import environment, namespace
 from ...sandbox.copies import Sandbox, sandbox
 from ...sandbox.events import Event, of
@@ -23,7 +24,6 @@ from ..record import Proof
 from . import came, explain
 from .explain import Outcome, users_frames
 from .follow import Follow, fresh_line
-from .progress import say
 
 _CHILD = (
     "import sys; sys.path = [p for p in sys.path if p]; "

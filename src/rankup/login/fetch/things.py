@@ -8,18 +8,54 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ...base.files import user_path
+from ...base.text import say as say_line
 from ...base.urls import public
 from ...site.caches import Caches
 from ...site.needs import Needs, Url
 from ..record import Item, Record, key_of_url
-from . import address, hub, named
-from .download import download
-from .hub_name import Kind, parse
-from .hub_run import hub_cache
-from .named import OnHub
-from .progress import say
+from . import address, hub
+from .archive import Archive, fetch_archive
+from .hub import Name
 from .request import Request
 from .result import FetchResult
+
+
+@dataclass(frozen=True)
+class OnHub:
+    """A data set of the Hugging Face hub.
+
+    Attributes:
+        texts: the folder, below rankup's own data sets, that gets its splits as plain text; None:
+            it is no plain text.
+    """
+
+    name: Name
+    texts: str | None = None
+
+
+# Data sets that have a name of ours, at one revision each, so that a result can be repeated. Public
+# projects name the commits in their own records of runs; the checksum is that of FastAI.jl's
+# registry of data sets.
+NAMED: dict[str, OnHub | Archive] = {
+    "wikitext-2": OnHub(
+        Name(
+            "dataset",
+            "Salesforce/wikitext",
+            "wikitext-2-v1",
+            "b08601e04326c79dfdd32d625aee71d232d685c3",
+        ),
+        "wikitext-2",
+    ),
+    "xsum": OnHub(
+        Name("dataset", "EdinburghNLP/xsum", None, "7d4d486c2f8ef850b1a11aead99b894ff3dd7da9")
+    ),
+    "imagewoof-320": Archive(
+        "https://s3.amazonaws.com/fast-ai-imageclas/imagewoof2-320.tgz",
+        "4e4905ed7643120daaf9bf3b2ef7f3a7e8396d9bdaf254a38c6f01f618b4973d",
+        "imagewoof2-320",
+        ("train", "val"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +74,7 @@ class Thing:
 
 
 def asked(request: Request) -> Needs:
-    """What the command line names, in the form that `rankup.toml` has."""
+    """Return what the command line names, in the form that `rankup.toml` has."""
     here = Path.cwd()
     urls = []
     for number, url in enumerate(request.urls):
@@ -49,44 +85,45 @@ def asked(request: Request) -> Needs:
 
 
 def things(needs: Needs, caches: Caches) -> list[Thing]:
-    """All of them but the scripts, in the order of data sets, models, files.
+    """Return all of them but the scripts, in the order of data sets, models, files.
 
     Raises:
         UserError: a name is none, or the libraries that fetch it are not installed.
     """
     found = [_dataset(text, caches) for text in dict.fromkeys(needs.datasets)]
-    found += [_on_hub(text, "model", caches) for text in dict.fromkeys(needs.models)]
+    found += [
+        _on_hub(text, hub.parse(text, "model"), caches) for text in dict.fromkeys(needs.models)
+    ]
     found += [_url(url, caches) for url in dict.fromkeys(needs.urls)]
     return found
 
 
 def _dataset(text: str, caches: Caches) -> Thing:
-    known = named.NAMED.get(text)
-    if known is None:
-        return _on_hub(text, "dataset", caches)
-    if isinstance(known, OnHub):
-        hub.check_installed("dataset")
-        on_hub = known
-        return Thing(
-            f"dataset:{text}", hub_cache(caches), lambda _: named.fetch_on_hub(on_hub, caches)
-        )
-    archive = known
-    return Thing(f"dataset:{text}", caches.own, lambda _: named.fetch_archive(archive, caches))
-
-
-def _on_hub(text: str, kind: Kind, caches: Caches) -> Thing:
-    name = parse(text, kind)
-    if kind == "dataset" and "/" not in text and (near := get_close_matches(text, named.NAMED)):
+    known = NAMED.get(text)
+    if isinstance(known, Archive):
+        archive = known
+        return Thing(f"dataset:{text}", caches.own, lambda _: fetch_archive(archive, caches))
+    if known is not None:
+        return _on_hub(text, known.name, caches, known.texts)
+    if "/" not in text and (near := get_close_matches(text, NAMED)):
         # The hub has some names without an owner, too: so this is no more than a hint.
-        say(f"{text} is taken for a name on the hub; did you mean {near[0]}?")
-    hub.check_installed(kind)
-    return Thing(f"{kind}:{text}", hub_cache(caches), lambda _: hub.fetch(name, caches))
+        say_line(f"{text} is taken for a name on the hub; did you mean {near[0]}?")
+    return _on_hub(text, hub.parse(text, "dataset"), caches)
+
+
+def _on_hub(text: str, name: Name, caches: Caches, texts: str | None = None) -> Thing:
+    hub.check_installed(name.kind)
+    folder = caches.own / "datasets" / texts if texts else None
+    place = hub.hub_cache(caches)
+    return Thing(f"{name.kind}:{text}", place, lambda _: hub.fetch(name, caches, texts=folder))
 
 
 def _url(url: Url, caches: Caches) -> Thing:
     target = url.to or address.place(url.url, caches.own / "files")
 
     def get(earlier: Record | None) -> FetchResult:
+        from .download import download  # httpx takes a tenth of a second
+
         done = download(url.url, target, sha256=url.sha256, replace=url.to is None)
         sha256 = done.sha256 or _known(earlier, done.path, done.bytes)
         shown = public(url.url)
@@ -96,7 +133,7 @@ def _url(url: Url, caches: Caches) -> Thing:
 
 
 def _known(earlier: Record | None, path: Path, size: int) -> str:
-    """The checksum of a file that has been there since it was fetched."""
+    """Return the checksum of a file that has been there since it was fetched."""
     items = earlier.items if earlier else ()
     same = (item.sha256 for item in items if (item.path, item.bytes) == (str(path), size))
     return next(same, "")

@@ -5,19 +5,13 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from ...script.flow import call_name
+from ...script.effects import asks_files
 from ...script.names import Function
 from ...script.roles import LoopNode
 from ...script.torch_names import OUR_COLLECTIVES
 from .edits import Edits
 from .script import Script
 from .training import Training
-
-# Calls that tell which files there are.
-_ASKING = {
-    "exists", "lexists", "isfile", "isdir", "is_file", "is_dir", "listdir", "scandir", "glob",
-    "iglob", "rglob", "iterdir", "walk", "stat", "getsize", "getmtime",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -176,18 +170,7 @@ class Context:
     def asks_files(self, test: ast.AST | None) -> bool:
         """Return whether an expression, or what its names stand for, asks which files there are."""
         script = self.script
-        if test is None:
-            return False
-        made = [
-            origin.node
-            for name in script.inside(test, ast.Name)
-            for origin in script.flow.origins(script.file, name)
-        ]
-        return any(
-            call_name(call) in _ASKING
-            for node in (test, *made)
-            for call in script.inside(node, ast.Call)
-        )
+        return test is not None and asks_files(script.flow, script.file, test)
 
     def meeting(self, node: ast.AST) -> ast.AST | None:
         """The statement before or behind which all ranks come by, whatever files they find.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ...script.flow import call_name, given, literal
+from ...script.flow import given, literal
 from ...script.names import Function, walk
 from ...script.torch_names import LOADER_WRAPPERS
 from .script import Script, Where
@@ -42,11 +42,6 @@ def targets_of(target: ast.AST) -> list[ast.AST]:
     return [target]
 
 
-def loader_like(code: str) -> bool:
-    last = code.split(".")[-1].lower()
-    return "loader" in last or last in ("get_data", "get_dls", "build_dl", "get_dl")
-
-
 def loss_names(script: Script, call: ast.Call) -> set[str]:
     """`loss` of `loss.backward()`, `scaler.scale(loss / n).backward()` and the like."""
     start = call.func.value if isinstance(call.func, ast.Attribute) else call
@@ -58,21 +53,6 @@ def loss_names(script: Script, call: ast.Call) -> set[str]:
         if not (isinstance(parent, ast.Call) and parent.func is name):
             names.add(name.id)
     return names - {"scaler", "self", "torch", "amp"}
-
-
-def trains_elsewhere(script: Script, call: ast.Call) -> bool:
-    """True where a call runs a function of another file in the folder that calls backward."""
-    path = script.beside(call)
-    if path is None:
-        return False
-    if ".backward(" not in script.other(path).text:
-        return False
-    name = script.dotted(call.func).split(".")[-1]
-    return any(
-        isinstance(one, ast.Call) and call_name(one) == "backward"
-        for function in script.functions_in(path, name)
-        for one in walk(function)
-    )
 
 
 def heads_of(node: ast.AST) -> list[ast.expr]:

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function
 from ...script.torch_names import OTHER_MEANS, words
-from ..rules.masked import counted_by, selecting
 from .losses import function_of, reduction
-from .models import assigned
+from .masked import divided_by_mask, over_selected
 from .script import Script
 from .training import Training
 from .values import Kind
@@ -30,6 +29,7 @@ _ACROSS = words(
     "max min amax amin norm std var median topk logsumexp prod quantile sort kthvalue mode "
     "std_mean var_mean softmax log_softmax cumsum"
 )
+_MOVES = words("roll flip flipud normalize")
 _TOGETHER = words("cov corrcoef histc bincount unique cdist pdist")
 _SUMS = (Kind.MEAN, Kind.SUM)
 _SIZES = words("len size numel dim ndimension range arange")
@@ -37,22 +37,28 @@ _DEEPEST = 25
 
 
 class NotSeen(Exception):  # noqa: N818
-    """Raised where a loss is not seen to be a mean or a sum over the samples."""
+    """Raised where a loss is not seen to be a mean or a sum over the samples.
 
-    def __init__(self, script: Script, node: ast.AST) -> None:
+    Attributes:
+        across: the samples of a batch are taken together there.
+    """
+
+    def __init__(self, script: Script, node: ast.AST, *, across: bool = False) -> None:
         super().__init__()
-        self.script, self.node = script, node
+        self.script, self.node, self.across = script, node, across
 
 
-def check_mean(training: Training, loss: ast.expr) -> None:
-    """Follow a loss to what it is made of.
+def check_mean(training: Training, loss: ast.expr) -> list[NotSeen]:
+    """Follow a loss to what it is made of; return where a model takes the samples together.
 
     Raises:
         NotSeen: it is not seen to be a mean or a sum over the samples.
     """
-    kind = _Scope(training, training.script, {}, 0).kind(loss)
+    scope = _Scope(training, training.script, {}, 0, [])
+    kind = scope.kind(loss)
     if kind not in _SUMS:
         raise NotSeen(training.script, loss)
+    return scope.across
 
 
 class _Scope:
@@ -63,9 +69,15 @@ class _Scope:
     """
 
     def __init__(
-        self, training: Training, script: Script, passed: dict[str, Kind], depth: int
+        self,
+        training: Training,
+        script: Script,
+        passed: dict[str, Kind],
+        depth: int,
+        across: list[NotSeen],
     ) -> None:
         self.training, self.script, self.passed, self.depth = training, script, passed, depth
+        self.across = across
         self._open: set[ast.AST] = set()
         self._known: dict[ast.AST, Kind] = {}
 
@@ -123,17 +135,17 @@ class _Scope:
         if isinstance(at, ast.Tuple | ast.Slice) or not masks or self.kind(at) is not Kind.ROWS:
             return False
         call = script.parents.get(script.parents[node])
-        return not (isinstance(call, ast.Call) and selecting(script.file, script.flow, call))
+        return not (isinstance(call, ast.Call) and over_selected(script, call))
 
     def _of_each(self, node: ast.AST, parts: Iterable[ast.expr]) -> Kind:
         """The kind of what is made of each sample alone, out of these."""
         kinds = {self.kind(one) for one in parts}
         if kinds & set(_SUMS):
-            raise NotSeen(self.script, node)
+            raise NotSeen(self.script, node, across=Kind.ROWS in kinds)
         return Kind.ROWS if Kind.ROWS in kinds else Kind.FIXED
 
     def _operation(self, node: ast.BinOp) -> Kind:
-        if counted_by(self.script.file, node):
+        if divided_by_mask(self.script, node):
             return Kind.MEAN  # said, or counted, where means over some targets are
         left, right = self.kind(node.left), self.kind(node.right)
         match node.op:
@@ -150,7 +162,7 @@ class _Scope:
     def _named(self, node: ast.Name | ast.Attribute) -> Kind:
         script, written = self.script, self.script.dotted(node)
         if isinstance(node, ast.Attribute):
-            own = assigned(script, written, script.scope(node)) if written else []
+            own = script.assigned(written, script.scope(node)) if written else []
             values = [value for at, value in own if script.scope(at) is script.scope(node)]
             if values and written.startswith("self."):
                 return _either([self.kind(one) for one in values])
@@ -164,6 +176,8 @@ class _Scope:
         _, bindings = names.bindings(node.id, names.scope(node))
         found = [self.passed.get(node.id, Kind.ROWS) for one in bindings if one.kind == "parameter"]
         bindings = [one for one in bindings if one.kind != "parameter"]
+        inside = {one for one in script.above(node) if isinstance(one, ast.Assign | ast.AnnAssign)}
+        bindings = [one for one in bindings if names.statement(one.target) not in inside]
         before = [one for one in bindings if script.span(one.target)[0] < at] or bindings
         for one in sorted(before, key=lambda one: script.span(one.target)):
             statement = names.statement(one.target)
@@ -257,8 +271,10 @@ class _Scope:
             return kind
         along = argument(call, "dim") or argument(call, "axis")
         places = [*rest[1:], along] if name in ("topk", "kthvalue") else [*rest[:1], along]
-        if name == "norm":
-            places = [*rest[1:2], along]
+        if name in ("norm", "roll", "normalize"):
+            places = [*rest[1:2], along or argument(call, "dims")]
+        if name == "flip":
+            places = [*rest, argument(call, "dims")]
         numbers = {number for one in places if one is not None for number in _numbers(one)}
         unnamed = all(one is None for one in places)
         if name in ("sum", "mean"):
@@ -268,9 +284,18 @@ class _Scope:
         own = self.script.dotted(value).startswith("self.")
         if first or (name == "t" and not own):
             raise NotSeen(self.script, call)
-        if name in _TOGETHER or (name in _ACROSS and (unnamed or 0 in numbers)):
-            raise NotSeen(self.script, call)
+        together = name in _ACROSS and (unnamed or 0 in numbers)
+        together = together or (name in _MOVES and (0 in numbers or (name == "roll" and unnamed)))
+        if name in _TOGETHER or together or (name == "layer_norm" and self._whole_shape(call)):
+            raise NotSeen(self.script, call, across=True)
         return Kind.ROWS
+
+    def _whole_shape(self, call: ast.Call) -> bool:
+        """True of `layer_norm(x, x.shape)`, which takes the dimension of the samples along."""
+        shape = argument(call, "normalized_shape", 1)
+        if isinstance(shape, ast.Call):
+            return call_name(shape) == "size" and not given(shape)
+        return isinstance(shape, ast.Attribute) and shape.attr == "shape"
 
     def _returned(
         self, call: ast.Call, found: tuple[Script, Function], path: tuple[int, ...]
@@ -286,15 +311,16 @@ class _Scope:
             passed[name] = Kind.FIXED if value is None else self.kind(value)
         if any(one in _SUMS for one in passed.values()) and model:
             raise NotSeen(self.script, call)
-        inner, kinds = _Scope(self.training, script, passed, self.depth + 1), []
+        inner, kinds = _Scope(self.training, script, passed, self.depth + 1, self.across), []
         try:
             for one in returned(function):
                 parts = one.elts if isinstance(one, ast.Tuple) else [one]
                 if path and len(parts) > path[0]:
                     parts = [parts[path[0]]]
                 kinds.append(_either([inner.kind(part) for part in parts]))
-        except NotSeen:
+        except NotSeen as place:
             if model:
+                self.across += [place] if place.across else []
                 return Kind.ROWS  # of a model what it gives for each sample counts
             raise
         kind = _either(kinds) if kinds else Kind.ROWS

@@ -20,7 +20,6 @@ from .edits import Edits
 from .expressions import number
 from .fixes.evaluation import obstacles
 from .fixes.every import FIXES, REMARKS
-from .fixes.fetched import fetch
 from .fixes.start import import_rankup, join
 from .script import Script
 from .training import Training
@@ -270,14 +269,13 @@ def effective(context: Context) -> None:
 
 
 def port_learner(context: Context, path: Path) -> Context:
-    """`rank0_first(untar_data, …)`, and `with learn.distrib_ctx():` around what trains.
+    """The downloads by rank 0 first, and `with learn.distrib_ctx():` around what trains.
 
     Raises:
         UserError: no call of a learner that trains.
     """
     script = context.script
-    context.fix = "rank0_first"
-    fetch(context)
+    FIXES["RK177"](context)
     found = [
         call
         for call in script.all(ast.Call)

@@ -10,7 +10,7 @@ from ...script.loops import is_backward
 from ...script.names import Function
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS
-from ..rules.similar import comparisons, is_contrastive
+from ..rules.similar import coupled
 from .expressions import targets_of, unpacked, words
 from .script import ForNode, Script, Where
 from .training import Loop, Training
@@ -198,23 +198,9 @@ def _steps(script: Script, call: ast.Call) -> bool:
 
 
 def _contrastive(training: Training) -> tuple[int, str] | None:
-    """Where samples of a batch are compared: by a loss of that name, or by `out @ out.t()`.
-
-    The product may stand in a loop, or in a loss or a model of any file that the loop leads to.
-    """
-    script = training.script
-    for call in script.all(ast.Call):
-        if is_contrastive(call_name(call)) and not script.name(call.func).startswith("rankup."):
-            return script.line(call), _CONTRASTIVE
-    for loop in training.loops:
-        if not loop.trains:
-            continue
-        for found in comparisons(script.whole_flow, script.file, loop.node.body, loop.batch):
-            place = found.file.line(found.node)[0]
-            if found.file is script.file:
-                return place, _CONTRASTIVE
-            line = script.line(found.call) if found.call is not None else 1
-            return line, f"{_CONTRASTIVE} ({found.file.path.name}:{place})"
+    """Where samples of a batch are compared with each other."""
+    for node, elsewhere in coupled(training):
+        return training.script.line(node), _CONTRASTIVE + (f" ({elsewhere})" if elsewhere else "")
     return None
 
 
@@ -352,7 +338,7 @@ def _state_of_a_batch(training: Training) -> tuple[int, str] | None:
     }
     for loop in training.loops:
         kept = _kept(training, loop) if loop.trains and training.sources(loop) else ""
-        for _, value in training.assigned(kept, script.scope(loop.node)) if kept else ():
+        for _, value in training.script.assigned(kept, script.scope(loop.node)) if kept else ():
             if not isinstance(value, ast.Call) or loop.node in script.above(value):
                 continue
             if any(script.code(one) in sizes for arg in given(value) for one in _each(arg)):

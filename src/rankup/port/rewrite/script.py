@@ -9,13 +9,14 @@ import tokenize
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from typing import TypeVar
 
-from ...script.flow import Flow, argument
+from ...script import roles
+from ...script.flow import argument
 from ...script.names import Function, children, walk
 from ...script.roles import LoopNode
-from ...script.source import File, candidates, local_modules, read, roots
+from ...script.source import File
+from ...script.understand import understand
 
 Node = TypeVar("Node", bound=ast.AST)
 Scope = Function | ast.Module
@@ -32,30 +33,29 @@ _DRAWING = {"__getitem__", "__getitems__", "__iter__", "__next__"}
 
 
 class Script:
-    """One Python file, read only."""
+    """One Python file, read only.
 
-    def __init__(self, file: File) -> None:
+    Args:
+        understood: the script that it is a file of, where that is known.
+
+    Attributes:
+        understood: the script as the rules see it.
+    """
+
+    def __init__(self, file: File, understood: roles.Script | None = None) -> None:
         self.file, self.text, self.tree = file, file.text, file.tree
         self.folder = file.path.parent
         self.parents = file.names.parents
         self.code, self.above, self.all = file.code, file.names.up, file.names.all
         self.functions = file.names.functions
-        local_modules(file)  # whose names this file may have by `from utils import *`
-        self.flow = Flow([file])  # only what is defined here can be edited
+        self.understood = understood or understand(file)
+        self.flow = self.whole_flow = self.understood.flow
         self._siblings: dict[File, Script] = {file: self}
-        self._beside: dict[str, Path | None] = {}
-        self._files: dict[Path, File] = {}
-
-    @cached_property
-    def whole_flow(self) -> Flow:
-        """Follows values through the script's own modules as well."""
-        return Flow([self.file, *local_modules(self.file)])
 
     def sibling(self, file: File) -> Script:
         """Another module of the script's, to be read in the same way."""
         if file not in self._siblings:
-            self._siblings[file] = Script(file)
-            self._siblings[file].__dict__["whole_flow"] = self.whole_flow
+            self._siblings[file] = Script(file, self.understood)
         return self._siblings[file]
 
     @cached_property
@@ -201,28 +201,6 @@ class Script:
             scopes += [self.scope(call) for call in self.calls_of.get(function, [])]
         return False
 
-    def beside(self, call: ast.Call) -> Path | None:
-        """The file of the script's own folder that has the function which a call runs."""
-        name = self.file.names.called(call)
-        if not name or name.startswith("builtins."):
-            return None
-        if name not in self._beside:
-            self._beside[name] = next(candidates(roots(self.folder), self.folder, name), None)
-        return self._beside[name]
-
-    def other(self, path: Path) -> File:
-        """Another file of the folder, read once; what goes wrong is in `File.error`."""
-        if path not in self._files:
-            self._files[path] = read(path)
-        return self._files[path]
-
-    def functions_in(self, path: Path, name: str) -> list[Function]:
-        """The functions and methods of that name in another file; none where it is no Python."""
-        file = self.other(path)
-        if name not in file.text or file.error is not None:
-            return []
-        return [one for one in file.names.functions if one.name == name]
-
     @cached_property
     def calls_of(self) -> dict[Function, list[ast.Call]]:
         """Where each of the script's own functions is called; a class calls its `__init__`."""
@@ -243,6 +221,30 @@ class Script:
         if names and names[0] in ("self", "cls") and bound:
             names = names[1:]
         return argument(call, parameter, names.index(parameter) if parameter in names else None)
+
+    def assigned(self, name: str, scope: Scope) -> list[tuple[ast.AST, ast.expr]]:
+        """Assignments to a name in a scope (of an attribute of self: anywhere in its class)."""
+        names, found = self.file.names, list[tuple[ast.AST, ast.expr]]()
+        owner, _, attribute = name.rpartition(".")
+        class_ = self.owner(scope) if owner == "self" else None
+        if owner and class_ is None:
+            for node in self.all(ast.Assign):
+                if self.scope(node) is scope and name in map(self.dotted, node.targets):
+                    found.append((node, node.value))
+            return found
+        bound = names.attributes(class_) if class_ is not None else names.members(scope)
+        for one in bound.get(attribute, ()):
+            statement, value = names.statement(one.target), one.node
+            if one.kind != "value" or not isinstance(statement, ast.Assign | ast.AnnAssign):
+                continue
+            for place in one.path:  # `a, b = 1, 2`; all of `a, b = pair`
+                parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+                if place >= len(parts) or any(isinstance(part, ast.Starred) for part in parts):
+                    break
+                value = parts[place]
+            assert isinstance(value, ast.expr)
+            found.append((statement, value))
+        return found
 
     def parameters(self, function: Scope) -> set[str]:
         """Names of a function's parameters, without `*` and `**`."""

@@ -5,27 +5,45 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+from ...script import roles
 from ...script.flow import call_name, given, is_none
 from ...script.loops import is_backward
+from ...script.models import is_loader, makes_optimizer, with_parameters
 from ...script.names import Function, walk
 from ...script.roles import LoopNode
+from ...script.source import File
 from ...script.torch_names import LOADER_WRAPPERS
 from .expressions import (
     loss_names,
     mentioned,
+    root_name,
     sized,
     stored,
     targets_of,
-    trains_elsewhere,
     turns_gradients_off,
     unpacked,
     words,
 )
-from .loaders import Loaders, holds_loaders
-from .models import Model, assigned, makes_optimizer, origin, parameter_roots
 from .script import ForNode, Scope, Script, Where
+
+_DEEPEST = 6  # names that are followed from one to the next
+
+
+@dataclass(frozen=True)
+class Model:
+    """Something whose parameters an optimizer trains.
+
+    Attributes:
+        name: how the script writes it where it is made, `model` or `self.net`.
+        scope: the function (or the module) that makes it.
+        made: the assignments there.
+    """
+
+    name: str
+    scope: Scope
+    made: tuple[ast.AST, ...]
 
 
 @dataclass(eq=False)
@@ -59,12 +77,20 @@ class Training:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.backwards = [call for call in script.all(ast.Call) if is_backward(script.file, call)]
-        self.elsewhere = [call for call in script.all(ast.Call) if trains_elsewhere(script, call)]
+        self.elsewhere = [call for call in script.all(ast.Call) if self._trains_elsewhere(call)]
         self._trainers = self._reaching(self.backwards)
         self._leading_away = self._reaching(self.elsewhere)
-        self._loaders = Loaders(script)
-        self.loader_calls = self._loaders.calls
-        self.optimizers = [call for call in script.all(ast.Call) if makes_optimizer(script, call)]
+        self.loader_calls = [
+            call
+            for call in script.all(ast.Call)
+            if script.name(call.func).split(".")[-1] == "DataLoader"
+        ]
+        self._loaders: dict[ast.AST, list[ast.AST]] = {}
+        self.optimizers = [
+            call
+            for call in script.all(ast.Call)
+            if makes_optimizer(script.flow, script.file, call) and given(call)
+        ]
         self.unresolved: list[ast.AST] = []
         self.parameter_names: set[str] = set()
         self.models = self._models()
@@ -74,12 +100,37 @@ class Training:
     # Loaders.
 
     def loader_of(self, expression: ast.AST) -> ast.AST | None:
-        """The `DataLoader(…)`, or the assignment from elsewhere, behind an expression, or None."""
-        return self._loaders.of(expression)
+        """The first of the loaders behind an expression, or None."""
+        return next(iter(self.all_loaders(expression)), None)
 
     def loaders_of(self, loop: Loop) -> list[ast.AST]:
-        """All that a loop may go over."""
-        return [] if loop.source is None else self._loaders.all_of(loop.source)
+        """All that a loop may go over: one function may serve training and evaluation."""
+        return [] if loop.source is None else self.all_loaders(loop.source)
+
+    def all_loaders(self, expression: ast.AST) -> list[ast.AST]:
+        """The `DataLoader(…)` of this script; for a loader from elsewhere the expression itself."""
+        if expression not in self._loaders:
+            flow, file = self.script.flow, self.script.file
+            found: dict[ast.AST, None] = {}
+            for one in flow.origins(file, expression):
+                made: list[ast.AST] = []
+                if one.file is file and isinstance(one.node, ast.expr):
+                    made += [call for call in walk(one.node) if call in self.loader_calls]
+                if not made and isinstance(one.node, ast.Call) and is_loader(flow, one) > 0.5:
+                    made.append(expression)
+                found |= dict.fromkeys(made)
+            self._loaders[expression] = list(found)
+        return self._loaders[expression]
+
+    def _trains_elsewhere(self, call: ast.Call) -> bool:
+        """True where a call runs a function of another file that calls backward."""
+        script = self.script
+        found = script.flow.definition(script.file, call.func)
+        if found is None or found[0] is script.file or not script.file.names.called(call):
+            return False
+        return isinstance(found[1], Function) and any(
+            isinstance(one, ast.Call) and call_name(one) == "backward" for one in walk(found[1])
+        )
 
     def sources(self, loop: Loop) -> list[ast.expr]:
         """The sources of a loop's batches: `loader` of `tqdm(loader)`, of `next(it)`."""
@@ -111,7 +162,7 @@ class Training:
             for one in self._begun(at, 0)
         ]
 
-    def _for_evaluation(self, loop: Loop, drawn: ast.Assign) -> bool:
+    def for_evaluation(self, loop: Loop, drawn: ast.Assign) -> bool:
         """True where a training loop draws a batch of a loader that it does not train on."""
         found = [
             one for call in self.script.inside(drawn.value, ast.Call) for one in self._drawn(call)
@@ -132,7 +183,7 @@ class Training:
                 return [one for arg in given_ for one in self._begun(arg, depth + 1)]
         if isinstance(node, ast.Name | ast.Attribute) and depth < 4:
             name, scope = script.dotted(node), script.scope(node)
-            values = [v for _, v in self.assigned(name, scope)] if name else []
+            values = [v for _, v in self.script.assigned(name, scope)] if name else []
             begun = [one for one in values if isinstance(one, ast.Call)]
             inner = [
                 made
@@ -187,19 +238,16 @@ class Training:
 
     # Models.
 
-    def assigned(self, name: str, scope: Scope) -> list[tuple[ast.AST, ast.expr]]:
-        """Assignments to a name in a scope (of an attribute of self: anywhere in the class)."""
-        return assigned(self.script, name, scope)
-
     def _models(self) -> list[Model]:
         found: dict[tuple[str, ast.AST], Model] = {}
         for call in self.optimizers:
-            roots = parameter_roots(self.script, given(call)[0], self.script.scope(call))
+            script = self.script
+            roots = with_parameters(script.flow, script.file, given(call)[0])
             if not roots:
                 self.unresolved.append(call)
-            for expression in roots:
+            for expression in (one for file, one in roots if file is script.file):
                 self.parameter_names.add(self.script.dotted(expression))
-                for model in origin(self.script, expression, 0):
+                for model in _made(self.script, expression, 0):
                     found.setdefault((model.name, model.scope), model)
         return list(found.values())
 
@@ -372,7 +420,7 @@ class Training:
         source = unpacked(self.script, self._heads(node)[-1])
         if any(self.script.inside(node.body, ast.Yield)):
             return False  # it hands its batches on
-        return not holds_loaders(self.script, source) and bool(self._begun(source, 0))
+        return not _holds_loaders(self.script, source) and bool(self._begun(source, 0))
 
     def _heads(self, node: ForNode) -> list[ast.expr]:
         """The iterable of a loop, and where that is a bar with a name, the iterable of the bar."""
@@ -381,7 +429,7 @@ class Training:
             return [node.iter]
         made = [
             (script.line(where), value)
-            for where, value in self.assigned(source.id, script.scope(node))
+            for where, value in self.script.assigned(source.id, script.scope(node))
             if script.line(where) < script.line(node) and unpacked(script, value) is not value
         ]
         return [node.iter, max(made, key=lambda one: one[0])[1]] if made else [node.iter]
@@ -404,7 +452,7 @@ class Training:
         for assign in script.inside(node.body, ast.Assign, deep=False):
             used = words(assign.value)
             drawn = "next(" in script.code(assign.value)
-            if drawn and trains and self._for_evaluation(loop, assign):
+            if drawn and trains and self.for_evaluation(loop, assign):
                 continue
             if used & loop.batch or drawn:
                 for target in assign.targets:
@@ -412,6 +460,38 @@ class Training:
                         if isinstance(one, ast.Name) and not sized(script, assign.value):
                             loop.batch.add(one.id)
         return loop
+
+
+def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
+    """Where the model behind an expression is made."""
+    if isinstance(expression, ast.Call) or depth > _DEEPEST:
+        return []
+    scope = script.scope(expression)
+    written = script.dotted(expression) or (root_name(expression) or "")
+    if written == "self" and isinstance(scope, Function):
+        # `model.configure_optimizers(…)`, a method of the model's own
+        callers = [call.func for call in script.calls_of.get(scope, [])]
+        receivers = [func.value for func in callers if isinstance(func, ast.Attribute)]
+        return [model for one in receivers for model in _made(script, one, depth + 1)]
+    while written and depth < _DEEPEST:
+        root = written.split(".")[0]
+        if root in script.parameters(scope) and root != "self" and isinstance(scope, Function):
+            models = []
+            for call in script.calls_of.get(scope, []):
+                value = script.given(scope, root, call)
+                if value is not None:
+                    models += _made(script, value, depth + 1)
+            return models  # the caller's is wrapped, whatever the function assigns to it
+        for where in (scope, script.tree):
+            made = [node for node, _ in script.assigned(written, where)]
+            if made:
+                return [Model(written, where, tuple(made))]
+        if "." not in written:
+            return []
+        written = written.rpartition(".")[0]
+        if written == "self":
+            return []
+    return []
 
 
 def _drawn_from(call: ast.Call) -> ast.expr | None:
@@ -430,3 +510,37 @@ def _negated(script: Script, test: ast.expr) -> str:
     return (
         f"not {script.code(test)}" if isinstance(test, ast.Name) else f"not ({script.code(test)})"
     )
+
+
+def _holds_loaders(script: Script, expression: ast.expr) -> bool:
+    """True where it is a list or a dictionary: who goes over it goes over loaders, not batches."""
+    func = expression.func if isinstance(expression, ast.Call) else None
+    if isinstance(func, ast.Attribute) and func.attr in ("items", "values", "keys"):
+        return True
+    written = script.dotted(expression)
+    scope = script.scope(expression)
+    made = (
+        [expression]
+        if not written
+        else [
+            value for where in (scope, script.tree) for _, value in script.assigned(written, where)
+        ]
+    )
+    kinds = ast.Dict | ast.List | ast.Tuple | ast.DictComp | ast.ListComp
+    return bool(made) and all(isinstance(one, kinds) for one in made)
+
+
+@lru_cache(maxsize=1)
+def _roles_by_file(script: roles.Script) -> dict[File, Training]:
+    return {}
+
+
+def training_in(script: roles.Script, file: File) -> Training:
+    """The roles in one file of a script; values are followed through all of its files."""
+    found = _roles_by_file(script)
+    if file not in found:
+        if script.file not in found:
+            found[script.file] = Training(Script(script.file, script))
+        if file is not script.file:
+            found[file] = Training(found[script.file].script.sibling(file))
+    return found[file]

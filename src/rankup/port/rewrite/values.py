@@ -45,7 +45,7 @@ _COMPARE = words("eq ne lt le gt ge equal_ logical_and logical_or sub add mul di
 _ALONG = words("argmax argmin softmax log_softmax sum mean norm prod any all")
 _SHAPED = words("view reshape flatten squeeze unsqueeze")
 _PAIRS = frozenset({"max", "min", "topk", "sort"})
-_DEEPEST = 12
+_DEEPEST = 60
 # By these a loader puts batches together in its own way.
 _OWN_BATCHES = ("collate_fn", "sampler", "batch_sampler")
 
@@ -395,14 +395,12 @@ def loss_reduction(training: Training, call: ast.Call) -> Kind | None:
     """The kind of one of torch's losses; None of other calls, UNKNOWN where it is weighted."""
     script = training.script
     name = script.name(call.func)
-    made: list[ast.expr] = [call]
+    made: list[ast.AST] = [call]
     if not (name.startswith("torch.nn.functional.") and name.split(".")[-1] in LOSS_FUNCTIONS):
-        if isinstance(call.func, ast.Call):
-            made = [call.func]
-        else:
-            made = [one.node for one in script.flow.origins(script.file, call.func)]  # type: ignore[misc]
-        for one in made:
-            named = script.name(one.func) if isinstance(one, ast.Call) else ""
+        origins = script.flow.origins(script.file, call.func)
+        made = [one.node for one in origins]
+        for one in origins:
+            named = one.file.names.called(one.node) if isinstance(one.node, ast.Call) else ""
             if not (named.startswith("torch.nn.") and named.split(".")[-1] in LOSSES):
                 return None
     kinds = {_reduction(one) for one in made if isinstance(one, ast.Call)}
@@ -421,7 +419,7 @@ def loss_reduction(training: Training, call: ast.Call) -> Kind | None:
     return kinds.pop() if len(kinds) == 1 else (Kind.UNKNOWN if kinds else None)
 
 
-def _reduction_unknown(made: ast.expr, function: bool) -> bool:
+def _reduction_unknown(made: ast.AST, function: bool) -> bool:
     if not isinstance(made, ast.Call) or any(one.arg is None for one in made.keywords):
         return True
     weighted = [argument(made, name) for name in _WEIGHTED]

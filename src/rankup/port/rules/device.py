@@ -1,12 +1,14 @@
-"""Which GPU: each rank its own, by the local rank."""
+"""Which GPU: each rank its own. After `rankup.setup()` plain "cuda" is this rank's."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
-from ...script.flow import argument, call_name, first_argument, model_wrapper
+from ...script.flow import argument, call_name, first_argument, given, model_wrapper
 from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import words
@@ -24,30 +26,90 @@ from .facts import (
 )
 from .rule import Hit, Rule
 
+if TYPE_CHECKING:
+    from ..rewrite.context import Context
+
 _FIXED = re.compile(r"(?:cuda|xpu|hip):\d+")
 _BEGUN = re.compile(r"(?:cuda|xpu|hip):(?:%d|%s|\{\})?")
 _TODO = "use the local rank's: `device = world.device` of rankup.setup(), or plain 'cuda' after it"
+_DONE = "this rank's own GPU instead of a numbered one"
 _DEVICE_NAMES = words("device gpu gpu_id dev cuda_device device_id")
 
 
 def device_fixed(file: File, script: Script) -> Iterator[Hit]:
     """RK103: all ranks on GPU 0."""
-    given = [number for _, number in numbers_given(file)]
-    for text, number in numbered_texts(file):
-        call = file.names.enclosing(text, ast.Call)
-        if number is not None:
-            given.append(number)
-        elif isinstance(call, ast.Call) and file.names.called(call) == "torch.load":
-            continue  # RK144
-        elif by_hand(script) or _used(file, text):
-            yield Hit(text, f"every rank would use {file.code(text)}", _TODO)
-    given += [one.value for one in numbered_names(file) if by_hand(script)]
-    for number in given:
-        if integer(number) or (by_hand(script) and not _known_device(script, file, number)):
-            yield Hit(number, f"every rank would use GPU {file.code(number)}", _TODO)
+    judged = by_hand(script)
+    for text, number in _numbered_texts(file):
+        if number is None:
+            call = file.names.enclosing(text, ast.Call)
+            if isinstance(call, ast.Call) and file.names.called(call) == "torch.load":
+                continue  # RK144
+            told, wrong = file.code(text), judged or _used(file, text)
+        else:
+            told = f"GPU {file.code(number)}"
+            wrong = integer(number) or (judged and not ranked(script, file, number))
+        if wrong:
+            place = number or text
+            fix = partial(without_number, text=text)
+            yield Hit(place, f"every rank would use {told}", _TODO, fix)
+    for call, number in _numbers_given(file):
+        single = call_name(call) == "set_device" and not script.distributed
+        known = ranked(script, file, number) or (not single and _known_device(script, file, number))
+        if integer(number) or (judged and not known):
+            yield Hit(
+                number,
+                f"every rank would use GPU {file.code(number)}",
+                _TODO,
+                partial(_own_gpu, call=call, number=number),
+            )
+    for name in _numbered_names(file) if judged else ():
+        value = name.value
+        fix = partial(_own_index, value=value)
+        yield Hit(value, f"every rank would use GPU {file.code(value)}", _TODO, fix)
 
 
-def numbered_texts(file: File) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+def without_number(context: Context, text: ast.expr) -> str:
+    """`"cuda"` for `"cuda:0"`."""
+    code = context.script.code(text)
+    device = (string(text) or "cuda").partition(":")[0]
+    quote = "'" if isinstance(text, ast.Constant) and code[0] == "'" else '"'
+    context.replace(text, quote + device + quote)
+    return _DONE
+
+
+def _own_gpu(context: Context, call: ast.Call, number: ast.expr) -> str | None:
+    """`x.cuda()` for `x.cuda(0)`, `torch.device("cuda")` for `torch.device(0)`."""
+    script = context.script
+    match call_name(call):
+        case "cuda":
+            place = (script.span(call.func)[1], script.span(call)[1])
+            if context.edits.taken(place):
+                return ""
+            kept = [one for one in call.keywords if one.arg == "non_blocking"]
+            context.edits.replace(place, f"({', '.join(script.code(arg) for arg in kept)})")
+        case "device" if integer(given(call)[0]) or string(given(call)[0]) == "cuda":
+            context.replace(call, script.code(call.func) + '("cuda")')
+        case "to":
+            context.replace(number, "rankup.setup().device")
+        case "set_device" if _has_a_row(context, statement := script.file.names.statement(call)):
+            context.remove(statement)
+            return "rankup.setup() has chosen the GPU: line removed"
+        case _:
+            return None
+    return _DONE
+
+
+def _own_index(context: Context, value: ast.expr) -> str:
+    """A number, since it may be printed or compared with one."""
+    context.replace(value, "rankup.setup().device.index or 0")
+    return _DONE
+
+
+def _has_a_row(context: Context, statement: ast.AST) -> bool:
+    return context.script.row(statement) == [statement] and isinstance(statement, ast.Expr)
+
+
+def _numbered_texts(file: File) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """Texts that name a GPU by its number, and the expression of it; None in a literal.
 
     `"cuda:0"`, `f"cuda:{n}"`, `"cuda:" + str(n)`, `"cuda:%d" % n`, `"cuda:{}".format(n)`.
@@ -72,12 +134,14 @@ def numbered_texts(file: File) -> Iterator[tuple[ast.expr, ast.expr | None]]:
             yield call, call.args[0]
 
 
-def numbers_given(file: File) -> Iterator[tuple[ast.Call, ast.expr]]:
+def _numbers_given(file: File) -> Iterator[tuple[ast.Call, ast.expr]]:
     """`n` of `x.cuda(n)`, `torch.cuda.set_device(n)`, `torch.device("cuda", n)`, `x.to(0)`."""
     for call, dotted in calls(file, "cuda", "set_device", "device", "to"):
         name = call_name(call)
         if name in ("set_device", "device") and not dotted.startswith("torch."):
             continue
+        if name in ("cuda", "to") and (dotted or not isinstance(call.func, ast.Attribute)):
+            continue  # a function of the script's own
         given = argument(call, "index", 1) if name == "device" else argument(call, "device", 0)
         if given is None and name == "device":
             given = argument(call, "type", 0)
@@ -86,7 +150,7 @@ def numbers_given(file: File) -> Iterator[tuple[ast.Call, ast.expr]]:
             yield call, given
 
 
-def numbered_names(file: File) -> Iterator[ast.Assign]:
+def _numbered_names(file: File) -> Iterator[ast.Assign]:
     """`device = 0`, `self.gpu_id = 1`."""
     for assign in file.names.all(ast.Assign):
         target = assign.targets[0]
@@ -101,49 +165,70 @@ def _used(file: File, literal: ast.expr) -> bool:
     return isinstance(call, ast.Call) and call_name(call) in ("device", "to", "cuda", "set_device")
 
 
-def _known_device(script: Script, file: File, given: ast.expr) -> bool:
-    """A device that another rule looks at, or that is the local rank's."""
-    return ranked(script, file, given) or any(
-        isinstance(one.node, (ast.Call, ast.IfExp)) or string(one.node) is not None
-        for one in script.flow.origins(file, given)
+def _known_device(script: Script, file: File, device: ast.expr) -> bool:
+    """A device that is looked at where it is made."""
+    made = [one.node for one in script.flow.origins(file, device)]
+    return any(
+        isinstance(one, ast.IfExp)
+        or string(one) is not None
+        or (isinstance(one, ast.Call) and call_name(one) != "int")
+        for one in made
     )
 
 
 def data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """RK104: DataParallel inside of ranks."""
-    for call in data_parallels(file):
-        yield Hit(
-            call,
-            "DataParallel drives all GPUs of a node from one process; ranks have one GPU each",
-            "remove it; `model = rankup.wrap(model)` trains on all ranks",
-        )
-
-
-def data_parallels(file: File) -> Iterator[ast.Call]:
-    """The calls of `torch.nn.DataParallel`."""
     for call, dotted in calls(file, "DataParallel"):
         if (not dotted or dotted.startswith("torch")) and first_argument(call) is not None:
-            yield call
+            yield Hit(
+                call,
+                "DataParallel drives all GPUs of a node from one process; ranks have one GPU each",
+                "remove it; `model = rankup.wrap(model)` trains on all ranks",
+                partial(_bare, call=call),
+            )
+
+
+def _bare(context: Context, call: ast.Call) -> str:
+    """The model that `nn.DataParallel` is given: `rankup.wrap` replaces it."""
+    script = context.script
+    assign = script.parents[call]
+    inner = script.code(given(call)[0])
+    same = isinstance(assign, ast.Assign) and script.code(assign.targets[0]) == inner
+    if same and script.row(assign) == [assign]:
+        context.remove(assign)
+    else:
+        context.replace(call, inner)
+    if any(script.name(one.func) in ("torch.save", "torch.load") for one in script.all(ast.Call)):
+        context.leave(
+            call,
+            "names in saved files begin with `module.` no longer: take that off those of older "
+            "files before they are loaded",
+            comment=False,
+        )
+    return "DataParallel taken out: each rank has one GPU"
 
 
 def visible_devices(file: File, script: Script) -> Iterator[Hit]:
     """RK105: a script that hides GPUs from itself."""
-    for statement, value in chosen_by_environment(file):
-        if not ranked(script, file, value):
+    for literal in strings(file):
+        if string(literal) not in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+            continue
+        value = _set_to(file, literal)
+        if value is not None and not ranked(script, file, value):
+            statement = file.names.statement(literal)
             yield Hit(
                 statement,
                 "sets CUDA_VISIBLE_DEVICES: all ranks of a node would share what is left visible",
                 "remove it; the launcher and the local rank choose",
+                partial(_removed, statement=statement),
             )
 
 
-def chosen_by_environment(file: File) -> Iterator[tuple[ast.AST, ast.expr]]:
-    """The statements that set the variable by which GPUs are visible, and the values."""
-    for literal in strings(file):
-        if string(literal) in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-            value = _set_to(file, literal)
-            if value is not None:
-                yield file.names.statement(literal), value
+def _removed(context: Context, statement: ast.AST) -> str | None:
+    if not isinstance(statement, ast.Assign) and not _has_a_row(context, statement):
+        return None
+    context.remove(statement)
+    return "the launcher says which GPUs are visible: line removed"
 
 
 def _set_to(file: File, literal: ast.Constant) -> ast.expr | None:

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
+from ...script.effects import callee, leads_to
 from ...script.flow import argument, call_name, given, literal, model_wrapper
 from ...script.loops import no_grad, taken_from, without_gradients
 from ...script.names import Function, walk
@@ -159,6 +160,23 @@ def wrapped(script: Script) -> dict[ast.AST, set[str]]:
             for origin in script.flow.origins(file, first):
                 found.setdefault(origin.node, set()).add(kind)
     return found
+
+
+def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
+    """True where running these nodes reaches a backward, here or in another file."""
+    if not script.train_loops:
+        return False
+    for call in calls_in(*nodes):
+        if call_name(call) == "backward" and not file.names.called(call):
+            return True
+        found = callee(script.flow, file, call)
+        if found is not None and any(
+            call_name(one) == "backward"
+            for _, function in leads_to(script.flow, *found)
+            for one in calls_in(*function.body)
+        ):
+            return True
+    return False
 
 
 def trained_here(file: File, script: Script, node: ast.AST) -> bool:

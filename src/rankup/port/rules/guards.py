@@ -9,9 +9,9 @@ from typing import Literal
 from ...script.effects import callee, leads_to
 from ...script.flow import call_name
 from ...script.names import Function, walk
-from ...script.roles import Script
+from ...script.roles import Script, Site
 from ...script.source import File
-from .facts import RANK_WORDS, calls_in
+from .facts import RANK_WORDS, calls_in, ranked
 
 Guard = Literal["", "rank0", "local", "others"]
 _LOCAL = re.compile(r"local_?rank|LOCAL_RANK|\bgpu\s*==\s*0|device_id\s*==\s*0|SLURM_LOCALID", re.I)
@@ -64,6 +64,15 @@ def guard(file: File, script: Script, node: ast.AST, depth: int = _DEPTH) -> Gua
         for where, call in script.flow.callers.get(function, ())
     }
     return kinds.pop() if len(kinds) == 1 else ""
+
+
+def by_every_rank(script: Script, site: Site) -> bool:
+    """True of a call that all ranks make, and that writes to one place for all of them."""
+    file = site.file
+    if guard(file, script, site.node) or rank0_first(file, script, site.node):
+        return False
+    own = site.path is not None and ranked(script, file, site.path)
+    return not own and runs(file, script, site.node)
 
 
 def runs(file: File, script: Script, node: ast.AST) -> bool:

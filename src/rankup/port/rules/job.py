@@ -6,14 +6,12 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
-from ...script.effects import fetched
 from ...script.flow import argument, call_name, given, literal
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, STEP_SCHEDULES, last, root, words
 from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string
-from .guards import rank0_first, runs
 from .reduced import is_reduction
 from .rule import Hit, Rule
 
@@ -23,29 +21,6 @@ _COUNTING = words("StepLR MultiStepLR CosineAnnealingLR CosineAnnealingWarmResta
 _EXPECTED = words(
     "StopIteration ImportError KeyError ValueError FileNotFoundError KeyboardInterrupt"
 )
-_LOGIN = {"on_login_node", "local_rank"}
-
-
-def downloads(file: File, script: Script) -> Iterator[Hit]:
-    """RK177: compute nodes have no network."""
-    for call in file.names.all(ast.Call):
-        found = fetched(file, call)
-        if found is None or not found.certain or not runs(file, script, call):
-            continue
-        if not _ahead(file, script, call):
-            yield Hit(
-                call,
-                f"{found.what} in the job: compute nodes have no network, and ranks would race",
-                "`rankup fetch SCRIPT` on the login node; rankup.rank0_first(…) for the rest",
-            )
-
-
-def _ahead(file: File, script: Script, call: ast.Call) -> bool:
-    """Whether rank 0 goes first, or only a login node comes here."""
-    tests = [up.test for up in file.names.up(call) if isinstance(up, ast.If)]
-    words = {one.id for test in tests for one in walk(test) if isinstance(one, ast.Name)}
-    words |= {one.attr for test in tests for one in walk(test) if isinstance(one, ast.Attribute)}
-    return bool(words & _LOGIN) or rank0_first(file, script, call)
 
 
 def schedule_length(file: File, script: Script) -> Iterator[Hit]:
@@ -275,7 +250,6 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
 
 
 RULES = (
-    Rule("RK177", "download-in-job", "warning", downloads, frameworks=True),
     Rule("RK179", "schedule-length", "warning", schedule_length),
     Rule("RK185", "schedule-times-ranks", "warning", times_ranks),
     Rule("RK181", "one-rank-stops", "error", stops_alone),

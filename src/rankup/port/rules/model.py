@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from ...script.flow import argument, call_name, model_wrapper
 from ...script.flow import given as arguments_of
-from ...script.names import walk
-from ...script.roles import Script
+from ...script.names import Function, walk
+from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import last, words
-from .facts import anywhere, calls, trained_here, wrapped
+from ..rewrite.context import Context
+from ..rewrite.training import Training, training_in
+from .facts import anywhere, calls, string, trained_here, wrapped
 from .guards import guard
 from .rule import Hit, Rule
 
@@ -28,6 +31,7 @@ _OF_MODULES = words(
 _SILENT = _OF_MODULES | {"__class__", "__dict__", "config", "save_pretrained"}
 _MODULE = re.compile(r"class\s+\w+\([\w., ]*\bModule\b")
 _BUFFERS = re.compile(r"register_buffer|BatchNorm|torchvision|timm|transformers|hub\.load")
+_WITH_BATCH_NORM = re.compile(r"(?:Lazy)?BatchNorm[123]d|resnet\d+")
 _FROZEN = re.compile(r"requires_grad\s*=\s*False|requires_grad_\(False\)")
 
 
@@ -162,52 +166,68 @@ def _may_have_buffers(script: Script) -> bool:
 
 def cpu_round_trip(file: File, script: Script) -> Iterator[Hit]:
     """RK134: a model moved to the CPU and back: gradients are no longer put together."""
+    message = "moving the model to the CPU and back ends the exchange of its gradients"
     models = {one.node for one in script.models}
+    training = training_in(script, file)
     for call, dotted in calls(file, "cpu", "to"):
-        if dotted or not isinstance(call.func, ast.Attribute):
+        device = argument(call, "device", 0)
+        away = string(device) == "cpu" if call_name(call) == "to" else not arguments_of(call)
+        if dotted or not away or not isinstance(call.func, ast.Attribute):
             continue
-        if call_name(call) == "to":
-            given = argument(call, "device", 0)
-            if given is None or file.code(given).strip("'\"") != "cpu":
-                continue
-        elif arguments_of(call):
+        if not isinstance(file.names.parents[call], ast.Expr | ast.Assign | ast.Attribute):
             continue
-        receiver = call.func.value
-        if not isinstance(receiver, (ast.Name, ast.Attribute)):
+        if not _while_training(training, call):
             continue
-        if not isinstance(file.names.parents.get(call), (ast.Expr, ast.Assign, ast.Attribute)):
-            continue
-        if _after_training(file, script, call):
-            continue
-        if models & {one.node for one in script.flow.origins(file, receiver)}:
+        if models & {one.node for one in script.flow.origins(file, call.func.value)}:
             yield Hit(
                 call,
-                "moves the model that is trained to the CPU: gradients are no longer exchanged",
-                "copy the values: {k: v.cpu() for k, v in model.state_dict().items()}",
+                message,
+                "save its state_dict() without moving it",
+                left=f"{message}; save its state_dict() without moving it",
             )
 
 
-def _after_training(file: File, script: Script, call: ast.Call) -> bool:
-    """Whether it stands below all training in flat code, or before it."""
-    loops = [one for one in file.names.up(call) if isinstance(one, (ast.For, ast.While))]
-    return not loops and file.names.function(call) is None
+def _while_training(training: Training, node: ast.AST) -> bool:
+    """True in a loop that trains, and in a function that is called there."""
+    script = training.script
+    above = list(script.above(node))
+    if any(isinstance(up, LoopNode) and training.trains(up) for up in above):
+        return True
+    function = script.scope(node)
+    calls = script.calls_of.get(function, []) if isinstance(function, Function) else []
+    return any(
+        isinstance(up, LoopNode) and training.trains(up)
+        for call in calls
+        for up in script.above(call)
+    )
 
 
 def batch_norm(file: File, script: Script) -> Iterator[Hit]:
     """RK135: statistics of a rank's part of the batch."""
-    if script.distributed or not script.train_loops:
+    if script.distributed or not script.train_loops or anywhere(script, "convert_sync_batchnorm"):
         return
-    if anywhere(script, "convert_sync_batchnorm"):
-        return
-    for call in file.names.all(ast.Call):
-        dotted = file.names.called(call)
-        if dotted.startswith("torch.nn.") and last(dotted).startswith("BatchNorm"):
+    for node in (*file.names.all(ast.Attribute), *file.names.all(ast.Name)):
+        around = file.names.enclosing(node, ast.Call)
+        asked = isinstance(around, ast.Call) and call_name(around) == "isinstance"
+        if _WITH_BATCH_NORM.fullmatch(last(file.code(node))) and not asked:
             yield Hit(
-                call,
+                node,
                 "batch norm takes its statistics from a rank's part of each batch",
                 "nothing for 16 samples per GPU or more; `rankup port --sync-bn` takes all ranks'",
+                partial(_said, node=node),
             )
             return
+
+
+def _said(context: Context, node: ast.AST) -> str:
+    if not context.options.sync_bn:
+        context.leave(
+            node,
+            "batch norm takes its statistics over this rank's part of a batch; "
+            "`rankup port --sync-bn` makes it take them over the whole batch",
+            comment=False,
+        )
+    return ""
 
 
 def wrap_order(file: File, script: Script) -> Iterator[Hit]:

@@ -6,17 +6,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name, first_argument
+from ...script.flow import call_name, first_argument
 from ...script.names import walk
-from ...script.roles import Loop, Script
+from ...script.roles import Script
 from ...script.source import File
-from .batches import of_batch
-from .facts import anywhere, calls, loops_in, trained_here
+from .facts import calls
 from .grown import left_local
 from .guards import guard
 from .reduced import is_reduction, mentions, tainted
 from .rule import Hit, Rule
-from .similar import comparisons, is_contrastive
 
 _BEST = re.compile(r"best|lowest|highest|min_(?:val|loss)|max_acc|patience", re.IGNORECASE)
 
@@ -105,94 +103,4 @@ def _reduced_here(file: File, around: ast.AST, names: set[str]) -> bool:
     )
 
 
-def sum_reduced(file: File, script: Script) -> Iterator[Hit]:
-    """RK123: a sum over the batch is trained on."""
-    if any("world_size" in loop_text(loop) for loop in script.train_loops if script.distributed):
-        return
-    if anywhere(script, "count", "summed") and "rankup" in script.runtimes:
-        return
-    todo = "`rankup.summed(loss).backward()`, or multiply the loss by the world size"
-    message = "a loss summed over the batch: ranks average their gradients, which makes it smaller"
-    for loss in script.losses:
-        call = loss.node
-        if loss.file is not file or not isinstance(call, ast.Call):
-            continue
-        reduction = argument(call, "reduction")
-        old = argument(call, "size_average")
-        summed = reduction is not None and "sum" in file.code(reduction)
-        summed = summed or (old is not None and file.code(old) == "False")
-        if summed and not _averaged(file, call) and loss_trains(file, script, call):
-            yield Hit(call, message, todo)
-    for loop in script.train_loops:
-        for where, backward in loop.backwards:
-            if where is file and isinstance(backward.func, ast.Attribute):
-                value = backward.func.value
-                if isinstance(value, ast.Call) and call_name(value) == "sum":
-                    yield Hit(backward, message, todo)
-
-
-def _averaged(file: File, call: ast.Call) -> bool:
-    """True of a sum that is divided by the number of samples at once: `loss / x.size(0)`."""
-    up = file.names.parents[call]
-    if not (isinstance(up, ast.BinOp) and isinstance(up.op, ast.Div) and up.left is call):
-        return False
-    size = isinstance(up.right, ast.Call) and call_name(up.right) in ("size", "len")
-    return size or (
-        isinstance(up.right, ast.Subscript)
-        and isinstance(up.right.value, ast.Attribute)
-        and up.right.value.attr == "shape"
-    )
-
-
-def loop_text(loop: Loop) -> str:
-    return loop.file.code(loop.node)
-
-
-def loss_trains(file: File, script: Script, call: ast.Call) -> bool:
-    """Whether a loss is computed in a training step, directly or by the criterion made here."""
-    if trained_here(file, script, call):
-        return True
-    for where in script.files:
-        for other in where.names.all(ast.Call):
-            if other is call or not isinstance(other.func, (ast.Name, ast.Attribute)):
-                continue
-            if call_name(other) not in _criterion_names(file, call):
-                continue
-            if trained_here(where, script, other) and any(
-                one.node is call for one in script.flow.origins(where, other.func)
-            ):
-                return True
-    return False
-
-
-def _criterion_names(file: File, call: ast.Call) -> set[str]:
-    assign = file.names.statement(call)
-    names = {"criterion", "loss_fn", "loss_func", "loss_function", "crit"}
-    if isinstance(assign, ast.Assign):
-        target = assign.targets[0]
-        names.add(target.attr if isinstance(target, ast.Attribute) else file.code(target))
-    return names
-
-
-def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
-    """RK124: a loss that compares the samples of a batch with each other."""
-    if any("GatherLayer" in one.text or "distributed.nn" in one.text for one in script.files):
-        return
-    if script.distributed and anywhere(script, "all_gather", "all_gather_with_grad"):
-        return
-    message = "compares the samples of a batch with each other: each rank would only see its own"
-    todo = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
-    for call in file.names.all(ast.Call):
-        if is_contrastive(call_name(call)) and loss_trains(file, script, call):
-            yield Hit(call, message, todo)
-    for loop in loops_in(file, script.train_loops):
-        found = next(comparisons(script.flow, file, loop.body, of_batch(file, loop)), None)
-        if found is not None:
-            yield Hit(found.call or found.node, message, todo)
-
-
-RULES = (
-    Rule("RK122", "decision-not-reduced", "error", decision),
-    Rule("RK123", "sum-reduced-loss", "warning", sum_reduced),
-    Rule("RK124", "batch-coupled-loss", "warning", batch_coupled),
-)
+RULES = (Rule("RK122", "decision-not-reduced", "error", decision),)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from ...script.flow import argument, call_name, first_argument
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import calls, string
+from .facts import anywhere, calls, string, trains
 from .guards import guard
 from .reduced import is_reduction
 from .rule import Hit, Rule
+
+if TYPE_CHECKING:
+    from ..rewrite.context import Context
 
 _READERS = words(
     "torch.load numpy.load numpy.loadtxt numpy.genfromtxt pandas.read_csv pandas.read_json "
@@ -23,36 +28,66 @@ _READERS = words(
 
 def read_before_written(file: File, script: Script) -> Iterator[Hit]:
     """RK149: all ranks read what rank 0 may still be writing."""
-    if not script.distributed:
-        return
-    written = list(_written_by_one(file, script))
-    if not written:
-        return
     meetings = [
         file.line(call)[0]
         for call in file.names.all(ast.Call)
         if (is_reduction(file, call) or call_name(call) in ("barrier", "backward"))
         and not guard(file, script, call)
     ]
-    for call, path in reads_too_early(file, written, meetings):
+    saved = {call for call, _ in _loaded_behind_training(file, script, meetings)}
+    for call, path in (
+        *_loaded_behind_training(file, script, meetings),
+        *_read_behind_write(file, script, meetings),
+    ):
         if not guard(file, script, call):
             yield Hit(
                 call,
-                f"reads {path}, which rank 0 may not have written yet",
+                f"reads {path}, which rank 0 may still be writing",
                 "rankup.barrier() before it",
+                partial(_wait, call=call, word="saved" if call in saved else "written this"),
             )
 
 
-def reads_too_early(
-    file: File, written: Sequence[tuple[str, ast.Call]], meetings: Sequence[int]
-) -> Iterator[tuple[ast.Call, str]]:
-    """Calls that read what one rank writes in the same function, with the code of the path.
+def _wait(context: Context, call: ast.Call, word: str) -> str | None:
+    place = context.script.statement(call) if word == "saved" else context.meeting(call)
+    if context.goes_first(call):
+        return ""
+    if place is None or not context.script.first_on_line(context.script.span(place)[0]):
+        return None
+    if "rankup.barrier()" in context.edits.lines_at(context.script.span(place)[0]):
+        return ""
+    context.before(place, "rankup.barrier()")
+    return f"waits until rank 0 has {word} (rankup.barrier)"
 
-    Args:
-        written: what is written by one rank, by the code of its path.
-        meetings: lines at which the ranks wait for each other.
-    """
-    for call in file.names.all(ast.Call):
+
+def _loaded_behind_training(
+    file: File, script: Script, meetings: Sequence[int]
+) -> Iterator[tuple[ast.Call, str]]:
+    """`torch.load` behind a statement that trains, where the script saves with torch."""
+    if not any(site.dotted == "torch.save" for site in script.saves) and not anywhere(
+        script, "save0"
+    ):
+        return
+    for site in script.loads:
+        call = site.node
+        if site.file is not file or not isinstance(call, ast.Call) or not call.args:
+            continue
+        statement = file.names.statement(call)
+        block = file.names.block(statement)
+        before = block[: block.index(statement)] if statement in block else []
+        training = [one for one in before if trains(file, script, one)]
+        if training:
+            last, line = file.last_line(training[-1]), file.line(call)[0]
+            if not any(last < one <= line for one in meetings):
+                yield call, file.code(call.args[0])
+
+
+def _read_behind_write(
+    file: File, script: Script, meetings: Sequence[int]
+) -> Iterator[tuple[ast.Call, str]]:
+    """Calls that read what one rank writes in the same function, with the code of the path."""
+    written = list(_written_by_one(file, script))
+    for call in file.names.all(ast.Call) if written else ():
         path = _read(file, call)
         if path is None:
             continue
@@ -79,19 +114,19 @@ def _either_or(file: File, one: ast.AST, other: ast.AST) -> bool:
 
 
 def _written_by_one(file: File, script: Script) -> Iterator[tuple[str, ast.Call]]:
-    """Paths that rank 0 alone writes to, and the calls."""
+    """Paths that rank 0 alone writes to, and the calls; before a port all that is written."""
     for call, _ in calls(file, "save0", "path0"):
         path = argument(call, "path", 1 if call_name(call) == "save0" else 0)
         if path is not None:
-            yield file.code(named(path)), call
+            yield file.code(_named(path)), call
     for site in script.saves:
         if site.file is file and site.path is not None:
             assert isinstance(site.node, ast.Call)
-            if guard(file, script, site.node) == "rank0":
-                yield file.code(named(site.path)), site.node
+            if not script.distributed or guard(file, script, site.node) == "rank0":
+                yield file.code(_named(site.path)), site.node
 
 
-def named(path: ast.expr) -> ast.expr:
+def _named(path: ast.expr) -> ast.expr:
     """`"a.txt"` of `Path("a.txt")`."""
     plain = isinstance(path, ast.Call) and call_name(path) == "Path" and len(path.args) == 1
     return path.args[0] if plain and isinstance(path, ast.Call) else path
@@ -102,12 +137,12 @@ def _read(file: File, call: ast.Call) -> ast.expr | None:
     dotted = file.names.called(call)
     if dotted in _READERS or (dotted == "h5py.File" and _reading(argument(call, "mode", 1))):
         first = first_argument(call)
-        return None if first is None else named(first)
+        return None if first is None else _named(first)
     if dotted == "builtins.open":
         first = first_argument(call) if _reading(argument(call, "mode", 1)) else None
-        return None if first is None else named(first)
+        return None if first is None else _named(first)
     if isinstance(call.func, ast.Attribute) and call_name(call) in ("read_text", "read_bytes"):
-        return named(call.func.value)
+        return _named(call.func.value)
     return None
 
 

@@ -1,36 +1,51 @@
-"""What a rule is."""
+"""A rule of `rankup check`, whose hits carry what `rankup port` does about them."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...base.findings import Finding, Level
 from ...script.roles import Script
 from ...script.source import File
 
+if TYPE_CHECKING:
+    from ..rewrite.context import Context
+
 Look = Callable[[File, Script], Iterable["Hit"]]
+Fix = Callable[["Context"], str | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Hit:
-    """A place where a rule is broken."""
+    """A place where a rule is broken.
+
+    Attributes:
+        message, todo: what `check` prints.
+        fix: what `port` does: it makes edits and returns a line for the report of what was done,
+            empty where it has said so itself; None where it changed nothing.
+        left: the comment of `port` where there is no fix, or it changed nothing; the message and
+            what to do without one.
+    """
 
     node: ast.AST
     message: str
     todo: str
+    fix: Fix | None = None
+    left: str = ""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of `check`.
+    """A rule of `check` and `port`.
 
     Attributes:
         code: `RK103`; its page is docs/rules/RK103.md.
         name: in words with hyphens.
-        look: a pure function of a file and the script of the script that it belongs to; called for
-            the script and for each module of its folder that it imports.
+        look: a pure function of a file and the script that it belongs to; `check` calls it for the
+            script and for each module of its repository that it imports, `port` for the script.
         frameworks: whether it holds also where a framework (fastai, Lightning, …) trains.
     """
 
@@ -41,9 +56,21 @@ class Rule:
     frameworks: bool = False
 
     def findings(self, file: File, script: Script) -> list[Finding]:
+        """Return the hits in a file as `check` prints them."""
         if script.frameworks and not self.frameworks:
             return []
         return [
             Finding(self.code, self.level, file.place(hit.node), hit.message, hit.todo)
             for hit in self.look(file, script)
         ]
+
+    def mend(self, context: Context) -> None:
+        """Apply the fixes of the hits in the script that is ported; comment on the others."""
+        context.fix = self.code
+        script = context.script.understood
+        for hit in tuple(self.look(script.file, script)):
+            done = hit.fix(context) if hit.fix is not None else None
+            if done:
+                context.done(hit.node, done)
+            elif done is None:
+                context.leave(hit.node, hit.left or f"{hit.message}: {hit.todo}")

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from ...script.effects import Reached, callee
 from ...script.flow import Flow, argument, call_name, given, literal
 from ...script.names import parameters, walk
+from ...script.roles import Script
 from ...script.source import File
+from ..rewrite.training import Training, training_in
+from .facts import anywhere
+from .rule import Hit, Rule
 
 _PRODUCTS = ("mm", "matmul")
 _TRANSPOSED = ("t", "transpose")
@@ -18,20 +22,53 @@ _SAME = ("contiguous", "detach", "float", "half")
 _MOST = 60  # functions that a loop leads to
 
 
-_NETWORK = re.compile(r"net|model|encoder|transform", re.IGNORECASE)
+_NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
 _CONTRASTIVE = re.compile(
     r"nt_?xent|info_?nce|contrastive|simclr|sup_?con|clip_?loss|barlow|vicreg|batch_?hard",
     re.IGNORECASE,
 )
 
 
-def is_contrastive(name: str) -> bool:
-    """True of the name of a loss that compares samples, not of a network for one."""
-    return _CONTRASTIVE.search(name) is not None and _NETWORK.search(name) is None
+_MESSAGE = "compares the samples of a batch with each other: each rank would only see its own"
+_TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
+
+
+def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
+    """RK124: a loss that compares the samples of a batch with each other."""
+    if any("GatherLayer" in one.text or "distributed.nn" in one.text for one in script.files):
+        return
+    if script.distributed and anywhere(script, "all_gather", "all_gather_with_grad"):
+        return
+    for node, _ in coupled(training_in(script, file)):
+        yield Hit(node, _MESSAGE, _TODO)
+
+
+def coupled(training: Training) -> Iterator[tuple[ast.AST, str]]:
+    """Where samples of a batch are compared: by a loss of that name, or by `out @ out.t()`.
+
+    The product may stand in a loop, or in a loss or a model of any file that the loop leads to:
+    then with the file and the line.
+    """
+    script = training.script
+    for call in script.all(ast.Call):
+        name = call_name(call)
+        contrastive = _CONTRASTIVE.search(name) and not _NO_LOSS.search(name)
+        if contrastive and not script.name(call.func).startswith("rankup."):
+            yield call, ""
+    for loop in training.loops:
+        if not loop.trains:
+            continue
+        for found in _comparisons(script.whole_flow, script.file, loop.node.body, loop.batch):
+            if found.file is script.file:
+                yield found.node, ""
+            else:
+                at = f"{found.file.path.name}:{found.file.line(found.node)[0]}"
+                yield found.call or script.tree, at
+            break
 
 
 @dataclass(frozen=True)
-class Comparison:
+class _Comparison:
     """An expression that compares samples of a batch.
 
     Attributes:
@@ -45,9 +82,9 @@ class Comparison:
     call: ast.Call | None
 
 
-def comparisons(
+def _comparisons(
     flow: Flow, file: File, body: Sequence[ast.AST], batch: set[str]
-) -> Iterator[Comparison]:
+) -> Iterator[_Comparison]:
     """Products of two things made of a batch, each sample with each other, in a loop and what it
     calls: functions, losses and models of the repository.
 
@@ -63,7 +100,7 @@ def comparisons(
         names = _made_of(statements, names)
         for node in walk(*statements):
             if _compares(node, names):
-                yield Comparison(where, node, entry)
+                yield _Comparison(where, node, entry)
             if not isinstance(node, ast.Call):
                 continue
             found = _run(flow, where, node)
@@ -186,3 +223,6 @@ def _root(node: ast.expr) -> str:
             node = node.func.value
         else:
             return node.id if isinstance(node, ast.Name) else ""
+
+
+RULES = (Rule("RK124", "batch-coupled-loss", "warning", batch_coupled),)

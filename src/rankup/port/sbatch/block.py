@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import textwrap
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.errors import UserError
@@ -24,22 +25,11 @@ BEGIN = "# ---- written by `rankup port`: a command on every GPU of every node "
 
 @dataclass(frozen=True)
 class Site:
-    """The machine, as far as a launch has to know it.
+    """The machine; GPUs and cores of a node are None where they are not known."""
 
-    Attributes:
-        gpus, cores: of a node; None where they are not known.
-        suffix: of a node's name in the fast network.
-        list_gpus: srun binds a task to one GPU unless they are all named.
-        variables: exported for the ranks, unless they are set.
-        srun: further options of srun.
-    """
-
-    gpus: int | None = None
-    cores: int | None = None
-    suffix: str = ""
-    list_gpus: bool = False
-    variables: dict[str, str] = field(default_factory=dict)
-    srun: tuple[str, ...] = ()
+    profile: Profile
+    gpus: int | None
+    cores: int | None
 
 
 def site_of(script: BatchScript) -> tuple[Site, str]:
@@ -51,7 +41,9 @@ def site_of(script: BatchScript) -> tuple[Site, str]:
         UserError: there is no such partition, or `rankup.toml` is damaged.
     """
     client = Client(timeout=_SECONDS)
-    live = _live(client)
+    live: dict[str, Partition] = {}
+    with suppress(SlurmError):
+        live = client.partitions() if client.reachable(timeout=2) else {}
     cluster = client.cluster_name if live else None
     found, _ = detect.choose(
         config.load(Path.cwd()), os.environ, os.uname().nodename, cluster_name=cluster
@@ -63,54 +55,30 @@ def site_of(script: BatchScript) -> tuple[Site, str]:
         if len(known) == 1:
             found = known[0]
             note = f"partition {partition}: taken for {found.title}'s"
-    if found.name == "local" and not live:
-        return Site(), note
     shape = found.shape(partition)
     gpus, cores = (shape.gpus, shape.cores) if shape else (None, None)
-    if live and (here := _partition(script, partition, found, live)) is not None:
-        gpus, cores = here.gpus or gpus, here.cores or cores
-    elif not live and partition is not None and found.partitions and shape is None:
+    if live:
+        try:
+            here = choose_partition(partition, found, live)
+            gpus, cores = here.gpus or gpus, here.cores or cores
+        except UserError as error:
+            if partition is not None:  # without one Slurm may have no default
+                raise UserError(f"{script.path}: {error}") from None
+    elif partition is not None and found.partitions and shape is None:
         raise UserError(
             f"{script.path}: {found.title} has no partition {partition} that is known here "
             f"(known: {', '.join(sorted(found.partitions))}); correct it, or describe it in "
             "rankup.toml: [site.partitions]"
         )
-    return Site(
-        gpus=gpus or None,
-        cores=cores or None,
-        suffix=found.host_suffix,
-        list_gpus=found.list_gpus,
-        variables=dict(found.environment),
-        srun=found.srun,
-    ), note
+    return Site(found, gpus or None, cores or None), note
 
 
-def _live(client: Client) -> dict[str, Partition]:
-    """The partitions of this machine's Slurm; empty where none answers."""
-    try:
-        return client.partitions() if client.reachable(timeout=2) else {}
-    except SlurmError:
-        return {}
-
-
-def _partition(
-    script: BatchScript, asked: str | None, found: Profile, live: dict[str, Partition]
-) -> Partition | None:
-    """The partition that the job goes to; None where Slurm has no default."""
-    if asked is None:
-        return next((one for one in live.values() if one.default), None)
-    try:
-        return choose_partition(asked, found, live)
-    except UserError as error:
-        raise UserError(f"{script.path}: {error}") from None
-
-
-def block(site: Site, ranks: str) -> str:
+def block(site: Profile, ranks: str) -> str:
     """Return the definition of `on_all_gpus`.
 
     The nodes' meeting place and torchrun's words are those of `rankup run`'s job scripts.
     """
-    exports = [f'export {name}="${{{name}:-{value}}}"' for name, value in site.variables.items()]
+    exports = [f'export {name}="${{{name}:-{value}}}"' for name, value in site.environment.items()]
     if site.list_gpus and ranks == "gpu":
         exports.append("CUDA_VISIBLE_DEVICES=$(seq --separator=, 0 $((SLURM_GPUS_ON_NODE - 1)))")
         exports.append("export CUDA_VISIBLE_DEVICES # srun would bind one GPU")
@@ -119,7 +87,7 @@ def block(site: Site, ranks: str) -> str:
     inside = [
         "set +eu",
         f"nodes=$SLURM_NNODES ranks={ranks} # of a node",
-        f"suffix={shlex.quote(site.suffix)} # of a node's name in the fast network",
+        f"suffix={shlex.quote(site.host_suffix)} # of a node's name in the fast network",
         *exports,
         "# srun does not take --cpus-per-task over from sbatch since Slurm 22.05",
         'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[!0-9]*}}"',

@@ -11,29 +11,12 @@ from . import rules_form, rules_nodes, rules_use
 from .rule import Hit, Rule
 from .script import BatchScript, load
 
-_FORM: tuple[Rule, ...] = (
-    rules_form.Conflicts(),
-    rules_form.NotRead(),
-    rules_form.TooLate(),
-    rules_form.NoScript(),
-    rules_form.BadOption(),
-    rules_form.NoLimit(),
-    rules_form.NoLog(),
-    rules_form.Placeholder(),
-    rules_form.NoBash(),
-)
-_USE: tuple[Rule, ...] = (
-    rules_nodes.FixedPort(),
-    rules_nodes.WrongNode(),
-    rules_nodes.TooManyAgents(),
-    rules_nodes.IdleNodes(),
-    rules_nodes.NeverMeet(),
-    rules_use.OneCore(),
-    rules_use.LostStatus(),
-    rules_use.IdleGpus(),
-    rules_use.NoFile(),
-    rules_use.NotWaited(),
-    rules_use.NoCpus(),
+_FORM = tuple(one for one in vars(rules_form).values() if isinstance(one, Rule))
+_USE = tuple(
+    one
+    for module in (rules_nodes, rules_use)
+    for one in vars(module).values()
+    if isinstance(one, Rule)
 )
 RULES = (*_FORM, *_USE)
 _NOQA = re.compile(r"#\s*noqa\b(?::\s*([A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*))?", re.IGNORECASE)

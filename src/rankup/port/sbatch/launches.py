@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile
 
 from . import options
 from .shell import Command, UnreadableError, Word, commands, is_assignment
 
+Variables = dict[str, Word]  # by their names, the words that set them
+
 TORCHRUN = ("torchrun", "torchrun_jsc")
 _OTHERS = ("accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "colossalai", "ray")
 SHELLS = ("bash", "sh", "zsh", "dash")
-_CONTAINERS = ("apptainer", "singularity", "docker", "podman", "shifter", "charliecloud")
+# With --container-image srun is one, too.
+_CONTAINERS = ("apptainer", "singularity", "docker", "podman", "shifter", "charliecloud", "srun")
 # Programs that run another in an environment: `uv run python train.py`.
 _RUNNERS = ("uv", "conda", "mamba", "micromamba", "poetry", "pipenv", "pixi", "hatch")
 _PYTHON = re.compile(r"(?:.*/)?(?:i?python[0-9.]*|\$\{?PYTHON\w*\}?)$", re.IGNORECASE)
-_ARRAY = re.compile(r'"?\$\{(\w+)\[[@*]\]\}"?')
-_NO_VALUE = {"standalone", "no-python", "module", "m", "run-path", "help", "h"}
+_VARIABLE = re.compile(r'"?\$\{(\w+)\[[@*]\]\}"?|\$\{?(\w+)\}?')
+_NO_VALUE = frozenset(
+    ("standalone", "no-python", "module", "m", "run-path", "use-env", "virtual-local-rank")
+)
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch", "torchrun_jsc")
 _HELPERS = ("pip", "venv", "ensurepip", "site", "compileall", "rankup")
 _DEEPEST = 4  # shells in shells
@@ -57,7 +62,7 @@ class Launch:
         options: of torchrun, by long name with hyphens; None where one takes no value.
         in_shell: it stands in the text of a `bash -c`.
         runner: a program with an environment of its own around it: `apptainer`, `uv`, …
-        array: its words stand in an array, `"${COMMAND[@]}"`.
+        array: its words stand in a variable: `"${COMMAND[@]}"`, `$COMMAND`.
     """
 
     command: Command
@@ -96,17 +101,17 @@ class Launch:
 
 def launches(commands: Iterable[Command], functions: Collection[str]) -> Iterator[Launch]:
     """Yield every launch, in the order of the script; code in a line and helpers are left out."""
-    arrays: dict[str, tuple[Word, ...]] = {}
+    known: Variables = {}
     for command in commands:
-        words = [one for word in command.words for one in _expanded(word, arrays)]
-        arrays |= {word.text.partition("=")[0]: word.items for word in words if word.items}
-        around = Launch(command, command.line, array=words != list(command.words))
-        words = _behind_assignments(words)
+        words = _behind_assignments(command.words)
         if words and words[0].value in functions:  # what a function is given, it may start
             words = words[1:]
-        for one in _of(words, around, 0):
-            if one.kind != "code" and not _helper(one):
+        for one in _of(words, Launch(command, command.line), known, 0):
+            if one.kind != "code":
                 yield one
+        known |= {
+            word.text.partition("=")[0]: word for word in command.words if is_assignment(word)
+        }
 
 
 def is_python(word: str) -> bool:
@@ -123,28 +128,37 @@ def _behind_assignments(words: Iterable[Word]) -> list[Word]:
     return list(dropwhile(is_assignment, words))
 
 
-def _expanded(word: Word, arrays: Mapping[str, tuple[Word, ...]]) -> Sequence[Word]:
-    """The words of an array that holds a program, in the place of `"${COMMAND[@]}"`."""
-    match = _ARRAY.fullmatch(word.text)
-    items = arrays.get(match[1], ()) if match else ()
+def _expanded(word: Word, known: Variables) -> Sequence[Word]:
+    """Return the words of a variable that holds a program: `"${COMMAND[@]}"`, `$COMMAND`."""
+    match = _VARIABLE.fullmatch(word.text)
+    assigned = known.get(match[1] or match[2]) if match else None
+    if match is None or assigned is None:
+        return (word,)
+    items = assigned.items
+    if match[2]:
+        text = assigned.value.partition("=")[2].replace("\\\n", " ").strip()
+        found, _ = commands(text.encode())
+        items = found[0].words if len(found) == 1 else ()
     starts = any(one.value == "srun" or _program(one.value, "") for one in items)
     return items if starts else (word,)
 
 
-def _of(words: Sequence[Word], around: Launch, level: int) -> Iterator[Launch]:
+def _of(words: Sequence[Word], around: Launch, known: Variables, level: int) -> Iterator[Launch]:
     """Yield the launches of a command; `around` has what stands in front of the program."""
-    rest = _behind_assignments(words)
-    values = [word.value for word in rest]
+    rest = [one for word in _behind_assignments(words) for one in _expanded(word, known)]
+    around = replace(around, array=around.array or len(rest) > len(words))
+    values: Sequence[str] = [word.value for word in rest]
     while values:
         name = base_name(values[0])
         if name == "srun":
             found, left = options.read(values[1:])
-            around = replace(around, srun=tuple(found))
+            image = any(one.name in ("container", "container-image") for one in found)
+            around = replace(around, srun=tuple(found), runner="srun" if image else "")
         elif name in _WRAPPERS:
-            left = _behind_options(values[1:], _WRAPPERS[name])
+            _, left = options.read(values[1:], _WRAPPERS[name].__contains__, {})
             if name in ("timeout", "taskset"):
                 left = left[1:]
-            while name == "env" and left and re.match(r"\w+=", left[0]):
+            while name in ("env", "time") and left and re.match(r"\w+=", left[0]):
                 left = left[1:]
         else:
             break
@@ -153,7 +167,7 @@ def _of(words: Sequence[Word], around: Launch, level: int) -> Iterator[Launch]:
         return
     name = base_name(values[0])
     if name in SHELLS:
-        yield from _in_shell(rest, around, level)
+        yield from _in_shell(rest, around, known, level)
     elif name in _CONTAINERS or (name in _RUNNERS and "run" in values):
         inner = next((at for at, one in enumerate(values) if at and _program(one, name)), None)
         if inner is None or level >= _DEEPEST:
@@ -163,7 +177,7 @@ def _of(words: Sequence[Word], around: Launch, level: int) -> Iterator[Launch]:
             script = values[inner]
             yield replace(held, kind="python", words=tuple(values[inner:]), script=script)
         else:
-            yield from _of(rest[inner:], held, level + 1)
+            yield from _of(rest[inner:], held, known, level + 1)
     elif name in TORCHRUN:
         yield _torchrun(around, name, values, 1)
     elif name in _OTHERS:
@@ -180,8 +194,10 @@ def _program(word: str, runner: str) -> bool:
     return itself or is_python(word) or base_name(word) in known
 
 
-def _in_shell(words: Sequence[Word], around: Launch, level: int) -> Iterator[Launch]:
-    """Launches of `bash -c TEXT`."""
+def _in_shell(
+    words: Sequence[Word], around: Launch, known: Variables, level: int
+) -> Iterator[Launch]:
+    """Yield the launches of `bash -c TEXT`."""
     at = next((at for at, one in enumerate(words) if re.match(r"-\w*c", one.value)), len(words))
     if at + 1 >= len(words) or level >= _DEEPEST:
         return
@@ -193,40 +209,14 @@ def _in_shell(words: Sequence[Word], around: Launch, level: int) -> Iterator[Lau
     except UnreadableError:
         return
     for command in found:
-        line = text.line + command.line - 1
-        held = replace(around, line=line, in_shell=True)
-        yield from _of(command.words, held, level + 1)
+        held = replace(around, line=text.line + command.line - 1, in_shell=True)
+        yield from _of(command.words, held, known, level + 1)
 
 
-def _behind_options(values: Sequence[str], with_value: Collection[str]) -> list[str]:
-    at = 0
-    while at < len(values) and values[at].startswith("-") and values[at] != "-":
-        at += 1
-        if values[at - 1] == "--":
-            break
-        at += values[at - 1].lstrip("-") in with_value
-    return list(values[at:])
-
-
-def _torchrun(around: Launch, kind: str, values: list[str], begin: int) -> Launch:
-    """The launch of a torchrun, whose own options begin at `begin`."""
-    found: dict[str, str | None] = {}
-    at = begin
-    while at < len(values) and values[at].startswith("-"):
-        word = values[at]
-        at += 1
-        if word == "--":
-            break
-        name, equals, value = word.lstrip("-").partition("=")
-        name = name.replace("_", "-")
-        if equals:
-            found[name] = value
-        elif name in _NO_VALUE or at >= len(values):
-            found[name] = None
-        else:
-            found[name] = values[at]
-            at += 1
-    rest = values[at:]
+def _torchrun(around: Launch, kind: str, values: Sequence[str], begin: int) -> Launch:
+    """Return the launch of a torchrun, whose own options begin at `begin`."""
+    read, rest = options.read(values[begin:], lambda name: name not in _NO_VALUE, {})
+    found = {one.name: one.value for one in read}
     if "no-python" in found and rest and is_python(rest[0]):
         rest = [word for word in rest[1:] if word != "-u"]
     module = "module" in found or "m" in found
@@ -235,29 +225,18 @@ def _torchrun(around: Launch, kind: str, values: list[str], begin: int) -> Launc
     return replace(around, kind=kind, words=words, script=script, options=found)
 
 
-def _python(around: Launch, values: list[str]) -> Launch:
-    at = 1
-    while at < len(values) and values[at].startswith("-") and values[at] != "-":
-        word = values[at]
-        if word.startswith("-c"):
-            return replace(around, kind="code", words=tuple(values))
-        if word.startswith("-m"):
-            behind = at + (1 if word[2:] else 2)
-            module = word[2:] or "".join(values[at + 1 : behind])
-            if module in _TORCHRUN_MODULES:
-                return _torchrun(around, "torchrun", values, behind)
-            first = module.partition(".")[0]
-            kind = first if first in _OTHERS else "python"
-            return replace(around, kind=kind, words=tuple(values))
-        at += 2 if word in ("-W", "-X") else 1
-    script = values[at] if at < len(values) and values[at] != "-" else None
-    return replace(around, kind="python" if script else "code", words=tuple(values), script=script)
-
-
-def _helper(launch: Launch) -> bool:
-    """Return True for a module that trains nothing: pip, venv, a download."""
-    words = launch.words
-    if launch.script is not None or "-m" not in words[:-1]:
-        return False
-    module = words[words.index("-m") + 1]
-    return module.partition(".")[0] in _HELPERS
+def _python(around: Launch, values: Sequence[str]) -> Launch:
+    """Return the launch of a Python; its kind is `code` for what trains nothing."""
+    found, rest = options.read(values[1:], "cmWX".__contains__, {}, last="cm")
+    around = replace(around, words=tuple(values))
+    name, module = (found[-1].name, found[-1].value or "") if found else ("", "")
+    if name == "m":
+        if module in _TORCHRUN_MODULES:
+            return _torchrun(around, "torchrun", values, len(values) - len(rest))
+        first = module.partition(".")[0]
+        if first in _HELPERS:
+            return replace(around, kind="code")
+        return replace(around, kind=first if first in _OTHERS else "python")
+    if name == "c" or not rest or rest[0] == "-":
+        return replace(around, kind="code")
+    return replace(around, kind="python", script=rest[0])

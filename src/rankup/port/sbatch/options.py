@@ -1,11 +1,11 @@
-"""The options of sbatch and srun: their names, and which of them take a value."""
+"""The options of sbatch and srun, on a command line and in the directives of a batch script."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 SHORT = {
     "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir",
@@ -27,7 +27,18 @@ oversubscribe parsable preserve-env propagate pty quiet reboot requeue sbcast sp
 stepmgr test-only unbuffered use-min-nodes verbose disable-status help usage version
 resv-ports x11
 """
-_FLAGS = frozenset(_WITHOUT_VALUE.split())
+# Of plugins: those of JSC's machines, then those for containers (pyxis).
+_PLUGIN_FLAGS = """
+cuda-mps disable-dcgm disable-perfparanoid disable-turbomode
+container-mount-home no-container-mount-home container-remap-root no-container-remap-root
+container-entrypoint no-container-entrypoint container-writable container-readonly
+"""
+# The same of pyxis, of shifter, and of user environments.
+_PLUGIN_VALUES = """
+container-image container-mounts container-workdir container-name container-save container-env
+image volume module environment uenv view
+"""
+_FLAGS = frozenset((_WITHOUT_VALUE + _PLUGIN_FLAGS).split())
 _NAMES = """
 account acctg-freq array batch bb bbf begin chdir cluster cluster-constraint clusters
 comment constraint consolidate-segments container container-id contiguous core-spec
@@ -44,57 +55,127 @@ time-min tmp tres-bind tres-per-task uid usage help use-min-nodes verbose versio
 wait-all-nodes wckey workdir wrap oom-kill-step
 """
 OF_SBATCH = frozenset(_NAMES.split())
+_OF_PLUGINS = frozenset((_PLUGIN_FLAGS + _PLUGIN_VALUES).split())
+_LONGEST = 4096  # characters of a directive
+_MEANT = re.compile(r"#SBATCH[ \t]+(?=[^\s#])|\s*#+\s*SBATCH\b\s*(?=-)", re.IGNORECASE)
+_WORD = re.compile(r"""(?:[^\s#"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*')+""")
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option with its long name; `value` is None where none was given."""
+    """An option with its long name.
+
+    Attributes:
+        value: None where none was given.
+        words: from which to which of the words that were read it goes.
+        line, start, end: of an option in a directive, its line, and its offsets in the script.
+    """
 
     name: str
     value: str | None
+    words: tuple[int, int] = (0, 0)
+    line: int = 0
+    start: int = 0
+    end: int = 0
 
 
-def read(words: Iterable[str]) -> tuple[list[Option], list[str]]:
+def read(
+    words: Sequence[str],
+    takes: Callable[[str], bool] = lambda name: name not in _FLAGS,
+    short: Mapping[str, str] = SHORT,
+    last: str = "",
+) -> tuple[list[Option], Sequence[str]]:
     """Return the options that lead `words`, and the words behind them.
 
     Long names have hyphens, whatever was written (srun takes `--cpu_bind`, too).
+
+    Args:
+        takes: True for the name of an option that takes a value.
+        short: long names of letters.
+        last: letters of options behind which none is read.
     """
-    left, found = deque(words), list[Option]()
-    while left and left[0].startswith("-") and left[0] != "-":
-        word = left.popleft()
+    at, found = 0, list[Option]()
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        begin, word = at, words[at]
+        at += 1
         if word == "--":
             break
         if word.startswith("--"):
-            name, equals, joined = word[2:].partition("=")
+            name, joined, value = word[2:].partition("=")
             name = name.replace("_", "-")
         else:
-            name = SHORT.get(word[1], word[1])
-            joined = word[2:].removeprefix("=")
-            equals = joined
-        if equals:
-            found.append(Option(name, joined))
-        elif name in _FLAGS or not left:
-            found.append(Option(name, None))
-        else:
-            found.append(Option(name, left.popleft()))
-    return found, list(left)
+            name = short.get(word[1], word[1])
+            joined = value = word[2:].removeprefix("=")
+        if not joined and at < len(words) and takes(name):
+            joined = value = words[at]
+            at += 1
+        found.append(Option(name, value if joined else None, (begin, at)))
+        if name in last:
+            break
+    return found, words[at:]
 
 
-def split(line: str) -> list[str]:
-    """Return the words of what follows `#SBATCH`; a `#` begins a comment.
+@dataclass(frozen=True)
+class Directive:
+    """A line `#SBATCH …`, or one that was meant to be.
 
-    Raises:
-        ValueError: a quote does not end.
+    Attributes:
+        marker: what stands in the place of `#SBATCH`, as it is written.
+        read: sbatch reads it: it begins with exactly `#SBATCH`, before the first command.
+        rest: words that belong to no option.
+        fault: why its words cannot be told apart; empty where they can.
     """
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
-    lexer.whitespace_split = True
-    lexer.commenters = "#"
-    return list(lexer)
+
+    line: int
+    marker: str
+    read: bool
+    options: tuple[Option, ...] = ()
+    rest: tuple[str, ...] = ()
+    fault: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """True where it begins as it should."""
+        return self.marker == "#SBATCH"
+
+
+def directive(line: int, start: int, text: str, early: bool) -> Directive | None:
+    """Return the directive in a line; None where there is none.
+
+    Args:
+        start: offset of the line in the script.
+        early: it stands before the first command.
+    """
+    match = _MEANT.match(text)
+    if match is None:
+        return None
+    marker = match[0].rstrip()
+    one = Directive(line, marker, early and marker == "#SBATCH")
+    spans, at = list[re.Match[str]](), match.end()
+    text = text[: at + _LONGEST].rstrip()
+    while at < len(text) and text[at] != "#":  # which begins a comment
+        word = _WORD.match(text, at)
+        if word is None:
+            return replace(one, fault="a quote or a \\ has no end")
+        spans.append(word)
+        at = word.end() + len(text[word.end() :]) - len(text[word.end() :].lstrip())
+    words = [shlex.split(span[0])[0] for span in spans]
+    found, rest = list[Option](), list[str]()
+    left: Sequence[str] = words
+    while left:  # an option may follow what is none
+        passed = spans[len(words) - len(left) :]
+        more, left = read(left)
+        for option in more:
+            place = passed[slice(*option.words)]
+            begin, end = start + place[0].start(), start + place[-1].end()
+            found.append(replace(option, line=line, start=begin, end=end))
+        rest, left = [*rest, *left[:1]], left[1:]
+    return replace(one, options=tuple(found), rest=tuple(rest))
 
 
 def unknown(option: Option) -> bool:
     """Return True where sbatch has no such option; a unique beginning stands for a whole name."""
-    if option.name in OF_SBATCH:
+    if option.name in OF_SBATCH or option.name in _OF_PLUGINS:
         return False
     if len(option.name) == 1:
         return option.name not in SHORT

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.errors import UserError
+from ...script.source import File
+from ..rewrite import ported
+from ..rewrite.edits import Edits
 from . import block, options, rules_form, rules_use
 from .check import finding
-from .directives import Lines, widen
+from .directives import Directives, widen
 from .launches import SHELLS, TORCHRUN, Launch, base_name, is_python
-from .script import BASH, BatchScript, load, parse
+from .script import BASH, BatchScript, load
 from .shell import Word, is_assignment
 
 SUFFIX = "_dist"
-_DISTRIBUTED = re.compile(rb"init_process_group|\brankup\b|DistributedDataParallel|accelerat")
 # Options of srun that say how many tasks go where, which `on_all_gpus` does.
 _PLACING = {
     "nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task",
     "cpus-per-task", "cpu-bind", "exclusive", "unbuffered", "kill-on-bad-exit", "mem",
 }  # fmt: skip
-_TRAINS = re.compile(
-    rb"\.backward\s*\(|\.fit\s*\(|\.fine_tune\s*\(|\.fit_one_cycle\s*\(|\bTrainer\s*\(|\.train\s*\("
-)
-
-
-@dataclass(frozen=True)
-class Edit:
-    """Other text from one offset of the bytes to another."""
-
-    start: int
-    end: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -79,24 +70,28 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
     if not before and not gpus:
         count = 0
         notes.append("asks for no GPU, so each node has one rank, on CPU")
-    lines = Lines(script)
+    data = script.text.encode()
+    edits = Edits(File(path, data, script.text, "utf-8", "\n"))
+    directives = Directives(script)
     wide = nodes or max(2, script.nodes() or 1)
-    notes += widen(lines, wide, count, site.cores if count == site.gpus else None)
-    notes += _hidden_gpus(script, lines)
-    edits = [edit for one in found for edit in _edits(script, one, notes)]
-    text = _put_together(lines, edits, block.block(site, "gpu" if count else "1"))
-    text, more = _with_status(path, text)
-    notes += more
-    for rule in (rules_form.NotRead(), rules_form.TooLate()):
+    notes += widen(directives, wide, count, site.cores if count == site.gpus else None)
+    notes += _hidden_gpus(script, edits)
+    for one in found:
+        notes += _reroute(script, one, edits)
+    lost = rules_use.lost(script, found[-1])
+    notes += [note for hit in lost if hit.fix and (note := hit.fix(edits))]
+    directives.apply(edits, block.block(site.profile, "gpu" if count else "1"))
+    for rule in (rules_form.not_read, rules_form.too_late, rules_form.bad_option):
         form = [finding(script, rule, hit) for hit in rule.look(script)]
         notes += [f"{one.place}: {one.message} ({one.code})" for one in form]
-    return Ported(path.with_name(f"{path.stem}{SUFFIX}{path.suffix}"), text, tuple(notes), True)
+    target = path.with_name(f"{path.stem}{SUFFIX}{path.suffix}")
+    return Ported(target, edits.apply(), tuple(notes), True)
 
 
 def _refuse_form(script: BatchScript) -> None:
     """Raise UserError for what is no batch script of one job in bash."""
     path = script.path
-    for rule in (rules_form.Conflicts(), rules_form.NoBash(), rules_form.NoScript()):
+    for rule in (rules_form.conflicts, rules_form.no_bash, rules_form.no_script):
         for hit in rule.look(script):
             raise UserError(f"{path}:{hit.line}: {hit.message}; {hit.todo}")
     if not BASH.match(script.lines[0]):
@@ -140,7 +135,9 @@ def _chosen(script: BatchScript) -> list[Launch]:
     names = {one.script or " ".join(one.words[:3]) for one in able}
     training = able
     if len(names) > 1:
-        training = [one for one in able if _TRAINS.search(script.content(one.script or ""))]
+        training = [
+            one for one in able if (role := script.understood(one.script or "")) and role.trains
+        ]
         if not training:
             raise UserError(
                 f"{path} starts {', '.join(sorted(names))}, and which of them trains cannot be "
@@ -165,15 +162,17 @@ def _refuse(script: BatchScript, launch: Launch) -> None:
             "not in; activate that environment above (source …/bin/activate) and write python"
         )
     if launch.array:
-        raise UserError(f"{place}: its words stand in an array; write the command out there")
+        raise UserError(f"{place}: its words stand in a variable; write the command out there")
     if launch.command.name() in script.functions:
         raise UserError(
             f"{place}: the function {launch.command.name()} starts it; write the command out there"
         )
-    if launch.command.background:
+    # One that the script waits for is a run like any other, unless it gets signals of its own.
+    several = sum(one.command.background for one in script.launches) > 1 or launch.command.depth
+    if launch.command.background and (several or re.search(r"\bkill\b", script.text)):
         raise UserError(
-            f"{place}: it is started in the background, so several runs share the GPUs of a node; "
-            "they are parallel already. Start one run, or a job for each"
+            f"{place}: it is started in the background, where several runs share the GPUs of a "
+            "node, or one gets signals of its own. Start one in the foreground, or a job for each"
         )
     tasks, nodes = script.tasks_per_node(launch), script.nodes(launch)
     if launch.torchrun:
@@ -191,71 +190,74 @@ def _refuse(script: BatchScript, launch: Launch) -> None:
         )
 
 
-def _hidden_gpus(script: BatchScript, lines: Lines) -> list[str]:
+def _hidden_gpus(script: BatchScript, edits: Edits) -> Iterator[str]:
     """Take `CUDA_VISIBLE_DEVICES=0` away: each rank has a GPU of its own."""
-    notes = []
     for command in script.commands:
         if not command.sets("CUDA_VISIBLE_DEVICES"):
             continue
-        if any(one.command is command for one in script.launches):  # an edit takes it away
+        if any(one.command is command for one in script.launches):  # it is taken away there
             continue
         line = command.line
         beside = [one for one in script.commands if one.first <= line <= one.last]
         alone = command.name() in ("", "export") and len(command.words) <= 2 and len(beside) == 1
         if alone and not command.depth and line == command.end_line:
-            lines.lines[line - 1] = f"# rankup port: {script.lines[line - 1].strip()}"
-            notes.append(f"line {line}: CUDA_VISIBLE_DEVICES is not set any more")
+            start, text = script.starts[line - 1], script.lines[line - 1]
+            edits.replace((start, start + len(text)), f"# rankup port: {text.strip()}")
+            yield f"line {line}: CUDA_VISIBLE_DEVICES is not set any more"
         else:
-            notes.append(f"line {line}: CUDA_VISIBLE_DEVICES hides GPUs from the ranks; remove it")
-    return notes
+            yield f"line {line}: CUDA_VISIBLE_DEVICES hides GPUs from the ranks; remove it"
 
 
-def _edits(script: BatchScript, launch: Launch, notes: list[str]) -> list[Edit]:
-    """Return the changes of the text that send a launch to all GPUs."""
-    words = list(launch.command.words)
+def _reroute(script: BatchScript, launch: Launch, edits: Edits) -> Iterator[str]:
+    """Send a launch to all GPUs."""
+    place = f"{script.path}:{launch.line}"
+    words = launch.command.words
     program = _program(launch, words)
     assigned = list(itertools.takewhile(is_assignment, words[:program]))
-    lead = words[len(assigned) : program]
-    timed = [word.text for word in lead[:1] if word.text == "time"]
-    kept = _wrappers(launch, lead[len(timed) :], notes)
+    lead, timed = words[len(assigned) : program], list[str]()
+    if lead and lead[0].text == "time":
+        timed = ["time", *(word.text for word in itertools.takewhile(is_assignment, lead[1:]))]
+    kept, dropped = _wrappers(launch, lead[len(timed) :])
+    if dropped:
+        yield f"line {launch.line}: left out of srun: {', '.join(dropped)}"
     python = ["python", "-u"] if launch.torchrun else []
     before = [*(word.text for word in assigned), *timed, block.NAME, *kept, *python]
     free = [word for word in before if not word.startswith("CUDA_VISIBLE_DEVICES=")]
     if len(free) < len(before):
-        notes.append(f"line {launch.line}: CUDA_VISIBLE_DEVICES is not set any more")
-    begin, end = words[0].start, words[program].start
-    between = script.text.encode()[begin:end].decode()
+        yield f"line {launch.line}: CUDA_VISIBLE_DEVICES is not set any more"
+    begin, end = script.offset(words[0].start), script.offset(words[program].start)
+    between = script.text[begin:end]
+    # As many lines as before, so that the lines below keep their numbers.
+    edits.replace((begin, end), " ".join(free) + " " + "\\\n" * between.count("\n"))
     for word in words[:program]:
         between = between.replace(word.text, "", 1)
     if re.search(r"[^\s\\]", between):
         raise UserError(
-            f"{script.path}:{launch.line}: a redirection stands in front of the program; put it "
-            "at the end of the command"
+            f"{place}: a redirection stands in front of the program; put it at the end of the "
+            "command"
         )
-    # As many lines as before, so that the lines below keep their numbers.
-    breaks = "\\\n" * script.text.encode().count(b"\n", begin, end)
-    edits = [Edit(begin, end, " ".join(free) + " " + breaks)]
-    interpreter = words[program].value
-    if is_python(interpreter) and "/" in interpreter:
-        folder = interpreter.rpartition("/")[0]
-        notes.append(f"line {launch.line}: torchrun has to be on PATH as well, from {folder}")
-    old = base_name(launch.script or "")
-    new = _renamed(script, launch, notes)
+    folder, slash, _ = words[program].value.rpartition("/")
+    if slash and is_python(words[program].value):
+        yield f"line {launch.line}: torchrun has to be on PATH as well, from {folder}"
+    new, note = _renamed(script, launch)
+    if note:
+        yield note
     if not new:
-        return edits
+        return
+    old = base_name(launch.script or "")
     named = re.compile(rf"(?<![\w.-]){re.escape(old)}(?![\w.-])")
-    place = next((one for one in words[program:] if named.search(one.text)), None)
-    found = list(named.finditer(place.text)) if place else []
-    if place is None or len(found) != 1:
+    holding = next((one for one in words[program:] if named.search(one.text)), None)
+    found = list(named.finditer(holding.text)) if holding else []
+    if holding is None or len(found) != 1:
         raise UserError(
-            f"{script.path}:{launch.line}: {old} is not named once in this command, so that port "
-            f"cannot put {new} there; start it in a line of its own"
+            f"{place}: {old} is not named once in this command, so that port cannot put {new} "
+            "there; start it in a line of its own"
         )
-    start = place.start + len(place.text[: found[0].start()].encode())
-    return [*edits, Edit(start, start + len(old.encode()), new)]
+    start = script.offset(holding.start)
+    edits.replace((start + found[0].start(), start + found[0].end()), new)
 
 
-def _program(launch: Launch, words: list[Word]) -> int:
+def _program(launch: Launch, words: Sequence[Word]) -> int:
     """Return the place of the first word that every rank is to run."""
     if launch.in_shell:
         return next(i for i, one in enumerate(words) if base_name(one.value) in SHELLS)
@@ -265,86 +267,43 @@ def _program(launch: Launch, words: list[Word]) -> int:
     return len(words) - tail
 
 
-def _wrappers(launch: Launch, lead: list[Word], notes: list[str]) -> list[str]:
-    """Return the words in front of the program, without srun, torchrun and exec."""
+def _wrappers(launch: Launch, lead: Sequence[Word]) -> tuple[list[str], list[str]]:
+    """Return the words in front of the program that stay, and options of srun that do not."""
     texts, values = [word.text for word in lead], [word.value for word in lead]
     if launch.torchrun:
         at = next(i for i, one in enumerate(values) if base_name(one) in TORCHRUN or is_python(one))
         texts, values = texts[:at], values[:at]
     names = [base_name(one) for one in values]
+    dropped: list[str] = []
     if "srun" in names:
         at = names.index("srun")
         found, left = options.read(values[at + 1 :])
         texts = texts[:at] + texts[len(texts) - len(left) :]
         dropped = [f"--{one.name}" for one in found if one.name not in _PLACING]
-        if dropped:
-            notes.append(f"line {launch.line}: left out of srun: {', '.join(dropped)}")
-    return [text for text in texts if text != "exec"]
+    return [text for text in texts if text != "exec"], dropped
 
 
-def _renamed(script: BatchScript, launch: Launch, notes: list[str]) -> str:
-    """Return the name of the ported script; empty where the script stays."""
+def _renamed(script: BatchScript, launch: Launch) -> tuple[str, str]:
+    """Return the name of the ported script, empty where it stays, and a note."""
     if launch.script is None:
-        notes.append(f"line {launch.line}: a module is started; port its file by itself")
-        return ""
+        return "", f"line {launch.line}: a module is started; port its file by itself"
     name = base_name(launch.script)
     path = script.find(script.resolve(launch.script))
     if not name.endswith(".py"):
-        return ""
+        return "", ""
     new = f"{name.removesuffix('.py')}{SUFFIX}.py"
     if path is None:
-        notes.append(f"{launch.script} is not here; the line names {new}, which is to be its port")
-        return new
+        note = f"{launch.script} is not here; the line names {new}, which is to be its port"
+        return new, note
     if path.with_name(new).is_file():
-        return new
-    if _DISTRIBUTED.search(script.content(launch.script)):
-        return ""
-    notes.append(f"{new} is not there yet: rankup port {path.name} makes it")
-    return new
-
-
-def _put_together(lines: Lines, edits: list[Edit], definition: str) -> str:
-    """Return the text with all changes; offsets of `edits` are those of the original."""
-    script = lines.script
-    data = script.text.encode()
-    for edit in sorted(edits, key=lambda one: -one.start):
-        data = data[: edit.start] + edit.text.encode() + data[edit.end :]
-    # Edits stay within lines that `lines` leaves alone, but may join some of them.
-    changed = {
-        number: line
-        for number, (line, old) in enumerate(zip(lines.lines, script.lines, strict=True), 1)
-        if line != old
-    }
-    last = max(one.line for one in script.directives if one.read)
-    out: list[str] = []
-    for number, line in enumerate(data.decode().split("\n"), 1):
-        kept = changed.get(number, line)
-        if kept is not None:
-            out.append(kept)
-        if number == last:
-            out += lines.added
-            out += ["", *definition.rstrip("\n").split("\n")]
-            if number < len(script.lines) and script.lines[number].strip():
-                out.append("")
-    return "\n".join(out)
-
-
-def _with_status(path: Path, text: str) -> tuple[str, list[str]]:
-    """Return the text with the run's exit code as the job's, where later commands would hide it."""
-    script = parse(path, text)
-    if not list(rules_use.LostStatus().look(script)):
-        return text, []
-    command = script.launches[-1].command
-    lines = text.split("\n")
-    if command.piped:
-        lines.insert(command.first - 1, "set -o pipefail # a failed run is a failed job")
-        text = "\n".join(lines)
-        return text, ["set -o pipefail, so that a failed run is a failed job"]
-    shares = [one for one in script.commands if one.first == command.last and one is not command]
-    if script.commands[-1].name() == "exit" or shares:
-        return text, [f"line {command.line}: the job's exit code is not the run's (RK160)"]
-    while lines and not lines[-1].strip():
-        lines.pop()
-    lines.append("exit $rankup_status")
-    lines.insert(command.last, "rankup_status=$? # a failed run is a failed job")
-    return "\n".join(lines) + "\n", []
+        return new, ""
+    role = script.understood(launch.script)
+    if role is not None and role.distributed:
+        return "", ""
+    try:
+        why = ported.port(path).why
+    except UserError as error:
+        return new, f"{new} is to be written by hand: {error}"
+    if why:
+        return "", f"{name} stays: {why}"
+    return new, f"{new} is not there yet: rankup port {path.name} makes it"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 from ...base.findings import Level
 from .script import BatchScript
+
+if TYPE_CHECKING:
+    from ..rewrite.edits import Edits
 
 _NOQA = (
     "Where it is meant to be so, `# noqa: {code}` says so: at the end of the line, or in a line "
@@ -18,33 +21,46 @@ _NOQA = (
 
 @dataclass(frozen=True)
 class Hit:
-    """A line that breaks a rule; `level` where it is another one than the rule's."""
+    """A line that breaks a rule.
+
+    Attributes:
+        level: where it is another one than the rule's.
+        fix: what `port` does: it makes edits and returns a line about them; may be empty.
+    """
 
     line: int
     message: str
     todo: str
     level: Level | None = None
+    fix: Callable[[Edits], str] | None = None
 
 
+Look = Callable[[BatchScript], Iterator[Hit]]
+
+
+@dataclass(frozen=True)
 class Rule:
-    """A rule: its docstring is its page, `docs/rules/CODE.md`, with examples that are tested.
+    """A rule of `check` about batch files.
 
     Attributes:
+        look: yields the lines of a script that break the rule; its docstring is the rule's page,
+            `docs/rules/CODE.md`, with examples that are tested.
         whole: it draws a conclusion from commands that are not there, so it is left out where a
             statement could not be parsed.
     """
 
-    code: ClassVar[str]
-    level: ClassVar[Level]
-    title: ClassVar[str]
-    whole: ClassVar[bool] = False
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        """Yield the lines of a script that break the rule."""
-        raise NotImplementedError
+    code: str
+    level: Level
+    title: str
+    look: Look
+    whole: bool = False
 
     def page(self) -> str:
         """Return the rule's page of the documentation."""
-        return f"# {self.code}: {self.title}\n\n{inspect.getdoc(self)}\n\n{_NOQA}\n".replace(
-            "{code}", self.code
-        )
+        page = f"# {self.code}: {self.title}\n\n{inspect.getdoc(self.look)}\n\n{_NOQA}\n"
+        return page.replace("{code}", self.code)
+
+
+def rule(code: str, level: Level, title: str, *, whole: bool = False) -> Callable[[Look], Rule]:
+    """Make a function a rule."""
+    return lambda look: Rule(code, level, title, look, whole)

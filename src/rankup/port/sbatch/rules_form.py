@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...base.errors import nearest
 from . import options
-from .rule import Hit, Rule
+from .rule import Hit, rule
 from .script import BatchScript
 
 # Without these a job is another one than was meant, or is refused.
@@ -17,7 +17,8 @@ _PLACEHOLDER = re.compile(
 )
 
 
-class Conflicts(Rule):
+@rule("RK150", "error", "git's conflict markers")
+def conflicts(script: BatchScript) -> Iterator[Hit]:
     """Lines that git leaves in a file when two changes of it could not be merged.
 
     Bash stops at the first of them, and sbatch reads the directives of both sides.
@@ -36,19 +37,16 @@ class Conflicts(Rule):
     srun python train.py
     ```
     """
-
-    code, level, title = "RK150", "error", "git's conflict markers"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        for line in script.conflicts[:1]:
-            yield Hit(
-                line,
-                f"git's conflict markers ({len(script.conflicts)} lines): bash stops at them",
-                "keep one of the two versions and remove the lines <<<<<<<, ======= and >>>>>>>",
-            )
+    for line in script.conflicts[:1]:
+        yield Hit(
+            line,
+            f"git's conflict markers ({len(script.conflicts)} lines): bash stops at them",
+            "keep one of the two versions and remove the lines <<<<<<<, ======= and >>>>>>>",
+        )
 
 
-class NotRead(Rule):
+@rule("RK151", "warning", "a directive that sbatch takes for a comment")
+def not_read(script: BatchScript) -> Iterator[Hit]:
     """A line that looks like a directive and is none: `##SBATCH`, `# SBATCH`, `#SBATCH` behind a
     space. An option that is given elsewhere was switched off on purpose, and is not reported.
 
@@ -65,24 +63,20 @@ class NotRead(Rule):
     #SBATCH --account=abc
     ```
     """
-
-    code, level, title = "RK151", "warning", "a directive that sbatch takes for a comment"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        for one in script.directives:
-            exact = one.text.startswith("#SBATCH") and one.marker == "#SBATCH"
-            missing = [o for o in one.options if script.asked(o.name) is None]
-            known = [o for o in missing if not options.unknown(o)]
-            if known and not exact:
-                names = ", ".join(f"--{o.name}" for o in known)
-                yield Hit(
-                    one.line,
-                    f"`{one.marker}` is a comment to sbatch, so {names} is not asked for",
-                    "write #SBATCH at the very beginning of the line, or remove it",
-                )
+    for one in script.directives:
+        missing = [o for o in one.options if script.option(o.name) is None]
+        known = [o for o in missing if not options.unknown(o)]
+        if known and not one.exact:
+            names = ", ".join(f"--{o.name}" for o in known)
+            yield Hit(
+                one.line,
+                f"`{one.marker}` is a comment to sbatch, so {names} is not asked for",
+                "write #SBATCH at the very beginning of the line, or remove it",
+            )
 
 
-class TooLate(Rule):
+@rule("RK152", "error", "a directive behind the first command")
+def too_late(script: BatchScript) -> Iterator[Hit]:
     """A directive below the first command.
 
     sbatch stops reading at the first line that is neither empty nor a comment. What follows has no
@@ -100,23 +94,20 @@ class TooLate(Rule):
     module load CUDA
     ```
     """
-
-    code, level, title = "RK152", "error", "a directive behind the first command"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        first = script.first
-        for one in script.directives:
-            if one.marker == "#SBATCH" and not one.read and first is not None and one.line > first:
-                begins = script.lines[first - 1].strip()[:50]
-                yield Hit(
-                    one.line,
-                    f"it stands behind the first command (line {first}: {begins}), where sbatch "
-                    "reads no more directives",
-                    f"move it above line {first}",
-                )
+    first = script.first
+    for one in script.directives:
+        if first is not None and one.exact and one.line > first:
+            begins = script.lines[first - 1].strip()[:50]
+            yield Hit(
+                one.line,
+                f"it stands behind the first command (line {first}: {begins}), where sbatch "
+                "reads no more directives",
+                f"move it above line {first}",
+            )
 
 
-class NoScript(Rule):
+@rule("RK153", "error", "no script to sbatch")
+def no_script(script: BatchScript) -> Iterator[Hit]:
     """A first line that does not begin with `#!`, or lines that end as on Windows.
 
     sbatch refuses both.
@@ -134,29 +125,26 @@ class NoScript(Rule):
     srun python train.py
     ```
     """
-
-    code, level, title = "RK153", "error", "no script to sbatch"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        first = script.lines[0]
-        if not first.startswith("#!"):
-            found = f"it begins with {first[:40]!r}" if first.strip() else "its first line is empty"
+    first = script.lines[0]
+    if not first.startswith("#!"):
+        found = f"it begins with {first[:40]!r}" if first.strip() else "its first line is empty"
+        yield Hit(
+            1,
+            f"{found}; sbatch refuses a script whose first line is not #!",
+            "let the first line be #!/bin/bash",
+        )
+    for number, line in enumerate(script.lines, 1):
+        if line.endswith("\r"):
             yield Hit(
-                1,
-                f"{found}; sbatch refuses a script whose first line is not #!",
-                "let the first line be #!/bin/bash",
+                number,
+                "lines end as on Windows (CR LF); sbatch refuses that",
+                f"sed -i 's/\\r$//' {script.path.name}",
             )
-        for number, line in enumerate(script.lines, 1):
-            if line.endswith("\r"):
-                yield Hit(
-                    number,
-                    "lines end as on Windows (CR LF); sbatch refuses that",
-                    f"sed -i 's/\\r$//' {script.path.name}",
-                )
-                return
+            return
 
 
-class BadOption(Rule):
+@rule("RK154", "error", "a directive that sbatch refuses or misreads")
+def bad_option(script: BatchScript) -> Iterator[Hit]:
     """Options that sbatch does not have, words that are no option, quotes that do not end, and
     variables, which are not expanded in a directive.
 
@@ -172,45 +160,43 @@ class BadOption(Rule):
     #SBATCH --account=abc # of the course
     ```
     """
-
-    code, level, title = "RK154", "error", "a directive that sbatch refuses or misreads"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        for one in script.directives:
-            if not one.read:
-                continue
-            if one.fault:
-                yield Hit(
-                    one.line,
-                    f"its words cannot be told apart: {one.fault}",
-                    "close the quote; spaces in a value need quotes",
-                )
-            if one.rest and one.rest[0] not in ("hetjob", "packjob"):
-                yield Hit(
-                    one.line,
-                    f"{one.rest[0]!r} is no option; sbatch refuses the script",
-                    "an option begins with -- and has its value behind a =; comments begin with #",
-                )
-            for option in one.options:
-                dash = "-" if len(option.name) == 1 else "--"
-                if options.unknown(option):
-                    close = nearest(option.name, options.OF_SBATCH)
-                    yield Hit(
-                        one.line,
-                        f"sbatch has no option {dash}{option.name}",
-                        close if len(option.name) > 2 else "see man sbatch",
-                    )
-                elif "$" in (option.value or ""):
-                    yield Hit(
-                        one.line,
-                        f"--{option.name}={option.value}: variables are not expanded in a "
-                        "directive",
-                        "write the value, or give it to sbatch on the command line",
-                        "warning",
-                    )
+    for one in script.directives:
+        if not one.read:
+            continue
+        if one.fault:
+            yield Hit(
+                one.line,
+                f"its words cannot be told apart: {one.fault}",
+                "close the quote; spaces in a value need quotes",
+            )
+        if one.rest and one.rest[0] not in ("hetjob", "packjob"):
+            yield Hit(
+                one.line,
+                f"{one.rest[0]!r} is no option; sbatch refuses the script",
+                "an option begins with -- and has its value behind a =; comments begin with #",
+            )
+    for option in script.options:
+        dash = "-" if len(option.name) == 1 else "--"
+        if options.unknown(option):
+            close = nearest(option.name, options.OF_SBATCH)
+            typed = close.startswith("did you mean") or len(option.name) == 1
+            yield Hit(
+                option.line,
+                f"sbatch {'has' if typed else 'itself has'} no option {dash}{option.name}",
+                close if typed and len(option.name) > 1 else "man sbatch lists those that it has",
+                "error" if typed else "warning",  # a plugin of the site may have it
+            )
+        elif "$" in (option.value or ""):
+            yield Hit(
+                option.line,
+                f"--{option.name}={option.value}: variables are not expanded in a directive",
+                "write the value, or give it to sbatch on the command line",
+                "warning",
+            )
 
 
-class NoLimit(Rule):
+@rule("RK155", "warning", "no time limit")
+def no_limit(script: BatchScript) -> Iterator[Hit]:
     """No `--time` in a job that starts Python.
 
     The partition's default holds: minutes, in which the run is killed, or the longest there is,
@@ -230,20 +216,17 @@ class NoLimit(Rule):
     python train.py
     ```
     """
-
-    code, level, title = "RK155", "warning", "no time limit"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        read = [one for one in script.directives if one.read]
-        if read and script.launches and script.asked("time") is None:
-            yield Hit(
-                read[-1].line,
-                "no time limit: the partition's default holds, minutes or the longest there is",
-                "#SBATCH --time=02:00:00, a little more than the run needs",
-            )
+    read = [one for one in script.directives if one.read]
+    if read and script.launches and script.asked("time") is None:
+        yield Hit(
+            read[-1].line,
+            "no time limit: the partition's default holds, minutes or the longest there is",
+            "#SBATCH --time=02:00:00, a little more than the run needs",
+        )
 
 
-class NoLog(Rule):
+@rule("RK166", "error", "a log in a folder that is not there")
+def no_log(script: BatchScript) -> Iterator[Hit]:
     """`--output` or `--error` in a folder that is not there.
 
     Slurm does not make it. The job fails before its first line, and as there is no log nothing
@@ -259,27 +242,21 @@ class NoLog(Rule):
     #SBATCH --output=%j.out
     ```
     """
-
-    code, level, title = "RK166", "error", "a log in a folder that is not there"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        for one in script.directives:
-            for option in one.options if one.read else ():
-                if option.name not in ("output", "error") or not option.value:
-                    continue
-                folder = Path(option.value).parent
-                if "%" in str(folder) or "$" in str(folder) or not judged(folder):
-                    continue
-                if not any((start / folder).is_dir() for start in script.folders):
-                    yield Hit(
-                        one.line,
-                        f"the folder {folder} is not there; Slurm does not make it, and the job "
-                        "dies without a log",
-                        f"mkdir -p {folder}",
-                    )
+    for option in script.options:
+        folder = Path(option.value or "").parent
+        if option.name not in ("output", "error") or re.search("[%$]", str(folder)):
+            continue
+        if judged(folder) and not any((start / folder).is_dir() for start in script.folders):
+            yield Hit(
+                option.line,
+                f"the folder {folder} is not there; Slurm does not make it, and the job dies "
+                "without a log",
+                f"mkdir -p {folder}",
+            )
 
 
-class Placeholder(Rule):
+@rule("RK167", "error", "a placeholder was left")
+def placeholder(script: BatchScript) -> Iterator[Hit]:
     """Values that were to be replaced: `<account>`, `YOUR_PROJECT`, `TODO`, `CHANGE_ME`.
 
     sbatch refuses an account that does not exist, or lets the job wait for ever; a script of that
@@ -295,26 +272,22 @@ class Placeholder(Rule):
     #SBATCH --account=abc
     ```
     """
-
-    code, level, title = "RK167", "error", "a placeholder was left"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        for one in script.directives:
-            for option in one.options if one.read else ():
-                if option.value and _PLACEHOLDER.search(option.value):
-                    yield Hit(
-                        one.line,
-                        f"--{option.name}={option.value} is a placeholder",
-                        f"put your own --{option.name} there",
-                    )
-        for launch in script.launches:
-            for word in launch.words:
-                named = "/" in word or word == launch.script or "_" in word
-                if named and _PLACEHOLDER.search(word):
-                    yield Hit(launch.line, f"{word} is a placeholder", "put your own value there")
+    for option in script.options:
+        if option.value and _PLACEHOLDER.search(option.value):
+            yield Hit(
+                option.line,
+                f"--{option.name}={option.value} is a placeholder",
+                f"put your own --{option.name} there",
+            )
+    for launch in script.launches:
+        for word in launch.words:
+            named = "/" in word or word == launch.script or "_" in word
+            if named and _PLACEHOLDER.search(word):
+                yield Hit(launch.line, f"{word} is a placeholder", "put your own value there")
 
 
-class NoBash(Rule):
+@rule("RK169", "error", "bash cannot read it")
+def no_bash(script: BatchScript) -> Iterator[Hit]:
     """A script that `bash -n` rejects: a quote, a block or a substitution that does not end.
 
     Bash finds out when it comes to that line, in the job. The rules about commands are not applied
@@ -330,13 +303,9 @@ class NoBash(Rule):
     srun python train.py --name "a"
     ```
     """
-
-    code, level, title = "RK169", "error", "bash cannot read it"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        if script.rejected:
-            line, why = script.rejected
-            yield Hit(line, f"bash cannot read it: {why}", "`bash -n` on the file says where")
+    if script.rejected:
+        line, why = script.rejected
+        yield Hit(line, f"bash cannot read it: {why}", "`bash -n` on the file says where")
 
 
 def judged(path: Path) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from .launches import Launch, base_name
-from .rule import Hit, Rule
+from .rule import Hit, rule
 from .script import BatchScript
 
 _IDS = re.compile(r"\bSLURM_(?:NODEID|PROCID|LOCALID)\b")
@@ -15,7 +15,8 @@ _DRAWN = re.compile(r"\$\{?RANDOM\b|\$\$|\$\((?:date|uuidgen|hostname|openssl|mk
 _LOOPBACK = re.compile(r"^(?:localhost|127\.\d+\.\d+\.\d+|\[?::1\]?|0\.0\.0\.0)(?::|$)")
 
 
-class FixedPort(Rule):
+@rule("RK156", "warning", "a fixed port")
+def fixed_port(script: BatchScript) -> Iterator[Hit]:
     """A port that is a plain number, in `MASTER_PORT` or in torchrun's rendezvous endpoint.
 
     A second job on the same node, or what is left of the last one, keeps the port, and the run
@@ -33,30 +34,27 @@ class FixedPort(Rule):
     srun torchrun --nnodes=2 --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py
     ```
     """
-
-    code, level, title = "RK156", "warning", "a fixed port"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        if not any(one.srun is not None for one in script.launches):
-            return
-        setting = script.sets("MASTER_PORT")
-        port = script.values.get("MASTER_PORT", "")
-        line = setting.line if setting and port.isdigit() else 0
-        for launch in script.launches:
-            if not line and launch.under_srun and "standalone" not in launch.options:
-                endpoint = script.resolve(launch.option("rdzv-endpoint") or "")
-                port = endpoint.rpartition(":")[2] or launch.option("master-port") or ""
-                port = script.resolve(port)
-                line = launch.line if port.isdigit() else 0
-        if line:
-            yield Hit(
-                line,
-                f"port {port} is fixed: a second job on the same node, or its leftovers, keep it",
-                "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))",
-            )
+    if not any(one.srun is not None for one in script.launches):
+        return
+    setting = script.sets("MASTER_PORT")
+    port = script.values.get("MASTER_PORT", "")
+    line = setting.line if setting and port.isdigit() else 0
+    for launch in script.launches:
+        if not line and launch.under_srun and "standalone" not in launch.options:
+            endpoint = script.resolve(launch.option("rdzv-endpoint") or "")
+            port = endpoint.rpartition(":")[2] or launch.option("master-port") or ""
+            port = script.resolve(port)
+            line = launch.line if port.isdigit() else 0
+    if line:
+        yield Hit(
+            line,
+            f"port {port} is fixed: a second job on the same node, or its leftovers, keep it",
+            "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))",
+        )
 
 
-class WrongNode(Rule):
+@rule("RK157", "error", "a node's or rank's number, expanded too early")
+def wrong_node(script: BatchScript) -> Iterator[Hit]:
     """`$SLURM_NODEID`, `$SLURM_PROCID` or `$SLURM_LOCALID` in double quotes behind `srun`, and a
     `RANK` that the batch shell sets.
 
@@ -73,38 +71,34 @@ class WrongNode(Rule):
     srun bash -c 'python train.py --rank $SLURM_PROCID'
     ```
     """
-
-    code, level, title = "RK157", "error", "a node's or rank's number, expanded too early"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        single = script.nodes() == 1
-        spread = any(one.srun is not None and not one.torchrun for one in script.launches)
-        for command in script.commands:
-            under_srun = any(base_name(word.value) == "srun" for word in command.words)
-            for word in command.words:
-                early = _IDS.search(word.live)
-                if early is None or (single and early[0] == "SLURM_NODEID"):
-                    continue
-                if under_srun:
-                    before = word.text[: max(0, word.text.find(early[0]))]
-                    yield Hit(
-                        word.line + before.count("\n"),
-                        f"${early[0]} is expanded by the batch shell on the first node, so every "
-                        "node gets that node's number",
-                        "put it in single quotes within `bash -c`, or write a \\ before its $",
-                    )
-                    break
-                if _RANK.match(word.value) and not command.function and spread:
-                    yield Hit(
-                        word.line,
-                        f"{word.text} is set once, by the batch shell on the first node: every "
-                        "task gets the same",
-                        "let the script read the variable itself, or set it within "
-                        "`srun bash -c '…'`",
-                    )
+    single = script.nodes() == 1
+    spread = any(one.srun is not None and not one.torchrun for one in script.launches)
+    for command in script.commands:
+        under_srun = any(base_name(word.value) == "srun" for word in command.words)
+        for word in command.words:
+            early = _IDS.search(word.live)
+            if early is None or (single and early[0] == "SLURM_NODEID"):
+                continue
+            if under_srun:
+                before = word.text[: max(0, word.text.find(early[0]))]
+                yield Hit(
+                    word.line + before.count("\n"),
+                    f"${early[0]} is expanded by the batch shell on the first node, so every "
+                    "node gets that node's number",
+                    "put it in single quotes within `bash -c`, or write a \\ before its $",
+                )
+                break
+            if _RANK.match(word.value) and not command.function and spread:
+                yield Hit(
+                    word.line,
+                    f"{word.text} is set once, by the batch shell on the first node: every "
+                    "task gets the same",
+                    "let the script read the variable itself, or set it within `srun bash -c '…'`",
+                )
 
 
-class TooManyAgents(Rule):
+@rule("RK162", "error", "several torchruns on a node")
+def too_many_agents(script: BatchScript) -> Iterator[Hit]:
     """torchrun under an srun that starts several tasks on each node.
 
     torchrun starts the ranks of a node itself. With four tasks there are four of them, each of
@@ -122,22 +116,19 @@ class TooManyAgents(Rule):
     srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
     ```
     """
-
-    code, level, title = "RK162", "error", "several torchruns on a node"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        for launch in script.launches:
-            tasks = script.tasks_per_node(launch) if launch.under_srun else None
-            if tasks is not None and tasks > 1:
-                yield Hit(
-                    launch.line,
-                    f"srun starts {tasks} tasks on each node, and each would be a torchrun that "
-                    "starts all ranks of the node",
-                    "#SBATCH --ntasks-per-node=1: torchrun starts the ranks",
-                )
+    for launch in script.launches:
+        tasks = script.tasks_per_node(launch) if launch.under_srun else None
+        if tasks is not None and tasks > 1:
+            yield Hit(
+                launch.line,
+                f"srun starts {tasks} tasks on each node, and each would be a torchrun that "
+                "starts all ranks of the node",
+                "#SBATCH --ntasks-per-node=1: torchrun starts the ranks",
+            )
 
 
-class IdleNodes(Rule):
+@rule("RK163", "error", "nodes asked for and not used", whole=True)
+def idle_nodes(script: BatchScript) -> Iterator[Hit]:
     """Several nodes in the directives, and Python or torchrun without srun; or another number in
     torchrun's `--nnodes`.
 
@@ -154,39 +145,34 @@ class IdleNodes(Rule):
     srun torchrun --nnodes=$SLURM_NNODES --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
     ```
     """
-
-    code, level, title = "RK163", "error", "nodes asked for and not used"
-    whole = True
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        nodes = script.nodes()
-        if not nodes or nodes == 1:
-            return
-        # Other launchers, and functions that call srun, reach the other nodes by themselves.
-        here = [one for one in script.launches if one.srun is None and (one.torchrun or one.script)]
-        if len(here) == len(script.launches) and not any(map(script.spread, here)):
-            for launch in here[:1]:
-                yield Hit(
-                    launch.line,
-                    f"{nodes} nodes are asked for, and without srun this runs on the first one "
-                    "alone",
-                    "put srun in front of it, as `rankup port` does",
-                )
-        for launch in script.launches:
-            given = script.resolve(launch.option("nnodes") or "")
-            if not launch.under_srun or not given.isdigit() or script.nodes(launch) != nodes:
-                continue
-            if int(given[:9]) != nodes:
-                more = int(given[:9]) > nodes
-                yield Hit(
-                    launch.line,
-                    f"--nnodes={given}, but {nodes} nodes are asked for"
-                    + (": torchrun waits for nodes that do not come" if more else ""),
-                    "--nnodes=$SLURM_NNODES",
-                )
+    nodes = script.nodes()
+    if not nodes or nodes == 1:
+        return
+    # Other launchers, and functions that call srun, reach the other nodes by themselves.
+    here = [one for one in script.launches if one.srun is None and (one.torchrun or one.script)]
+    if len(here) == len(script.launches) and not any(map(script.spread, here)):
+        for launch in here[:1]:
+            yield Hit(
+                launch.line,
+                f"{nodes} nodes are asked for, and without srun this runs on the first one alone",
+                "put srun in front of it, as `rankup port` does",
+            )
+    for launch in script.launches:
+        given = script.resolve(launch.option("nnodes") or "")
+        if not launch.under_srun or not given.isdigit() or script.nodes(launch) != nodes:
+            continue
+        if int(given[:9]) != nodes:
+            more = int(given[:9]) > nodes
+            yield Hit(
+                launch.line,
+                f"--nnodes={given}, but {nodes} nodes are asked for"
+                + (": torchrun waits for nodes that do not come" if more else ""),
+                "--nnodes=$SLURM_NNODES",
+            )
 
 
-class NeverMeet(Rule):
+@rule("RK164", "error", "nodes that do not meet")
+def never_meet(script: BatchScript) -> Iterator[Hit]:
     """torchrun on several nodes that are not told of one another: `--standalone`, no `--nnodes`,
     no `--rdzv-endpoint` or one at `localhost`, or a `--rdzv-id` that each node draws by itself.
 
@@ -206,20 +192,16 @@ class NeverMeet(Rule):
         --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" train.py
     ```
     """
-
-    code, level, title = "RK164", "error", "nodes that do not meet"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        if script.nodes() == 1:
-            return
-        for launch in script.launches:
-            if launch.under_srun and script.nodes(launch) != 1 and (why := _alone(script, launch)):
-                yield Hit(
-                    launch.line,
-                    why,
-                    "--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
-                    "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT, with the first node's name",
-                )
+    if script.nodes() == 1:
+        return
+    for launch in script.launches:
+        if launch.under_srun and script.nodes(launch) != 1 and (why := _alone(script, launch)):
+            yield Hit(
+                launch.line,
+                why,
+                "--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
+                "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT, with the first node's name",
+            )
 
 
 def _alone(script: BatchScript, launch: Launch) -> str:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .launches import Launch
-from .rule import Hit, Rule
+from .rule import Hit, rule
 from .rules_form import judged
 from .script import BatchScript
 from .shell import Command
+
+if TYPE_CHECKING:
+    from ..rewrite.edits import Edits
 
 # Of scripts that start a process per GPU, or use several from one process.
 _MANY = re.compile(
@@ -21,7 +26,8 @@ _STATUS = re.compile(r"\$\?|\$\{\?\}|PIPESTATUS")
 _CPUS = ("cpus-per-task", "cpus-per-gpu", "exclusive")
 
 
-class OneCore(Rule):
+@rule("RK159", "warning", "srun does not get the CPUs", whole=True)
+def one_core(script: BatchScript) -> Iterator[Hit]:
     """`--cpus-per-task` in the directives, and an srun that does not get it.
 
     Since Slurm 22.05 srun does not take it over: all ranks and workers of a node may share one
@@ -38,25 +44,21 @@ class OneCore(Rule):
     srun python train.py
     ```
     """
-
-    code, level, title = "RK159", "warning", "srun does not get the CPUs"
-    whole = True
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        if script.asked("cpus-per-task") is None or script.sets("SRUN_CPUS_PER_TASK"):
+    if script.asked("cpus-per-task") is None or script.sets("SRUN_CPUS_PER_TASK"):
+        return
+    for launch in script.launches:
+        if launch.srun is not None and not any(one.name in _CPUS for one in launch.srun):
+            yield Hit(
+                launch.line,
+                "since Slurm 22.05 srun does not take --cpus-per-task over from the "
+                "directives: all ranks of a node may share one core",
+                'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" above it',
+            )
             return
-        for launch in script.launches:
-            if launch.srun is not None and not any(one.name in _CPUS for one in launch.srun):
-                yield Hit(
-                    launch.line,
-                    "since Slurm 22.05 srun does not take --cpus-per-task over from the "
-                    "directives: all ranks of a node may share one core",
-                    'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" above it',
-                )
-                return
 
 
-class LostStatus(Rule):
+@rule("RK160", "warning", "a failed job that ends as COMPLETED", whole=True)
+def lost_status(script: BatchScript) -> Iterator[Hit]:
     """Commands behind the run, or a pipe, in a script without `set -e`, `set -o pipefail` or an
     `exit` with the run's status.
 
@@ -77,37 +79,62 @@ class LostStatus(Rule):
     exit $rc
     ```
     """
-
-    code, level, title = "RK160", "warning", "a failed job that ends as COMPLETED"
-    whole = True
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        if not script.launches or _switched_on(script.commands, "e", "errexit"):
-            return
-        launch = script.launches[-1]
-        command = launch.command
-        if command.depth or command.function or command.background:
-            return
-        later = [one for one in script.commands if one.start >= command.until and not one.function]
-        if _kept(later):
-            return
-        if command.piped and not _switched_on(script.commands, "", "pipefail"):
-            yield Hit(
-                launch.line,
-                "the job's exit code is that of the last command of the pipe: a failed run ends "
-                "as COMPLETED",
-                "set -o pipefail above it",
-            )
-        elif later and not command.tested:
-            yield Hit(
-                launch.line,
-                f"commands follow (line {later[0].line}), and the job's exit code is theirs: a "
-                "failed run ends as COMPLETED",
-                "rc=$? behind it, and exit $rc as the last line",
-            )
+    if script.launches:
+        yield from lost(script, script.launches[-1])
 
 
-class IdleGpus(Rule):
+def lost(script: BatchScript, launch: Launch) -> Iterator[Hit]:
+    """Yield why the job's exit code is not that of a run."""
+    command = launch.command
+    if _switched_on(script, "e", "errexit"):
+        return
+    if command.depth or command.function or command.background:
+        return
+    later = [one for one in script.commands if one.start >= command.until and not one.function]
+    if _kept(later):
+        return
+    if command.piped and not _switched_on(script, "", "pipefail"):
+        yield Hit(
+            launch.line,
+            "the job's exit code is that of the last command of the pipe: a failed run ends "
+            "as COMPLETED",
+            "set -o pipefail above it",
+            fix=partial(_pipefail, script, command),
+        )
+    if later and not command.tested:
+        yield Hit(
+            launch.line,
+            f"commands follow (line {later[0].line}), and the job's exit code is theirs: a "
+            "failed run ends as COMPLETED",
+            "rc=$? behind it, and exit $rc as the last line",
+            fix=partial(_keep_status, script, command),
+        )
+
+
+def _pipefail(script: BatchScript, command: Command, edits: Edits) -> str:
+    text = "set -o pipefail"
+    edits.lines_before(script.starts[command.first - 1], f"{text} # a failed run is a failed job")
+    return f"{text}, so that a failed run is a failed job"
+
+
+def _keep_status(script: BatchScript, command: Command, edits: Edits) -> str:
+    """Let the run's exit code be the job's, where that can be done by two lines."""
+    shares = [
+        one for one in script.commands if one.first == command.last and one.until != command.until
+    ]
+    if script.commands[-1].name() == "exit" or shares:
+        return f"line {command.line}: the job's exit code is not the run's (RK160)"
+    end = script.starts[command.last - 1] + len(script.lines[command.last - 1])
+    edits.lines_after(end, "", "rankup_status=$? # a failed run is a failed job")
+    status = "$rankup_status"
+    if script.launches[-1].command.start > command.start:  # which may fail as well
+        status = "$((rankup_status ? rankup_status : $?))"
+    edits.replace((len(script.text.rstrip()), len(script.text)), f"\nexit {status}\n")
+    return ""
+
+
+@rule("RK161", "warning", "GPUs asked for and not used", whole=True)
+def idle_gpus(script: BatchScript) -> Iterator[Hit]:
     """Fewer processes on a node than GPUs are asked for, or a `CUDA_VISIBLE_DEVICES` with fewer. A
     script that uses several GPUs from one process, or starts more by itself, is not reported, nor
     are several runs side by side.
@@ -125,49 +152,46 @@ class IdleGpus(Rule):
     srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
     ```
     """
-
-    code, level, title = "RK161", "warning", "GPUs asked for and not used"
-    whole = True
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        gpus = script.gpus()
-        if not gpus:
+    gpus = script.gpus()
+    if not gpus:
+        return
+    yield from _hidden(script, gpus)
+    used: list[tuple[int, Launch]] = []
+    for launch in script.launches:
+        count = _used(script, launch)
+        if count is None or launch.command.background:  # several at once
             return
-        yield from self._hidden(script, gpus)
-        used: list[tuple[int, Launch]] = []
-        for launch in script.launches:
-            count = _used(script, launch)
-            if count is None or launch.command.background:  # several at once
-                return
-            used.append((count, launch))
-        if not used:
-            return
-        most, launch = max(used, key=lambda pair: pair[0])
-        if most < gpus:
-            what = "one process" if most == 1 else f"{most} processes"
-            todo = "torchrun --nproc-per-node=gpu"
-            todo = todo if launch.torchrun else "rankup port makes it torchrun"
-            yield Hit(
-                launch.line,
-                f"{gpus} GPUs of each node are asked for, and {what} started: "
-                f"{gpus - most} are paid for and idle",
-                f"{todo}; or ask for {most}",
-            )
-
-    def _hidden(self, script: BatchScript, gpus: int) -> Iterator[Hit]:
-        visible = script.values.get("CUDA_VISIBLE_DEVICES", "")
-        setting = script.sets("CUDA_VISIBLE_DEVICES")
-        count = len(visible.split(","))
-        if setting is not None and re.fullmatch(r"[0-9, ]+", visible) and count < gpus:
-            yield Hit(
-                setting.line,
-                f"CUDA_VISIBLE_DEVICES={visible} hides {gpus - count} of the {gpus} GPUs that are "
-                "asked for",
-                "remove the line; torchrun gives each rank its GPU",
-            )
+        used.append((count, launch))
+    if not used:
+        return
+    most, launch = max(used, key=lambda pair: pair[0])
+    if most < gpus:
+        what = "one process" if most == 1 else f"{most} processes"
+        todo = "torchrun --nproc-per-node=gpu"
+        todo = todo if launch.torchrun else "rankup port makes it torchrun"
+        yield Hit(
+            launch.line,
+            f"{gpus} GPUs of each node are asked for, and {what} started: "
+            f"{gpus - most} are paid for and idle",
+            f"{todo}; or ask for {most}",
+        )
 
 
-class NoFile(Rule):
+def _hidden(script: BatchScript, gpus: int) -> Iterator[Hit]:
+    visible = script.values.get("CUDA_VISIBLE_DEVICES", "")
+    setting = script.sets("CUDA_VISIBLE_DEVICES")
+    count = len(visible.split(","))
+    if setting is not None and re.fullmatch(r"[0-9, ]+", visible) and count < gpus:
+        yield Hit(
+            setting.line,
+            f"CUDA_VISIBLE_DEVICES={visible} hides {gpus - count} of the {gpus} GPUs that are "
+            "asked for",
+            "remove the line; torchrun gives each rank its GPU",
+        )
+
+
+@rule("RK165", "error", "a file that is not there")
+def no_file(script: BatchScript) -> Iterator[Hit]:
     """The Python script that is started, and files that are sourced, which are neither beside the
     batch script nor in the current folder. Names with variables whose value is not in the script,
     paths behind a `cd`, and paths of another machine's file systems are left alone.
@@ -185,32 +209,34 @@ class NoFile(Rule):
     srun python train.py
     ```
     """
+    names = [(one.line, one.script) for one in script.launches if not one.container]
+    names += [
+        (one.line, one.words[1].value)
+        for one in script.commands
+        if one.name() in ("source", ".") and len(one.words) > 1 and not one.depth
+    ]
+    moves = ("cd", "pushd", "git", "wget", "cp")
+    moved = next((one.line for one in script.commands if one.name() in moves), None)
+    made = [one.line for one in script.commands if {"venv", "virtualenv"} & {*one.values}]
+    for line, name in names:
+        path = script.resolve(name or "")
+        if not name or re.search(r"[$`*?{}~\0]", path) or script.find(path) is not None:
+            continue
+        if re.search(rf"(?:>|\btee)\s*[\"']?{re.escape(name)}", script.text):  # the job writes it
+            continue
+        if path.endswith("bin/activate") and any(at <= line for at in made):
+            continue
+        still = Path(path).is_absolute() or moved is None or moved >= line
+        if still and judged(Path(path)):
+            yield Hit(
+                line,
+                f"{name} is not there",
+                "name the file; a path counts from the folder in which sbatch is called",
+            )
 
-    code, level, title = "RK165", "error", "a file that is not there"
 
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        names = [(one.line, one.script) for one in script.launches if not one.container]
-        names += [
-            (one.line, one.words[1].value)
-            for one in script.commands
-            if one.name() in ("source", ".") and len(one.words) > 1 and not one.depth
-        ]
-        moves = ("cd", "pushd", "git", "wget", "cp")
-        moved = next((one.line for one in script.commands if one.name() in moves), None)
-        for line, name in names:
-            path = script.resolve(name or "")
-            if not name or re.search(r"[$`*?{}~\0]", path) or script.find(path) is not None:
-                continue
-            still = Path(path).is_absolute() or moved is None or moved >= line
-            if still and judged(Path(path)):
-                yield Hit(
-                    line,
-                    f"{name} is not there",
-                    "name the file; a path counts from the folder in which sbatch is called",
-                )
-
-
-class NotWaited(Rule):
+@rule("RK170", "error", "a job that does not wait for its processes", whole=True)
+def not_waited(script: BatchScript) -> Iterator[Hit]:
     """A run that is started with `&`, in a script that waits for nothing.
 
     The script comes to its end at once; Slurm then ends the job and kills what still runs.
@@ -226,26 +252,22 @@ class NotWaited(Rule):
     wait
     ```
     """
-
-    code, level, title = "RK170", "error", "a job that does not wait for its processes"
-    whole = True
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        waits = [one.start for one in script.commands if one.name() == "wait"]
-        for launch in script.launches:
-            command = launch.command
-            alone = command.background and not command.function
-            if alone and not any(at > command.start for at in waits[-1:]):
-                yield Hit(
-                    launch.line,
-                    "it is started in the background and nothing waits for it: the job ends, and "
-                    "Slurm kills it",
-                    "wait, as the last command",
-                )
-                return
+    waits = [one.start for one in script.commands if one.name() == "wait"]
+    for launch in script.launches:
+        command = launch.command
+        alone = command.background and not command.function
+        if alone and not any(at > command.start for at in waits[-1:]):
+            yield Hit(
+                launch.line,
+                "it is started in the background and nothing waits for it: the job ends, and "
+                "Slurm kills it",
+                "wait, as the last command",
+            )
+            return
 
 
-class NoCpus(Rule):
+@rule("RK171", "warning", "CPUs are not asked for")
+def no_cpus(script: BatchScript) -> Iterator[Hit]:
     """torchrun through srun in a job with GPUs that asks for no CPUs.
 
     A task gets one core by default, and all ranks and data loading of the node share it.
@@ -266,21 +288,17 @@ class NoCpus(Rule):
     srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
     ```
     """
-
-    code, level, title = "RK171", "warning", "CPUs are not asked for"
-
-    def look(self, script: BatchScript) -> Iterator[Hit]:
-        if not script.gpus() or script.asked(*_CPUS, "mincpus", "tres-per-task") is not None:
+    if not script.gpus() or script.asked(*_CPUS, "mincpus", "tres-per-task") is not None:
+        return
+    for launch in script.launches:
+        if launch.under_srun and not any(one.name in _CPUS for one in launch.srun or ()):
+            yield Hit(
+                launch.line,
+                "no --cpus-per-task: a task gets one core by default, for all ranks and "
+                "workers of a node",
+                "#SBATCH --cpus-per-task=N, the cores of a node",
+            )
             return
-        for launch in script.launches:
-            if launch.under_srun and not any(one.name in _CPUS for one in launch.srun or ()):
-                yield Hit(
-                    launch.line,
-                    "no --cpus-per-task: a task gets one core by default, for all ranks and "
-                    "workers of a node",
-                    "#SBATCH --cpus-per-task=N, the cores of a node",
-                )
-                return
 
 
 def _used(script: BatchScript, launch: Launch) -> int | None:
@@ -303,13 +321,9 @@ def _kept(later: Sequence[Command]) -> bool:
     return bool(_STATUS.search(text)) and bool(ends) and len(ends[-1].words) > 1
 
 
-def _switched_on(commands: Sequence[Command], letter: str, name: str) -> bool:
-    """Return True where `set` switches an option on."""
-    for command in commands:
-        if command.name() != "set" or command.function:
-            continue
-        for word in command.values[1:]:
-            short = re.fullmatch(r"-[a-zA-Z]+", word) and letter and letter in word[1:]
-            if short or word == name:
-                return True
-    return False
+def _switched_on(script: BatchScript, letter: str, name: str) -> bool:
+    """Return True where `set`, or the first line, switches an option on."""
+    called = [one.values for one in script.commands if one.name() == "set" and not one.function]
+    given = [word for words in (script.lines[0].split(), *called) for word in words[1:]]
+    short = re.compile(rf"-[a-zA-Z]*{letter}[a-zA-Z]*")
+    return name in given or bool(letter and any(map(short.fullmatch, given)))

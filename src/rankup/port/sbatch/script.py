@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,40 +12,20 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.files import open_regular
-from . import options
+from ...script.roles import Script
+from ...script.source import read
+from ...script.understand import understand
 from .launches import TORCHRUN, Launch, launches
-from .options import Option
+from .options import Directive, Option, directive, gpus_of
 from .shell import Command, UnreadableError, commands, is_assignment, rejected
 
 LARGEST = 128 * 1024  # bytes; what people write is a hundredth of it
-_LONGEST = 4096  # characters of a directive
 SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".job", ".batch", ".sub")
 BASH = re.compile(r"#!.*\b(?:ba|da)?sh\b")
 _SHELL_SCRIPT = re.compile(rb"#!\s*\S*(/env\s+)?\S*\b(ba|z|k|da)?sh\b")
 _DIRECTIVE = re.compile(rb"^#+\s*SBATCH\b", re.MULTILINE)
 _CONFLICT = re.compile(r"(<{7}|>{7}|\|{7})( |$)|={7}$")
-_MEANT = re.compile(r"#SBATCH[ \t]+(?=[^\s#])|\s*#+\s*SBATCH\b\s*(?=-)", re.IGNORECASE)
 _PLAIN = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-
-
-@dataclass(frozen=True)
-class Directive:
-    """A line `#SBATCH …`, or one that was meant to be.
-
-    Attributes:
-        marker: what stands in the place of `#SBATCH`, as it is written.
-        read: sbatch reads it: it begins with exactly `#SBATCH`, before the first command.
-        rest: words that belong to no option.
-        fault: why its words cannot be told apart; empty where they can.
-    """
-
-    line: int
-    text: str
-    marker: str
-    read: bool
-    options: tuple[Option, ...]
-    rest: tuple[str, ...] = ()
-    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +48,11 @@ class BatchScript:
     commands: tuple[Command, ...] = ()
     rejected: tuple[int, str] | None = None
     unread: tuple[int, ...] = ()
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The offset at which each line begins."""
+        return _starts(self.lines)
 
     @cached_property
     def values(self) -> dict[str, str]:
@@ -92,15 +78,19 @@ class BatchScript:
         """Names of the functions that the script defines."""
         return frozenset(one.function for one in self.commands if one.function)
 
-    def asked(self, *names: str) -> str | None:
-        """Return the value of the last directive with one of these long names; None without."""
-        given = [self._given[name] for name in names if name in self._given]
-        return max(given)[1] if given else None
-
     @cached_property
-    def _given(self) -> dict[str, tuple[int, str]]:
-        read = [option for one in self.directives if one.read for option in one.options]
-        return {option.name: (at, option.value or "") for at, option in enumerate(read)}
+    def options(self) -> tuple[Option, ...]:
+        """The options that sbatch reads, in order."""
+        return tuple(option for one in self.directives if one.read for option in one.options)
+
+    def option(self, *names: str) -> Option | None:
+        """Return the last of them with one of these long names."""
+        return next((one for one in reversed(self.options) if one.name in names), None)
+
+    def asked(self, *names: str) -> str | None:
+        """Return its value; None without one."""
+        found = self.option(*names)
+        return None if found is None else found.value or ""
 
     def number(self, name: str) -> int | None:
         """Return the same as a whole number; None where there is none, or no plain one."""
@@ -109,13 +99,13 @@ class BatchScript:
     def gpus(self) -> int | None:
         """Return the GPUs of a node that are asked for: 0 for none, None if unclear."""
         if (gres := self.asked("gres")) is not None and "gpu" in gres:
-            return options.gpus_of(gres)
+            return gpus_of(gres)
         for name, of in (("gpus-per-node", 1), ("gpus", self.nodes())):
             if (text := self.asked(name)) is not None:
-                count = options.gpus_of(f"gpu:{text}")
+                count = gpus_of(f"gpu:{text}")
                 return None if count is None or not of or count % of else count // of
         if (text := self.asked("gpus-per-task")) is not None:
-            count = options.gpus_of(f"gpu:{text}")
+            count = gpus_of(f"gpu:{text}")
             tasks = self.tasks_per_node()
             return None if count is None or tasks is None else count * tasks
         return 0
@@ -170,6 +160,10 @@ class BatchScript:
 
         return _PLAIN.sub(put, text)
 
+    def offset(self, byte: int) -> int:
+        """Return the offset of one of its bytes in the text."""
+        return len(self.text.encode()[:byte].decode())
+
     def find(self, name: str) -> Path | None:
         """Return a file that the job would find."""
         for folder in (*self.folders, *self._beside):
@@ -189,6 +183,14 @@ class BatchScript:
         except OSError:
             return b""
 
+    def understood(self, name: str) -> Script | None:
+        """Return what a Python script does that the job would find; None without it."""
+        path = self.find(self.resolve(name))
+        try:
+            return understand(read(path)) if path else None
+        except (OSError, RecursionError):
+            return None
+
     @cached_property
     def folders(self) -> Sequence[Path]:
         """The folders that the job may start in."""
@@ -200,7 +202,8 @@ class BatchScript:
         return (self.path.resolve().parent, Path.cwd())
 
     def _slurm(self, name: str) -> str | None:
-        known = {
+        known: dict[str, Callable[[], int | str | None]] = {
+            "SLURM_SUBMIT_DIR": lambda: ".",
             "SLURM_NNODES": self.nodes,
             "SLURM_JOB_NUM_NODES": self.nodes,
             "SLURM_GPUS_ON_NODE": self.gpus,
@@ -270,13 +273,17 @@ def parse(path: Path, text: str) -> BatchScript:
             found, unread = commands(data)
     first = _first(lines)
     directives = tuple(
-        _directive(number, line, match.group().strip(), match.end(), first)
-        for number, line in enumerate(lines, 1)
-        if (match := _MEANT.match(line))
+        one
+        for number, (line, start) in enumerate(zip(lines, _starts(lines), strict=True), 1)
+        if (one := directive(number, start, line, first is None or number < first))
     )
     return BatchScript(
         path, text, lines, directives, conflicts, first, tuple(found), wrong, tuple(unread)
     )
+
+
+def _starts(lines: Sequence[str]) -> list[int]:
+    return [0, *itertools.accumulate(len(line) + 1 for line in lines[:-1])]
 
 
 def _first(lines: Sequence[str]) -> int | None:
@@ -285,23 +292,6 @@ def _first(lines: Sequence[str]) -> int | None:
         if line.strip() and not line.lstrip().startswith("#") and not _CONFLICT.match(line):
             return number
     return None
-
-
-def _directive(line: int, text: str, marker: str, end: int, first: int | None) -> Directive:
-    exact = text.startswith("#SBATCH") and text[7:8] in (" ", "\t", "-")
-    read = exact and (first is None or line < first)
-    try:
-        found, left = options.read(options.split(text[end : end + _LONGEST].rstrip("\r")))
-    except ValueError as error:
-        return Directive(line, text, marker, read, (), (), str(error).lower())
-    shown = marker if text.lstrip() == text else text[: text.index("#")] + marker
-    while left:  # an option may follow what is none
-        more, left_now = options.read(left[1:])
-        found += more
-        if not more:
-            break
-        left = left_now
-    return Directive(line, text, shown, read, tuple(found), tuple(left))
 
 
 def _whole(text: str) -> int | None:

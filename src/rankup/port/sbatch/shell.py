@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -25,13 +26,16 @@ _SIMPLE = {
     "variable_assignments",
 }  # fmt: skip
 _DECLARE = {"export", "declare", "typeset", "readonly", "local", "unset"}
-# What holds statements: those that are one of a shell's lists, and blocks.
-_JOINED = {"list", "pipeline", "negated_command", "redirected_statement", "heredoc_redirect"}
 _BLOCKS = {
     "if_statement", "while_statement", "for_statement", "c_style_for_statement", "case_statement",
     "compound_statement", "subshell",
 }  # fmt: skip
-_PARTS = {"program", "elif_clause", "else_clause", "do_group", "case_item", "function_definition"}
+_PARTS = {
+    "program", "elif_clause", "else_clause", "do_group", "case_item", "function_definition",
+}  # fmt: skip
+_JOINED = {"list", "pipeline", "negated_command", "redirected_statement", "heredoc_redirect"}
+_HOLDING = _SIMPLE | _BLOCKS | _PARTS | _JOINED
+_TESTING = {"list", "negated_command", "&&", "||"}
 
 
 class UnreadableError(ValueError):
@@ -130,17 +134,11 @@ def commands(data: bytes) -> tuple[list[Command], list[int]]:
     root = _parse(data)
     if root.type != "program":
         return [], [1]
-    found: list[Command] = []
-    unread: list[int] = []
+    unread = [one.start_point.row + 1 for one in root.named_children if one.has_error]
     try:
-        for child, background in _statements(root):
-            if child.has_error:
-                unread.append(child.start_point.row + 1)
-            else:
-                found += _commands(child, _around(child, background), 0)
+        return list(_commands(root, Command((), 1, 1, 0), 0)), unread
     except RecursionError:
         raise UnreadableError("it is nested too deeply") from None
-    return found, unread
 
 
 def rejected(data: bytes) -> tuple[int, str] | None:
@@ -182,66 +180,46 @@ def _parse(data: bytes) -> Node:
     return tree.root_node
 
 
-def _statements(block: Node) -> Iterator[tuple[Node, bool]]:
-    """Yield the children of a block, each with True where it is started with `&`."""
-    children = block.children
-    for at, child in enumerate(children):
-        if child.is_named:
-            yield child, at + 1 < len(children) and children[at + 1].type == "&"
-
-
-def _around(node: Node, background: bool) -> Command:
-    """Return a command without words, with what a statement gives to each command in it."""
-    first, last = node.start_point.row + 1, node.end_point.row + 1
-    return Command((), first, last, node.end_byte, background=background)
-
-
 def _commands(
     node: Node, around: Command, level: int, more: tuple[Word, ...] = ()
 ) -> Iterator[Command]:
-    """Yield the commands in a node; `more` are words that stand behind redirections."""
+    """Yield the commands in a node.
+
+    Args:
+        around: a command without words, with what the nodes around give to each command in them.
+        more: words of the command that stand behind its redirections.
+    """
     if level > _DEEPEST:
         raise UnreadableError(f"it has more than {_DEEPEST} blocks in one another")
-    arithmetic = node.type == "compound_statement" and node.children[0].type == "(("
-    if node.type in _SIMPLE or arithmetic:
-        words = (*_words(node), *more)
-        if words:
+    if node.type in _SIMPLE:
+        if words := (*_words(node), *more):
             yield replace(around, words=words)
-    elif node.type in _JOINED:
-        yield from _joined(node, around, level)
-    elif node.type in _BLOCKS or node.type in _PARTS:
-        depth = around.depth + (node.type in _BLOCKS)
-        function = around.function
-        if node.type == "function_definition":
-            name = node.child_by_field_name("name")
-            function = _text(name) if name else ""
-        for child, background in _statements(node):
-            inner = _around(child, background or around.background)
-            inner = replace(inner, depth=depth, function=function)
-            yield from _commands(child, inner, level + 1)
-
-
-def _joined(node: Node, around: Command, level: int) -> Iterator[Command]:
-    """Yield the commands of a list, a pipeline, or a statement with redirections."""
-    children = node.named_children
-    if node.type in ("list", "negated_command"):
-        around = replace(around, tested=True)
-    more: tuple[Word, ...] = ()
-    piped = around.piped
-    if node.type == "redirected_statement":
-        redirects = node.children_by_field_name("redirect")
-        more = tuple(word for one in redirects for word in _behind(one))
-        inside = [
-            part for one in redirects if one.type == "heredoc_redirect" for part in one.children
-        ]
-        piped = piped or any(part.type == "pipeline" for part in inside)
-        if any(part.type in ("&&", "||") for part in inside):
-            around = replace(around, tested=True)
-    for child in children:
-        into = piped or (node.type == "pipeline" and child != children[-1])
-        into = into and child.type != "heredoc_redirect"
-        of = more if child.type == "command" and node.type == "redirected_statement" else ()
-        yield from _commands(child, replace(around, piped=into), level + 1, of)
+        return
+    redirects = (
+        node.children_by_field_name("redirect") if node.type == "redirected_statement" else []
+    )
+    joined = {node.type}.union(*([part.type for part in one.children] for one in redirects))
+    inside = replace(
+        around,
+        depth=around.depth + (node.type in _BLOCKS),
+        tested=around.tested or bool(joined & _TESTING),
+        piped=around.piped or "pipeline" in joined,
+    )
+    if node.type == "function_definition" and (name := node.child_by_field_name("name")):
+        inside = replace(inside, function=_text(name))
+    more = tuple(word for one in redirects for word in _behind(one))
+    for child, after in itertools.zip_longest(node.children, node.children[1:]):
+        if child.type not in _HOLDING or (node.type == "program" and child.has_error):
+            continue
+        given = inside
+        if node.type in _BLOCKS or node.type in _PARTS:
+            first, last = child.start_point.row + 1, child.end_point.row + 1
+            given = replace(given, first=first, last=last, until=child.end_byte)
+        if child.type == "heredoc_redirect" or (node.type == "pipeline" and after is None):
+            given = replace(given, piped=around.piped)
+        if after is not None and after.type == "&":
+            given = replace(given, background=True)
+        yield from _commands(child, given, level + 1, more if child.type == "command" else ())
 
 
 def _behind(redirect: Node) -> Iterator[Word]:
@@ -255,13 +233,12 @@ def _behind(redirect: Node) -> Iterator[Word]:
 
 
 def _words(node: Node) -> Iterator[Word]:
-    if node.type in ("variable_assignment", "test_command", "compound_statement"):
+    if node.type in ("variable_assignment", "test_command"):
         yield _word(node)
         return
     for child in node.children:
         if child.type.endswith("_redirect"):
-            if child.type == "file_redirect":
-                yield from map(_word, child.children_by_field_name("destination")[1:])
+            yield from _behind(child)
         elif child.type != "comment" and (child.is_named or child.type in _DECLARE):
             yield _word(child)
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ SHORT, ONE, FULL = 31, 25, 24
 EPOCHS, STEPS = 2, 12
 _TEXT = (".csv", ".json", ".jsonl", ".log", ".md", ".tsv", ".txt", ".yaml", ".yml")
 _LONGEST = 64 << 10  # bytes of a text file that is compared
+
+# How a file is opened or renamed by which it is written.
+WRITES = ("truncate", "append", "update", "create", "rename")
 
 Event = Mapping[str, Any]
 
@@ -195,7 +199,7 @@ class Journal:
         """The files that the rank has written and left there."""
         found: set[str] = set()
         for event in self.of("write"):
-            if event["how"] in ("truncate", "append", "update", "create", "rename"):
+            if event["how"] in WRITES:
                 found.add(event["path"])
             elif event["how"] in ("remove", "rename from"):
                 found.discard(event["path"])
@@ -232,17 +236,18 @@ class Seen:
         return self.outcome.run is not None and self.outcome.run.alike
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Pass:
     """One way through a loader.
 
     Attributes:
-        batches: the samples drawn, in order; without those that only keep a rank in step.
-        sums: a hash of each of these samples.
-        contents: a hash of each batch as the loop got it; empty for one that counts for nothing.
-        unused: places of batches of which no backward came.
-        trained: a backward came of it.
         grad: it was drawn with gradients on.
+        ended: nothing more is drawn.
+        drawn: an event for each batch.
+        used: places of batches of which a backward came.
+        idle: places of batches that only keep a rank in step.
+        beside: a place and the part in a step, for each batch with a backward behind a batch of
+            another loader: `zip(this, other)`.
     """
 
     dataset: int
@@ -252,11 +257,11 @@ class Pass:
     sampler: str
     epoch: int | None
     where: str
-    batches: tuple[tuple[Any, ...], ...]
-    sums: tuple[tuple[str, ...], ...]
-    contents: tuple[str, ...]
-    unused: frozenset[int]
-    trained: bool
+    ended: bool = False
+    drawn: list[Event] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
+    idle: set[int] = field(default_factory=set)
+    beside: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -264,15 +269,41 @@ class Pass:
         return self.dataset, self.number
 
     @property
+    def trained(self) -> bool:
+        """True where a backward came of it."""
+        # One batch to look at may be drawn before a step as well, and is not trained on.
+        alone = self.used - {place for place, _ in self.beside}
+        return bool(alone) or len(self.beside) > 1
+
+    @cached_property
+    def batches(self) -> list[list[Any]]:
+        """The samples drawn, in order; without those that only keep a rank in step."""
+        return [one.get("ids", []) for one in self._counting]
+
+    @cached_property
+    def contents(self) -> list[str]:
+        """A hash of each batch as the loop got it; empty for one that counts for nothing."""
+        return [one.get("content", "") for one in self._counting]
+
+    @property
     def samples(self) -> list[Any]:
-        """All of them."""
+        """All samples."""
         return [one for batch in self.batches for one in batch]
 
     @property
     def contents_of_samples(self) -> list[tuple[Any, str]]:
-        """All of them, each with its hash."""
-        pairs = zip(self.batches, self.sums, strict=True)
-        return [one for ids, sums in pairs for one in zip(ids, sums, strict=True)]
+        """All samples, each with its hash."""
+        pairs = ((one.get("ids", []), one.get("sums")) for one in self._counting)
+        return [
+            one for ids, sums in pairs for one in zip(ids, sums or [""] * len(ids), strict=True)
+        ]
+
+    @property
+    def _counting(self) -> Iterator[Event]:
+        idle = set(self.idle)
+        if len(self.beside) > 1:
+            idle |= {place for place, samples in self.beside if not samples}
+        return ({} if place in idle else one for place, one in enumerate(self.drawn))
 
 
 def read(state: Path, outcome: Outcome, world: int) -> Seen:
@@ -289,78 +320,31 @@ def read(state: Path, outcome: Outcome, world: int) -> Seen:
 
 
 def passes(journal: Journal) -> list[Pass]:
-    """All ways through all loaders."""
-    found: dict[tuple[int, int], _Open] = {}
-    since: list[_Open] = []  # whose batches were drawn since the last backward
-    for event in journal.events:
-        kind = event["event"]
-        if kind == "iterate":
-            found[event["dataset"], event["pass"]] = _Open(event)
-        elif kind == "batch":
-            one = found[event["dataset"], event["pass"]]
-            one.batches.append(event)
-            since.append(one)
-        elif kind in ("iterated", "dropped"):
-            found[event["dataset"], event["pass"]].ended = True
-        elif kind == "backward":
-            if since:
-                since[-1].stepped(event["samples"])
+    """Return all ways through all loaders."""
+    found: dict[tuple[int, int], Pass] = {}
+    since: list[Pass] = []  # whose batches were drawn since the last backward
+    for event in journal.of("iterate", "batch", "iterated", "dropped", "backward"):
+        if event["event"] == "backward":
             for one in since[:-1]:
                 if one.grad and not one.ended and since.count(one) == 1:
-                    one.beside(event["samples"])
+                    one.beside.append((len(one.drawn) - 1, event["samples"]))
+                    one.used.add(len(one.drawn) - 1)
+            for one in since[-1:]:
+                one.used.add(len(one.drawn) - 1)
+                if event["samples"] == 0:  # it kept a rank in step
+                    one.idle.add(len(one.drawn) - 1)
             since = since[-1:]  # of a further backward too
-    return [one.closed() for one in found.values() if one.batches]
-
-
-class _Open:
-    """A way through a loader that may go on."""
-
-    def __init__(self, event: Event) -> None:
-        self._event = event
-        self.batches: list[Event] = []
-        self.ended = False
-        self.grad = bool(event["grad"])
-        self._trained = False
-        self._idle: set[int] = set()  # batches that only keep a rank in step
-        self._used: set[int] = set()
-        self._beside: list[tuple[int, int]] = []  # batches, and their part in a step
-
-    def stepped(self, samples: int) -> None:
-        """A backward came of the last batch; of no samples where it kept a rank in step."""
-        self._trained = True
-        self._used.add(len(self.batches) - 1)
-        if samples == 0:
-            self._idle.add(len(self.batches) - 1)
-
-    def beside(self, samples: int) -> None:
-        """A backward came of a batch drawn after this one's last: `zip(this, other)`."""
-        self._beside.append((len(self.batches) - 1, samples))
-        self._used.add(len(self.batches) - 1)
-
-    def closed(self) -> Pass:
-        # One batch to look at may be drawn before a step as well, and is not trained on.
-        zipped = len(self._beside) > 1
-        idle = self._idle | {place for place, samples in self._beside if zipped and not samples}
-        event = self._event
-        shown = [{} if place in idle else one for place, one in enumerate(self.batches)]
-        return Pass(
-            dataset=event["dataset"],
-            number=event["pass"],
-            grad=event["grad"],
-            shuffles=event["shuffles"],
-            sampler=event["sampler"],
-            epoch=event["epoch"],
-            where=event["where"],
-            batches=tuple(tuple(one.get("ids", ())) for one in shown),
-            sums=tuple(_sums(one) for one in shown),
-            contents=tuple(one.get("content", "") for one in shown),
-            unused=frozenset(range(len(shown))) - self._used,
-            trained=self._trained or zipped,
-        )
-
-
-def _sums(event: Event) -> tuple[str, ...]:
-    return tuple(event.get("sums") or [""] * len(event.get("ids", ())))
+            continue
+        key = event["dataset"], event["pass"]
+        if event["event"] == "iterate":
+            names = ("grad", "shuffles", "sampler", "epoch", "where")
+            found[key] = Pass(*key, *(event[name] for name in names))
+        elif event["event"] == "batch":
+            found[key].drawn.append(event)
+            since.append(found[key])
+        else:
+            found[key].ended = True
+    return [one for one in found.values() if one.drawn]
 
 
 def notes(runs: Sequence[Seen]) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TextIO
@@ -20,16 +19,15 @@ CHECKS = {
     "saved": "saved file loads into the original, strict=True",
     "killed": "a killed rank ends the rest",
 }
-_COLOURS = {"proved": "32", "differs": "1;31", "rank 0's": "33", "not seen": "33", "-": "2"}
+_STYLES = {"proved": "green", "differs": "bold red", "-": "dim"}
 _SHOWN = 4  # differences of a check
 
 
 @dataclass(frozen=True)
-class Result:
-    """The result of one check on some number of ranks.
+class Found:
+    """What one check has found.
 
     Attributes:
-        check: key of `CHECKS`.
         state: `not seen`: the script did nothing of the kind that could be compared; `rank 0's`:
             all that differs are numbers of rank 0's part of the training batches, as a port
             promises; `-`: means nothing on so many ranks.
@@ -37,20 +35,31 @@ class Result:
         differences: explained; empty unless `differs` or `rank 0's`.
     """
 
-    check: str
-    world: int
     state: State
     detail: str = ""
     differences: tuple[str, ...] = ()
 
 
-def differs(check: str, world: int, detail: str, *differences: str) -> Result:
-    """The result of a check that found differences."""
-    return Result(check, world, "differs", detail, differences)
+@dataclass(frozen=True)
+class Result(Found):
+    """The same, with the check, a key of `CHECKS`, and the number of ranks."""
+
+    check: str = ""
+    world: int = 0
+
+    @property
+    def ranks(self) -> str:
+        """For people."""
+        return f"{self.world} rank{'s' if self.world > 1 else ''}"
+
+
+def differs(detail: str, *differences: str) -> Found:
+    """Return that there are differences."""
+    return Found("differs", detail, differences)
 
 
 def merged(results: Iterable[Result]) -> list[Result]:
-    """One result for each check and number of ranks: all that differs in any of the runs."""
+    """Return one result for each check and number of ranks: all that differs in any of the runs."""
     found: dict[tuple[str, int], Result] = {}
     for one in results:
         first = found.setdefault((one.check, one.world), one)
@@ -58,68 +67,41 @@ def merged(results: Iterable[Result]) -> list[Result]:
             continue
         if first.state == "differs":
             every = dict.fromkeys([*first.differences, *one.differences])
-            found[one.check, one.world] = replace(first, differences=tuple(every))
-        else:
-            found[one.check, one.world] = one
+            one = replace(first, differences=tuple(every))
+        found[one.check, one.world] = one
     return list(found.values())
 
 
 def show(results: Sequence[Result], notes: Sequence[str], out: TextIO | None = None) -> None:
-    """Print the table."""
-    out = out or sys.stdout
-    worlds = sorted({one.world for one in results})
+    """Print the table, what differs, and how the runs were made comparable."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # Wide enough that nothing is folded: a terminal does that by itself.
+    console = Console(file=out, width=1000, soft_wrap=True, highlight=False, markup=False)
+    ranks = {one.world: one.ranks for one in sorted(results, key=lambda one: one.world)}
+    table = Table("", *ranks.values(), box=None, pad_edge=False, padding=(0, 1), header_style="")
     cells = {(one.check, one.world): one for one in results}
-    titles = [f"{number}. {title}" for number, title in enumerate(CHECKS.values(), 1)]
-    heads = [f"{world} rank{'s' if world > 1 else ''}" for world in worlds]
-    widths = [
-        max(len(head), *(len(_text(cells.get((check, world)))) for check in CHECKS))
-        for head, world in zip(heads, worlds, strict=True)
-    ]
-    first = max(map(len, titles))
-    line = "  ".join(f"{head:{width}}" for head, width in zip(heads, widths, strict=True))
-    print(f"{'':{first}}  {line}".rstrip(), file=out)
-    for title, check in zip(titles, CHECKS, strict=True):
-        shown = [
-            _cell(cells.get((check, world)), width, out.isatty())
-            for world, width in zip(worlds, widths, strict=True)
-        ]
-        print(f"{title:{first}}  {'  '.join(shown)}".rstrip(), file=out)
+    for number, (check, title) in enumerate(CHECKS.items(), 1):
+        row = [cells.get((check, world)) or Result("-") for world in ranks]
+        texts = [f"{one.state}: {one.detail}" if one.detail else one.state for one in row]
+        styles = [_STYLES.get(one.state, "yellow") for one in row]
+        table.add_row(f"{number}. {title}", *map(Text, map(clean, texts), styles))
+    console.print(table)
     for number, check in enumerate(CHECKS, 1):
-        _show_differences(number, [one for one in results if one.check == check], out)
+        # On more ranks it is mostly the same again.
+        wrong = [one for one in results if one.check == check and one.differences]
+        for one in sorted(wrong, key=lambda one: (one.state != "differs", one.world))[:1]:
+            what = "differs"
+            if one.state != "differs":
+                what = "numbers of rank 0's part of the training batches"
+            for difference in one.differences[:_SHOWN]:
+                lines = "\n   ".join(map(clean, difference.split("\n")))
+                console.print(f"\n{number}. {what} on {one.ranks}: {lines}")
+            if len(one.differences) > _SHOWN:
+                console.print(f"   and {len(one.differences) - _SHOWN} more")
     if notes:
-        print("\nto make the runs comparable, in all of them:", file=out)
+        console.print("\nto make the runs comparable, in all of them:")
         for note in notes:
-            print(f"  {clean(note)}", file=out)
-
-
-def _show_differences(number: int, results: Sequence[Result], out: TextIO) -> None:
-    """Those on the fewest ranks: on more it is mostly the same again."""
-    for state in ("differs", "rank 0's"):
-        one = next((one for one in results if one.state == state), None)
-        if one is None:
-            continue
-        ranks = f"{one.world} rank{'s' if one.world > 1 else ''}"
-        heading = f"{number}. differs on {ranks}"
-        if state == "rank 0's":
-            heading = f"{number}. numbers of rank 0's part of the training batches on {ranks}"
-        for difference in one.differences[:_SHOWN]:
-            lines = [clean(line) for line in difference.split("\n")]
-            print(f"\n{heading}: {lines[0]}", file=out)
-            for line in lines[1:]:
-                print(f"   {line}", file=out)
-        if len(one.differences) > _SHOWN:
-            print(f"   and {len(one.differences) - _SHOWN} more", file=out)
-        return
-
-
-def _text(result: Result | None) -> str:
-    if result is None or result.state == "-":
-        return "-"
-    return f"{result.state}: {result.detail}" if result.detail else result.state
-
-
-def _cell(result: Result | None, width: int, colours: bool) -> str:
-    text = f"{clean(_text(result)):{width}}"
-    if not colours or result is None:
-        return text
-    return f"\033[{_COLOURS[result.state]}m{text}\033[0m"
+            console.print(f"  {clean(note)}")

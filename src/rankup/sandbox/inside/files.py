@@ -49,8 +49,8 @@ class Files:
         state: the folder of the journal, and of a lock between the script's processes.
     """
 
-    name = "rankup fetch"  # in what the script is told
     new_elsewhere = True  # outside of the copy new files may be made
+    why = "rankup fetch runs a copy, which by an absolute path changes nothing that is there"
 
     def __init__(
         self,
@@ -236,11 +236,7 @@ class Files:
 
     def _refuse(self, path: str, what: str) -> NoReturn:
         self._journal.tell("refused", what=f"{what} {path}", path=path, where=self._journal.where())
-        if self.new_elsewhere:
-            why = "rankup fetch runs a copy, which changes nothing that is there by an absolute path"
-        else:
-            why = f"{self.name} lets a script write only below its own folder"
-        raise PermissionError(errno.EACCES, why, path)
+        raise PermissionError(errno.EACCES, self.why, path)
 
     def _database(self, database: object) -> None:
         if not isinstance(database, str | bytes | os.PathLike):

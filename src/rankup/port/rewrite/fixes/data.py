@@ -8,6 +8,7 @@ from ....base.errors import UserError
 from ....script.flow import argument, call_name, given
 from ....script.names import Function
 from ....script.roles import LoopNode
+from ...rules.chance import drawn_batches
 from ...rules.facts import integer
 from ..context import Context
 from ..script import ForNode
@@ -93,7 +94,7 @@ def _unseen(context: Context, loop: Loop) -> bool:
     stepping = any(script.called(one) in steps for one in calls)
     loops = {script.scope(one.node) for one in context.training.loops if one.trains}
     own = stepping and not any(script.called(one) in loops for one in calls)
-    drawn = any(loop.node in script.above(one) for one in _drawn_batches(context))
+    drawn = any(loop.node in script.above(one) for one in drawn_batches(context.training))
     return (inside or own) and not drawn
 
 
@@ -101,8 +102,10 @@ def _shard(context: Context, loop: Loop, source: ast.expr, done: set[ast.AST]) -
     training, script = context.training, context.script
     loader = training.loader_of(source)
     options = f"{_trains(context, loop)}{_per_gpu(context)}"
+    several = len(training.all_loaders(source)) > 1  # each branch makes its own
     alone = isinstance(loader, ast.Call) and (
-        source is loader or (not loop.phase and used_by_training_alone(context, loader))
+        source is loader
+        or (not loop.phase and not several and used_by_training_alone(context, loader))
     )
     place = loader if alone and loader is not None else source
     if place in done:
@@ -213,58 +216,10 @@ def _handed_to_training(context: Context, name: ast.Name, parent: ast.AST, depth
     )
 
 
-def deal_drawn(context: Context) -> None:
-    """`x, y = rankup.deal(get_batch, "train")`: batches that the script draws itself.
-
-    The function goes in, not what it gives: it draws alike on all ranks, what follows does not.
-    """
-    if context.options.batch != "global":
-        return
-    for call in _drawn_batches(context):
-        arguments = [*call.args, *call.keywords]
-        if any(one.arg == "dim" for one in call.keywords):  # deal has one of its own
-            context.around(call, "rankup.deal(")
-        else:
-            start, end = context.script.span(call)
-            behind = context.script.span(call.func)[1]
-            first = min((context.script.span(one)[0] for one in arguments), default=end)
-            context.edits.insert(start, "rankup.deal(")
-            context.edits.replace((behind, first), ", " if arguments else ")")
-        context.done(call, "each rank takes its part of a batch drawn by hand (rankup.deal)")
-
-
-def _drawn_batches(context: Context) -> list[ast.Call]:
-    """Calls in a training loop that draw a batch by numbers, where no loader gives any."""
-    script, training = context.script, context.training
-    if any(loop.trains and training.sources(loop) for loop in training.loops):
-        return []
-    drawers = {
-        function
-        for function in script.functions
-        if any(
-            script.name(c.func) in ("torch.randint", "numpy.random.randint")
-            for c in script.inside(function, ast.Call)
-        )
-        and any(True for _ in script.inside(function, ast.Return))
-        and not isinstance(script.owner(function), ast.ClassDef)
-    }
-    return [
-        call
-        for call in script.all(ast.Call)
-        if script.called(call) in drawers
-        and not training.trains(call)
-        and any(loop.trains and loop.node in script.above(call) for loop in training.loops)
-    ]
-
-
 def batch_size_names(context: Context) -> None:
     """`torch.ones(batch_size, 1)` in a loop means the part of the batch that this rank has."""
     script = context.script
-    sizes = {
-        script.code(arg)
-        for call in context.training.loader_calls
-        if (arg := argument(call, "batch_size", 1)) is not None and not integer(arg)
-    }
+    sizes = batch_sizes(context)
     if not sizes:
         return
     for loop in context.training.loops:
@@ -288,6 +243,15 @@ def batch_size_names(context: Context) -> None:
                         f"{script.code(value)} is the size of the whole batch, of which a rank "
                         "has a part: take the size from the batch",
                     )
+
+
+def batch_sizes(context: Context) -> set[str]:
+    """What the script calls the sizes of its loaders' batches: `args.batch_size`."""
+    return {
+        context.script.code(arg)
+        for call in context.training.loader_calls
+        if (arg := argument(call, "batch_size", 1)) is not None and not integer(arg)
+    }
 
 
 def first_of_batch(context: Context, loop: Loop) -> str | None:

@@ -10,7 +10,6 @@ from ....script.loops import no_grad
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ..context import Context
-from ..models import assigned
 from ..script import ForNode, Script
 from ..training import Loop
 from ..values import Kind, Values, loader_origins, plain_batches
@@ -128,7 +127,7 @@ def additive(context: Context, loop: Loop) -> Leaving:
     for name in sorted(values.defined.keys() | set(loop.batch)):
         if name not in kept and (name in shared or read_after(script, node, name)):
             raise Obstacle(node, f"`{name}` of the last batch is used behind it")
-    for name in kept:
+    for name in sorted(kept):
         if name in shared or not _fresh(script, node, name, name in leaving.lists):
             raise Obstacle(node, f"`{name}` does not begin at nothing before this loop")
     if loop.index is not None and read_after(script, node, loop.index):
@@ -259,7 +258,7 @@ def _fresh(script: Script, node: ast.AST, name: str, is_list: bool) -> bool:
                 return False
             values = [
                 value
-                for where, value in assigned(script, name, script.scope(node))
+                for where, value in script.assigned(name, script.scope(node))
                 if where is before
             ]
             return len(values) == 1 and _nothing(values[0], is_list)

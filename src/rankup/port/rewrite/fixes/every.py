@@ -4,61 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...rules import RULES
+from ...rules.steering import decided_alike
 from ..context import Context
-from .data import batch_size_names, deal_drawn, shard_loaders
+from .data import batch_size_names, shard_loaders
 from .decisions import broadcast_decisions, metrics_of_one_rank
-from .device import data_parallel, numbered, own_choice
 from .evaluation import shard_evaluations
-from .fetched import fetch
-from .files import (
-    folders,
-    load,
-    opened,
-    root_writes,
-    same_names,
-    save,
-    wait_for_saved,
-    wait_for_written,
-)
 from .metrics import training_numbers
-from .model import batch_norm, round_trips, summed_losses, wrap_models
+from .model import wrap_models
 from .person import by_hand
-from .steering import clocks_that_steer, decided_alike, seeds_alike, seeds_in_a_pass
-from .units import count
 from .unsure import of_a_part
 
+_RULES = {rule.code: rule.mend for rule in RULES}
+
 FIXES: dict[str, Callable[[Context], None]] = {
-    "data_parallel": data_parallel,
-    "own_choice": own_choice,
-    "numbered": numbered,
+    "RK104": _RULES["RK104"],
+    "RK105": _RULES["RK105"],
+    "RK103": _RULES["RK103"],
     "shard": shard_loaders,
-    "deal": deal_drawn,
+    "RK116": _RULES["RK116"],
     "batch_size": batch_size_names,
     "wrap": wrap_models,
-    "summed": summed_losses,
-    "count": count,
+    "RK123": _RULES["RK123"],
+    "RK125": _RULES["RK125"],
     "shard_evaluations": shard_evaluations,
     "training_numbers": training_numbers,
-    "seeds": seeds_alike,
-    "steering_clocks": clocks_that_steer,
+    "RK115": _RULES["RK115"],
+    "RK187": _RULES["RK187"],
     "decisions": broadcast_decisions,
     "metrics": metrics_of_one_rank,
-    "rank0_first": fetch,
-    "save0": save,
-    "load": load,
-    "wait_for_saved": wait_for_saved,
-    "root_writes": root_writes,
-    "path0": opened,
-    "wait_for_written": wait_for_written,
-    "folders": folders,
-    "same_names": same_names,
-    "steering_draws": decided_alike,
+    "RK177": _RULES["RK177"],
+    "RK141": _RULES["RK141"],
+    "RK144": _RULES["RK144"],
+    "RK146": _RULES["RK146"],
+    "RK145": _RULES["RK145"],
+    "RK149": _RULES["RK149"],
+    "RK147": _RULES["RK147"],
+    "RK186": decided_alike,
 }
 # What is said but not changed.
 REMARKS: tuple[Callable[[Context], None], ...] = (
-    batch_norm,
-    round_trips,
+    _RULES["RK135"],
+    _RULES["RK134"],
     by_hand,
     of_a_part,
-    seeds_in_a_pass,
+    _RULES["RK188"],
 )

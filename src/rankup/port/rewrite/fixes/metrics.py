@@ -7,12 +7,14 @@ import ast
 from ....script.flow import call_name, given
 from ....script.names import COMPREHENSIONS, Function
 from ....script.torch_names import words
+from ...rules.chance import draws
+from ...rules.steering import steers
 from ..context import Context
 from ..expressions import mentioned
 from ..training import Loop
 from ..values import Kind, Values
+from .data import batch_sizes
 from .readings import Region, Step, returns_reading, steps_of, value_of
-from .steering import steers
 
 _SHOWS = words(
     "print log info debug warning write set_postfix set_postfix_str set_description "
@@ -101,9 +103,39 @@ class Numbers(Region):
         return bool(name) and bool(before) and self._reads(before[-1], name)
 
     def local_names(self) -> set[str]:
-        derived = self.context.training.derived(self.loop)
-        counters = {self.script.dotted(one.target) for one in self._augmented()}
-        return derived - self.whole - {name for name in counters if name in self._global_counters}
+        found = self.context.training.derived(self.loop) - self.whole - self._global_counters
+        while True:
+            made = {name for name in found if self._made_of_others(name, found)}
+            if not made:
+                return found
+            found = found - made
+
+    def _made_of_others(self, name: str, local: set[str]) -> bool:
+        """True where a name is given its values in each round, and of nothing that is local."""
+        if name in self.loop.batch or name in self.losses.kinds:
+            return False
+        statements = self._given(name)
+        values = [value_of(self.script, one, name) for one in statements]
+        stored = [one for one in self.script.inside(self.body, ast.Name) if one.id == name]
+        stored = [one for one in stored if isinstance(one.ctx, ast.Store)]
+        return len(stored) == len(statements) > 0 and all(
+            value is not None
+            and not mentioned(value) & local
+            and not draws(self.script.file, value)
+            and self._mine(one)
+            and not self._tested(one) & local
+            for one, value in zip(statements, values, strict=True)
+        )
+
+    def _tested(self, node: ast.AST) -> set[str]:
+        """The names of the conditions that a statement in this region stands under."""
+        found: set[str] = set()
+        for up in self.script.above(node):
+            if up is self.where:
+                break
+            test = getattr(up, "test", None)
+            found |= mentioned(test) if isinstance(test, ast.expr) else set()
+        return found
 
     _global_counters: frozenset[str] = frozenset()
 
@@ -166,7 +198,7 @@ class Numbers(Region):
         for one in script.inside(self.body, ast.stmt, deep=False):
             if not isinstance(one, ast.If | ast.While):
                 continue
-            if not (steers(self.context, one) and self._mine(one)):
+            if not (steers(self.context.training, one) and self._mine(one)):
                 continue
             for node in script.inside(one.test, ast.Name, ast.Attribute):
                 kind = self.known(node)
@@ -211,6 +243,26 @@ class Numbers(Region):
             if adds and name and script.dotted(value.left) == name and self._mine(assign):  # type: ignore[attr-defined]
                 grown.setdefault(name, []).append((assign, value.right))  # type: ignore[attr-defined]
         grown.pop("", None)
+        while True:
+            plans, local = self._plans(grown)
+            known = frozenset(name for name in plans if name not in local)
+            if known <= self._global_counters:
+                break
+            self._global_counters |= known  # of which others may be made
+        for name in plans:
+            if name in local:
+                if any(self.local(value) for _, value in grown[name]):
+                    self._leave_counter(grown[name][0][0], name)
+                self.wrapped += [value for _, value in grown[name]]
+                continue
+            for _, value in grown[name]:
+                self.put(value, self.plan(value) or [], f"{name} is of all ranks' batches")
+
+    def _plans(
+        self, grown: dict[str, list[tuple[ast.AST, ast.expr]]]
+    ) -> tuple[dict[str, list[tuple[ast.expr, Kind]] | None], set[str]]:
+        """The parts of what each name grows by that are put together; and which stay local."""
+        script = self.script
         plans: dict[str, list[tuple[ast.expr, Kind]] | None] = {}
         for name, values in grown.items():
             if name in self.losses.kinds or self._made_anew(name):
@@ -238,15 +290,7 @@ class Numbers(Region):
             if not more:
                 break
             local |= more
-        for name in plans:
-            if name in local:
-                if any(self.local(value) for _, value in grown[name]):
-                    self._leave_counter(grown[name][0][0], name)
-                self.wrapped += [value for _, value in grown[name]]
-                continue
-            for _, value in grown[name]:
-                self.put(value, self.plan(value) or [], f"{name} is of all ranks' batches")
-        self._global_counters = frozenset(name for name in plans if name not in local)
+        return plans, local
 
     def _by_the_same(self, plans: dict[str, list[tuple[ast.expr, Kind]] | None]) -> list[set[str]]:
         """Names of sums over samples that are divided by one and the same number of samples."""
@@ -394,14 +438,17 @@ class Numbers(Region):
     def _rest(self) -> None:
         """Say once for each loop what it shows of rank 0's part of a batch."""
         local = self.local_names() - self.losses.kinds.keys()
+        whole = batch_sizes(self.context) - self._stored()
         for call in self.script.inside(self.body, ast.Call, deep=False):
             if call_name(call) not in _SHOWS or not self._mine(call):
                 continue
+            self._divided(call, local, whole)
             rest = {
                 one.id
                 for arg in given(call)
                 for one in self.script.inside(arg, ast.Name)
                 if not self._covered(one) and not self._read_before(one)
+                if not self._of_evaluation(one)
             }
             found = sorted(rest & local)
             if found:
@@ -412,6 +459,38 @@ class Numbers(Region):
                     comment=False,
                 )
                 return
+
+    def _of_evaluation(self, name: ast.Name) -> bool:
+        """True where a name was last given what is made of a batch drawn for an evaluation."""
+        script, at = self.script, self.script.span(name)[0]
+        for draw in script.inside(self.body, ast.Assign, deep=False):
+            if not self.context.training.for_evaluation(self.loop, draw):
+                continue
+            block = script.file.names.block(draw)
+            later = block[block.index(draw) :]
+            if any(one in later and script.span(one)[1] <= at for one in self._given(name.id)):
+                return True
+        return False
+
+    def _stored(self) -> set[str]:
+        names = self.script.inside(self.where, ast.Name)
+        return {one.id for one in names if isinstance(one.ctx, ast.Store)}
+
+    def _divided(self, call: ast.Call, local: set[str], whole: set[str]) -> None:
+        """Say where something of this rank's part is divided by the size of the whole batch."""
+        script = self.script
+        for one in script.inside(call, ast.BinOp):
+            if not isinstance(one.op, ast.Div) or self._covered(one.left):
+                continue
+            sizes = [script.code(part) for part in script.inside(one.right, ast.expr)]
+            parts = [name for name in script.inside(one.left, ast.Name) if name.id in local]
+            parts = [name for name in parts if not self._of_evaluation(name)]
+            if parts and whole & set(sizes):
+                self.context.leave(
+                    one,
+                    f"{script.code(one)}: of this rank's part of a batch, divided by the size of "
+                    "the whole: put rankup.batch_sum(…) around what is a sum over samples",
+                )
 
 
 def _format(call: ast.Call) -> bool:

@@ -7,16 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ....base.errors import UserError
-from ....script.flow import given, is_none
+from ....script.flow import is_none
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ....script.torch_names import RETURNS_SELF
 from ..context import Context
-from ..losses import MIXED, declared, differentiated
-from ..models import Model
 from ..script import Script
-from ..values import Kind
+from ..training import Model
 
 _READY = ("to", "cuda", "apply", "load_state_dict", "half", "float", "double", "requires_grad_")
 _NORMS = re.compile(r"\bBatchNorm[123]d\b|\bresnet\d+\b|\bLazyBatchNorm")
@@ -179,61 +176,3 @@ def _prepares(context: Context, statement: ast.AST, name: str) -> bool:
         ):
             return True
     return False
-
-
-def summed_losses(context: Context) -> None:
-    """`rankup.summed(loss).backward()` where the loss is declared a sum over the batch.
-
-    Raises:
-        UserError: it is a sum in one part and something else in another.
-    """
-    script = context.script
-    for call in context.training.backwards:
-        loss = differentiated(call)
-        kind = declared(script, loss) if loss is not None else Kind.UNKNOWN
-        if kind == MIXED:
-            raise UserError(
-                f"{script.file.path}:{script.line(call)}: not ported: this loss adds up over the "
-                "samples in one part and not in another, and ranks would weigh them differently. "
-                "Divide the sums by the number of samples, or take reduction='mean' throughout"
-            )
-        if kind is Kind.SUM and loss is not None:
-            context.around(loss, "rankup.summed(")
-            context.done(call, "a loss summed over the batch is summed over the ranks too")
-
-
-def batch_norm(context: Context) -> None:
-    """Batch norm sees a rank's part of the batch: that is said, and how to change it."""
-    if context.options.sync_bn:
-        return
-    for node in (*context.script.all(ast.Attribute), *context.script.all(ast.Name)):
-        if _NORMS.fullmatch(context.script.code(node).split(".")[-1]):
-            context.leave(
-                node,
-                "batch norm takes its statistics over this rank's part of a batch; "
-                "`rankup port --sync-bn` makes it take them over the whole batch",
-                comment=False,
-            )
-            return
-
-
-def round_trips(context: Context) -> None:
-    """`model.cpu()` inside a loop takes the parameters away from what exchanges gradients."""
-    script = context.script
-    names = {model.name for model in context.training.models} | context.training.parameter_names
-    for call in script.all(ast.Call):
-        if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("cpu", "to"):
-            continue
-        target = script.dotted(call.func.value) or script.code(call.func.value).split(".eval()")[0]
-        away = call.func.attr == "cpu" or (call.args and '"cpu"' in script.code(given(call)[0]))
-        if away and target in names and _inside_training(context, call):
-            context.leave(
-                call,
-                "moving the model to the CPU and back ends the exchange of its gradients; "
-                "save its state_dict() without moving it",
-            )
-
-
-def _inside_training(context: Context, node: ast.AST) -> bool:
-    above = set(context.script.above(node))
-    return any(isinstance(one, LoopNode) and context.training.trains(one) for one in above)

@@ -102,12 +102,12 @@ def _flags(context: Context) -> None:
 def _elsewhere(context: Context) -> None:
     """A training loop in another file: its numbers are of a rank's part of the batches."""
     for call in context.training.elsewhere:
-        path = context.script.beside(call)
-        assert path is not None
+        found = context.script.flow.definition(context.script.file, call.func)
+        assert found is not None
         context.leave(
             call,
-            f"the training loop is in {path.name}, which stays as it is: what it adds up, saves "
-            "or returns is of this rank's part of the batches",
+            f"the training loop is in {found[0].path.name}, which stays as it is: what it adds up, "
+            "saves or returns is of this rank's part of the batches",
         )
 
 

@@ -15,12 +15,12 @@ from ....script.names import COMPREHENSIONS, Function, walk
 from ....script.roles import LoopNode
 from ....script.torch_names import words
 from ...rules.chance import draws
+from ...rules.steering import steers
 from ..context import Context
 from ..expressions import mentioned
 from ..losses import MIXED, declared, differentiated
 from ..script import Script
 from ..values import Kind
-from .steering import steers
 
 # These cut a value off its graph, and these only change its form.
 _CUTS = words("item detach numpy tolist")
@@ -184,7 +184,9 @@ class Region:
                 test = up.iter
             names = test is not None and mentioned(test) & self.local_names()
             drawn = (
-                test is not None and draws(self.script.file, test) and not steers(self.context, up)
+                test is not None
+                and draws(self.script.file, test)
+                and not steers(self.context.training, up)
             )
             if inner is not test and (names or drawn):
                 return False

@@ -12,6 +12,15 @@ from ..losses import differentiated
 from ..means import NotSeen, check_mean
 from ..script import ForNode
 
+_NO_MEAN = (
+    "not seen to be a mean over the samples{at}: each rank's value is of its part of a batch, and "
+    "ranks average them by samples"
+)
+_TOGETHER = (
+    "the model takes a batch together{at}, where its first dimension is that of the samples: each "
+    "rank those of its part"
+)
+
 
 def of_a_part(context: Context) -> None:
     """Remarks on what is of this rank's part of a batch, alone."""
@@ -101,25 +110,31 @@ def _mixed(context: Context) -> None:
 
 def _not_means(context: Context) -> None:
     """A loss that is not seen to be a mean over the samples: said once, at its line."""
-    script, said = context.script, set[ast.AST]()
+    said: set[ast.AST] = set()
     for call in context.training.backwards:
         loss = differentiated(call)
+        if loss is None:
+            continue
+        at = _line_of(context, loss, call)
         try:
-            if loss is not None:
-                check_mean(context.training, loss)
+            for together in check_mean(context.training, loss):
+                _leave_once(context, together, at, _TOGETHER, said)
         except NotSeen as place:
-            node = place.node if place.script is script else _line_of(context, loss, call)
-            if script.statement(node) in said:
-                continue
-            said.add(script.statement(node))
-            at = ""
-            if place.script is not script:
-                at = f" ({place.script.file.path.name}:{place.script.line(place.node)})"
-            context.leave(
-                node,
-                f"not seen to be a mean over the samples{at}: each rank's value is of its part of "
-                "a batch, and ranks average them by samples",
-            )
+            _leave_once(context, place, at, _NO_MEAN, said)
+
+
+def _leave_once(
+    context: Context, place: NotSeen, otherwise: ast.AST, text: str, said: set[ast.AST]
+) -> None:
+    """Say something at its statement; of another file where the script leads to it."""
+    script, at = context.script, ""
+    node = place.node if place.script is script else otherwise
+    if script.statement(node) in said:
+        return
+    said.add(script.statement(node))
+    if place.script is not script:
+        at = f" ({place.script.file.path.name}:{place.script.line(place.node)})"
+    context.leave(node, text.format(at=at))
 
 
 def _line_of(context: Context, loss: ast.expr | None, call: ast.Call) -> ast.AST:
@@ -128,7 +143,7 @@ def _line_of(context: Context, loss: ast.expr | None, call: ast.Call) -> ast.AST
     name = script.dotted(loss)
     made = [
         one
-        for one, _ in context.training.assigned(name, script.scope(call))
+        for one, _ in context.script.assigned(name, script.scope(call))
         if script.line(one) <= script.line(call)
     ]
     return max(made, key=script.line) if made else call

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 
 from ..protocol import ORIGINAL, Seen
-from ..verdict import CHECKS, Result, differs, merged
+from ..verdict import CHECKS, Found, Result, differs, merged
 from . import output, samples, training
 
 _BROKEN = (
@@ -16,64 +16,56 @@ _BROKEN = (
 
 
 def results(runs: Mapping[str, Seen], planned: Mapping[str, int]) -> list[Result]:
-    """All that the runs show.
+    """Return all that the runs show.
 
     Args:
         runs: by their names; the originals that did not come to their end are left out.
         planned: names of the ports' runs and their ranks.
     """
-    known = _alike(runs)
-    found: list[Result] = []
+    halves, known = runs.get("original-alike"), None
+    if halves is not None and not halves.failed:
+        port = runs.get("alike")
+        if port is not None and not port.failed:
+            known = output.alike(runs[ORIGINAL], halves, port)
+    else:
+        halves = None
+    found: list[tuple[int, dict[str, Found]]] = []
     for name, world in planned.items():
         port = runs.get(name)
         if name == "kill" or name.endswith("-kill"):
-            found.append(killed(port))
+            found.append((world, {"killed": killed(port)}))
         elif port is not None:
             run = port.outcome.run
             original = runs.get(run.against if run is not None else ORIGINAL)
             if original is not None:
-                found += _of_port(original, port, known)
-        elif name != "alike" or _alike_original(runs) is not None:
-            found += _failed(world, _BROKEN)
-    return merged(found)
+                found.append((world, _of_port(original, port, known)))
+        elif name != "alike" or halves is not None:
+            found.append((world, _failed(_BROKEN)))
+    return merged(
+        Result(**vars(one), check=check, world=world)
+        for world, checks in found
+        for check, one in checks.items()
+    )
 
 
-def _alike_original(runs: Mapping[str, Seen]) -> Seen | None:
-    original = runs.get("original-alike")
-    return original if original is not None and not original.failed else None
-
-
-def _alike(runs: Mapping[str, Seen]) -> output.Alike | None:
-    original, port = _alike_original(runs), runs.get("alike")
-    if original is None or port is None or port.failed:
-        return None
-    return output.alike(runs[ORIGINAL], original, port)
-
-
-def _of_port(original: Seen, port: Seen, known: output.Alike | None) -> list[Result]:
+def _of_port(original: Seen, port: Seen, known: output.Alike | None) -> dict[str, Found]:
     if port.failed:
-        how = (
-            "with random numbers and a clock of each rank's own, as in life, " if port.free else ""
-        )
-        return _failed(port.world, how + failure(port))
-    both = [
-        training.parameters(port),
-        samples.samples(original, port),
-        output.evaluation(original, port, known),
-        output.output(original, port, known),
-    ]
-    if port.free:
-        return [training.same_number(port), *both]
-    return [training.losses(original, port), *both, output.saved(original, port)]
+        how = "with random numbers and a clock of each rank's own, as in life, "
+        return _failed((how if port.free else "") + failure(port))
+    found = {
+        "losses": training.same_number(port) if port.free else training.losses(original, port),
+        "parameters": training.parameters(port),
+        "samples": samples.samples(original, port),
+        "evaluation": output.evaluation(original, port, known),
+        "output": output.output(original, port, known),
+    }
+    return found if port.free else {**found, "saved": output.saved(original, port)}
 
 
-def _failed(world: int, why: str) -> list[Result]:
-    """The results of a run that broke off: nothing of it is worth a comparison."""
+def _failed(why: str) -> dict[str, Found]:
+    """Return the results of a run that broke off: nothing of it is worth a comparison."""
     first, *rest = [name for name in CHECKS if name != "killed"]
-    return [
-        differs(first, world, "failed", why),
-        *(Result(name, world, "not seen", "failed") for name in rest),
-    ]
+    return {first: differs("failed", why), **dict.fromkeys(rest, Found("not seen", "failed"))}
 
 
 def failure(run: Seen) -> str:
@@ -104,27 +96,23 @@ def failure(run: Seen) -> str:
     )
 
 
-def killed(run: Seen | None) -> Result:
+def killed(run: Seen | None) -> Found:
     """Check 7: rank 1 is killed in the middle, and rank 0 must not go on as if nothing were."""
     if run is None:
-        return Result("killed", 2, "not seen", "failed")
+        return Found("not seen", "failed")
     if not run.ranks[1].of("killed"):
-        return Result("killed", 2, "not seen", "ended before")
+        return Found("not seen", "ended before")
     rest = run.outcome.ranks[0]
     if rest.finished or rest.code == 0:
         return differs(
-            "killed",
-            2,
             "rank 0 goes on",
             "rank 1 was killed after an optimizer step, and rank 0 trained on to its end, alone, "
             "and ended with code 0: nothing in its training waits for the other",
         )
     if rest.code is None or run.outcome.why == "time":
         return differs(
-            "killed",
-            2,
             "rank 0 hangs",
             f"rank 1 was killed, and rank 0 still ran after {run.outcome.patience:.0f} s, also "
             "after SIGTERM: it catches what should end it",
         )
-    return Result("killed", 2, "proved", f"in {run.outcome.patience:.1f} s")
+    return Found("proved", f"in {run.outcome.patience:.1f} s")

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from ..protocol import Event, Seen
-from ..verdict import Result, differs
+from ..protocol import WRITES, Event, Seen
+from ..verdict import Found, differs
 from .samples import evaluations, unreached
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])")
@@ -28,8 +28,10 @@ _PASSING = re.compile(
 )
 _RELATIVE = 1e-4
 _LONGEST = 120  # characters of a line that is shown
-_MODELS = (".bin", ".ckpt", ".h5", ".hdf5", ".npz", ".onnx", ".pickle", ".pkl", ".pt", ".pth")
-_MODEL_FILES = (*_MODELS, ".safetensors")
+_MODEL_FILES = (
+    ".bin", ".ckpt", ".h5", ".hdf5", ".npz", ".onnx", ".pickle", ".pkl", ".pt", ".pth",
+    ".safetensors",
+)  # fmt: skip
 
 # A number of a line: the file it is in ("" for what is printed), the line's words, its place there.
 Place = tuple[str, str, int]
@@ -106,7 +108,7 @@ def alike(base: Seen, original: Seen, port: Seen) -> Alike:
     return Alike(frozenset(both - wrong), frozenset(varying))
 
 
-def evaluation(original: Seen, port: Seen, known: Alike | None) -> Result:
+def evaluation(original: Seen, port: Seen, known: Alike | None) -> Found:
     """The samples drawn without gradients, and the numbers that are printed behind them."""
     wrong, total, count = evaluations(original, port)
     if not port.free:
@@ -114,19 +116,19 @@ def evaluation(original: Seen, port: Seen, known: Alike | None) -> Result:
             if one.evaluates and not _is_own(one, port, known):
                 wrong.append(one.text())
     if wrong:
-        return differs("evaluation", port.world, "differs", *wrong)
+        return differs("differs", *wrong)
     missed = unreached(original)
     if not count:
         detail = f"not reached: {missed[0]}" if missed else "no evaluation"
-        return Result("evaluation", port.world, "not seen", detail)
+        return Found("not seen", detail)
     if missed:
-        return Result("evaluation", port.world, "not seen", f"not reached: {missed[0]}")
+        return Found("not seen", f"not reached: {missed[0]}")
     if not port.free and not _evaluated_numbers(original, known):
-        return Result("evaluation", port.world, "not seen", "prints no number of it")
-    return Result("evaluation", port.world, "proved", f"{total} in {count} passes")
+        return Found("not seen", "prints no number of it")
+    return Found("proved", f"{total} in {count} passes")
 
 
-def output(original: Seen, port: Seen, known: Alike | None) -> Result:
+def output(original: Seen, port: Seen, known: Alike | None) -> Found:
     """Files by their names and writers; lines by their words and numbers."""
     wrong = _writers(port)
     for rank, journal in enumerate(port.ranks[1:], 1):
@@ -142,17 +144,17 @@ def output(original: Seen, port: Seen, known: Alike | None) -> Result:
             elif not one.evaluates:
                 wrong.append(one.text())
     if wrong:
-        return differs("output", port.world, "differs", *wrong)
+        return differs("differs", *wrong)
     files, lines = len(port.ranks[0].written()), len(_lines(port))
     if own:
         texts = tuple(dict.fromkeys(one.text() for one in own))
-        return Result("output", port.world, "rank 0's", f"{len(own)} of {lines} lines", texts)
+        return Found("rank 0's", f"{len(own)} of {lines} lines", texts)
     if not files and not lines and not original.ranks[0].written():
-        return Result("output", port.world, "not seen", "prints nothing")
-    return Result("output", port.world, "proved", f"{files} files, {lines} lines")
+        return Found("not seen", "prints nothing")
+    return Found("proved", f"{files} files, {lines} lines")
 
 
-def saved(original: Seen, port: Seen) -> Result:
+def saved(original: Seen, port: Seen) -> Found:
     """The port's files, as the original found them when it loaded them."""
     journal = original.ranks[0]
     names = [name for event in journal.of("end") for name in event.get("saved", ())]
@@ -162,65 +164,60 @@ def saved(original: Seen, port: Seen) -> Result:
     loaded = [one for one in journal.of("loaded") if one["run"] == port.outcome.name]
     if names and not loaded:
         text = f"{names[0]} could not be loaded into the original: it had ended"
-        return differs("saved", port.world, "not loaded", text)
+        return differs("not loaded", text)
     files = loaded[0]["files"] if names else []
     wrong = [f"{one['path']}: {one['why']}" for one in files if one["why"]]
     if wrong:
-        return differs("saved", port.world, "differs", *wrong)
+        return differs("differs", *wrong)
     if others:
-        return Result("saved", port.world, "not seen", f"{others[0]} is not compared")
+        return Found("not seen", f"{others[0]} is not compared")
     if not names:
-        return Result("saved", port.world, "not seen", "saves nothing")
+        return Found("not seen", "saves nothing")
     models = sum(one["models"] for one in files)
-    return Result("saved", port.world, "proved", f"{len(names)} files, {models} models")
+    return Found("proved", f"{len(names)} files, {models} models")
 
 
 def differences(original: Seen, port: Seen) -> list[Unlike]:
-    """All lines that differ, printed ones and those of text files."""
-    found = _unlike("", _lines(original), _lines(port), port)
+    """Return all lines that differ, printed ones and those of text files."""
+    found = []
+    for file, mine, its in _aligned(original, port):
+        if mine is None or its is None or mine.words != its.words:
+            found.append(Unlike(file, mine, its))
+            continue
+        places = tuple(
+            (file, mine.words, place)
+            for place, (one, other) in enumerate(zip(mine.numbers, its.numbers, strict=True))
+            if not near(one, other) and not (port.alike and _is_part(one, other, port.world))
+        )
+        if places:
+            found.append(Unlike(file, mine, its, places))
+    return found
+
+
+def _aligned(original: Seen, port: Seen) -> Iterator[tuple[str, Line | None, Line | None]]:
+    """Yield the lines with equal words in pairs, and one pair for each place where words differ."""
+    files = [("", _lines(original), _lines(port))]
     for name in sorted(original.texts.keys() & port.texts.keys()):
         ours, theirs = (
             [parse(text) for text in run.texts[name] if text.strip()] for run in (original, port)
         )
-        found += _unlike(name, ours, theirs, port)
-    return found
-
-
-def _unlike(file: str, ours: list[Line], theirs: list[Line], port: Seen) -> list[Unlike]:
-    found = []
-    matcher = SequenceMatcher(None, [o.words for o in ours], [t.words for t in theirs], False)
-    for kind, a, b, c, d in matcher.get_opcodes():
-        if kind != "equal":
-            found.append(Unlike(file, ours[a] if a < b else None, theirs[c] if c < d else None))
-            continue
-        for mine, its in zip(ours[a:b], theirs[c:d], strict=True):
-            pairs = zip(mine.numbers, its.numbers, strict=True)
-            places = tuple(
-                (file, mine.words, place)
-                for place, (one, other) in enumerate(pairs)
-                if not near(one, other) and not (port.alike and _is_part(one, other, port.world))
-            )
-            if places:
-                found.append(Unlike(file, mine, its, places))
-    return found
-
-
-def _numbers(original: Seen, port: Seen) -> list[tuple[Place, str, str]]:
-    """All numbers of lines that both have, with their values."""
-    found = []
-    files = [("", _lines(original), _lines(port))]
-    for name in original.texts.keys() & port.texts.keys():
-        ours, theirs = ([parse(text) for text in run.texts[name]] for run in (original, port))
         files.append((name, ours, theirs))
     for file, ours, theirs in files:
         matcher = SequenceMatcher(None, [o.words for o in ours], [t.words for t in theirs], False)
-        for block in matcher.get_matching_blocks():
-            pairs = zip(ours[block.a :][: block.size], theirs[block.b :][: block.size], strict=True)
-            for mine, its in pairs:
-                values = zip(mine.numbers, its.numbers, strict=True)
-                for place, (one, other) in enumerate(values):
-                    found.append(((file, mine.words, place), one, other))
-    return found
+        for kind, a, b, c, d in matcher.get_opcodes():
+            if kind == "equal":
+                yield from ((file, *pair) for pair in zip(ours[a:b], theirs[c:d], strict=True))
+            else:
+                yield file, ours[a] if a < b else None, theirs[c] if c < d else None
+
+
+def _numbers(original: Seen, port: Seen) -> Iterator[tuple[Place, str, str]]:
+    """Yield all numbers of lines that both have, with their values."""
+    for file, mine, its in _aligned(original, port):
+        if mine is not None and its is not None and mine.words == its.words:
+            pairs = zip(mine.numbers, its.numbers, strict=True)
+            for place, (one, other) in enumerate(pairs):
+                yield (file, mine.words, place), one, other
 
 
 def _is_own(one: Unlike, port: Seen, known: Alike | None) -> bool:
@@ -294,14 +291,17 @@ def _writers(port: Seen) -> list[str]:
     ranks: dict[str, dict[int, str]] = defaultdict(dict)
     for rank, journal in enumerate(port.ranks):
         for event in journal.of("write"):
-            if event["how"] in ("truncate", "append", "update", "create", "rename"):
+            if event["how"] in WRITES:
                 ranks[event["path"]].setdefault(rank, event["where"])
-    return [_several(path, writers) for path, writers in ranks.items() if len(writers) > 1]
-
-
-def _several(path: str, writers: Mapping[int, str]) -> str:
-    shown = " and ".join(f"rank {rank} ({where})" for rank, where in writers.items())
-    return f"{path} is written by {shown}: the last one wins, or they tear it"
+    shown = {
+        path: " and ".join(f"rank {rank} ({where})" for rank, where in writers.items())
+        for path, writers in ranks.items()
+        if len(writers) > 1
+    }
+    return [
+        f"{path} is written by {writers}: the last one wins, or they tear it"
+        for path, writers in shown.items()
+    ]
 
 
 def _files(original: Seen, port: Seen) -> Sequence[str]:

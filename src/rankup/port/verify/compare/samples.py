@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ..protocol import Pass, Seen, passes
-from ..verdict import Result, differs
+from ..verdict import Found, differs
 
 Passes = Mapping[tuple[int, int], Pass]
 
 
-def samples(original: Seen, port: Seen) -> Result:
+def samples(original: Seen, port: Seen) -> Found:
     """The training samples of all ranks, pass by pass, against the original's."""
     ours = [one for one in passes(original.ranks[0]) if one.trained]
     theirs = [_by_key(journal_passes) for journal_passes in map(passes, port.ranks)]
     if not ours:
-        return Result("samples", port.world, "not seen", "batches drawn by a function")
+        return Found("not seen", "batches drawn by a function")
     wrong: dict[int, str] = {}
     for mine in ours:
         parts = [found.get(mine.key) for found in theirs]
@@ -26,9 +26,9 @@ def samples(original: Seen, port: Seen) -> Result:
             wrong[mine.dataset] = f"pass {mine.number} of the loader at {mine.where}: {text}"
     found = [*wrong.values(), *_same_order(ours, theirs[0]), *_same_random(port)]
     if found:
-        return differs("samples", port.world, "other samples", *found)
+        return differs("other samples", *found)
     total = sum(len(one.samples) for one in ours)
-    return Result("samples", port.world, "proved", f"{total} in {len(ours)} passes")
+    return Found("proved", f"{total} in {len(ours)} passes")
 
 
 def evaluations(original: Seen, port: Seen) -> tuple[list[str], int, int]:
@@ -97,7 +97,7 @@ def _drawn(parts: Sequence[Pass | None]) -> list[object]:
         for place, batch in enumerate(part.batches):
             # Its first sample is the owner's, which comes after the ranks without a part.
             later = [one.batches[place] for one in drawn[rank + 1 :] if place < len(one.batches)]
-            if len(batch) != 1 or place not in part.unused or batch not in later:
+            if len(batch) != 1 or place in part.used or batch not in later:
                 found += batch
     return found
 
@@ -125,7 +125,7 @@ def _equal_batches(parts: Sequence[Pass | None]) -> str:
     known: dict[tuple[int, str], int] = {}
     for rank, part in enumerate(parts):
         for place, content in enumerate(part.contents if part is not None else ()):
-            counts = part is not None and content and place not in part.unused
+            counts = part is not None and content and place in part.used
             other = known.setdefault((place, content), rank) if counts else rank
             if other != rank:
                 return f"batch {place + 1} has the same content on rank {other} and rank {rank}"

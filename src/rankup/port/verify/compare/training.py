@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..protocol import Event, Journal, Seen
-from ..verdict import Result, differs
+from ..verdict import Found, differs
 
 _LOSS = 1e-4  # relative: float32 sums in another order
 _GRADIENT = 2e-3
 
 
-def losses(original: Seen, port: Seen) -> Result:
+def losses(original: Seen, port: Seen) -> Found:
     """Each backward's loss and each step's gradient of a port against the original's."""
     ours = original.ranks[0].of("backward")
     theirs = [journal.of("backward") for journal in port.ranks]
     for rank, events in enumerate(theirs):
         if len(events) != len(ours):
             return differs(
-                "losses",
-                port.world,
                 f"{len(events)} for {len(ours)}",
                 f"rank {rank} called backward {len(events)} times, the original {len(ours)} times "
                 f"over the same {len(ours)} batches"
@@ -32,16 +30,16 @@ def losses(original: Seen, port: Seen) -> Result:
             continue
         found = over_all(parts)
         if found is None:
-            return differs("losses", port.world, "not finite", _not_finite(number, mine, parts))
+            return differs("not finite", _not_finite(number, mine, parts))
         apart = min(_apart(mine["loss"], one) for one in found)
         if apart > _LOSS:
             text = _explain(number, mine, parts, found[0])
-            return differs("losses", port.world, f"{apart:.1e} apart", text)
+            return differs(f"{apart:.1e} apart", text)
         worst = max(worst, apart)
     return _gradients(original, port, len(ours), worst)
 
 
-def same_number(port: Seen) -> Result:
+def same_number(port: Seen) -> Found:
     """All ranks of a free run call backward equally often, whatever is drawn at random."""
     counts = [len(journal.of("backward")) for journal in port.ranks]
     for rank, count in enumerate(counts):
@@ -50,8 +48,8 @@ def same_number(port: Seen) -> Result:
                 f"with random numbers of its own rank {rank} called backward {count} times, rank 0 "
                 f"{counts[0]} times: something that a rank computes or draws by itself decides"
             )
-            return differs("losses", port.world, f"{count} for {counts[0]}", text)
-    return Result("losses", port.world, "proved", f"{counts[0]} losses")
+            return differs(f"{count} for {counts[0]}", text)
+    return Found("proved", f"{counts[0]} losses")
 
 
 def over_all(parts: Sequence[Event]) -> list[float] | None:
@@ -76,12 +74,12 @@ def _weight(event: Event) -> float:
     return float(event["samples"] if units is None else units)
 
 
-def _gradients(original: Seen, port: Seen, count: int, worst: float) -> Result:
+def _gradients(original: Seen, port: Seen, count: int, worst: float) -> Found:
     ours = original.ranks[0].of("step")
     theirs = port.ranks[0].of("step")
     if len(ours) != len(theirs):
         text = f"rank 0 made {len(theirs)} optimizer steps, the original {len(ours)}"
-        return differs("losses", port.world, f"{len(theirs)} for {len(ours)} steps", text)
+        return differs(f"{len(theirs)} for {len(ours)} steps", text)
     sizes = [one["gradient"] for one in ours if isinstance(one["gradient"], float)]
     floor = 1e-6 * max(sizes, default=0.0)
     for number, (mine, its) in enumerate(zip(ours, theirs, strict=True), 1):
@@ -91,14 +89,12 @@ def _gradients(original: Seen, port: Seen, count: int, worst: float) -> Result:
         if abs(one - other) > _GRADIENT * abs(one) + floor:
             ratio = other / one if one else float("inf")
             return differs(
-                "losses",
-                port.world,
                 f"gradient x {ratio:.3g}",
                 f"optimizer step {number}: the losses are equal, but the gradient has length "
                 f"{other:.6g} on rank 0 where the original's has {one:.6g} "
                 f"({ratio:.3g} times): {_why(ratio, port.world)}",
             )
-    return Result("losses", port.world, "proved", f"{count} losses, {worst:.0e}")
+    return Found("proved", f"{count} losses, {worst:.0e}")
 
 
 def _why(ratio: float, world: int) -> str:
@@ -129,10 +125,10 @@ def _apart(one: float, other: float) -> float:
     return abs(one - other) / max(abs(one), 1e-6)
 
 
-def parameters(port: Seen) -> Result:
+def parameters(port: Seen) -> Found:
     """The parameters of all ranks against rank 0's: initial ones, after each step, at the end."""
     if port.world < 2:
-        return Result("parameters", port.world, "-")
+        return Found("-")
     first, *others = port.ranks
     wrong = []
     for rank, journal in enumerate(others, 1):
@@ -141,8 +137,8 @@ def parameters(port: Seen) -> Result:
     if not wrong:
         wrong = [text for rank, one in enumerate(others, 1) if (text := _at_end(rank, one, first))]
     if wrong:
-        return differs("parameters", port.world, "apart", *wrong)
-    return Result("parameters", port.world, "proved", f"{len(first.of('step'))} steps")
+        return differs("apart", *wrong)
+    return Found("proved", f"{len(first.of('step'))} steps")
 
 
 def _initial(rank: int, journal: Journal, first: Journal) -> str:

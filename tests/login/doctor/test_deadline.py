@@ -1,4 +1,4 @@
-"""Questions are asked at once and end in time, with everything that was started for them."""
+"""Readings run side by side and end in time, with everything that was started for them."""
 
 from __future__ import annotations
 
@@ -11,37 +11,52 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankup.login.doctor import commands
-from rankup.login.doctor.asking import Clock, Late, Question
+from rankup.login.doctor.deadline import MARK, Deadline, Readings, end_all, output, reading, start
 
 LONG = 600.0
 
 
-def test_an_answer_comes_back() -> None:
-    assert Question("one", Clock(LONG), lambda: 1).answer() == 1
-
-
-def test_an_error_comes_back_as_itself() -> None:
+def test_an_answer_or_an_error_comes_back() -> None:
     def fail() -> None:
         raise KeyError("x")
 
+    assert Deadline(LONG).wait(start(lambda: 1), None) == 1
     with pytest.raises(KeyError):
-        Question("wrong", Clock(LONG), fail).answer()
+        Deadline(LONG).wait(start(fail), None)
 
 
-def test_a_question_that_waits_for_another_names_that_one() -> None:
+def test_what_is_late_is_not_waited_for() -> None:
     over = threading.Event()
-    inner = Question("the inner one", Clock(0.1), lambda: over.wait(LONG))
-    outer = Question("the outer one", Clock(LONG), inner.answer)
-    with pytest.raises(Late) as caught:
-        outer.answer()
+    future = start(lambda: over.wait(LONG))
+    assert Deadline(0.1).wait(future, "late") == "late"
     over.set()
-    assert caught.value.what == "the inner one"
+    assert Deadline(LONG).wait(future, "late") is True
+
+
+def test_many_ask_for_what_is_read_once() -> None:
+    class Once(Readings):
+        reads = 0
+
+        @reading
+        def value(self) -> int:
+            self.reads += 1
+            return self.reads
+
+    once = Once()
+    asked = [start(lambda: once.value) for _ in range(20)]
+    assert [future.result(LONG) for future in asked] == [1] * 20
+
+
+def test_the_stack_of_other_threads_stays_as_it_is() -> None:
+    before = threading.stack_size()
+    found = start(threading.stack_size).result(LONG)
+    assert (found, threading.stack_size()) == (before, before)
 
 
 def test_a_command_gives_what_it_prints() -> None:
     words = [sys.executable, "-c", "import os; print(os.environ['X'])"]
-    assert commands.run(words, {**os.environ, "X": "there"}, Clock(LONG)) == "there\n"
+    assert output(words, {**os.environ, "X": "there"}, Deadline(LONG)) == "there\n"
+    assert output(["/no/such/command"], {}, Deadline(LONG)) == ""
 
 
 def test_a_command_that_hangs_is_ended_with_its_tree(tmp_path: Path) -> None:
@@ -50,8 +65,7 @@ def test_a_command_that_hangs_is_ended_with_its_tree(tmp_path: Path) -> None:
     script.chmod(0o755)
     pid = tmp_path / "hang.pid"
     for limit in (0.5, 5.0, 50.0):  # a busy machine may need more to come to it
-        with pytest.raises(Late):
-            commands.run([str(script)], os.environ, Clock(limit))
+        assert output([str(script)], os.environ, Deadline(limit)) is None
         if pid.exists() and pid.read_text():
             break
     assert gone(int(pid.read_text()))
@@ -59,12 +73,12 @@ def test_a_command_that_hangs_is_ended_with_its_tree(tmp_path: Path) -> None:
 
 def test_only_processes_with_the_mark_are_ended() -> None:
     words = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
-    marked = psutil.Popen(words, env={**os.environ, commands.MARK: "ours"}, stdout=-1)
-    other = psutil.Popen(words, env={**os.environ, commands.MARK: "theirs"}, stdout=-1)
+    marked = psutil.Popen(words, env={**os.environ, MARK: "ours"}, stdout=-1)
+    other = psutil.Popen(words, env={**os.environ, MARK: "theirs"}, stdout=-1)
     try:
         for process in (marked, other):
             process.stdout.readline()
-        commands.end_all("ours")
+        end_all("ours")
         assert marked.wait(timeout=60) != 0
         assert other.is_running()
     finally:
@@ -76,7 +90,7 @@ def test_only_processes_with_the_mark_are_ended() -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends within seconds; one that nobody has waited for has ended, too."""
+    """Return True once a process has ended; one that nobody has waited for has ended, too."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from ....script.effects import Reached, callee, leads_to, sites_in
-from ....script.flow import argument, call_name
-from ....script.names import Function, parameters, walk
-from ....script.roles import Site
-from ....script.source import File
-from ....script.torch_names import (
+from ...script.effects import Helper, Reached
+from ...script.flow import argument, call_name
+from ...script.names import parameters, walk
+from ...script.roles import Script
+from ...script.source import File
+from ...script.torch_names import (
     COLLECTIVES,
     DRAWING_METHODS,
     DRAWS,
@@ -19,95 +20,93 @@ from ....script.torch_names import (
     RETURNS_SELF,
     words,
 )
-from ..context import Context
+from .facts import trains
+from .guards import by_every_rank, guard, rank0_first
+from .rule import Hit
+
+if TYPE_CHECKING:
+    from ..rewrite.context import Context
 
 # Methods that change what they are called on, so that ranks that leave them out differ.
 _CHANGING = words("step backward load_state_dict requires_grad_ update")
 _GROWING = words("append extend insert pop remove clear add setdefault popitem put")
+ALONE = "let rank 0 alone, `if rankup.is_root_process():`"
 _MODES = ("train", "eval")
 _COLLECTIVES = COLLECTIVES | OUR_COLLECTIVES | {"shard", "wrap"}
 
 
-@dataclass(frozen=True)
-class Helper:
-    """A call in the script of a function in another file that writes.
+def by_helpers(script: Script) -> list[Helper]:
+    """The script's calls of functions in other files that write on every rank.
 
-    Attributes:
-        call: in the script.
-        file, function: what it calls.
-        sites: the calls that write, there and further on.
-        reached: all functions of other files that it leads to.
+    Not of those that train: such a call is no one rank's.
     """
-
-    call: ast.Call
-    file: File
-    function: Function
-    sites: tuple[Site, ...]
-    reached: tuple[Reached, ...]
-
-
-def helpers(context: Context) -> Iterator[Helper]:
-    """The script's calls of functions in other files that write."""
-    script = context.script
-    flow = script.whole_flow
-    for call in script.all(ast.Call):
-        if call in context.training.elsewhere:
-            continue
-        found = callee(flow, script.file, call)
-        if found is None or found[0] is script.file:
-            continue
-        reached = [one for one in leads_to(flow, *found) if one[0] is not script.file]
-        sites = tuple(site for file, function in reached for site in sites_in(flow, file, function))
-        if sites:
-            yield Helper(call, *found, sites, tuple(reached))
+    return [
+        helper
+        for helper in script.helpers
+        if helper.sites
+        and not trains(script.file, script, helper.call)
+        and not guard(script.file, script, helper.call)
+        and not rank0_first(script.file, script, helper.call)
+        and any(by_every_rank(script, site) for site in helper.sites)
+    ]
 
 
-def written_elsewhere(context: Context) -> None:
-    """Rank 0 alone calls what writes files and does nothing else; of the rest there is a remark."""
-    for helper in helpers(context):
-        call = helper.call
-        if context.goes_first(call):
-            continue
-        if context.script.per_sample(call):
-            context.leave(
-                call,
-                f"each rank writes what its own samples need in {_at(helper)}, maybe two of them "
-                "the same file: make all of it before the job",
-            )
-            continue
-        if _pickles_model(context, helper):
-            context.leave(
-                call,
-                f"saves the wrapped model itself in {_at(helper)}: save its state_dict(), whose "
-                "names are those of the plain model",
-            )
-        mode = _mode_after(context, helper) if harmless(helper.reached) else None
-        if mode is not None and context.only_root(call):
-            if mode:  # as it leaves the model on rank 0
-                context.after(context.script.statement(call), mode)
-            context.done(call, f"rank 0 alone writes this ({_at(helper)})")
-        elif (path := _handed_to_open(context, helper)) is not None:
-            context.around(path, "rankup.path0(")
-            context.done(call, f"rank 0 alone writes this file (rankup.path0, {_at(helper)})")
-        elif _gives_what_is_read(context, helper):
-            context.leave(
-                call,
-                f"every rank makes the same file in {_at(helper)}: where the others read it, let "
-                f"rank 0 go first, `rankup.rank0_first({context.script.code(call.func)}, …)`",
-                comment=False,
-            )
-        else:
-            context.leave(
-                call,
-                f"every rank writes the same file in {_at(helper)}, which stays as "
-                "it is: let rank 0 alone write there, `if rankup.is_root_process():`",
-                comment=False,
+def helpers_that_write(file: File, script: Script, *, checkpoint: bool) -> Iterator[Hit]:
+    """Yield the hits at these calls: of those that save checkpoints, or of the others."""
+    for helper in by_helpers(script) if file is script.file else ():
+        if checkpoint == any(site.kind == "checkpoint" for site in helper.sites):
+            yield Hit(
+                helper.call,
+                f"every rank writes the same file in {_at(helper)}",
+                ALONE,
+                partial(_call_alone, helper=helper),
             )
 
 
-def saved_elsewhere(context: Context) -> bool:
-    """Whether the script calls a function in another file that saves with torch."""
-    return any(site.dotted == "torch.save" for one in helpers(context) for site in one.sites)
+def _at(helper: Helper) -> str:
+    """The place of the first call that writes."""
+    site = helper.sites[0]
+    return f"{site.file.path.name}:{site.file.line(site.node)[0]}"
+
+
+def _call_alone(context: Context, helper: Helper) -> str:
+    """Let rank 0 alone call what writes files and does nothing else; of the rest say so."""
+    call = helper.call
+    if context.goes_first(call):
+        return ""
+    if context.script.per_sample(call):
+        context.leave(
+            call,
+            f"each rank writes what its own samples need in {_at(helper)}, maybe two of them "
+            "the same file: make all of it before the job",
+        )
+        return ""
+    if _pickles_model(context, helper):
+        context.leave(
+            call,
+            f"saves the wrapped model itself in {_at(helper)}: save its state_dict(), whose "
+            "names are those of the plain model",
+        )
+    mode = _mode_after(context, helper) if harmless(helper.reached) else None
+    if mode is not None and context.only_root(call):
+        if mode:  # as it leaves the model on rank 0
+            context.after(context.script.statement(call), mode)
+        return f"rank 0 alone writes this ({_at(helper)})"
+    if (path := _handed_to_open(helper)) is not None:
+        context.around(path, "rankup.path0(")
+        return f"rank 0 alone writes this file (rankup.path0, {_at(helper)})"
+    if _gives_what_is_read(context, helper):
+        left = (
+            f"every rank makes the same file in {_at(helper)}: where the others read it, let "
+            f"rank 0 go first, `rankup.rank0_first({context.script.code(call.func)}, …)`"
+        )
+    else:
+        left = (
+            f"every rank writes the same file in {_at(helper)}, which stays as it is: let rank 0 "
+            "alone write there, `if rankup.is_root_process():`"
+        )
+    context.leave(call, left, comment=False)
+    return ""
 
 
 def _gives_what_is_read(context: Context, helper: Helper) -> bool:
@@ -116,11 +115,6 @@ def _gives_what_is_read(context: Context, helper: Helper) -> bool:
         return False
     gives = any(isinstance(one, ast.Return) and one.value for one in walk(*helper.function.body))
     return gives and not context.training.trains(helper.call)
-
-
-def _at(helper: Helper) -> str:
-    site = helper.sites[0]
-    return f"{site.file.path.name}:{site.file.line(site.node)[0]}"
 
 
 def _pickles_model(context: Context, helper: Helper) -> bool:
@@ -145,7 +139,7 @@ def _pickles_model(context: Context, helper: Helper) -> bool:
     return False
 
 
-def _handed_to_open(context: Context, helper: Helper) -> ast.expr | None:
+def _handed_to_open(helper: Helper) -> ast.expr | None:
     """The argument of a call that does nothing but name the file which is opened to be written."""
     file, function = helper.file, helper.function
     if len(helper.sites) != 1 or helper.sites[0].form != "path":

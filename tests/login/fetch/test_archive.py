@@ -1,4 +1,4 @@
-"""The data sets that rankup knows by name, from an imitated server: the real ones are not asked."""
+"""A data set that is an archive, from an imitated server: the real one is not asked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from rankup.base.lock import Pace
-from rankup.login.fetch import named, unpack
+from rankup.login.fetch import archive
+from rankup.login.fetch.archive import Archive
 from rankup.login.fetch.download import Patience
-from rankup.login.fetch.named import Archive
 from rankup.login.fetch.result import FetchFailed, FetchResult
+from rankup.login.fetch.things import NAMED
 from rankup.site.caches import Caches
 
 from ..web import Web
@@ -42,7 +43,7 @@ def _tar(files: dict[str, bytes], *strange: tarfile.TarInfo) -> bytes:
 
 
 def _archive(web: Web, data: bytes) -> Archive:
-    known = named.NAMED["imagewoof-320"]
+    known = NAMED["imagewoof-320"]
     assert isinstance(known, Archive)
     return replace(
         known, url=web.put("/imagewoof2-320.tgz", data), sha256=hashlib.sha256(data).hexdigest()
@@ -50,7 +51,7 @@ def _archive(web: Web, data: bytes) -> Archive:
 
 
 def _fetch(known: Archive, tmp_path: Path) -> FetchResult:
-    return named.fetch_archive(known, _caches(tmp_path), lambda line: None, QUICK)
+    return archive.fetch_archive(known, _caches(tmp_path), lambda line: None, QUICK)
 
 
 def _member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
@@ -69,7 +70,7 @@ def test_an_archive_becomes_a_folder_and_does_not_stay(web: Web, tmp_path: Path)
     assert (item.path, item.bytes, item.files) == (str(folder), 8, 2)
     assert (item.source, item.sha256) == (known.url, known.sha256)
     left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert sorted(left) == [unpack.MARKER, "a.JPEG", "b.JPEG"]
+    assert sorted(left) == [archive.MARKER, "a.JPEG", "b.JPEG"]
     assert _fetch(known, tmp_path) == came
     assert len(web.requests("/imagewoof2-320.tgz")) == 1
 
@@ -142,8 +143,8 @@ def test_a_folder_of_the_users_own_is_not_touched(web: Web, tmp_path: Path) -> N
 
 
 def test_the_names_are_pinned() -> None:
-    assert sorted(named.NAMED) == ["imagewoof-320", "wikitext-2", "xsum"]
-    for known in named.NAMED.values():
+    assert sorted(NAMED) == ["imagewoof-320", "wikitext-2", "xsum"]
+    for known in NAMED.values():
         if isinstance(known, Archive):
             assert known.url.startswith("https://")
             assert len(known.sha256) == 64

@@ -1,0 +1,171 @@
+"""A tar archive of the web becomes a folder, whole or not at all; nothing lands outside of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from ...base import lock
+from ...base.amounts import size as in_words
+from ...base.files import fsync_directory, no_space, write_json
+from ...base.text import say as say_line
+from ...base.urls import public
+from ...site.caches import Caches
+from ..record import Item
+from . import address, progress
+from .result import FetchFailed, FetchResult
+
+if TYPE_CHECKING:
+    from .download import Patience
+
+# Written last, before the folder gets its name.
+MARKER = ".rankup-unpacked.json"
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A tar archive of the web.
+
+    Attributes:
+        folder: what it unpacks to, there and here.
+        parts: folders that must be in it; a tar file that is cut short may not show otherwise.
+    """
+
+    url: str
+    sha256: str
+    folder: str
+    parts: tuple[str, ...]
+
+
+def fetch_archive(
+    known: Archive,
+    caches: Caches,
+    say: Callable[[str], None] = say_line,
+    patience: Patience | None = None,
+) -> FetchResult:
+    """Download and unpack; the archive does not stay, it would only be there twice.
+
+    Raises:
+        FetchFailed: it did not come, is no such archive, or holds what does not belong into one.
+        OSError: the folder cannot be written to.
+    """
+    from .download import download
+
+    folder = caches.own / "datasets" / known.folder
+    found = _unpacked(folder, known)
+    if found is None:
+        pace = patience.lock if patience else None
+        with lock.held(folder, say, pace, doing="fetching") as held:
+            found = _unpacked(folder, known)
+            if found is None:
+                archive = address.place(known.url, caches.own / "files")
+                download(
+                    known.url,
+                    archive,
+                    sha256=known.sha256,
+                    replace=True,
+                    patience=patience,
+                    say=say,
+                )
+                found = _unpack(archive, folder, known, held)
+                archive.unlink(missing_ok=True)
+    files, size = found
+    item = Item(known.folder, public(known.url), str(folder), size, files, known.sha256)
+    return FetchResult((item,), lines=(f"in it: {', '.join(known.parts)}",))
+
+
+def _unpacked(folder: Path, known: Archive) -> tuple[int, int] | None:
+    """Return the numbers of files and bytes that lie there, where it is whole."""
+    try:
+        note = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        found = note["files"], note["bytes"]
+        whole = note["sha256"] == known.sha256
+    except FileNotFoundError:
+        if not folder.exists():
+            return None
+        raise FetchFailed(
+            f"{folder} is there and was not made by rankup; remove it, or move it away"
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError):
+        raise FetchFailed(f"{folder}: {MARKER} is damaged; remove the folder") from None
+    if not whole or not all((folder / part).is_dir() for part in known.parts):
+        raise FetchFailed(f"{folder} is no longer what was unpacked there; remove it")
+    return found
+
+
+def _unpack(archive: Path, folder: Path, known: Archive, held: lock.Held) -> tuple[int, int]:
+    """Make `folder` from the folder of that name in a tar archive; return its files and bytes.
+
+    What an interrupted one has left is thrown away: to go on from it would mean to read the archive
+    from its beginning all the same.
+    """
+    part = folder.with_name(f"{folder.name}.part")
+    _clear(part)
+    part.mkdir(parents=True)
+    files = size = 0
+    try:
+        with progress.shown(f"unpacking {archive.name}") as show:
+            for count in _members(archive, folder.name, part):
+                held.check()
+                files, size = files + 1, size + count
+                show(size, None)
+        if lacking := [name for name in known.parts if not (part / name).is_dir()]:
+            raise FetchFailed(
+                f"{archive} holds no folder {folder.name}/{lacking[0]}; nothing is unpacked"
+            )
+        write_json(part / MARKER, {"sha256": known.sha256, "files": files, "bytes": size})
+        held.check()
+        part.rename(folder)
+        fsync_directory(folder.parent)
+    except (tarfile.TarError, EOFError) as error:
+        raise FetchFailed(f"{archive} cannot be unpacked: {error}") from None
+    except OSError as error:
+        if not no_space(error):
+            raise
+        raise FetchFailed(
+            f"no room in {folder.parent} after {files} files and {in_words(size)} "
+            f"({error.strerror}): free bytes or files, quotas count both; run it again"
+        ) from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return files, size
+
+
+def _clear(part: Path) -> None:
+    """Remove what an interrupted one has left; another user's folder is moved out of the way."""
+    if not os.path.lexists(part):
+        return
+    aside = part.with_name(f".{part.name}.{secrets.token_hex(4)}")
+    part.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _members(archive: Path, top: str, into: Path) -> Iterator[int]:
+    """Write each file below `top` into a folder; yield the bytes of each."""
+    with tarfile.open(archive, "r|*") as tar:
+        for member in tar:
+            path = PurePosixPath(member.name)
+            if path.is_absolute() or ".." in path.parts:
+                raise FetchFailed(f"{archive}: {member.name!r} would land outside; not unpacked")
+            if not (member.isfile() or member.isdir()):
+                # A link could lead the next file anywhere, a device is no data.
+                raise FetchFailed(f"{archive}: {member.name!r} is no file or folder; not unpacked")
+            if path.parts[:1] != (top,):
+                continue
+            target = into.joinpath(*path.parts[1:])
+            if member.isdir():
+                target.mkdir(parents=True, exist_ok=True)
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = tar.extractfile(member)
+            assert content is not None  # it is a regular file
+            with content, target.open("xb") as file:
+                shutil.copyfileobj(content, file, 1 << 20)
+            yield member.size

@@ -1,0 +1,219 @@
+"""Means over targets of which some count less, or not at all: each rank has others."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...script.flow import argument, call_name, given, is_none, returned
+from ...script.names import Function
+from ...script.torch_names import CLASS_WEIGHTS, words
+from .expressions import words as words_in
+from .losses import divided, function_of, reduction
+from .script import Script
+from .training import Training
+from .values import Kind
+
+# transformers compares each position with its label, or with the one behind it.
+_AT = re.compile(r"\w*(ForConditionalGeneration|Seq2SeqLM|ForMaskedLM|ForTokenClassification)$")
+_BEHIND = re.compile(r"\w*(ForCausalLM|LMHeadModel)$")
+_IGNORED = "-100"  # torch's own default, and what transformers expects
+_PLAIN = words("view reshape flatten to cuda long contiguous transpose permute squeeze ravel int t")
+_DEEPEST = 3
+
+
+@dataclass(frozen=True)
+class MaskedMean:
+    """A call whose value is a mean over targets, some of which count less, or not at all.
+
+    Attributes:
+        units: text of what the mean divides by; empty where it could not be said.
+    """
+
+    call: ast.expr
+    units: str
+
+
+def masked_means(
+    training: Training, expression: ast.AST, loop: ast.AST | None, depth: int = 0
+) -> list[MaskedMean]:
+    """Return the masked means that an expression is made of, through the names of its function.
+
+    Args:
+        loop: what it stands in; a name that is given a value there does not have one of elsewhere.
+    """
+    script = training.script
+    calls = list(script.inside(expression, ast.Call))
+    found = [
+        one
+        for call in calls
+        if (
+            one := _of_torch(script, call)
+            or _of_transformers(training, call)
+            or _packed(script, call)
+            or over_selected(script, call)
+        )
+    ]
+    for division in script.inside(expression, ast.BinOp):
+        over = divided_by_mask(script, division)
+        if over:
+            plain = re.fullmatch(r"[\w.\[\]]+", over)
+            found.append(MaskedMean(division, script.code(division.right) if plain else ""))
+    if found or depth > _DEEPEST:
+        return found
+    for call in calls:
+        own = function_of(script, call)
+        if own is not None and _returns_masked(training, *own, depth):
+            found.append(MaskedMean(call, ""))
+    if found:
+        return found
+    for name in script.inside(expression, ast.Name):
+        values = [value for _, value in training.script.assigned(name.id, script.scope(name))]
+        if loop is not None:
+            values = [one for one in values if loop in script.above(one)] or values
+        for value in values:
+            if value is not expression and name not in script.inside(value, ast.Name):
+                found += masked_means(training, value, loop, depth + 1)
+    return found
+
+
+def _returns_masked(training: Training, other: Script, function: Function, depth: int) -> bool:
+    """True where a function of the script's files returns a mean over some of its targets."""
+    values = returned(function)
+    parts = [one for value in values for one in other.inside(value, ast.Name)]
+    if any(divided(other, one.id, function) for one in parts):
+        return True
+    if other is not training.script:
+        return False
+    return any(masked_means(training, value, None, depth + 2) for value in values)
+
+
+def divided_by_mask(script: Script, node: ast.BinOp) -> str:
+    """Return the text of `mask` of `(loss * mask).sum() / mask.sum().clamp(min=1)`; else empty."""
+    top, bottom = script.code(node.left), node.right
+    while isinstance(node.op, ast.Div) and isinstance(bottom, ast.Call):
+        if not isinstance(bottom.func, ast.Attribute):
+            break
+        if call_name(bottom) == "sum" and not given(bottom) and ".sum(" in top:
+            mask = script.code(bottom.func.value)
+            return mask if mask in top else ""
+        bottom = bottom.func.value
+    return ""
+
+
+def over_selected(script: Script, call: ast.Call) -> MaskedMean | None:
+    """`losses[mask].mean()`, `losses.masked_select(mask).mean()`: over what a mask selects."""
+    if call_name(call) != "mean" or given(call) or not isinstance(call.func, ast.Attribute):
+        return None
+    value = call.func.value
+    if isinstance(value, ast.Call) and call_name(value) == "masked_select" and value.args:
+        mask: ast.expr = value.args[-1]
+    elif isinstance(value, ast.Subscript):
+        mask = value.slice
+    else:
+        return None
+    if isinstance(mask, ast.Compare):
+        return MaskedMean(call, f"({script.code(mask)}).sum()")
+    name = script.dotted(mask)
+    made = [value for _, value in script.assigned(name, script.scope(mask))] if name else []
+    known = bool(made) and all(isinstance(one, ast.Compare) for one in made)
+    by_name = isinstance(value, ast.Call) or known
+    if by_name or isinstance(mask, ast.Name):
+        return MaskedMean(call, f"{name}.sum()" if by_name and name else "")
+    return None
+
+
+def _packed(script: Script, call: ast.Call) -> MaskedMean | None:
+    """A loss of the steps of sequences that are packed: ranks have different numbers of steps."""
+    if reduction(script, call) is not Kind.MEAN or len(call.args) < 2:
+        return None
+    target = call.args[1]
+    parts = [target, *(v for _, v in script.assigned(script.dotted(target), script.scope(call)))]
+    packs = any(
+        call_name(one) in ("pack_padded_sequence", "pack_sequence")
+        for part in parts
+        for one in script.inside(part, ast.Call)
+    )
+    if not packs:
+        return None
+    return MaskedMean(call, f"{target.id}.size(0)" if isinstance(target, ast.Name) else "")
+
+
+def _of_torch(script: Script, call: ast.Call) -> MaskedMean | None:
+    """`F.cross_entropy(logits, targets, ignore_index=0)`, or a criterion that was made so.
+
+    With `weight=` the mean is over the weights of the targets' classes.
+    """
+    made: ast.Call | None = call
+    if not script.name(call.func).startswith("torch.nn.functional."):
+        made = next(_made(script, call.func), None)
+    if made is None or reduction(script, call) is not Kind.MEAN:
+        return None
+    by_class = CLASS_WEIGHTS.get(call_name(made))
+    if by_class is None:
+        return None
+    ignore = argument(made, "ignore_index")
+    weight = argument(made, "weight", by_class)
+    weighted = weight is not None and not is_none(weight)
+    default = _says(script, _IGNORED)
+    if ignore is None and not weighted and not default:
+        return None
+    ignored = script.code(ignore) if ignore is not None else _IGNORED
+    target = argument(call, "target", 1)
+    again = _again(script, target) if target is not None else ""
+    if not weighted or not again:
+        return MaskedMean(call, f"({again} != {ignored}).sum()" if again else "")
+    if ignore is not None or default:
+        return MaskedMean(call, "")  # both
+    weights = script.dotted(weight) if made is call else f"{script.dotted(call.func)}.weight"
+    return MaskedMean(call, f"{weights}[{again}].sum()" if weights else "")
+
+
+def _made(script: Script, func: ast.expr) -> Iterator[ast.Call]:
+    """The `CrossEntropyLoss(…)` that is called."""
+    for one in script.whole_flow.origins(script.file, func):
+        if isinstance(one.node, ast.Call) and call_name(one.node) in CLASS_WEIGHTS:
+            yield one.node
+
+
+def _of_transformers(training: Training, call: ast.Call) -> MaskedMean | None:
+    """`model(input_ids=…, labels=…)` of a language model of transformers."""
+    script = training.script
+    if "transformers" not in script.modules:
+        return None
+    names = {model.name for model in training.models} | training.parameter_names
+    name = script.dotted(call.func)
+    if name not in names and not name.endswith("model"):
+        return None
+    labels = argument(call, "labels")
+    stars = [one.value for one in call.keywords if one.arg is None]
+    if labels is not None:
+        targets = _again(script, labels)
+    elif len(stars) == 1 and isinstance(stars[0], ast.Name):
+        targets = f'{stars[0].id}["labels"]'
+    else:
+        return None
+    kinds = {word for model in training.models for made in model.made for word in words_in(made)}
+    if any(_BEHIND.match(kind) for kind in kinds):
+        targets = f"{targets}[..., 1:]" if targets else ""
+    elif not any(_AT.match(kind) for kind in kinds):
+        return None
+    return MaskedMean(call, f"({targets} != {_IGNORED}).sum()" if targets else "")
+
+
+def _again(script: Script, value: ast.expr) -> str:
+    """An expression's text where it may be said a second time, else empty."""
+    for call in script.inside(value, ast.Call):
+        if not isinstance(call.func, ast.Attribute) or call.func.attr not in _PLAIN:
+            return ""
+    return script.code(value)
+
+
+def _says(script: Script, number: str) -> bool:
+    return any(
+        file.code(one) == number
+        for file in script.whole_flow.files
+        for one in file.names.all(ast.UnaryOp)
+    )

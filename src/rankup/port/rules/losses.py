@@ -1,0 +1,117 @@
+"""The loss that is differentiated: a sum over the batch, or a mean over some of its targets."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import partial
+
+from ...base.errors import UserError
+from ...script import roles
+from ...script.source import File
+from ..rewrite.context import Context
+from ..rewrite.losses import MIXED, declared, differentiated
+from ..rewrite.masked import MaskedMean, masked_means
+from ..rewrite.training import Training, training_in
+from ..rewrite.values import Kind
+from .facts import calls
+from .rule import Hit, Rule
+
+_MIXED = (
+    "this loss adds up over the samples in one part and not in another, and ranks would weigh them "
+    "differently"
+)
+_ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' throughout"
+
+
+def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
+    """RK123: a loss that is a sum over the batch."""
+    if _weighs_by_hand(script):
+        return
+    training = training_in(script, file)
+    for call in training.backwards:
+        loss = differentiated(call)
+        kind = declared(training.script, loss) if loss is not None else Kind.UNKNOWN
+        if loss is None or kind not in (Kind.SUM, MIXED):
+            continue
+        if kind is Kind.SUM:
+            yield Hit(
+                call,
+                "a loss summed over the batch: ranks average their gradients, which makes it "
+                "smaller",
+                "`rankup.summed(loss).backward()`, or multiply the loss by the world size",
+                partial(_sum, loss=loss),
+            )
+        else:
+            yield Hit(call, _MIXED, _ONE_WAY, partial(_refuse, call=call))
+
+
+def _sum(context: Context, loss: ast.expr) -> str:
+    context.around(loss, "rankup.summed(")
+    return "a loss summed over the batch is summed over the ranks too"
+
+
+def _refuse(context: Context, call: ast.Call) -> str:
+    script = context.script
+    raise UserError(f"{script.file.path}:{script.line(call)}: not ported: {_MIXED}. {_ONE_WAY}")
+
+
+def _weighs_by_hand(script: roles.Script) -> bool:
+    """True where a script that joins ranks itself multiplies by their number in a training loop."""
+    return script.distributed and any(
+        "world_size" in loop.file.code(loop.node) for loop in script.train_loops
+    )
+
+
+def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
+    """RK125: a mean over the targets that count, of which ranks have different numbers."""
+    counted = any(
+        dotted == "rankup.count" for one in script.files for _, dotted in calls(one, "count")
+    )
+    if counted or _weighs_by_hand(script):
+        return
+    training = training_in(script, file)
+    for call in training.backwards:
+        start = call.func.value if isinstance(call.func, ast.Attribute) else call
+        above = training.script.above(call)
+        loop = next((up for up in above if isinstance(up, roles.LoopNode)), None)
+        found = {one.call: one for one in masked_means(training, start, loop)}
+        if not found:
+            continue
+        first = next(iter(found.values()))
+        alone = len(found) == 1 and _can_be_counted(training, first, call, loop)
+        yield Hit(
+            first.call if alone else call,
+            "a mean over valid targets only: ranks have different numbers of them",
+            f"rankup.count({first.units or 'int((targets != ignored).sum())'}) before backward()",
+            partial(_count, first=first) if alone else None,
+            "the loss is a mean over the targets that count, of which ranks have different "
+            "numbers: call rankup.count(number of them, or sum of their weights) before this",
+        )
+
+
+def _can_be_counted(
+    training: Training, first: MaskedMean, backward: ast.Call, loop: ast.AST | None
+) -> bool:
+    """True where `rankup.count` can stand behind the statement with the loss."""
+    script = training.script
+    statement = script.statement(first.call)
+    return (
+        bool(first.units)
+        and script.scope(statement) is script.scope(backward)
+        and backward not in script.inside(statement, ast.Call)
+        and not hasattr(statement, "body")
+        and script.first_on_line(script.span(statement)[0])
+        and (loop is None or loop in script.above(statement))
+    )
+
+
+def _count(context: Context, first: MaskedMean) -> str:
+    context.after(context.script.statement(first.call), f"rankup.count({first.units})")
+    return "the mean is over the targets of all ranks that count (rankup.count)"
+
+
+RULES = (
+    Rule("RK123", "sum-reduced-loss", "warning", sum_reduced),
+    Rule("RK125", "mean-over-masked", "warning", masked_mean),
+)

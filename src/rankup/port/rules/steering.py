@@ -1,0 +1,197 @@
+"""The decisions in a training: by chance, by a clock or by a part of a batch, rank 0's for all.
+
+Ranks that go different ways meet no more: at a step, at the end of a loop, at a collective.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from ...script.flow import call_name, given
+from ...script.names import walk
+from ...script.roles import LoopNode, Script
+from ...script.source import File
+from ...script.torch_names import SEEDS
+from ..rewrite.context import Context
+from ..rewrite.expressions import mentioned
+from ..rewrite.script import ForNode
+from ..rewrite.training import Loop, Training, training_in
+from .chance import draws
+from .facts import ported
+from .rule import Hit, Rule
+
+_STEPS = {"step", "exit", "_exit"}
+_ALONE = "decides about a step, and in training each rank {}: they would step unequally often"
+
+
+def steers(training: Training, node: ast.AST) -> bool:
+    """True where a branch or a loop decides about a backward, a step or the end of a loop."""
+    leaves = ast.Break | ast.Continue | ast.Return | ast.Raise
+    blocks = _blocks(node)
+    return any(
+        isinstance(one, leaves) or (isinstance(one, ast.Call) and call_name(one) in _STEPS)
+        for one in training.script.inside(blocks, ast.stmt, ast.Call, deep=False)
+    ) or any(training.trains(one) for one in blocks)
+
+
+def _blocks(node: ast.AST) -> list[ast.AST]:
+    """The statements, or the values, that a test chooses from."""
+    found: list[ast.AST] = []
+    for name in ("body", "orelse"):
+        block = getattr(node, name, [])
+        found += block if isinstance(block, list) else [block]
+    return found
+
+
+def _branches(
+    training: Training, meets: Callable[[ast.AST], bool]
+) -> Iterator[tuple[Loop, ast.AST, ast.expr]]:
+    """The branches and loops in a training loop that decide about a step or about a collective.
+
+    The inner ones first: what is put together there, the outer ones have to lead to.
+    """
+    script = training.script
+    for loop in training.loops:
+        inside = list(script.inside(loop.node.body, ast.AST, deep=False)) if loop.trains else []
+        for one in reversed(inside):
+            if isinstance(one, ast.If | ast.While | ast.IfExp | ForNode) and (
+                steers(training, one) or any(meets(block) for block in _blocks(one))
+            ):
+                yield loop, one, one.iter if isinstance(one, ForNode) else one.test
+
+
+def _drawn(training: Training, loop: Loop, head: ast.expr) -> list[ast.expr]:
+    """The random draws in a test, and those that its names are made of."""
+    script, names = training.script, mentioned(head)
+    made = [
+        one.value
+        for one in script.inside(loop.node.body, ast.Assign, deep=False)
+        if mentioned(*one.targets) & names
+    ]
+    return list({one: None for value in (head, *made) for one in draws(script.file, value)})
+
+
+def _rank_0s(file: File, node: ast.AST) -> bool:
+    """True of what is broadcast already."""
+    return any(
+        isinstance(up, ast.Call) and file.names.called(up) == "rankup.broadcast"
+        for up in (node, *file.names.up(node))
+    )
+
+
+def steering_draw(file: File, script: Script) -> Iterator[Hit]:
+    """RK186: a random draw that decides about a step, by which ranks part."""
+    if script.distributed and not ported(script):
+        return  # a script of its own seeds: its ranks may draw alike
+    training = training_in(script, file)
+    for loop, _, head in _branches(training, lambda block: False):
+        for draw in _drawn(training, loop, head):
+            if not _rank_0s(file, draw):
+                yield Hit(
+                    draw,
+                    _ALONE.format("draws for itself"),
+                    "let rank 0 draw for all: rankup.broadcast(…)",
+                )
+
+
+def decided_alike(context: Context) -> None:
+    """Let rank 0 decide on every rank about a step or about a collective: the fix of RK186.
+
+    It comes last, when all collectives have been put in.
+    """
+    for loop, one, head in _branches(context.training, context.meets):
+        for draw in _drawn(context.training, loop, head):
+            if draw not in context.alike:
+                context.alike.add(draw)
+                context.around(draw, "rankup.broadcast(")
+                done = "what decides about a step is drawn by rank 0 (rankup.broadcast)"
+                context.done(draw, done)
+        if not isinstance(one, ForNode):
+            _decided_by_rank_0(context, loop.node, one, head)
+
+
+def _decided_by_rank_0(context: Context, loop: LoopNode, one: ast.AST, test: ast.expr) -> None:
+    """Broadcast a test that goes by this rank's part of a batch."""
+    script = context.script
+    inner = next((up for up in script.above(one) if up in context.local), None)
+    if inner is not loop:
+        return
+    rest = {
+        name
+        for node in script.inside(test, ast.Name)
+        if not context.alike & {node, *script.above(node)}
+        for name in mentioned(node)
+    }
+    if rest & context.local[loop]:
+        context.alike.add(test)
+        context.around(test, "rankup.broadcast(")
+        context.leave(
+            one,
+            "rank 0 decides here for all ranks, by its part of the batch (rankup.broadcast)",
+        )
+
+
+def steering_clock(file: File, script: Script) -> Iterator[Hit]:
+    """RK187: a clock that decides about a step or about the end of a training."""
+    if script.distributed and not ported(script):
+        return
+    training = training_in(script, file)
+    source = training.script
+    tests: list[ast.If | ast.While] = [*file.names.all(ast.If), *file.names.all(ast.While)]
+    for one in tests:
+        loops = [up for up in (one, *source.above(one)) if isinstance(up, LoopNode)]
+        shared = any(_rank_0s(file, call) for call in source.inside(one.test, ast.Call))
+        if shared or not any(training.trains(up) for up in loops):
+            continue
+        names = mentioned(one.test)
+        made = [
+            node.value
+            for node in source.inside(source.scope(one), ast.Assign)
+            if mentioned(*node.targets) & names
+        ]
+        ends = isinstance(one, ast.While) or steers(training, one)
+        if ends and any(_reads_clock(file, node) for node in (one.test, *made)):
+            yield Hit(
+                one,
+                _ALONE.format("has a clock of its own"),
+                "let rank 0's clock decide for all: rankup.broadcast(…)",
+                partial(_rank_0s_clock, test=one.test),
+            )
+
+
+def _reads_clock(file: File, node: ast.AST) -> bool:
+    return any(
+        isinstance(one, ast.Call) and file.names.called(one).startswith(("time.", "datetime."))
+        for one in walk(node)
+    )
+
+
+def _rank_0s_clock(context: Context, test: ast.expr) -> str:
+    context.alike.add(test)
+    context.around(test, "rankup.broadcast(")
+    return "rank 0's clock decides for all ranks (rankup.broadcast)"
+
+
+def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
+    """RK188: a seed that is set amid the batches makes the ranks draw alike from there on."""
+    if script.distributed and not ported(script):
+        return
+    training = training_in(script, file)
+    for loop in training.loops:
+        for call in training.script.inside(loop.node.body, ast.Call, deep=False):
+            seeding = file.names.called(call).startswith(("torch.", "numpy.random.", "random."))
+            if loop.trains and seeding and call_name(call) in SEEDS and given(call):
+                yield Hit(
+                    call,
+                    "from here on all ranks draw the same noise, for different samples",
+                    "add the rank to the seed, or seed before the loop",
+                )
+
+
+RULES = (
+    Rule("RK186", "draw-that-steers", "error", steering_draw),
+    Rule("RK187", "clock-that-steers", "error", steering_clock),
+    Rule("RK188", "seed-in-a-pass", "warning", seed_in_a_pass),
+)

@@ -1,0 +1,322 @@
+"""Files: written by one rank, in folders that may be there, under names that all ranks agree on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...script.effects import callee, leads_to
+from ...script.flow import argument, call_name, given, literal
+from ...script.names import walk
+from ...script.roles import Script, Site
+from ...script.source import File
+from ...script.torch_names import words
+from .facts import calls, caught, ranked
+from .guards import by_every_rank, guard, rank0_first, runs
+from .helpers import ALONE, by_helpers, harmless, helpers_that_write, keeps_state, made_in
+from .rule import Hit, Rule
+
+if TYPE_CHECKING:
+    from ..rewrite.context import Context
+
+# Calls that fail on the second rank, since the first has done it.
+_CHANGERS = words("os.remove os.unlink os.rename os.rmdir shutil.rmtree shutil.move os.replace")
+_REMOVING = words("unlink rmdir")  # methods of a path
+# Calls that give another value in each process, and those of which a text is made.
+_CLOCKS = words("strftime ctime isoformat uuid1 uuid4 mkdtemp time_ns")
+_NOW = words("now today utcnow time")
+
+OWN_SAMPLES = (
+    "each rank writes what its own samples need, maybe two of them the same file: make all of it "
+    "before the job"
+)
+_NEEDS_ALL = (
+    "every rank writes this file, and what is written needs all of them: give it a name before, "
+    "and let rank 0 alone write it, `if rankup.is_root_process():`"
+)
+_UNKNOWN_TURN = (
+    "rank 0 alone changes files here, and the others do not wait for it: call rankup.barrier() "
+    "where all ranks come by"
+)
+
+
+def written_by_all(file: File, script: Script) -> Iterator[Hit]:
+    """RK146: a log, a table, a picture that every rank writes."""
+    yield from helpers_that_write(file, script, checkpoint=False)
+    elsewhere = {site.node for helper in by_helpers(script) for site in helper.sites}
+    for site in script.saves:
+        if site.file is not file or site.kind != "file" or site.node in elsewhere:
+            continue
+        if by_every_rank(script, site) and not _swallowed(script, site):
+            fix = {"call": written_by_root, "path": _opened, "object": _object}[site.form]
+            message = "every rank writes this file"
+            yield Hit(site.node, message, ALONE, partial(fix, site=site))
+
+
+def _swallowed(script: Script, site: Site) -> bool:
+    """True where the ranks but the first write to `path0(…)`, also as the argument of a caller."""
+    return site.path is not None and any(
+        isinstance(origin.node, ast.Call) and call_name(origin.node) == "path0"
+        for origin in script.flow.origins(site.file, site.path)
+    )
+
+
+def written_by_root(context: Context, site: Site) -> str | None:
+    """Let rank 0 alone make a call that writes."""
+    script, call = context.script, site.node
+    assert isinstance(call, ast.Call)
+    if _where_missing(context, call):
+        return ""  # the other ranks find it there
+    if script.per_sample(call):
+        context.leave(call, OWN_SAMPLES)
+        return ""
+    if context.needs_all(call):
+        context.leave(call, _NEEDS_ALL)
+        return ""
+    if not context.only_root(call, result=site.result):
+        return None
+    named = {one.id for one in walk(call) if isinstance(one, ast.Name)}
+    if any(
+        loop.trains and context.training.derived(loop) & named for loop in context.training.loops
+    ):
+        context.leave(call, "what is written here is of rank 0's part of a batch", comment=False)
+    return "rank 0 alone writes this"
+
+
+def _where_missing(context: Context, call: ast.Call) -> bool:
+    """Return whether rank 0 makes a file before the others look, which then find it."""
+    above = list(context.script.above(call))
+    return any(up in context.missing for up in above) or (
+        context.goes_first(call)
+        and any(isinstance(up, ast.If) and context.asks_files(up.test) for up in above)
+    )
+
+
+def _object(context: Context, site: Site) -> str | None:
+    """`with h5py.File(path, "w") as file:` is rank 0's, where nothing else is changed in it."""
+    script, call = context.script, site.node
+    assert isinstance(call, ast.Call)
+    if script.per_sample(call):
+        context.leave(call, OWN_SAMPLES)
+        return ""
+    item = script.parents[call]
+    block = script.parents.get(item) if isinstance(item, ast.withitem) else None
+    if not isinstance(block, ast.With) or not _self_contained(context, block):
+        return None
+    place = context.meeting(block)
+    context.indented(block, "if rankup.is_root_process():")
+    if place is not None and not context.goes_first(block):
+        context.after(place, "rankup.barrier()")
+    return "rank 0 alone writes this file"
+
+
+def _self_contained(context: Context, block: ast.With) -> bool:
+    """Return whether the ranks that leave a block out stay as those that run it."""
+    script, training = context.script, context.training
+    if not script.first_on_line(script.span(block)[0]) or context.needs_all(block):
+        return False
+    leaving = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.Await, ast.Global, ast.Nonlocal)
+    if any(True for _ in script.inside(block, *leaving)) or training.trains(block):
+        return False
+    if any(script.file.names.inside(loop.node, block) for loop in training.loops):
+        return False
+    if not keeps_state(script.file, [block], made_in([block])) or _used_behind(context, block):
+        return False
+    models = {model.name for model in training.models}
+    for call in script.inside(block, ast.Call):
+        if script.dotted(call.func) in models or call_name(call) in ("train", "eval"):
+            return False
+        found = callee(script.whole_flow, script.file, call)
+        if found is not None and not harmless(leads_to(script.whole_flow, *found)):
+            return False
+    return True
+
+
+def _used_behind(context: Context, block: ast.With) -> bool:
+    """Whether a name that a block gives a value is read elsewhere, but where it is given anew."""
+    script = context.script
+    stored = {
+        one.id
+        for one in walk(block)
+        if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)
+    }
+    for name in script.inside(script.scope(block), ast.Name):
+        if name.id not in stored or not isinstance(name.ctx, ast.Load):
+            continue
+        around = [name, *script.above(name)]
+        if block not in around and not any(_binds(one, name.id) for one in around):
+            return True
+    return False
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    """Return whether a `with` or `for` gives a name its value for the statements in it."""
+    targets: list[ast.AST] = []
+    if isinstance(node, ast.With):
+        targets = [one.optional_vars for one in node.items if one.optional_vars is not None]
+    elif isinstance(node, ast.For):
+        targets = [node.target]
+    return any(isinstance(one, ast.Name) and one.id == name for one in walk(*targets))
+
+
+def _opened(context: Context, site: Site) -> str | None:
+    """`open(rankup.path0(path), "w")`: the other ranks write to nowhere."""
+    call = site.node
+    assert isinstance(call, ast.Call)
+    if site.path is not None and context.script.per_sample(call):
+        context.leave(call, OWN_SAMPLES)
+        return ""
+    if site.path is None or (site.dotted == ".open" and not _by_function(context, call)):
+        return None
+    context.around(site.path, "rankup.path0(")
+    what = "log" if site.dotted.startswith("logging.") else "file"
+    return f"rank 0 alone writes this {what} (rankup.path0)"
+
+
+def _by_function(context: Context, call: ast.Call) -> bool:
+    """Write `open(path, "w")` for `path.open("w")`; False where `open` is something else."""
+    script = context.script
+    names = script.file.names
+    if any("open" in names.members(scope) for scope in names.scopes):
+        return False
+    assert isinstance(call.func, ast.Attribute)
+    start, end = script.whole(call.func.value)
+    opening = script.text.index("(", script.span(call.func)[1])
+    if context.edits.taken((end, opening + 1)):
+        return False
+    context.edits.around((start, opening + 1), "open(", "")  # outside of what is put around `path`
+    context.edits.replace((end, opening + 1), ", " if given(call) else "")
+    return True
+
+
+def file_race(file: File, script: Script) -> Iterator[Hit]:
+    """RK145: the second rank fails at what the first has done."""
+    for call in file.names.all(ast.Call):
+        makes = _makes_folder(file, call)
+        if not makes and not changes_files(file, call):
+            continue
+        if guard(file, script, call) or rank0_first(file, script, call):
+            continue
+        if not runs(file, script, call):
+            continue
+        if any(ranked(script, file, arg) for arg in given(call)[:1]):
+            continue
+        yield Hit(
+            call,
+            f"{call_name(call)} on every rank: the second one fails, or takes away what is in use",
+            "os.makedirs(path, exist_ok=True)" if makes else "rank 0 alone, then rankup.barrier()",
+            partial(_may_exist if makes else _changed_by_root, call=call),
+        )
+
+
+def _makes_folder(file: File, call: ast.Call) -> bool:
+    """True of what fails where the folder is there, and does not catch that."""
+    dotted = file.names.called(call)
+    of_path = not dotted and isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
+    if dotted not in ("os.mkdir", "os.makedirs") and not of_path:
+        return False
+    given = argument(call, "exist_ok", 2)
+    return (given is None or literal(given) is False) and not caught(file, call)
+
+
+def changes_files(file: File, call: ast.Call) -> bool:
+    """True of what removes or renames files: caught or not, one rank may still need them."""
+    dotted = file.names.called(call)
+    removes = not dotted and isinstance(call.func, ast.Attribute) and call.func.attr in _REMOVING
+    paths = "pathlib" in {name.partition(".")[0] for name in file.names.imported}
+    return dotted in _CHANGERS or (removes and paths)
+
+
+def _may_exist(context: Context, call: ast.Call) -> str | None:
+    """A folder that another rank has just made is no error."""
+    script = context.script
+    passed, exists = given(call), argument(call, "exist_ok", 2)
+    if exists is not None:
+        context.replace(exists, "True")
+    else:
+        if script.name(call.func) == "os.mkdir":
+            if not isinstance(call.func, ast.Attribute):
+                return None
+            context.replace(call.func, f"{script.code(call.func.value)}.makedirs")
+        text = ", exist_ok=True" if passed else "exist_ok=True"
+        place = script.span(passed[-1])[1] if passed else script.span(call)[1] - 1
+        context.edits.insert(place, text)
+    return "a folder may be there already: another rank made it"
+
+
+def _changed_by_root(context: Context, call: ast.Call) -> str | None:
+    place = context.meeting(call)
+    if context.script.per_sample(call) or not context.only_root(call):
+        return None
+    if context.goes_first(call):
+        return "rank 0 alone changes files"
+    if place is None:
+        context.leave(call, _UNKNOWN_TURN)
+        return ""
+    context.after(place, "rankup.barrier()")
+    return "rank 0 alone changes files; the others wait"
+
+
+def name_of_its_own(file: File, script: Script) -> Iterator[Hit]:
+    """RK147: a name made of the time: each rank's is another."""
+    for node in _clock_names(file):
+        if guard(file, script, node) or rank0_first(file, script, node):
+            continue
+        if any(True for one in script.files for _ in calls(one, "broadcast_object_list")):
+            continue
+        yield Hit(
+            node,
+            f"{file.code(node.targets[0])} is made of the time: ranks would write to different "
+            "places",
+            "make it on rank 0: rankup.broadcast",
+            partial(_same_on_all, assign=node),
+        )
+
+
+def _same_on_all(context: Context, assign: ast.Assign) -> str:
+    if context.script.per_sample(assign) or context.goes_first(assign):
+        return ""
+    context.around(assign.value, "rankup.broadcast(")
+    return "a name made of the time is rank 0's on all ranks (rankup.broadcast)"
+
+
+def _clock_names(file: File) -> Iterator[ast.Assign]:
+    """Assignments of a text that is made of the time or of a random number, once in a run."""
+    for node in file.names.all(ast.Assign):
+        if isinstance(node.value, (ast.Tuple, ast.GeneratorExp, ast.Lambda)):
+            continue
+        if any(isinstance(up, (ast.For, ast.While, ast.Lambda)) for up in file.names.up(node)):
+            continue
+        made = [one for one in walk(node.value) if isinstance(one, ast.Call)]
+        if any(call_name(one) in ("broadcast", "rank0_first") for one in made):
+            continue
+        if any(_tells_time(file, one) for one in made):
+            yield node
+
+
+def _tells_time(file: File, call: ast.Call) -> bool:
+    """True of `strftime(…)` and alike, and of `now()` and `time.time()` in a text."""
+    name, dotted = call_name(call), file.names.called(call)
+    if name in _CLOCKS:
+        return True
+    if name not in _NOW or not dotted.startswith(("time.", "datetime.")):
+        return False
+    for up in file.names.up(call):
+        if isinstance(up, ast.BinOp) and isinstance(up.op, ast.Sub):
+            return False  # how long something took
+        if isinstance(up, ast.JoinedStr):
+            return True
+        if isinstance(up, ast.Call) and call_name(up) in ("str", "format"):
+            return True
+        if isinstance(up, ast.stmt):
+            return False
+    return False
+
+
+RULES = (
+    Rule("RK145", "file-race", "error", file_race, frameworks=True),
+    Rule("RK146", "written-by-all", "warning", written_by_all),
+    Rule("RK147", "name-per-rank", "error", name_of_its_own),
+)
