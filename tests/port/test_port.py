@@ -411,10 +411,10 @@ for epoch in range(2):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("ok = cv2.imwrite('w.png', picture)", "every rank writes this file: let"),
+        ("ok = cv2.imwrite('w.png', picture)", "every rank writes this file; let"),
         ('np.save("w.npy", [loss.item()])', "needs all of them: give it a name before"),
-        ('f = h5py.File("w.h5", "w")', "every rank writes this file: let"),
-        ('f = open("w.txt", "r+")', "every rank writes this file: let"),
+        ('f = h5py.File("w.h5", "w")', "every rank writes this file; let"),
+        ('f = open("w.txt", "r+")', "every rank writes this file; let"),
         ('with h5py.File("w.h5", "a") as f: f["x"] = total = 1', "every rank writes this file"),
         ("with h5py.File('w.h5', 'w') as f:\n        net(x)", "every rank writes this file"),
         ("json.dump({}, handle)", ""),

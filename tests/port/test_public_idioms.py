@@ -54,6 +54,19 @@ def test_a_bar_with_a_name_is_followed_to_a_loader_from_another_file(tmp_path: P
     assert "rankup.batch_mean(loss.item())" in ported.text
 
 
+def test_a_sum_that_is_divided_by_the_batch_under_its_own_name_is_a_mean(tmp_path: Path) -> None:
+    made = (
+        "def gap(out):\n    value = out.sum() - out[:, 0].sum()\n    value = value / out.size(0)\n"
+    )
+    loop = "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + STEP
+    text = (
+        HEAD + made + "    return value\n\n" + MADE + loop.replace("net(x).mean()", "gap(net(x))")
+    )
+    ported = _ported(tmp_path, text)
+    assert "rankup.summed" not in ported.text
+    assert "rankup.wrap(net)" in ported.text
+
+
 KEEPS = """import torch
 
 def keep(state, path="net.pt"):
@@ -199,7 +212,7 @@ CUT = (
     [
         (CUT, r":9: .*cuts its batches out of the data by hand, and `state` goes on"),
         (CUT.replace("x, state = net(batch(data, i), state)", "x = net(data[i : i + 5])"),
-         r":9: .*rankup\.shard deals those of a torch DataLoader"),
+         r":9: .*rankup\.shard takes those of a torch DataLoader"),
         (CUT.replace("net(batch(data, i)", "net(data"), "sees all data at once"),
         ("import gym\n" + CUT.replace("x, state = net", "x = envs.step(1)\n    x = net"),
          r":11: .*reinforcement learning"),

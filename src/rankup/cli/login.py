@@ -108,6 +108,10 @@ def fetch(
     only_proof: Annotated[
         bool, typer.Option("--only-proof", help="Only start it without a network.")
     ] = False,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Run what another user's rankup.toml lists; remembered."),
+    ] = False,
     time: Annotated[
         str, typer.Option(metavar="TIME", help="Stop a script that takes longer: 90s, 30m, 2h.")
     ] = "1h",
@@ -134,6 +138,7 @@ def fetch(
         to=tuple(to or ()),
         no_run=no_run,
         only_proof=only_proof,
+        trust=trust,
         time=time,
         memory=memory,
         threads=threads,

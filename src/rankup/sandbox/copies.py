@@ -66,6 +66,11 @@ class Sandbox:
         """Return the place in the copy of an absolute path."""
         return self.copy / str(path).lstrip(os.sep)
 
+    def holds(self, path: str) -> bool:
+        """Return True for the path of a file that the copy has of its own."""
+        real = os.path.realpath(self.inside(path))
+        return real.startswith(f"{self.copy}{os.sep}") and os.path.exists(real)
+
     def new_files(self) -> list[str]:
         """Return the real paths of the files and links that only the copy has."""
         found = []

@@ -7,7 +7,7 @@ from typing import cast
 
 from rankup.base.findings import Finding
 from rankup.login.doctor.facts import Facts
-from rankup.login.doctor.question import Question
+from rankup.login.question import Question
 
 
 def asked(question: Question[Facts], **facts: object) -> list[Finding]:

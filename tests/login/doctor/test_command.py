@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankup.login.doctor.command import QUESTIONS, examine
-from rankup.login.doctor.question import Answer, question
+from rankup.login.question import Answer, question
 from tests.conftest import RunRankup
 from tests.login.doctor.test_deadline import gone
 from tests.login.doctor.test_python import make_torch

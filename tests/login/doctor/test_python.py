@@ -17,7 +17,7 @@ import pytest
 from rankup.base.findings import Finding
 from rankup.login.doctor import facts, python
 from rankup.login.doctor.facts import Facts, Python, Torch
-from rankup.login.doctor.question import Question
+from rankup.login.question import Question
 from rankup.site import profile
 from rankup.site.config import Config
 from tests.login.doctor.known import asked

@@ -9,16 +9,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
-from ...conftest import RunRankup
 from . import index
 
-CHECKOUT = Path(__file__).resolve().parents[3]
-# No settings of uv's, so that pip is used, whose settings are there.
-ONLY_PIP = {"UV_OFFLINE": "", "UV_FIND_LINKS": ""}
 # Like Lmod's: it uses variables that are not set, and commands that fail.
 _MODULE = """\
 module() {
@@ -46,7 +41,7 @@ class World:
 
     Attributes:
         variables: of every process in it.
-        source: the source tree that `rankup` runs from, which nobody edits meanwhile.
+        source: the folder that `rankup` is installed in, and its wheel.
     """
 
     root: Path
@@ -81,7 +76,7 @@ class World:
     @property
     def command(self) -> tuple[str, ...]:
         """What starts rankup from `source`."""
-        start = f"import sys; sys.path.insert(0, {str(self.source / 'src')!r})"
+        start = f"import sys; sys.path.insert(0, {str(self.source)!r})"
         return (sys.executable, "-c", f"{start}; import rankup.cli as cli; cli.main()")
 
     def write_files(self, *options: str) -> None:
@@ -112,19 +107,13 @@ class World:
         (path / "requirements.txt").write_text("".join(f"{line}\n" for line in lines))
 
 
-def copied_source(folder: Path) -> Path:
-    """A copy of this source tree in a new folder."""
-    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(CHECKOUT / "src", folder / "src", ignore=ignore)
-    shutil.copy(CHECKOUT / "pyproject.toml", folder)
-    return folder
-
-
 def make_world(root: Path, source: Path) -> World:
-    """A world in an empty folder, with `uv` on PATH."""
+    """A world in an empty folder, whose index has the rankup of `source`."""
     for name in ("my project", "index", "home", "bin"):
         (root / name).mkdir()
     index.dependencies(root / "index")
+    [own] = source.glob("*.whl")
+    shutil.copy(own, root / "index")
     for version in ("1.0", "2.0"):
         index.wheel(root / "index", "shared", version)
     index.wheel(root / "index", "lightning", "1.0", ["torch>=2"])
@@ -137,9 +126,6 @@ def make_world(root: Path, source: Path) -> World:
         found = root / "index" / f"{name}-py3-none-any.whl"
         index.unpacked(root / "modules" / "PyTorch", found)
     (root / "module.sh").write_text(_MODULE)
-    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert uv, "uv is a dependency of the tests: make setup"
-    (root / "bin" / "uv").symlink_to(uv)
     python = getattr(sys, "_base_executable", sys.executable)
     (root / "bin" / "python3").symlink_to(os.path.realpath(python))
     inherited = {
@@ -159,9 +145,6 @@ def make_world(root: Path, source: Path) -> World:
             "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": str(root / "index"),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            "UV_OFFLINE": "1",
-            "UV_FIND_LINKS": str(root / "index"),
-            "UV_CACHE_DIR": str(root / "uv-cache"),
             "PROJECT": str(root / "p" / "project1"),
         },
         source,
@@ -170,8 +153,10 @@ def make_world(root: Path, source: Path) -> World:
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the source tree; tests leave it as it is."""
-    return copied_source(tmp_path_factory.mktemp("checkout"))
+    """A rankup that was installed from its wheel, which lies beside it."""
+    folder = tmp_path_factory.mktemp("installed")
+    index.unpacked(folder, index.rankup(folder))
+    return folder
 
 
 @pytest.fixture
@@ -180,32 +165,9 @@ def world(tmp_path: Path, source: Path) -> World:
     return make_world(tmp_path, source)
 
 
-class Env(Protocol):
-    """The type of the fixture `env`."""
-
-    def __call__(
-        self, world: World, *words: str | Path, cwd: Path | None = ..., **variables: str
-    ) -> subprocess.CompletedProcess[str]: ...
-
-
-@pytest.fixture
-def env(rankup_here: RunRankup) -> Env:
-    """Run `rankup env WORDS` in this process; what it has printed stands in `stdout`."""
-
-    def run(
-        world: World, *words: str | Path, cwd: Path | None = None, **variables: str
-    ) -> subprocess.CompletedProcess[str]:
-        variables = {**world.variables, **variables}
-        done = rankup_here(["env", *words], cwd=cwd or world.project, env=variables)
-        done.stdout += done.stderr
-        return done
-
-    return run
-
-
 @pytest.fixture(scope="session")
 def made_world(tmp_path_factory: pytest.TempPathFactory, source: Path) -> World:
-    """A world on JUWELS Booster whose `env` is of the kind `modules`, made with uv.
+    """A world on JUWELS Booster whose `env` is of the kind `modules`.
 
     Tests leave it as it is; they are of the xdist group `env`.
     """

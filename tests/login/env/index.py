@@ -5,15 +5,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from rankup.login.env.wheel import facts
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
+CHECKOUT = Path(__file__).resolve().parents[3]
+_PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # What rankup needs on every Python; each is there as an empty package.
-_DEPENDENCIES = tuple(re.split(r"[<>=!~ ]", one)[0] for one in facts().requires if ";" not in one)
+_DEPENDENCIES = tuple(
+    re.split(r"[<>=!~ ]", one)[0] for one in _PROJECT["dependencies"] if ";" not in one
+)
 
 
 def wheel(
@@ -21,26 +29,41 @@ def wheel(
     name: str,
     version: str,
     requires: Sequence[str] = (),
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
 ) -> Path:
     """Write a wheel whose only module says its version: `NAME.VERSION`."""
     module = name.replace("-", "_")
     info = f"{module}-{version}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     lines += [f"Requires-Dist: {one}" for one in requires]
-    members = {
+    members: dict[str, str | bytes] = {
         f"{module}/__init__.py": f"VERSION = {version!r}\n",
         **(files or {}),
         f"{info}/METADATA": "\n".join(lines) + "\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = "".join(f"{one},{_hash(text)},{len(text)}\n" for one, text in members.items())
+    data = {name: one.encode() if isinstance(one, str) else one for name, one in members.items()}
+    record = "".join(f"{name},{_hash(one)},{len(one)}\n" for name, one in data.items())
     path = folder / f"{module}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        for one, text in members.items():
-            archive.writestr(zipfile.ZipInfo(one), text)  # without a time: always the same bytes
+        for name, one in data.items():
+            archive.writestr(zipfile.ZipInfo(name), one)  # without a time: always the same bytes
         archive.writestr(zipfile.ZipInfo(f"{info}/RECORD"), f"{record}{info}/RECORD,,\n")
     return path
+
+
+def rankup(folder: Path) -> Path:
+    """Write the wheel of this rankup, as if it had been released."""
+    source = CHECKOUT / "src" / "rankup"
+    files: dict[str, str | bytes] = {
+        f"rankup/{path.relative_to(source)}": path.read_bytes()
+        for path in sorted(source.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    version = _PROJECT["version"]
+    points = "[console_scripts]\nrankup = rankup.cli:main\n"
+    files[f"rankup-{version}.dist-info/entry_points.txt"] = points
+    return wheel(folder, "rankup", version, _PROJECT["dependencies"], files)
 
 
 def dependencies(folder: Path) -> None:
@@ -56,6 +79,6 @@ def unpacked(folder: Path, path: Path) -> None:
         archive.extractall(folder)
 
 
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
+def _hash(data: bytes) -> str:
+    digest = hashlib.sha256(data).digest()
     return "sha256=" + base64.urlsafe_b64encode(digest).decode().rstrip("=")

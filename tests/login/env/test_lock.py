@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from . import index
-from .conftest import ONLY_PIP, World, copied_source
+from .conftest import World
 
 
 def _hash_of(path: Path) -> str:
@@ -44,7 +43,6 @@ def test_a_lock_needs_no_venv_and_goes_stale_with_its_requirements(world: World)
     world.write_files()
     done = world.rankup("env", "lock")
     assert done.returncode == 0, done.stdout
-    assert "with uv" in done.stdout
     text = _check_lock(world)
     assert re.search(r"^# for: Python 3\.\d+, \w+, kind wheels, modules.sh -$", text, re.MULTILINE)
     world.require("env", ["shared", "lightning"])
@@ -56,18 +54,17 @@ def test_a_lock_needs_no_venv_and_goes_stale_with_its_requirements(world: World)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_file_that_changed_in_the_index_is_refused_and_a_locked_rankup_stays(
-    world: World, tmp_path: Path
+def test_a_file_that_changed_in_the_index_is_refused(
+    world: World,
 ) -> None:
-    """With uv. After the lock was written the index has another file of the same version."""
-    world = replace(world, source=copied_source(tmp_path / "own checkout"))
+    """After the lock was written the index has another file of the same version."""
     world.require("env", ["shared"])
     world.write_files()
     assert world.rankup("env", "lock").returncode == 0
     index.wheel(world.index, "shared", "2.0", files={"shared/evil.py": "print('boo')\n"})
-    done = world.rankup("env", "create", UV_CACHE_DIR=str(world.root / "another cache"))
+    done = world.rankup("env", "create")
     assert done.returncode == 1
-    assert "Hash mismatch" in done.stdout
+    assert "DO NOT MATCH THE HASHES" in done.stdout
     assert not (world.project / "env" / "venv" / ".installed").exists()
 
     index.wheel(world.index, "shared", "2.0")
@@ -79,29 +76,6 @@ def test_a_file_that_changed_in_the_index_is_refused_and_a_locked_rankup_stays(
     assert world.bash(show).stdout == "2.0\n"
     assert world.rankup("env", "create").stdout == "setup.sh: venv/ is up to date\n"
     assert world.rankup("env", "check").returncode == 0
-
-    with (world.source / "src" / "rankup" / "__init__.py").open("a") as file:
-        file.write("# newer\n")
-    [wheel] = (world.project / "env" / "wheels").iterdir()
-    done = world.rankup("env", "create")
-    assert done.returncode == 0, done.stdout
-    assert f"requirements.lock names {wheel.name}, which stays" in done.stdout
-    assert [*(world.project / "env" / "wheels").iterdir()] == [wheel]
-
-
-@pytest.mark.slow
-def test_the_same_with_pip(world: World) -> None:
-    world.require("env", ["shared==2.0"])
-    settings = ONLY_PIP
-    world.write_files()
-    done = world.rankup("env", "lock", **settings)
-    assert done.returncode == 0, done.stdout
-    assert "with pip" in done.stdout
-    _check_lock(world)
-    index.wheel(world.index, "shared", "2.0", files={"shared/evil.py": "print('boo')\n"})
-    done = world.rankup("env", "create", **settings)
-    assert done.returncode == 1
-    assert "DO NOT MATCH THE HASHES" in done.stdout
 
 
 @pytest.mark.slow
@@ -131,7 +105,7 @@ def test_what_has_no_hash_is_refused(world: World) -> None:
     index.wheel(world.index, "setuptools", "80.0")
     world.require("env", ["shared==2.0", f"mine @ {package.as_uri()}"])
     world.write_files()
-    done = world.rankup("env", "lock", **ONLY_PIP)
+    done = world.rankup("env", "lock")
     assert done.returncode == 1
     assert not (world.project / "env" / "requirements.lock").exists()
     assert not [*(world.project / "env").glob(".lock*")]

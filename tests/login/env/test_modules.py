@@ -7,7 +7,7 @@ import json
 import pytest
 
 from . import index
-from .conftest import Env, World
+from .conftest import World
 
 pytestmark = pytest.mark.xdist_group("env")
 _SHOW = 'python -c "import shared, torch; print(shared.VERSION, torch.VERSION, torch.__file__)"'
@@ -78,8 +78,8 @@ def test_the_kernel_runs_in_the_environment(made_world: World) -> None:
     assert done.stdout == "kernel 2.0\n"
 
 
-def test_check_finds_all_well(env: Env, made_world: World) -> None:
-    done = env(made_world, "check", "--json")
+def test_check_finds_all_well(made_world: World) -> None:
+    done = made_world.rankup("env", "check", "--json")
     assert done.returncode == 0, done.stdout
     found = json.loads(done.stdout)
     assert {one["level"] for one in found} == {"ok"}

@@ -12,7 +12,7 @@ from rankup import __version__
 
 from .conftest import World
 
-# What pip and uv say of an index that is out of reach for a moment, or too busy.
+# What pip says of an index that is out of reach for a moment, or too busy.
 _OUT_OF_REACH = re.compile(
     r"error sending request|timed out|connection (?:reset|refused|aborted)|"
     r"\b50\d (?:Server|Internal|Bad|Service|Gateway)",
@@ -30,8 +30,9 @@ def test_from_the_real_index_rankup_runs_in_it(world: World) -> None:
     for name in [name for name in world.variables if name.startswith(("PIP_", "UV_"))]:
         del world.variables[name]
     settings = {name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "UV_"))}
-    world.variables.update({"UV_HTTP_TIMEOUT": "120", "PIP_RETRIES": "10"})
-    world.variables.update(settings, HOME=os.environ.get("HOME", "/"))
+    world.variables.update({"PIP_RETRIES": "10"})
+    links = f"{settings.get('PIP_FIND_LINKS', '')} {world.source}"  # rankup, as if released
+    world.variables.update(settings, PIP_FIND_LINKS=links, HOME=os.environ.get("HOME", "/"))
     world.require("env", ["colorama"])
     world.write_files()
     done = _rankup(world, "env", "lock")

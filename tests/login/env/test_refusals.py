@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.login.env import kernel, where
+from rankup.login.env import where
+from rankup.login.env.making import register_kernel
 
-from .conftest import Env, World
+from .conftest import World
 
 
-def _write_files(env: Env, world: World, *options: str) -> None:
+def _write_files(world: World, *options: str) -> None:
     """Write the files of `env` and rankup's wheel, without making its venv."""
-    done = env(world, "create", *options, PATH=str(world.root / "home"))
+    done = world.rankup("env", "create", *options, PATH=str(world.root / "home"))
     assert (done.returncode, "Traceback" in done.stdout) == (1, False), done.stdout
     assert "rankup: bash cannot be started" in done.stdout, done.stdout
 
 
-def test_without_an_environment_and_with_a_wrong_kind(env: Env, world: World) -> None:
+def test_without_an_environment_and_with_a_wrong_kind(world: World) -> None:
     for words, said in (
         ((), "make one with: rankup env create"),
         (("check",), "make one with: rankup env create"),
@@ -31,23 +32,23 @@ def test_without_an_environment_and_with_a_wrong_kind(env: Env, world: World) ->
         (("create", "--kind", "conda"), "it is modules or wheels"),
         (("create", "--kind", "modules"), "no modules are known"),
     ):
-        done = env(world, *words)
+        done = world.rankup("env", *words)
         assert done.returncode == 2, done.stdout
         assert said in done.stdout
         assert "Traceback" not in done.stdout
     assert not (world.project / "env").exists()
-    _write_files(env, world)
-    done = env(world, "create", "--kind", "modules")
+    _write_files(world)
+    done = world.rankup("env", "create", "--kind", "modules")
     assert done.returncode == 2
     assert "says ENV_KIND=wheels, and --kind modules; change it there" in done.stdout
 
 
-def test_a_site_with_modules_and_no_module_command_is_said(env: Env, world: World) -> None:
+def test_a_site_with_modules_and_no_module_command_is_said(world: World) -> None:
     """`sudo`, an IDE or cron start shells that have none: it would be wheels without a word."""
     (world.project / "rankup.toml").write_text('profile = "juwels-booster"\n')
     nowhere = str(world.root / "home")  # without bash, so that nothing is made
     for words, said in (([], 1), (["other", "--kind", "wheels"], 0)):
-        done = env(world, "create", *words, PATH=nowhere)
+        done = world.rankup("env", "create", *words, PATH=nowhere)
         assert done.stdout.count("note: JUWELS Booster") == said, done.stdout
         assert ("there is no `module` command here" in done.stdout) == bool(said)
     assert "ENV_KIND=wheels" in (world.project / "env" / "config.sh").read_text()
@@ -61,19 +62,19 @@ def test_a_site_with_modules_and_no_module_command_is_said(env: Env, world: Worl
         ("mkdir env; touch env/model.py", "is not empty and no environment"),
     ],
 )
-def test_a_folder_that_is_something_else(env: Env, world: World, make: str, expected: str) -> None:
+def test_a_folder_that_is_something_else(world: World, make: str, expected: str) -> None:
     world.bash(make)
     before = sorted(world.project.rglob("*"))
-    done = env(world, "create")
+    done = world.rankup("env", "create")
     assert (done.returncode, expected in done.stdout) == (2, True), done.stdout
     assert sorted(world.project.rglob("*")) == before
 
 
-def test_a_path_that_activate_would_run_or_path_cannot_hold(env: Env, world: World) -> None:
+def test_a_path_that_activate_would_run_or_path_cannot_hold(world: World) -> None:
     """Also where setup.sh was copied to without rankup."""
-    _write_files(env, world)
+    _write_files(world)
     for name in ("a:b", "v$(touch PWN)", "v`touch PWN`", 'v"x', "v\\x", "a\nb"):
-        done = env(world, "create", name)
+        done = world.rankup("env", "create", name)
         assert (done.returncode, "name another folder" in done.stdout) == (2, True), name
         assert not (world.project / name).exists()
         shutil.copytree(world.project / "env", world.project / name)
@@ -84,15 +85,15 @@ def test_a_path_that_activate_would_run_or_path_cannot_hold(env: Env, world: Wor
         assert not (world.project / name / "venv").exists()
 
 
-def test_files_of_the_user_stay_and_changed_ones_are_named(env: Env, world: World) -> None:
+def test_files_of_the_user_stay_and_changed_ones_are_named(world: World) -> None:
     folder = world.project / "env"
-    _write_files(env, world)
+    _write_files(world)
     mine = {"requirements.txt": "shared\n", "modules.sh": "# mine\n", "config.sh": "ENV_KIND=no\n"}
     for name, text in mine.items():
         (folder / name).write_text(text)
     (folder / "setup.sh").write_text("#!/bin/bash\necho my own; exit 1\n")
     (folder / "activate.sh").unlink()
-    done = env(world, "create")
+    done = world.rankup("env", "create")
     assert done.returncode == 1
     assert f"note: {folder / 'setup.sh'} has been changed and stays" in done.stdout
     assert "my own\n" in done.stdout
@@ -100,10 +101,10 @@ def test_files_of_the_user_stay_and_changed_ones_are_named(env: Env, world: Worl
     assert (folder / "activate.sh").exists()
 
 
-def test_in_a_job_without_network_it_names_the_login_node(env: Env, world: World) -> None:
+def test_in_a_job_without_network_it_names_the_login_node(world: World) -> None:
     world.require("env", ["absent"])
-    _write_files(env, world)
-    done = env(world, "lock", SLURM_JOB_ID="4711")
+    _write_files(world)
+    done = world.rankup("env", "lock", SLURM_JOB_ID="4711")
     assert done.returncode == 1
     assert "absent" in done.stdout
     assert "This is job 4711, and compute nodes often have no network" in done.stdout
@@ -134,17 +135,17 @@ def test_a_kernel_of_another_environment_is_not_overwritten(tmp_path: Path) -> N
     for folder in (first, second):
         (folder / "venv").mkdir(parents=True)
         (folder / "venv" / ".installed").write_text("name=My Project!\n")
-        kernel.write_script(folder)
-    target = kernel.register(first, said)
+        (folder / "kernel.sh").touch()
+    target = register_kernel(first, said)
     assert target == tmp_path / "jupyter" / "kernels" / "my-project"
-    assert kernel.register(first, said) == target
+    assert register_kernel(first, said) == target
     with pytest.raises(UserError, match=f"belongs to {first}"):
-        kernel.register(second, said)
+        register_kernel(second, said)
     (first / "kernel.sh").unlink()  # an environment that is gone
-    kernel.register(second, said)
+    register_kernel(second, said)
     words = json.loads((target / "kernel.json").read_text())["argv"]
     assert words == ["bash", str(second / "kernel.sh"), "-f", "{connection_file}"]
     assert [path.name for path in target.iterdir()] == ["kernel.json"]
     (target / "kernel.json").write_text('{"argv": ["python"]}')
-    with pytest.raises(UserError, match="is not from rankup"):
-        kernel.register(second, said)
+    with pytest.raises(UserError, match="belongs to"):
+        register_kernel(second, said)

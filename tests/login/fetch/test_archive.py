@@ -12,17 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from rankup.base.lock import Pace
 from rankup.login.fetch import archive
 from rankup.login.fetch.archive import Archive
-from rankup.login.fetch.download import Patience
 from rankup.login.fetch.result import FetchFailed, FetchResult
 from rankup.login.fetch.things import NAMED
 from rankup.site.caches import Caches
 
 from ..web import Web
 
-QUICK = Patience(stall=5.0, pauses=(0.01,), lock=Pace(0.1, 20.0, 0.01))
 FILES = {"imagewoof2-320/train/n1/a.JPEG": b"dog", "imagewoof2-320/val/n1/b.JPEG": b"puppy"}
 
 
@@ -51,7 +48,7 @@ def _archive(web: Web, data: bytes) -> Archive:
 
 
 def _fetch(known: Archive, tmp_path: Path) -> FetchResult:
-    return archive.fetch_archive(known, _caches(tmp_path), lambda line: None, QUICK)
+    return archive.fetch_archive(known, _caches(tmp_path))
 
 
 def _member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,7 @@ QUICK = Patience(stall=1.0, pauses=(0.01, 0.02, 0.03), lock=Pace(0.1, 3600.0, 0.
 
 
 def _get(url: str, target: Path, sha256: str = "", replace: bool = False) -> Downloaded:
-    return download(
-        url, target, sha256=sha256, replace=replace, patience=QUICK, say=lambda line: None
-    )
+    return download(url, target, sha256=sha256, replace=replace, patience=QUICK)
 
 
 def _left(target: Path) -> list[str]:
@@ -91,7 +90,7 @@ def test_a_server_that_always_cuts_is_given_up_and_what_came_is_kept(
     web.put("/a.bin", DATA, cut=1000, times=1)
     impatient = Patience(pauses=())
     with pytest.raises(FetchFailed, match=r"run it again \(1000 bytes are kept\)"):
-        download(web.url("/a.bin"), target, patience=impatient, say=lambda line: None)
+        download(web.url("/a.bin"), target, patience=impatient)
     assert not target.exists()
     web.forget()
     _get(web.url("/a.bin"), target)
@@ -223,7 +222,7 @@ def test_a_server_that_falls_silent_is_left_and_gone_on_with(web: Web, tmp_path:
 def test_a_slow_server_is_waited_for(web: Web, tmp_path: Path) -> None:
     url = web.put("/a.bin", DATA[:40_000], per_second=4_000)
     patience = Patience(stall=5.0, pauses=())  # half of what it takes in all
-    download(url, tmp_path / "a.bin", patience=patience, say=lambda line: None)
+    download(url, tmp_path / "a.bin", patience=patience)
     assert (tmp_path / "a.bin").read_bytes() == DATA[:40_000]
 
 
@@ -270,6 +269,15 @@ def test_a_proxy_of_the_environment_is_used(
     monkeypatch.delenv("NO_PROXY", raising=False)
     _get("http://data.example.org/a.bin", tmp_path / "a.bin", SUM)
     assert web.requests()[0].headers["host"] == "data.example.org"
+
+
+def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("all_proxy", "foo://me:hunter2@proxy:1")
+    with pytest.raises(FetchFailed, match="the proxy of the environment: .*foo://") as caught:
+        _get("http://data.example.org/a.bin", tmp_path / "a.bin")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_no_room_is_said_before_anything_comes(
@@ -389,23 +397,49 @@ def test_a_redirect_to_no_url_is_an_answer(web: Web, tmp_path: Path, to: str) ->
         _get(web.url("/a"), tmp_path / "a")
 
 
-@pytest.mark.parametrize("length", ["-5", "many"])
-def test_a_length_that_is_none_is_not_taken_for_an_unknown_one(tmp_path: Path, length: str) -> None:
-    """The file would be whole wherever the connection ends."""
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"200 OK\r\nContent-Length: -5\r\n\r\ndata", "not as a web server .*Content-Length"),
+        (b"200 OK\r\nContent-Length: many\r\n\r\ndata", "not as a web server .*Content-Length"),
+        (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata", "cut after 4 bytes"),
+        (b"204 No Content\r\n\r\n", "HTTP status 204"),
+        (b"206 Part\r\nContent-Range: bytes 7-9/10\r\n\r\ntail", "of another version"),
+        (b"206 Part\r\n\r\ndata", "of another version"),
+    ],
+)
+def test_an_answer_that_is_not_the_whole_file_is_refused(
+    tmp_path: Path, answer: bytes, words: str
+) -> None:
+    """Of a length that is no number, the file would be whole wherever the connection ends."""
+    with pytest.raises(FetchFailed, match=words):
+        _get_raw(answer, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_body_without_an_end_is_read_to_the_length_that_was_given(tmp_path: Path) -> None:
+    head = b"206 Part\r\nContent-Range: bytes 0-3/4\r\n\r\n"
+    _get_raw(head + b"data" * 1000, tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"data"
+
+
+def _get_raw(answer: bytes, target: Path) -> None:
+    """Download from a server that sends these bytes to the first that asks."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer() -> None:
+        def send() -> None:
             client, _ = server.accept()
-            with client:
+            with client, suppress(OSError):
                 client.recv(10_000)
-                client.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\ndata".encode())
+                client.sendall(b"HTTP/1.1 " + answer)
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=send)
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/a"
-        with pytest.raises(FetchFailed, match=r"not as a web server .*Content-Length"):
-            download(url, tmp_path / "a", patience=Patience(pauses=()), say=lambda line: None)
-        thread.join(60)
+        try:
+            download(url, target, patience=Patience(pauses=()))
+        finally:
+            thread.join(60)
 
 
 def _basic(who: str) -> str:

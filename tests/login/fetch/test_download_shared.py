@@ -34,7 +34,7 @@ def _cut_off(web: Web, target: Path) -> str:
     """A download that came to its first 1000 bytes; the URL, which gives all of it from now on."""
     url = web.put("/a.bin", DATA, cut=1000)
     with pytest.raises(FetchFailed):
-        download(url, target, patience=Patience(pauses=()), say=lambda line: None)
+        download(url, target, patience=Patience(pauses=()))
     web.put("/a.bin", DATA)
     web.forget()
     return url
@@ -64,7 +64,7 @@ def test_what_is_begun_anew_is_another_file_than_the_one_before(web: Web, tmp_pa
     url = _cut_off(web, target)
     web.put("/a.bin", DATA[::-1])
     with (tmp_path / "a.bin.part").open("r+b", buffering=0) as old:
-        download(url, target, say=lambda line: None)
+        download(url, target)
         old.write(b"displaced")
     assert target.read_bytes() == DATA[::-1]
 

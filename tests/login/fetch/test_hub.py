@@ -24,6 +24,7 @@ from rankup.login.fetch.hub_child import needed
 from rankup.login.fetch.things import NAMED, OnHub
 
 from ...conftest import CHECKOUT
+from .. import hub_server
 from ..hub_server import Hub
 from ..stage import Stage
 
@@ -225,6 +226,25 @@ def test_wikitext_2_comes_as_a_data_set_and_as_text(stage: Stage, hub: Hub) -> N
         "print(len(d['train']))"
     )
     assert _offline(stage, code, found.variables) == "3\n"
+
+
+@pytest.mark.slow
+def test_a_checksum_of_the_hub_that_is_a_path_leads_nowhere(
+    stage: Stage, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[..., dict[str, Any]] = getattr(hub_server, "_entry")  # noqa: B009
+
+    def entry(*words: Any) -> dict[str, Any]:
+        found = real(*words)
+        if "lfs" in found:
+            found["lfs"]["oid"] = "../../../evil"
+        return found
+
+    monkeypatch.setattr(hub_server, "_entry", entry)
+    hub.add("model", "org/big", {"config.json": b"{}", "model.safetensors": bytes(9 << 20)})
+    done = _fetch(stage, hub, "--model", "org/big")
+    assert done.returncode == 0, done.stderr
+    assert list(stage.home.rglob("evil*")) == []
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ def run(model, dataset):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(dataset, batch_size=8)
     seen = 0
-    # rankup: input() waits for an answer, and a job has neither terminal nor screen: take this out
+    # rankup: input() waits for an answer, and a job has neither terminal nor screen; take it out, or make it an option
     answer = input("go on? ")
     for epoch in range(3):
         for x, y in rankup.shard(loader):
+            # rankup: `except RuntimeError` around a training step: a rank that goes on alone leaves the others waiting; raise again, so that the job ends
             try:
                 loss = nn.functional.mse_loss(model(x), y)
                 loss.backward()

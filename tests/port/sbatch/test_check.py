@@ -31,6 +31,8 @@ MISTAKES = [
     ("RK153", "\n", "\r\n", 1),
     ("RK154", "--account=abc", "--acount=abc", 2),
     ("RK154", "--account=abc", "abc", 2),
+    ("RK154", "--account=abc", "-A=abc", 2),
+    ("RK154", "--account=abc", "--comment=a\\ b", 2),
     ("RK154", "--account=abc", '--account="abc', 2),
     ("RK154", "--account=abc", "--account=$USER", 2),
     ("RK155", "#SBATCH --time=01:00:00\n", "", 7),
@@ -125,6 +127,7 @@ RIGHT = [
     MANY.replace("source env.sh", "python -m venv env\n. env/bin/activate"),
     MANY.replace("train.py", "run.py").replace("source env.sh", "echo 'a()' > run.py"),
     MANY.replace("--time=", "--cuda-mps --image=a/b:1 --time="),
+    MANY.replace("--account=abc", "--account=abc --comment='a#b \"c\"'d \\"),
     MANY.replace("--account=abc", "--acount=abc # noqa: RK154"),
     MANY.replace("=gpu ", "=2 ").replace("srun --cpu", "# noqa: RK161, RK156\nsrun --cpu"),
     # a task for each GPU, a helper of one process before it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -148,7 +149,8 @@ SHAPES = [
     ("CUDA_VISIBLE_DEVICES=0 python train.py", "on_all_gpus python train_dist.py"),
     ("env CUDA_VISIBLE_DEVICES=0 python train.py", "on_all_gpus env python train_dist.py"),
     ("exec python train.py", "on_all_gpus python train_dist.py"),
-    ("A=1 time srun -n1 python train.py", None),
+    ("A=1 time srun -n1 python train.py", "time A=1 on_all_gpus python train_dist.py"),
+    ("time -p python train.py", "time -p on_all_gpus python train_dist.py"),
     ("time srun -n1 python train.py", "time on_all_gpus python train_dist.py"),
     ("time A=1 CUDA_VISIBLE_DEVICES=0 python train.py",
      "time A=1 on_all_gpus python train_dist.py"),
@@ -169,11 +171,15 @@ SHAPES = [
 
 
 def test_how_a_script_is_started(tmp_path: Path) -> None:
+    """`check` has nothing to say of the port, and still sees what it starts."""
+    head = "#!/bin/bash\n#SBATCH --gres=gpu:1 --cpus-per-task=8"
     for line, becomes in SHAPES:
-        text = f"#!/bin/bash\n#SBATCH --gres=gpu:1 --time=1:00:00\n{line}\n"
-        done = port(beside(tmp_path, text))
-        if becomes is not None:
-            assert done.text.splitlines()[-1] == becomes
+        done = port(beside(tmp_path, f"{head} --time=1:00:00\n{line}\n"))
+        done.path.write_text(done.text.replace(" --time=1:00:00", ""))
+        (tmp_path / "train_dist.py").touch()
+        assert [one.code for one in check(done.path)] == ["RK155"], line
+        (tmp_path / "train_dist.py").unlink()
+        assert done.text.splitlines()[-1] == becomes
         bash = subprocess.run(["bash", "-n"], input=done.text, text=True, check=False)
         assert bash.returncode == 0, line
 
@@ -212,6 +218,13 @@ def test_gpus_are_asked_for_in_many_ways(tmp_path: Path, one: str, many: str) ->
     assert new.splitlines()[0] == f"#SBATCH {many}"
     assert "#SBATCH --ntasks-per-node=1" in new
     assert "--nodes=3 --exclusive" not in new  # it stays
+
+
+def test_cores_that_were_asked_for_as_tasks_are_kept(tmp_path: Path) -> None:
+    for asked in ("-n 8", "--ntasks-per-node=4 -c 2", "-c 8"):
+        text = f"#!/bin/bash\n#SBATCH {asked} --gres=gpu:1\npython train.py\n"
+        _, new = lines_of(beside(tmp_path, text), gpus=4)
+        assert re.search(r"(--cpus-per-task=|-c )32\b", new)
 
 
 def test_what_hides_gpus_is_named_where_it_cannot_go(tmp_path: Path) -> None:

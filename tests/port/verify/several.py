@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 from rankup.port.verify import compare, protocol, start
-from rankup.port.verify.protocol import ORIGINAL, Plan, Run
+from rankup.port.verify.protocol import ORIGINAL, Run
 from rankup.port.verify.verdict import Result
 
 KINDS = ("2", "free", "alike")
@@ -36,18 +35,17 @@ def results(
     (folder / "train.py").write_text(script, encoding="utf-8", newline="")
     project = start.Project(folder, Path("train.py"), Path("port.py"), None)
 
-    def plan(job: start.Job, state: Path) -> Plan:
-        placed = []
+    def placed(state: Path) -> Iterator[Run]:
         for run, text in _runs(ports, each):
             (folder / "port.py").write_text(text, encoding="utf-8", newline="")
             place = state / "runs" / run.name
             start.copy_project(project, place)
             file = place / ("port.py" if run.world else "train.py")
-            placed.append(replace(run, script=str(file), folder=str(place), cwd=str(place)))
-        return start.plan_of(job, state, placed)
+            yield replace(run, script=str(file), folder=str(place), cwd=str(place))
 
-    with start.state_folder() as state, patch.object(start, "_plan", plan):
-        outcomes = start.run(start.Job(project, (), (), seconds), state, lambda _: None)
+    with start.state_folder() as state:
+        job = start.Job(project, (), (), seconds)
+        outcomes = start.run(job, state, lambda _: None, [*placed(state)])
         seen = {
             one.name: protocol.read(start.journals(state), one, one.run.world if one.run else 0)
             for one in outcomes

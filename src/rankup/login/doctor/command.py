@@ -17,10 +17,10 @@ from ...base.files import user_path
 from ...base.findings import Finding, Level
 from ...base.text import clean
 from ...slurm.client import Client
+from ..question import Answer, Question, question, warning
 from . import folders, machine, python, script
 from .deadline import MARK, Deadline, end_all, start
 from .facts import Facts, RankCheck
-from .question import Answer, Question, question, warning
 
 Asked: TypeAlias = Sequence[Question[Facts]]
 # Of two seconds in all: the rest is for starting Python, and for ending what is left.

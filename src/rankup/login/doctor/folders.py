@@ -11,9 +11,9 @@ from pathlib import Path
 from ...base.amounts import number, size
 from ...site import places
 from ...site.caches import ROOT_VARIABLE, Cache
+from ..question import Answer, error, ok, question, warning
 from . import quota
 from .facts import SHARED, Facts, Folder, Space
-from .question import Answer, error, ok, question, warning
 
 # A job writes here: full is an error. The other folders are only read, as far as is known.
 _WRITTEN = ("$HOME", "scratch", "runs", "caches", "this folder")

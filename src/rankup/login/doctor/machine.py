@@ -10,8 +10,8 @@ from ...base.amounts import some
 from ...base.errors import nearest
 from ...slurm.limits import clock, differences
 from ...slurm.partitions import Partition
+from ..question import Answer, error, ok, question, warning
 from .facts import Facts
-from .question import Answer, error, ok, question, warning
 
 # A wrong one of these makes a job fail or wait; the others cost a word in a message, or Slurm
 # knows better.

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from ..torch_module import REQUIREMENT, brings_torch, loaded
+from ..env.texts import REQUIREMENT, brings_torch, loaded
+from ..question import Answer, error, ok, question, warning
 from .facts import Facts
-from .question import Answer, error, ok, question, warning
 
 # Fully sharded training (FSDP2) as rankup uses it.
 _OLDEST = Version("2.7")

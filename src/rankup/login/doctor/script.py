@@ -18,8 +18,8 @@ from ...script.modules import Import
 from ...script.modules import imports as read_imports
 from ...script.source import read
 from .. import record, words
+from ..question import Answer, error, ok, question, warning
 from .facts import Facts
-from .question import Answer, error, ok, question, warning
 
 # Modules whose package has another name; for the others it is their own.
 _PACKAGES = {

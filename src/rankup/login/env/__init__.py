@@ -3,8 +3,8 @@
 The work is done by `setup.sh`, a file of the environment itself; here it is written and started.
 """
 
+from .check import check
 from .making import create, lock
-from .report import check
 from .state import staleness
 from .where import line_to_source
 

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
+import os
 import re
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 
-from ...base.errors import UserError
-from ...base.files import write_atomic
-from . import kernel as jupyter
-from . import plan, texts, wheel, where
-from .process import setup
+import rankup
+
+from ...base.errors import EXIT_FAILED, RunFailed, UserError
+from ...base.files import write_atomic, write_json
+from ...base.processes import end_group
+from . import plan, state, texts, where
 from .texts import KINDS, Kind
 
 _KIND_LINE = re.compile(r"^\s*(?:export\s+)?ENV_KIND=[\"']?(\w*)", re.MULTILINE)
 _OWN_NAMES = {"config.sh", "modules.sh", "requirements.txt", "setup.sh", "activate.sh"}
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*", "*~")
+_GRACE = 10.0  # seconds that setup.sh has to remove its lock
+# Its standard input ends with rankup, however that ends; the group then is ended with all pips.
+_UNTIL_STDIN_ENDS = """\
+exec 3<&0 </dev/null
+(
+    read -r <&3
+    trap '' TERM
+    kill -TERM -- "-$$"
+    sleep 5
+    kill -KILL -- "-$$"
+) &
+bash setup.sh "$@" 3<&-
+"""
 
 
 def create(folder: str | None, *, kind: str | None, kernel: bool) -> int:
@@ -29,13 +53,20 @@ def create(folder: str | None, *, kind: str | None, kernel: bool) -> int:
     path = where.named(folder)
     with _explained(path):
         _write_files(path, kind)
-        if note := _take_wheel(path):
-            print(f"note: {note}")
-        if kernel:
-            jupyter.write_script(path)
-    code = setup(path)
+        lock = path / "requirements.lock"
+        named = lock.read_text(errors="replace") if lock.is_file() else ""
+        wheels = _wheels(path)
+        if any(hashlib.sha256(one.read_bytes()).hexdigest() in named for one in wheels):
+            if f"rankup=={rankup.__version__} " not in named:
+                print("note: requirements.lock names another rankup; `rankup env lock` takes this")
+        else:
+            _put_rankup(path)
+        if kernel and not (path / texts.KERNEL).exists():
+            write_atomic(path / texts.KERNEL, texts.kernel())
+            (path / texts.KERNEL).chmod(0o755)
+    code = _setup(path)
     if code == 0 and kernel:
-        print(f"Jupyter kernel: {jupyter.register(path)}")
+        print(f"Jupyter kernel: {register_kernel(path)}")
     return code
 
 
@@ -48,25 +79,134 @@ def lock(folder: str | None) -> int:
     path = where.existing(folder)
     with _explained(path):
         _write_files(path, None)
-        wheel.put(path / "wheels")
-    return setup(path, "lock")
+        _put_rankup(path)
+    return _setup(path, "lock")
 
 
-def _take_wheel(path: Path) -> str:
-    """Put rankup's wheel there, unless a lock names the one that is; a note in that case.
+def register_kernel(folder: Path, environment: Mapping[str, str] | None = None) -> Path:
+    """Write `kernel.json` into the user's Jupyter folder, in the place of an older one; its folder.
+
+    Raises:
+        UserError: another environment's kernel has that name.
+    """
+    environment = os.environ if environment is None else environment
+    title = state.read(folder).installed.get("name", "") or folder.name
+    # What Jupyter allows in the name of a kernel's folder.
+    name = re.sub(r"[^a-z0-9._-]+", "-", title.lower()).strip("-.") or "env"
+    target = Path.home() / ".local" / "share" / "jupyter" / "kernels" / name
+    if data := environment.get("XDG_DATA_HOME"):
+        target = Path(data).expanduser() / "jupyter" / "kernels" / name
+    if data := environment.get("JUPYTER_DATA_DIR"):
+        target = Path(data).expanduser() / "kernels" / name
+    script = folder / texts.KERNEL
+    other = script
+    with suppress(FileNotFoundError):
+        try:
+            other = Path(json.loads((target / "kernel.json").read_text())["argv"][1])
+        except (ValueError, TypeError, KeyError, IndexError):
+            other = target / "kernel.json"
+    if other != script and other.is_file():
+        raise UserError(
+            f"the kernel {title!r} belongs to {other.parent}; say another ENV_NAME in "
+            f"{folder / 'config.sh'}"
+        )
+    with _explained(target):
+        target.mkdir(parents=True, exist_ok=True)
+        write_json(
+            target / "kernel.json",
+            {
+                "argv": ["bash", str(script), "-f", "{connection_file}"],
+                "display_name": f"{title} (rankup)",
+                "language": "python",
+                "metadata": {"debugger": True},
+            },
+        )
+    return target
+
+
+def _setup(folder: Path, *words: str) -> int:
+    """Run `bash setup.sh` there; 0, 1 where it failed, 130 at Ctrl-C.
+
+    It is a session of its own, which ends with this process, however that ends.
+    """
+    sys.stdout.flush()  # what was said so far stands before what it says
+    try:
+        process = subprocess.Popen(
+            ["bash", "-c", _UNTIL_STDIN_ENDS, "bash", *words],  # noqa: S607
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RunFailed(f"bash cannot be started: {error.strerror}") from None
+    assert process.stdin is not None
+    code = 130
+    with suppress(KeyboardInterrupt):
+        code = process.wait()
+    process.stdin.close()
+    if code == 130:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+    end_group(process)
+    return code if code in (0, 130) else EXIT_FAILED
+
+
+def _put_rankup(folder: Path) -> None:
+    """Put a wheel of the rankup that runs into `wheels/`, as the newest there.
 
     Older ones are removed by setup.sh, within its lock: another process may be installing one.
+
+    Raises:
+        RunFailed: pip could not make it.
     """
-    lock = path / "requirements.lock"
-    named = wheel.named_by(lock.read_text(errors="replace"), path) if lock.is_file() else None
-    name, _ = wheel.build()
-    if named is None or named.name == name:
-        wheel.put(path / "wheels")
-        return ""
-    return (
-        f"requirements.lock names {named.name}, which stays; this rankup is {name}: "
-        "`rankup env lock` takes that one"
-    )
+    source = _source()
+    if isinstance(source, Path):
+        changed = max(one.stat().st_mtime for one in (source, *source.rglob("*")))
+        if any(one.stat().st_mtime > changed for one in _wheels(folder)):
+            return
+    elif any(one.name.startswith(f"rankup-{rankup.__version__}-") for one in _wheels(folder)):
+        return
+    with tempfile.TemporaryDirectory() as work:
+        what = str(source)
+        if isinstance(source, Path):
+            # A copy, since a build leaves its own files behind, and takes old ones along.
+            what = os.path.join(work, "source")
+            shutil.copytree(source, os.path.join(what, "src"), ignore=_LEFT_OUT)
+            for name in ("pyproject.toml", "README.md"):
+                shutil.copy(source.parent / name, what)
+        python = sys.executable
+        if importlib.util.find_spec("pip") is None:  # an environment that uv has made
+            python = getattr(sys, "_base_executable", python)
+        words = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", work, what]
+        # Equal sources give equal bytes, which a lock names.
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "SOURCE_DATE_EPOCH": "315532800"},
+            check=False,
+        )
+        if done.returncode:
+            raise RunFailed(f"pip could not make a wheel of {source}, see above")
+        (folder / "wheels").mkdir(exist_ok=True)
+        for wheel in Path(work).glob("*.whl"):
+            write_atomic(folder / "wheels" / wheel.name, wheel.read_bytes())
+
+
+def _source() -> Path | str:
+    """The `src` of the source tree that this rankup runs from, else what pip knows it by."""
+    package = Path(rankup.__file__).resolve().parent
+    if package.parent.name == "src" and (package.parent.parent / "pyproject.toml").is_file():
+        return package.parent
+    direct = metadata.distribution("rankup").read_text("direct_url.json")
+    if not direct:
+        return f"rankup=={rankup.__version__}"
+    origin = json.loads(direct)
+    version = origin.get("vcs_info")
+    return f"{version['vcs']}+{origin['url']}@{version['commit_id']}" if version else origin["url"]
+
+
+def _wheels(folder: Path) -> list[Path]:
+    return sorted((folder / "wheels").glob("rankup-*.whl"))
 
 
 @contextmanager
@@ -99,20 +239,13 @@ def _write_files(path: Path, kind: str | None) -> None:
     for name, text in start.items():
         if not (path / name).exists():
             write_atomic(path / name, text)
-    _write_own(path)
-
-
-def _write_own(path: Path) -> None:
     for name, text in texts.own().items():
         file = path / name
-        if file.exists():
-            found = file.read_text(errors="replace")
-            if found == text:
-                continue
-            if not texts.unchanged(found):
-                print(f"note: {file} has been changed and stays; to have rankup's again, remove it")
-                continue
-        write_atomic(file, text)
+        found = file.read_text(errors="replace") if file.exists() else None
+        if found is None or (found != text and texts.unchanged(found)):
+            write_atomic(file, text)
+        elif found != text:
+            print(f"note: {file} has been changed and stays; to have rankup's again, remove it")
 
 
 def _refuse_other_folders(path: Path) -> None:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from .requirements import content, digest
 
 MADE = Path("venv") / ".made"
 INSTALLED = Path("venv") / ".installed"
 NONE = "-"  # of a file that is not there
-_DEEPEST = 9
-_NAMES_A_FILE = re.compile(rb"[ \t]*(?:-[rc]|--(?:requirement|constraint)[ \t=])[ \t]*([^\s#]+)")
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,12 @@ class State:
 
 
 def read(folder: Path) -> State:
-    """The stamps of an environment."""
+    """Return the stamps of an environment."""
     return State(_stamp(folder / MADE), _stamp(folder / INSTALLED))
 
 
 def elsewhere(folder: Path, made: Mapping[str, str]) -> str:
-    """Why the venv does not work where it lies, or on this machine; empty where it does."""
+    """Return why the venv does not work where it lies, or on this machine; empty where it does."""
     venv = folder / "venv"
     try:
         here = os.path.samefile(made.get("path", ""), venv)
@@ -56,9 +55,12 @@ def elsewhere(folder: Path, made: Mapping[str, str]) -> str:
 
 
 def changed(folder: Path, state: State) -> list[str]:
-    """The names of the files that are others than those the environment was made from."""
+    """Return the names of the files that are others than those the environment was made from."""
     now = {
-        "requirements.txt": (state.installed.get("requirements"), digest(folder)),
+        "requirements.txt": (
+            state.installed.get("requirements"),
+            digest(folder / "requirements.txt"),
+        ),
         "requirements.lock": (state.installed.get("lock"), _sum(folder / "requirements.lock")),
     }
     if state.kind == "modules":
@@ -67,7 +69,7 @@ def changed(folder: Path, state: State) -> list[str]:
 
 
 def staleness(environment: Path) -> str:
-    """One line: why an environment is older than its files; empty if it is not, or is not ours.
+    """Return one line: why an environment is older than its files; empty where it is not.
 
     `rankup env create` with its folder mends it.
 
@@ -87,53 +89,10 @@ def staleness(environment: Path) -> str:
     return ""
 
 
-def digest(folder: Path) -> str:
-    """sha256 of `requirements.txt` with all files that it names, in this order."""
-    whole = hashlib.sha256()
-    for path in requirement_files(folder / "requirements.txt"):
-        whole.update(_bytes(path))
-    return whole.hexdigest()
-
-
-def requirement_files(path: Path, depth: int = 0) -> Iterator[Path]:
-    """The file, and those that it names with `-r` and `-c`, as `_env_included` of parts/load.sh."""
-    yield path
-    if depth >= _DEEPEST:
-        return
-    for line in _bytes(path).split(b"\n"):
-        if (match := _NAMES_A_FILE.match(line)) and b"://" not in match[1]:
-            # bash drops null bytes.
-            name = os.fsdecode(match[1].replace(b"\0", b""))
-            yield from requirement_files(path.parent / name, depth + 1)
-
-
-def lock_header(folder: Path) -> Mapping[str, str] | None:
-    """`for` and `requirements` of `requirements.lock`; None without a lock."""
-    path = folder / "requirements.lock"
-    if not path.is_file():
-        return None
-    lines = (line.decode(errors="replace") for line in _bytes(path).split(b"\n")[:10])
-    pairs = (line[2:].partition(": ") for line in lines if line.startswith("# "))
-    return {name: value for name, _, value in pairs if name in ("for", "requirements")}
-
-
 def _stamp(path: Path) -> dict[str, str]:
-    lines = _bytes(path).decode(errors="replace").splitlines()
+    lines = content(path).decode(errors="replace").splitlines()
     return {name: value for name, found, value in (line.partition("=") for line in lines) if found}
 
 
 def _sum(path: Path) -> str:
-    return hashlib.sha256(_bytes(path)).hexdigest() if _readable(path) else NONE
-
-
-def _bytes(path: Path) -> bytes:
-    """Its content; nothing of what is no file, or cannot be read."""
-    try:
-        return path.read_bytes() if _readable(path) else b""
-    except OSError:
-        return b""
-
-
-def _readable(path: Path) -> bool:
-    """Whether it is a file, as `-f` and `-r` of bash; a pipe would be waited for."""
-    return os.path.isfile(path) and os.access(path, os.R_OK)
+    return hashlib.sha256(content(path)).hexdigest() if os.path.isfile(path) else NONE

@@ -15,11 +15,23 @@ from importlib import resources
 from typing import Literal
 
 from ...base.errors import UserError
-from ..torch_module import REQUIREMENT, brings_torch
 
 Kind = Literal["modules", "wheels"]
+KERNEL = "kernel.sh"
 KINDS: tuple[Kind, ...] = ("modules", "wheels")
 _HEADER = "# From rankup, which replaces this file as long as nobody has changed it. sha256 "
+# What the recipes need; fully sharded training alone would go with 2.7.
+REQUIREMENT = "torch>=2.8"
+# PyTorch (JSC), pytorch (NERSC), PyTorch-bundle, ml-pytorch, cray-python/pytorch; and packages on
+# top of it, whose modules load it: torchvision, PyTorch-Lightning, torch-geometric.
+_BRINGS = re.compile(r"(?<![a-z])(?:(?:py)?torch|torch(?:vision|audio))(?![a-z])", re.IGNORECASE)
+_COMMAND = re.compile(r"(?:^|[;&|]|\bthen\b)\s*(module|ml)\s+([^;&|#<>]*)")
+_LOAD = ("load", "add", "try-load", "swap", "switch")
+# What else `ml` does; any other word is a module that it loads.
+_OTHERS = (
+    *("unload", "del", "rm", "purge", "list", "avail", "av", "spider", "show", "use", "unuse"),
+    *("save", "restore", "reset", "refresh", "update", "keyword", "whatis", "help", "overview"),
+)
 _START = re.compile(rf"#!/bin/bash\n{_HEADER}([0-9a-f]{{64}})\n")
 
 
@@ -44,21 +56,18 @@ class Plan:
 
 
 def own() -> dict[str, str]:
-    """`setup.sh` and `activate.sh`."""
-    return {
-        "setup.sh": _signed("setup", "load", "mutex", "venv", "packages", "lock", "main"),
-        "activate.sh": _signed("activate", "load", "activate_steps"),
-    }
+    """Return `setup.sh` and `activate.sh`."""
+    return {name: _signed(name) for name in ("setup.sh", "activate.sh")}
 
 
 def unchanged(text: str) -> bool:
-    """Whether a file is as rankup wrote it, whichever rankup that was."""
+    """Return True where a file is as rankup wrote it, whichever rankup that was."""
     match = _START.match(text)
     return match is not None and match[1] == _digest(text[match.end() :])
 
 
 def users(plan: Plan) -> dict[str, str]:
-    """`config.sh`, `modules.sh` and `requirements.txt` as they start.
+    """Return `config.sh`, `modules.sh` and `requirements.txt` as they start.
 
     Raises:
         UserError: a cache's folder cannot be written in one line of bash.
@@ -70,10 +79,35 @@ def users(plan: Plan) -> dict[str, str]:
     }
 
 
-def _signed(*parts: str) -> str:
-    folder = resources.files(__package__) / "parts"
-    body = "".join((folder / f"{part}.sh").read_text(encoding="utf-8") for part in parts)
-    return f"#!/bin/bash\n{_HEADER}{_digest(body)}\n{body}"
+def kernel() -> str:
+    """Return `kernel.sh`."""
+    return (resources.files(__package__) / "parts" / KERNEL).read_text(encoding="utf-8")
+
+
+def brings_torch(module: str) -> bool:
+    """Return True where a module of that name, with or without a version, has or loads torch."""
+    return _BRINGS.search(module) is not None
+
+
+def loaded(line: str) -> list[str]:
+    """Return the modules that a line of bash loads, as far as they stand in it by name."""
+    found: list[str] = []
+    for command, text in _COMMAND.findall(line):
+        words = [word.strip("\"'") for word in text.split() if not word.startswith(("-", "$"))]
+        if words and words[0] in _LOAD:
+            found += words[1:]
+        elif command == "ml" and words and words[0] not in _OTHERS:
+            found += words
+    return found
+
+
+def _signed(name: str) -> str:
+    """The file of `parts/` with those that it includes, under a header with its hash."""
+    package = resources.files(__package__)
+    text = (package / "parts" / name).read_text(encoding="utf-8")
+    for part, folder in (("load.sh", package / "parts"), ("requirements.py", package)):
+        text = text.replace(f"@{part}@\n", (folder / part).read_text(encoding="utf-8"))
+    return f"#!/bin/bash\n{_HEADER}{_digest(text)}\n{text}"
 
 
 def _digest(text: str) -> str:
@@ -88,7 +122,6 @@ def _config(plan: Plan) -> str:
         f"ENV_KIND={plan.kind} # modules: the site's modules and a venv; wheels: wheels only",
         f"ENV_NAME={shlex.quote(plan.name)} # in the prompt, and the Jupyter kernel's",
         f"ENV_PYTHON={shlex.quote(plan.python)} # for wheels; modules bring their own",
-        "ENV_INSTALLER= # for wheels: uv or pip; empty: uv where there is one",
     ]
     if plan.caches:
         lines += [

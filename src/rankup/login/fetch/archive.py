@@ -7,23 +7,19 @@ import os
 import secrets
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from ...base import lock
 from ...base.amounts import size as in_words
 from ...base.files import fsync_directory, no_space, write_json
-from ...base.text import say as say_line
+from ...base.text import say
 from ...base.urls import public
 from ...site.caches import Caches
 from ..record import Item
 from . import address, progress
 from .result import FetchFailed, FetchResult
-
-if TYPE_CHECKING:
-    from .download import Patience
 
 # Written last, before the folder gets its name.
 MARKER = ".rankup-unpacked.json"
@@ -44,41 +40,30 @@ class Archive:
     parts: tuple[str, ...]
 
 
-def fetch_archive(
-    known: Archive,
-    caches: Caches,
-    say: Callable[[str], None] = say_line,
-    patience: Patience | None = None,
-) -> FetchResult:
+def fetch_archive(known: Archive, caches: Caches) -> FetchResult:
     """Download and unpack; the archive does not stay, it would only be there twice.
 
     Raises:
         FetchFailed: it did not come, is no such archive, or holds what does not belong into one.
         OSError: the folder cannot be written to.
     """
-    from .download import download
-
     folder = caches.own / "datasets" / known.folder
-    found = _unpacked(folder, known)
-    if found is None:
-        pace = patience.lock if patience else None
-        with lock.held(folder, say, pace, doing="fetching") as held:
-            found = _unpacked(folder, known)
-            if found is None:
-                archive = address.place(known.url, caches.own / "files")
-                download(
-                    known.url,
-                    archive,
-                    sha256=known.sha256,
-                    replace=True,
-                    patience=patience,
-                    say=say,
-                )
-                found = _unpack(archive, folder, known, held)
-                archive.unlink(missing_ok=True)
-    files, size = found
+    files, size = _unpacked(folder, known) or _bring(folder, known, caches)
     item = Item(known.folder, public(known.url), str(folder), size, files, known.sha256)
     return FetchResult((item,), lines=(f"in it: {', '.join(known.parts)}",))
+
+
+def _bring(folder: Path, known: Archive, caches: Caches) -> tuple[int, int]:
+    from .download import download  # httpx takes a tenth of a second
+
+    with lock.held(folder, say, doing="fetching") as held:
+        if (found := _unpacked(folder, known)) is not None:
+            return found
+        archive = address.place(known.url, caches.own / "files")
+        download(known.url, archive, sha256=known.sha256, replace=True)
+        found = _unpack(archive, folder, known, held)
+        archive.unlink(missing_ok=True)
+        return found
 
 
 def _unpacked(folder: Path, known: Archive) -> tuple[int, int] | None:

@@ -23,7 +23,7 @@ from ...site.profile import Profile
 from ...slurm.client import Client, SlurmError
 from .. import record
 from ..record import Record
-from . import here, no_run, script, things
+from . import here, no_run, script, things, trust
 from .progress import say, size
 from .request import Request
 from .result import FetchFailed
@@ -45,6 +45,7 @@ def fetch(request: Request) -> int:
     if not request.empty:
         needs, scripts = things.asked(request), [request] if request.script else []
     elif config.fetch:
+        trust.check(config, trust=request.trust, environment=os.environ)
         # What stands in the file is meant from where it lies.
         os.chdir(config.project(Path.cwd()))
         absent = _absent(config)
@@ -178,7 +179,7 @@ def _from_file(line: str, request: Request) -> Request:
         raise UserError(f"rankup.toml: fetch.scripts: {line!r}: {error}") from None
     if not words:
         raise UserError("rankup.toml: fetch.scripts: an empty line; give a script")
-    one = replace(request, script=words[0], args=tuple(words[1:]))
+    one = replace(request, trust=False, script=words[0], args=tuple(words[1:]))
     one.check()
     return one
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -22,8 +20,8 @@ from typing import BinaryIO
 import httpx
 
 from ...base import lock
-from ...base.files import fsync_directory, no_space, write_json
-from ...base.text import say as say_line
+from ...base.files import fsync_directory, no_space, replacing, write_json
+from ...base.text import say
 from ...base.urls import identity, public
 from . import progress
 from .http import Broken, Changed, Unreached, Version, ask
@@ -75,7 +73,6 @@ def download(
     authorization: str = "",
     name: str = "",
     patience: Patience | None = None,
-    say: Callable[[str], None] = say_line,
 ) -> Downloaded:
     """Make `target` the file behind `url`; one that is there already is taken as it is.
 
@@ -100,7 +97,7 @@ def download(
             return found
         part = _Part(target, url, trusted=bool(sha256), held=held)
         with progress.shown(name or target.name) as show:
-            _complete(part, url, authorization, patience, show, say)
+            _complete(part, url, authorization, patience, show)
             came = part.digest()
         if sha256 and came != sha256:
             part.remove()
@@ -184,14 +181,11 @@ class _Part:
         """
         if not self.path.exists() or os.access(self.path, os.R_OK | os.W_OK):
             return
-        copy = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
         try:
-            shutil.copyfile(self.path, copy)
-            copy.replace(self.path)
+            with self.path.open("rb") as theirs, replacing(self.path) as ours:
+                shutil.copyfileobj(theirs, ours, _BLOCK)
         except PermissionError:
             self.remove()
-        finally:
-            copy.unlink(missing_ok=True)
         self._held.check()
 
     def begin(self, version: Version) -> None:
@@ -256,12 +250,7 @@ class _Part:
 
 
 def _complete(
-    part: _Part,
-    url: str,
-    authorization: str,
-    patience: Patience,
-    show: progress.Progress,
-    say: Callable[[str], None],
+    part: _Part, url: str, authorization: str, patience: Patience, show: progress.Progress
 ) -> None:
     """Make the part as long as the file, in as many attempts as it takes."""
     best, failed, unreached = part.size, 0, 0
@@ -271,9 +260,10 @@ def _complete(
         except Broken as broken:
             if isinstance(broken, Changed):
                 part.remove()
-            failed = 1 if part.size > best else failed + 1
-            best = max(best, part.size)
-            unreached += isinstance(broken, Unreached)  # patience would be no more than waiting
+            if part.size > best:
+                best, failed, unreached = part.size, 0, 0
+            failed += 1
+            unreached += isinstance(broken, Unreached)  # more patience would only be waiting
             late = broken.after > patience.longest
             if late or unreached > 1 or failed > len(patience.pauses):
                 again = f"run it again in {broken.after:.0f} s" if late else "run it again"

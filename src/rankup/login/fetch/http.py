@@ -6,11 +6,9 @@ import re
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -194,7 +192,7 @@ def _header_limit(seconds: float) -> Any:
 
 
 def _reply(response: httpx.Response, start: int, version: Version, url: str) -> Reply:
-    if not response.is_success:
+    if response.status_code not in (200, 203, 206):
         raise _refused(response, url)
     headers = response.headers
     encoding = headers.get("Content-Encoding", "identity").strip().lower()
@@ -208,7 +206,7 @@ def _reply(response: httpx.Response, start: int, version: Version, url: str) -> 
     if response.status_code == 206:
         begin, total = _range(headers.get("Content-Range", ""))
     etag, modified = headers.get("ETag", "").strip(), headers.get("Last-Modified", "").strip()
-    strong = etag.startswith('"') and etag.isprintable()
+    strong = etag.startswith('"') and etag.isascii() and etag.isprintable()
     found = Version(etag if strong else "", modified if modified.isascii() else "", total)
     if begin and (begin != start or not version.may_be(found)):
         raise Changed
@@ -230,7 +228,7 @@ def _blocks(response: httpx.Response, position: int, total: int | None) -> Itera
         why = "the server sent nothing more"
     except httpx.HTTPError:
         pass
-    raise Broken(f"{why} after {position} of {'unknown' if total is None else total} bytes")
+    raise Broken(f"{why} after {position}{'' if total is None else f' of {total}'} bytes")
 
 
 def _refused(response: httpx.Response, url: str) -> Exception:
@@ -238,7 +236,7 @@ def _refused(response: httpx.Response, url: str) -> Exception:
     if code == 416:
         return Changed()
     if code in _PASSING:
-        after = _retry_after(response.headers.get("Retry-After", ""))
+        after = _number(response.headers.get("Retry-After", "")) or 0
         return Broken(f"HTTP status {code} from the server", after)
     meaning = _MEANING.get(code) or httpx.codes.get_reason_phrase(code) or "unknown"
     moved = public(str(response.url))
@@ -258,25 +256,14 @@ def _unreachable(error: Exception, url: str) -> Exception:
             f"{shown}: the certificate of {host} is not valid here "
             f"({cause.verify_message}); a missing CA bundle is named by SSL_CERT_FILE"
         )
-    if isinstance(cause, socket.gaierror):
-        if cause.errno == socket.EAI_NONAME:
-            return FetchFailed(f"{shown}: there is no host {host}, or no network here")
-        return Broken(f"the name {host} cannot be looked up; no network?")
+    if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
+        return FetchFailed(f"{shown}: there is no host {host}, or no network here")
     if isinstance(error, httpx.ConnectTimeout):
         return Unreached(f"{host} does not answer; no network here, or a firewall?")
     if isinstance(error, httpx.TimeoutException | httpx.RemoteProtocolError):
         return Broken(f"{host} does not answer, or not as a web server ({str(error)[:80]})")
     reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)[:80]
     return Broken(f"no connection to {host} ({cleaned(reason)})")
-
-
-def _retry_after(text: str) -> float:
-    """Return the seconds, from a number of them or a date; 0 where it is neither."""
-    if (seconds := _number(text)) is not None:
-        return float(seconds)
-    with suppress(ValueError, TypeError, OverflowError):
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    return 0.0
 
 
 def _range(text: str) -> tuple[int, int | None]:

@@ -14,9 +14,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from ...base.amounts import some
 from ...base.errors import UserError
 from ...base.processes import end_group
 from ...base.secrets import redacted
-from ...base.text import say as say_line
+from ...base.text import say
 from ...base.urls import public
 from ...sandbox import environment
 from ...sandbox.namespace import command, refusal
@@ -38,16 +39,12 @@ from .result import FetchFailed, FetchResult
 Kind = Literal["model", "dataset"]
 _WORD = r"\w[\w.-]*"
 _NAME = re.compile(rf"(?P<repo>{_WORD}(?:/{_WORD})?)(?::(?P<config>[^:@]+))?(?:@(?P<rev>[^\s@]+))?")
-_NEEDED: dict[Kind, tuple[str, ...]] = {
+_LIBRARIES: dict[Kind, tuple[str, ...]] = {
     "model": ("huggingface_hub",),
     "dataset": ("huggingface_hub", "datasets"),
 }
-_LOADED_BY: dict[Kind, tuple[str, ...]] = {
-    "model": ("huggingface_hub", "transformers"),
-    "dataset": ("huggingface_hub", "datasets"),
-}
 _CACHE_VARIABLES = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_")
-_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+_OFFLINE = offline.variables(("datasets", "transformers"))
 _LOOK_EVERY = 10.0  # seconds
 _START = (
     "import sys; sys.path = [p for p in sys.path if p]; "
@@ -99,7 +96,7 @@ def parse(text: str, kind: Kind) -> Name:
 
 def check_installed(kind: Kind) -> None:
     """Raise UserError where the libraries of the extra `hf` are not here."""
-    missing = [name for name in _NEEDED[kind] if importlib.util.find_spec(name) is None]
+    missing = [name for name in _LIBRARIES[kind] if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
             f"--{kind} needs {' and '.join(missing)}, not installed for {sys.executable}: "
@@ -116,13 +113,7 @@ def hub_cache(caches: Caches) -> Path:
     return home / "hub"
 
 
-def fetch(
-    name: Name,
-    caches: Caches,
-    *,
-    texts: Path | None = None,
-    say: Callable[[str], None] = say_line,
-) -> FetchResult:
+def fetch(name: Name, caches: Caches, texts: Path | None = None) -> FetchResult:
     """Bring a repository into the hub's own cache, and load it once more without a network.
 
     Args:
@@ -146,12 +137,12 @@ def fetch(
     # One at a time for a repository: the libraries' own locks are flocks, which many parallel
     # file systems do not have.
     with lock.held(folder, say, doing="fetching") as held:
-        child = _Child(name, caches, folder, held.check)
-        done = child.run(task)
+        child = partial(_run_child, name, caches, folder, held)
+        done = child(task)
         why = refusal()
         proof = {**task, "prove": True, "block": bool(why), "files": done.get("files")}
         try:
-            child.run(proof, namespace=not why)
+            child(proof, namespace=not why)
             proved: Proof = "blocked" if why else "namespace"
             note = ""
         except FetchFailed as failure:
@@ -161,7 +152,7 @@ def fetch(
     return FetchResult(
         _items(name, folder, texts, done),
         {key: value for key, value in moved.items() if key.startswith(_CACHE_VARIABLES)},
-        offline.variables(_LOADED_BY[name.kind]),
+        _OFFLINE,
         proved,
         note,
         _advice(name, texts, done),
@@ -209,85 +200,77 @@ def _advice(name: Name, texts: Path | None, done: Mapping[str, Any]) -> tuple[st
     return tuple(lines)
 
 
-class _Child:
-    """The processes that import the hub's libraries.
+def _run_child(
+    name: Name,
+    caches: Caches,
+    folder: Path,
+    held: lock.Held,
+    task: Mapping[str, Any],
+    namespace: bool = False,
+) -> dict[str, Any]:
+    """Have a child do a task, a proof offline; return its answer.
 
-    Args:
-        check: called while one runs; what it raises ends the child.
+    Raises:
+        FetchFailed: the child's error, in plain words.
     """
-
-    def __init__(self, name: Name, caches: Caches, folder: Path, check: Callable[[], None]) -> None:
-        self._name, self._caches, self._folder, self._check = name, caches, folder, check
-
-    def run(self, task: Mapping[str, Any], namespace: bool = False) -> dict[str, Any]:
-        """Do a task, with a proof offline; return the child's answer.
-
-        Raises:
-            FetchFailed: the child's error, in plain words.
-        """
-        online = not task["prove"]
-        with tempfile.TemporaryDirectory(prefix="rankup-hub-") as temporary:
-            folder = Path(temporary)
-            answer, log = folder / "answer.json", folder / "log"
-            variables = self._environment(folder)
-            if not online:
-                variables.update(offline.variables(_LOADED_BY[self._name.kind]))
-            words = command([sys.executable, "-c", _START], network=not namespace)
-            with log.open("wb") as errors:
-                process = subprocess.Popen(
-                    words,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=None if online and sys.stderr.isatty() else errors,
-                    env=variables,
-                    # A folder `org/name` where the user stands would be taken for the data set.
-                    cwd=folder,
-                    start_new_session=True,
-                )
-                try:
-                    assert process.stdin is not None
-                    with suppress(BrokenPipeError), process.stdin:
-                        process.stdin.write(json.dumps({**task, "answer": str(answer)}).encode())
-                    self._wait(process, quiet=not online or sys.stderr.isatty())
-                finally:
-                    end_group(process)
-            return self._answer(process.returncode, answer, log)
-
-    def _wait(self, process: subprocess.Popen[bytes], quiet: bool) -> None:
-        """Until it ends; without a terminal, for the libraries' bars, a line now and then."""
-        with nullcontext() if quiet else progress.shown(str(self._name)) as show:
-            while True:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_LOOK_EVERY)
-                    return
-                self._check()
-                if show is not None:
-                    show(_size(_files_in(self._folder)), None)
-
-    def _answer(self, code: int, answer: Path, log: Path) -> dict[str, Any]:
+    online, terminal = not task["prove"], sys.stderr.isatty()
+    with tempfile.TemporaryDirectory(prefix="rankup-hub-") as temporary:
+        own = Path(temporary)
+        answer, log = own / "answer.json", own / "log"
+        with log.open("wb") as errors:
+            process = subprocess.Popen(
+                command([sys.executable, "-c", _START], network=not namespace),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=None if online and terminal else errors,
+                env=_environment(caches, own, online),
+                # A folder `org/name` where the user stands would be taken for the data set.
+                cwd=own,
+                start_new_session=True,
+            )
+            try:
+                assert process.stdin is not None
+                with suppress(BrokenPipeError), process.stdin:
+                    process.stdin.write(json.dumps({**task, "answer": str(answer)}).encode())
+                # Without a terminal, for the libraries' bars, a line now and then.
+                shown = progress.shown(str(name)) if online and not terminal else nullcontext()
+                with shown as show:
+                    while not _ended(process):
+                        held.check()
+                        if show is not None:
+                            show(_size(_files_in(folder)), None)
+            finally:
+                end_group(process)
         try:
             said: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             last = log.read_text(errors="replace").strip().splitlines()[-5:]
             raise FetchFailed(
-                f"{self._name}: the process that fetched it ended with code {code}: "
+                f"{name}: the process that fetched it ended with code {process.returncode}: "
                 + redacted(" / ".join(last) or "it said nothing", os.environ)
             ) from None
-        if "error" in said:
-            raise FetchFailed(_explain(self._name, said, self._folder.parent))
-        return said
+    if "error" in said:
+        raise FetchFailed(_explain(name, said, folder.parent))
+    return said
 
-    def _environment(self, temporary: Path) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if key not in _OFFLINE}
-        if kept.get("PYTHONPATH"):
-            words = kept["PYTHONPATH"].split(os.pathsep)
-            kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(word) for word in words if word)
-        if not sys.stderr.isatty():
-            kept["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-            kept["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
-        kept["HF_HUB_DISABLE_UPDATE_CHECK"] = "1"
-        quiet = offline.silent()
-        return environment.child(kept, self._caches, temporary, temporary, 4, Path.home(), quiet)
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_LOOK_EVERY)
+    return process.returncode is not None
+
+
+def _environment(caches: Caches, temporary: Path, online: bool) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key not in _OFFLINE}
+    search = kept.get("PYTHONPATH", "").split(os.pathsep)
+    kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(word) for word in search if word)
+    kept["HF_HUB_DISABLE_UPDATE_CHECK"] = "1"
+    if not sys.stderr.isatty():
+        kept["HF_HUB_DISABLE_PROGRESS_BARS"] = kept["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    if not online:
+        kept.update(_OFFLINE)
+    quiet = offline.silent()
+    return environment.child(kept, caches, temporary, temporary, 4, Path.home(), quiet)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -333,11 +316,7 @@ def _explain(name: Name, said: Mapping[str, Any], cache: Path) -> str:
             f"{name} is a Python script, which `datasets` does not run any more; the hub's own "
             f"Parquet copy may be there: --dataset {name.repo}@refs/convert/parquet"
         )
-    if _is_network(kinds):
+    network = ("ConnectionError", "TransportError", "Timeout", "LocalEntryNotFoundError")
+    if any(word in kind for kind in kinds for word in network):
         return f"{name}: no connection to {name.page} ({kinds[0]}); {again}"
     return f"{name}: {kinds[0]}: {' '.join(text.splitlines()[:3])}"
-
-
-def _is_network(kinds: Sequence[str]) -> bool:
-    words = ("ConnectionError", "TransportError", "Timeout", "LocalEntryNotFoundError")
-    return any(word in kind for kind in kinds for word in words)

@@ -6,6 +6,7 @@ as JSON on stdin (`fetch` in hub.py), the answer goes to the file it names.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -67,7 +68,9 @@ def _model(request: Mapping[str, Any]) -> dict[str, Any]:
     kept, skipped = needed(entry.rfilename for entry in info.siblings or ())
     _bring_large(request, info.sha, kept)
     # By the user's word, not by the commit: only then is `main` known to be it, offline.
-    folder = hub.snapshot_download(name, revision=revision, allow_patterns=[*map(_literal, kept)])
+    folder = hub.snapshot_download(
+        name, revision=revision, allow_patterns=[*map(glob.escape, kept)]
+    )
     return {"revision": Path(folder).name, "files": kept, "skipped": skipped}
 
 
@@ -125,7 +128,7 @@ def _dataset(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _files_of(builder: Any, start: str) -> list[str]:
-    """The repository's files that a data set is made of, as far as it says so."""
+    """Return the repository's files that a data set is made of, as far as it says so."""
     by_split = getattr(builder.config, "data_files", None) or {}
     urls = [str(url) for files in by_split.values() for url in files]
     return [url.removeprefix(start) for url in urls if url.startswith(start)]
@@ -146,15 +149,17 @@ def _bring_large(request: Mapping[str, Any], commit: str | None, wanted: Iterabl
     for entry in tree:
         if not isinstance(entry, hub.RepoFile) or entry.lfs is None or entry.path not in names:
             continue
-        blob = blobs / entry.lfs.sha256
-        if blob.exists() or not _LARGE <= entry.size <= _TOO_LARGE:
+        sha256 = entry.lfs.sha256  # what a server says, so perhaps a path
+        if not re.fullmatch("[0-9a-f]{64}", sha256) or not _LARGE <= entry.size <= _TOO_LARGE:
+            continue
+        if (blobs / sha256).exists():
             continue
         url = hub.hf_hub_url(name, entry.path, repo_type=kind, revision=commit)
         hub.get_hf_file_metadata(url)  # says in the hub's own words why it may not be had
         download(
             url,
-            blob,
-            sha256=entry.lfs.sha256,
+            blobs / sha256,
+            sha256=sha256,
             authorization=f"Bearer {token}" if token else "",
             name=f"{name}: {entry.path}",
         )
@@ -167,17 +172,12 @@ def _read_first_rows(loaded: Any) -> None:
 
 
 def _write_texts(loaded: Any, folder: Path) -> None:
-    """Lines of text as plain files, each one whole or not there."""
+    """Write lines of text as plain files, each one whole or not there."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, name in _TEXT_SPLITS.items():
         lines = loaded[split]["text"]
         text = "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
         write_atomic(folder / f"{name}.txt", text)
-
-
-def _literal(name: str) -> str:
-    """A pattern that fits this name alone."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _refuse_connections() -> None:

@@ -21,6 +21,7 @@ class Request:
         sha256, to: belong to `urls` in their order; there may be fewer.
         no_run: read the script instead of running it.
         only_proof: no download, only the start without a network.
+        trust: scripts that another user's `rankup.toml` lists may run.
         time: limit of the script's run, as a user writes it.
         memory: its limit in GB (10^9 bytes); None: the default.
         threads: and data-loading workers, of the script.
@@ -35,6 +36,7 @@ class Request:
     to: tuple[str, ...] = ()
     no_run: bool = False
     only_proof: bool = False
+    trust: bool = False
     time: str = "1h"
     memory: float | None = None
     threads: int = 4
@@ -72,6 +74,8 @@ class Request:
                     f"{option} belongs to a --url: {len(values)} of the one, "
                     f"{len(self.urls)} of the other; give each its --url, in the same order"
                 )
+        if self.trust and not self.empty:
+            raise UserError("--trust is for what rankup.toml lists: rankup fetch --trust")
         for url in self.urls:
             address.parse(url)
         for value in self.sha256:

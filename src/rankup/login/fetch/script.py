@@ -14,7 +14,7 @@ from ...base import lock
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.text import clean, say
 from ...sandbox import copies
-from ...sandbox.events import Event, of
+from ...sandbox.events import Event, inside, of
 from ...sandbox.watch import Interrupt, Limits, default_memory
 from ...site import places
 from ...site.caches import Caches, caches
@@ -209,12 +209,16 @@ class _Fetch:
         for line in self._problems:
             say(line)
         for path in came.renewed(done.events):
-            if path not in done.unfinished and done.box.inside(path).exists():
+            if path not in done.unfinished and done.box.holds(path):
                 say(
                     f"{path} was downloaded anew, since the script does not take what is there; "
                     "remove it, and fetch again"
                 )
         self._came = frozenset(filter(os.path.exists, needs))
+        for path in sorted(done.unfinished):
+            outside = os.path.exists(path) and not done.box.holds(path)
+            if outside and came.whole(path) and not inside(path, folders):
+                say(f"{path} was not finished, and stays where it is: look at it")
         here = came.items(files, done.events, folders, needs)
         self._items = came.with_earlier(here, self._items)
         left = {one.path for one in files} - needs - links

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ...base.files import user_path
-from ...base.text import say as say_line
+from ...base.text import say
 from ...base.urls import public
 from ...site.caches import Caches
 from ...site.needs import Needs, Url
@@ -107,7 +107,7 @@ def _dataset(text: str, caches: Caches) -> Thing:
         return _on_hub(text, known.name, caches, known.texts)
     if "/" not in text and (near := get_close_matches(text, NAMED)):
         # The hub has some names without an owner, too: so this is no more than a hint.
-        say_line(f"{text} is taken for a name on the hub; did you mean {near[0]}?")
+        say(f"{text} is taken for a name on the hub; did you mean {near[0]}?")
     return _on_hub(text, hub.parse(text, "dataset"), caches)
 
 
@@ -115,7 +115,7 @@ def _on_hub(text: str, name: Name, caches: Caches, texts: str | None = None) -> 
     hub.check_installed(name.kind)
     folder = caches.own / "datasets" / texts if texts else None
     place = hub.hub_cache(caches)
-    return Thing(f"{name.kind}:{text}", place, lambda _: hub.fetch(name, caches, texts=folder))
+    return Thing(f"{name.kind}:{text}", place, lambda _: hub.fetch(name, caches, folder))
 
 
 def _url(url: Url, caches: Caches) -> Thing:

@@ -11,10 +11,9 @@ from ...script.flow import argument, call_name, given, is_none, returned
 from ...script.names import Function
 from ...script.torch_names import CLASS_WEIGHTS, words
 from .expressions import words as words_in
-from .losses import divided, function_of, reduction
+from .losses import Kind, divided, function_of, reduction
 from .script import Script
 from .training import Training
-from .values import Kind
 
 # transformers compares each position with its label, or with the one behind it.
 _AT = re.compile(r"\w*(ForConditionalGeneration|Seq2SeqLM|ForMaskedLM|ForTokenClassification)$")

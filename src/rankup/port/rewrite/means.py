@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function
 from ...script.torch_names import OTHER_MEANS, words
-from .losses import function_of, reduction
+from .losses import Kind, constant, function_of, reduction
 from .masked import divided_by_mask, over_selected
 from .script import Script
 from .training import Training
-from .values import Kind
 
 # These keep a mean a mean; all else that is made of one is no longer.
 _LINEAR = words(
@@ -30,8 +29,8 @@ _ACROSS = words(
     "std_mean var_mean softmax log_softmax cumsum"
 )
 _MOVES = words("roll flip flipud normalize")
-_TOGETHER = words("cov corrcoef histc bincount unique cdist pdist")
-_SUMS = (Kind.MEAN, Kind.SUM)
+_COUPLING = words("cov corrcoef histc bincount unique cdist pdist")
+_SUMS = frozenset({Kind.MEAN, Kind.SUM, Kind.MIXED})
 _SIZES = words("len size numel dim ndimension range arange")
 _DEEPEST = 25
 
@@ -48,16 +47,21 @@ class NotSeen(Exception):  # noqa: N818
         self.script, self.node, self.across = script, node, across
 
 
+def declared(training: Training, loss: ast.expr) -> Kind:
+    """`SUM` where a loss adds up over the samples; `MIXED` where only a part of it does."""
+    return _Scope(training, training.script, {}, [], []).kind(loss)
+
+
 def check_mean(training: Training, loss: ast.expr) -> list[NotSeen]:
     """Follow a loss to what it is made of; return where a model takes the samples together.
 
     Raises:
         NotSeen: it is not seen to be a mean or a sum over the samples.
     """
-    scope = _Scope(training, training.script, {}, 0, [])
+    scope = _Scope(training, training.script, {}, [], [])
     kind = scope.kind(loss)
-    if kind not in _SUMS:
-        raise NotSeen(training.script, loss)
+    if scope.doubts or kind not in (Kind.MEAN, Kind.SUM):
+        raise scope.doubts[0] if scope.doubts else NotSeen(training.script, loss)
     return scope.across
 
 
@@ -66,6 +70,9 @@ class _Scope:
 
     Args:
         passed: the kinds of the function's parameters.
+        doubts: what is not seen to be a mean or a sum; what is found is added.
+        across: where a model takes the samples together; what is found is added.
+        depth: of calls that lead to the function.
     """
 
     def __init__(
@@ -73,11 +80,12 @@ class _Scope:
         training: Training,
         script: Script,
         passed: dict[str, Kind],
-        depth: int,
+        doubts: list[NotSeen],
         across: list[NotSeen],
+        depth: int = 0,
     ) -> None:
         self.training, self.script, self.passed, self.depth = training, script, passed, depth
-        self.across = across
+        self.doubts, self.across = doubts, across
         self._open: set[ast.AST] = set()
         self._known: dict[ast.AST, Kind] = {}
 
@@ -93,6 +101,10 @@ class _Scope:
                 self._open.discard(node)
         return self._known[node]
 
+    def _doubt(self, node: ast.AST, kind: Kind = Kind.UNKNOWN, *, across: bool = False) -> Kind:
+        self.doubts.append(NotSeen(self.script, node, across=across))
+        return kind
+
     def _kind(self, node: ast.expr) -> Kind:
         match node:
             case ast.Constant() | ast.JoinedStr():
@@ -101,9 +113,8 @@ class _Scope:
                 return self._named(node)
             case ast.Subscript(value=value, slice=at):
                 kind = self.kind(value)
-                if kind is Kind.ROWS and self._selects(node, at):
-                    raise NotSeen(self.script, node)
-                return kind
+                selects = kind is Kind.ROWS and self._selects(node, at)
+                return self._doubt(node, kind) if selects else kind
             case ast.Starred(value=value) | ast.NamedExpr(value=value):
                 return self.kind(value)
             case ast.UnaryOp(operand=operand):
@@ -111,9 +122,9 @@ class _Scope:
             case ast.IfExp(body=body, orelse=orelse):
                 return _either([self.kind(body), self.kind(orelse)])
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                return _either([self.kind(one) for one in parts])
+                return _together([self.kind(one) for one in parts])
             case ast.Dict(values=parts):
-                return _either([self.kind(one) for one in parts])
+                return _together([self.kind(one) for one in parts])
             case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part):
                 return self.kind(part)
             case ast.Compare(left=left, comparators=others):
@@ -140,21 +151,34 @@ class _Scope:
     def _of_each(self, node: ast.AST, parts: Iterable[ast.expr]) -> Kind:
         """The kind of what is made of each sample alone, out of these."""
         kinds = {self.kind(one) for one in parts}
-        if kinds & set(_SUMS):
-            raise NotSeen(self.script, node, across=Kind.ROWS in kinds)
+        if kinds & _SUMS:
+            return self._doubt(node, across=Kind.ROWS in kinds)
+        if Kind.UNKNOWN in kinds:
+            return Kind.UNKNOWN
         return Kind.ROWS if Kind.ROWS in kinds else Kind.FIXED
 
     def _operation(self, node: ast.BinOp) -> Kind:
         if divided_by_mask(self.script, node):
             return Kind.MEAN  # said, or counted, where means over some targets are
         left, right = self.kind(node.left), self.kind(node.right)
+        kinds = {left, right}
+        summed = kinds & {Kind.SUM, Kind.MIXED}
         match node.op:
-            case ast.Add() | ast.Sub() if Kind.ROWS not in (left, right):
+            case ast.Add() | ast.Sub() if summed:
+                if Kind.ROWS in kinds:
+                    self._doubt(node)
+                return Kind.MIXED if len(kinds) > 1 else left
+            case ast.Add() | ast.Sub() if not kinds & {Kind.ROWS, Kind.UNKNOWN}:
                 return _either([left, right])
-            case ast.Mult() if Kind.FIXED in (left, right):
+            case ast.Mult() if Kind.FIXED in kinds:
                 return right if left is Kind.FIXED else left
-            case ast.Div() if right is Kind.FIXED:
-                return left
+            case ast.Mult() if summed:
+                return self._doubt(node, Kind.MIXED if Kind.MIXED in kinds else Kind.SUM)
+            case ast.Div() if right is Kind.FIXED or left in _SUMS:
+                if right is not Kind.FIXED:
+                    self._doubt(node)
+                sums = left in (Kind.SUM, Kind.MIXED) and not constant(self.script, node.right)
+                return Kind.MEAN if sums else left  # by the size of the batch
         return self._of_each(node, [node.left, node.right])
 
     # Names.
@@ -170,7 +194,7 @@ class _Scope:
             if node.attr == "loss" and script.modules & {"transformers"}:
                 return Kind.MEAN
             if node.attr == "T" and inner is Kind.ROWS and not written.startswith("self."):
-                raise NotSeen(script, node)
+                return self._doubt(node, inner)
             return Kind.FIXED if node.attr in ("shape", "device", "dtype") else inner
         names, at = script.file.names, script.span(node)[0]
         _, bindings = names.bindings(node.id, names.scope(node))
@@ -184,10 +208,17 @@ class _Scope:
             grown = statement if isinstance(statement, ast.AugAssign) else None
             if grown is None and _around(script, statement, node):
                 found.clear()
+            if grown is not None and self._divides(grown):
+                found = [Kind.MEAN if at in (Kind.SUM, Kind.MIXED) else at for at in found]
+                continue
             value = self._grown(grown) if grown is not None else self._bound(one)
             if value is not None:
                 found.append(value)
         return _either(found)
+
+    def _divides(self, one: ast.AugAssign) -> bool:
+        """True of `loss /= n` by a number of the batch."""
+        return isinstance(one.op, ast.Div) and not constant(self.script, one.value)
 
     def _grown(self, one: ast.AugAssign) -> Kind | None:
         kind = self.kind(one.value)
@@ -217,7 +248,7 @@ class _Scope:
             if isinstance(values, ast.Call):
                 return Kind.ROWS
             kind = self.kind(values)
-            return kind if kind in _SUMS else Kind.ROWS
+            return kind if kind in (*_SUMS, Kind.UNKNOWN) else Kind.ROWS
         return Kind.ROWS if one.kind == "entered" else None
 
     # Calls.
@@ -232,7 +263,7 @@ class _Scope:
         if name in _SIZES:
             return Kind.FIXED
         if full in ("sum", "float", "int", "list", "tuple", "zip", "enumerate", "iter", "reversed"):
-            return _either([self.kind(one) for one in call.args])
+            return _together([self.kind(one) for one in call.args])
         if name == "grad":
             return Kind.ROWS  # of the inputs of each sample
         found = function_of(script, call)
@@ -263,9 +294,11 @@ class _Scope:
     def _method(self, call: ast.Call, name: str, value: ast.expr, rest: list[ast.expr]) -> Kind:
         kind = self.kind(value)
         if kind in _SUMS:
-            if name in _LINEAR:
-                return kind
-            raise NotSeen(self.script, call)
+            return kind if name in _LINEAR else self._doubt(call)
+        if kind is Kind.UNKNOWN:
+            if name == "sum" and not (rest or call.keywords):
+                return Kind.SUM
+            return Kind.MEAN if name == "mean" else kind
         others = self._of_each(call, rest)
         if kind is Kind.FIXED and others is Kind.FIXED:
             return kind
@@ -283,11 +316,11 @@ class _Scope:
         first = name == "unsqueeze" and 0 in numbers
         own = self.script.dotted(value).startswith("self.")
         if first or (name == "t" and not own):
-            raise NotSeen(self.script, call)
+            return self._doubt(call, Kind.ROWS)
         together = name in _ACROSS and (unnamed or 0 in numbers)
         together = together or (name in _MOVES and (0 in numbers or (name == "roll" and unnamed)))
-        if name in _TOGETHER or together or (name == "layer_norm" and self._whole_shape(call)):
-            raise NotSeen(self.script, call, across=True)
+        if name in _COUPLING or together or (name == "layer_norm" and self._whole_shape(call)):
+            return self._doubt(call, Kind.ROWS, across=True)
         return Kind.ROWS
 
     def _whole_shape(self, call: ast.Call) -> bool:
@@ -310,21 +343,20 @@ class _Scope:
             value = script.given(function, name, call)
             passed[name] = Kind.FIXED if value is None else self.kind(value)
         if any(one in _SUMS for one in passed.values()) and model:
-            raise NotSeen(self.script, call)
-        inner, kinds = _Scope(self.training, script, passed, self.depth + 1, self.across), []
-        try:
-            for one in returned(function):
-                parts = one.elts if isinstance(one, ast.Tuple) else [one]
-                if path and len(parts) > path[0]:
-                    parts = [parts[path[0]]]
-                kinds.append(_either([inner.kind(part) for part in parts]))
-        except NotSeen as place:
-            if model:
-                self.across += [place] if place.across else []
-                return Kind.ROWS  # of a model what it gives for each sample counts
-            raise
+            return self._doubt(call)
+        doubts: list[NotSeen] = [] if model else self.doubts
+        inner = _Scope(self.training, script, passed, doubts, self.across, self.depth + 1)
+        kinds = []
+        for one in returned(function):
+            parts = one.elts if isinstance(one, ast.Tuple) else [one]
+            if path and len(parts) > path[0]:
+                parts = [parts[path[0]]]
+            kinds.append(_together([inner.kind(part) for part in parts]))
+        if model and doubts:  # of a model what it gives for each sample counts
+            self.across += [place for place in doubts[:1] if place.across]
+            return Kind.ROWS
         kind = _either(kinds) if kinds else Kind.ROWS
-        return Kind.ROWS if model and kind is Kind.FIXED else kind
+        return Kind.ROWS if model and kind in (Kind.FIXED, Kind.UNKNOWN) else kind
 
     def _trained(self, call: ast.Call) -> bool:
         """True of `model(x)` of a model that is trained."""
@@ -343,11 +375,17 @@ def _numbers(node: ast.expr) -> list[int]:
 
 
 def _either(kinds: list[Kind]) -> Kind:
-    """Of several ways to make a value, or of parts of it; nothing of the batch is a beginning."""
-    for kind in (Kind.ROWS, Kind.MEAN, Kind.SUM):
-        if kind in kinds:
-            return kind
-    return Kind.FIXED
+    """Of several ways to make a value; nothing of the batch is a beginning."""
+    found = set(kinds) - {Kind.FIXED}
+    if found & {Kind.SUM, Kind.MIXED} and len(found) > 1:
+        return Kind.MIXED
+    return _together(kinds)
+
+
+def _together(kinds: list[Kind]) -> Kind:
+    """Of several parts of a value."""
+    order = (Kind.ROWS, Kind.UNKNOWN, Kind.MEAN, Kind.MIXED, Kind.SUM)
+    return next((kind for kind in order if kind in kinds), Kind.FIXED)
 
 
 def _around(script: Script, statement: ast.AST, node: ast.AST) -> bool:

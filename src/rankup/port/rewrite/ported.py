@@ -13,6 +13,8 @@ from ...base.text import clean
 from ...script.flow import argument
 from ...script.names import RUNTIME
 from ...script.source import File, read
+from ...script.understand import understand
+from ..rules import RULES
 from ..rules.facts import integer
 from . import refusals
 from .context import Context, Note, Options
@@ -20,11 +22,12 @@ from .edits import Edits
 from .expressions import number
 from .fixes.evaluation import obstacles
 from .fixes.every import FIXES, REMARKS
-from .fixes.start import import_rankup, join
 from .script import Script
-from .training import Training
+from .start import import_rankup, join
+from .training import training_in
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
+_REFUSED = ("RK124", "RK191")  # what no change of loaders makes data-parallel
 _EXAMPLE = 4
 _TRAINING = {"fit", "fit_one_cycle", "fine_tune", "fit_flat_cos", "fit_sgdr"}
 _CONTEXT = "with {learner}.distrib_ctx():"
@@ -97,7 +100,8 @@ def port(
 
 def _port(file: File, options: Options, vendor: bool) -> Ported:
     path, text = file.path, file.text
-    script = Script(file)
+    training = training_in(understand(file), file)
+    script = training.script
     if not file.concerns_training:
         todo = refusals.trained_in(script) or "Name the script that trains"
         raise UserError(f"{path} is no PyTorch training script: it does not import torch. {todo}")
@@ -118,13 +122,10 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
     if vendor and "rankup" in script.modules:
         raise UserError(f"{path} imports rankup, which --vendor would hide: leave --vendor out")
     if refusals.fastai(script):
-        return _finish(
-            port_learner(Context(script, Training(script), options, edits), path), path, vendor
-        )
+        return _finish(port_learner(Context(script, training, options, edits), path), path, vendor)
     taken = refusals.distributed(script)
     if taken is not None:
         raise UserError(f"{path}:{taken[0]}: {taken[1]}; port takes the single-GPU script")
-    training = Training(script)
     context = Context(script, training, options, edits)
     _refuse(path, context)
     for name, fix in FIXES.items():
@@ -143,8 +144,8 @@ def evaluations(path: Path) -> list[str]:
         UserError: no such file, or no Python.
     """
     file = _file(path)
-    script = Script(file)
-    context = Context(script, Training(script), Options(), Edits(file))
+    training = training_in(understand(file), file)
+    context = Context(training.script, training, Options(), Edits(file))
     found = [
         f"line {line:<4}  {reason or 'each rank evaluates its part'}"
         for line, reason in obstacles(context)
@@ -194,9 +195,11 @@ def _refuse(path: Path, context: Context) -> None:
     if not training.backwards and not training.elsewhere:
         todo = refusals.trained_in(context.script) or "Name the script that trains"
         raise UserError(f"{path} is no training script: no .backward() in it. {todo}")
-    reason = refusals.unfit(training)
-    if reason is not None:
-        raise UserError(f"{path}:{reason[0]}: not ported: {reason[1]}")
+    script = context.script.understood
+    for rule in RULES:
+        for hit in rule.look(script.file, script) if rule.code in _REFUSED else ():
+            line = script.file.line(hit.node)[0]
+            raise UserError(f"{path}:{line}: not ported: {hit.message}; {hit.todo}")
     if not training.models:
         line = context.script.line(
             (training.optimizers or training.backwards or training.elsewhere)[0]

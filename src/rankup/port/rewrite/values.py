@@ -8,30 +8,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 from ...script.flow import argument, call_name, given, is_none, literal
-from ...script.torch_names import LOSS_FUNCTIONS, LOSSES, words
+from ...script.torch_names import words
+from .losses import Kind, plain_reduction
 from .script import ForNode, Script
 from .training import Loop, Training
 
-
-class Kind(Enum):
-    """The kinds of values, by what they are made of."""
-
-    BATCH = "what a loader yields: a tensor, or tensors in a list or a dictionary"
-    ROWS = "a tensor with a row or an element for each sample, made of that sample alone"
-    PAIR = "two of these, as `max(dim=1)` and `topk` return them"
-    SIZE = "the number of samples"
-    SUM = "a sum over the samples"
-    MEAN = "a mean over the samples"
-    FIXED = "nothing of the batch"
-    UNKNOWN = "anything"
-
-
 _ROWS = (Kind.BATCH, Kind.ROWS)
-# With these a loss divides by something other than the number of samples.
-_WEIGHTED = ("weight", "ignore_index", "size_average", "reduce")
 # Methods that give a tensor back on another device, of another type, or as Python's numbers.
 _SAME = words(
     "to cuda cpu float double half long int bool detach clone contiguous item tolist numpy "
@@ -244,7 +228,7 @@ class Values:
         name = self.script.name(call.func)
         if any(isinstance(one, ast.Starred) for one in call.args):
             return Kind.UNKNOWN
-        loss = loss_reduction(self.training, call)
+        loss = plain_reduction(self.script, call)
         if loss is not None:
             values = [self.kind(one, depth) for one in call.args]
             rows = bool(values) and all(one in (*_ROWS, Kind.FIXED) for one in values)
@@ -389,55 +373,6 @@ def _rowwise(kinds: Iterable[Kind]) -> Kind:
     if found == {Kind.FIXED}:
         return Kind.FIXED
     return Kind.ROWS if found <= {*_ROWS, Kind.FIXED} else Kind.UNKNOWN
-
-
-def loss_reduction(training: Training, call: ast.Call) -> Kind | None:
-    """The kind of one of torch's losses; None of other calls, UNKNOWN where it is weighted."""
-    script = training.script
-    name = script.name(call.func)
-    made: list[ast.AST] = [call]
-    if not (name.startswith("torch.nn.functional.") and name.split(".")[-1] in LOSS_FUNCTIONS):
-        origins = script.flow.origins(script.file, call.func)
-        made = [one.node for one in origins]
-        for one in origins:
-            named = one.file.names.called(one.node) if isinstance(one.node, ast.Call) else ""
-            if not (named.startswith("torch.nn.") and named.split(".")[-1] in LOSSES):
-                return None
-    kinds = {_reduction(one) for one in made if isinstance(one, ast.Call)}
-    ignored = name.split(".")[-1] in ("cross_entropy", "nll_loss") or any(
-        isinstance(one, ast.Call) and call_name(one) in ("CrossEntropyLoss", "NLLLoss")
-        for one in made
-    )
-    if ignored and any(
-        _dimension(one) == -100
-        for file in script.whole_flow.files
-        for one in file.names.all(ast.UnaryOp)
-    ):
-        return Kind.UNKNOWN  # torch's own default of `ignore_index`
-    if any(_reduction_unknown(one, one is call) for one in made):
-        return Kind.UNKNOWN
-    return kinds.pop() if len(kinds) == 1 else (Kind.UNKNOWN if kinds else None)
-
-
-def _reduction_unknown(made: ast.AST, function: bool) -> bool:
-    if not isinstance(made, ast.Call) or any(one.arg is None for one in made.keywords):
-        return True
-    weighted = [argument(made, name) for name in _WEIGHTED]
-    if function:
-        weighted += made.args[2:]
-    else:
-        weighted += made.args
-    return any(one is not None and not is_none(one) for one in weighted)
-
-
-def _reduction(made: ast.Call) -> Kind:
-    given = argument(made, "reduction")
-    value = "mean" if given is None else literal(given)
-    if literal(argument(made, "size_average")) is False:
-        return Kind.SUM
-    if value in ("mean", "batchmean"):
-        return Kind.MEAN
-    return {"sum": Kind.SUM, "none": Kind.ROWS}.get(str(value), Kind.UNKNOWN)
 
 
 def definitions(script: Script, body: list[ast.stmt]) -> dict[str, list[Defined]]:

@@ -20,6 +20,7 @@ from . import (
     similar,
     steering,
     uneven,
+    unfit,
     writing,
 )
 from .rule import Hit, Rule
@@ -43,6 +44,7 @@ _THEMES = (
     output,
     downloads,
     job,
+    unfit,
 )
 RULES: tuple[Rule, ...] = tuple(
     sorted((rule for theme in _THEMES for rule in theme.RULES), key=lambda rule: rule.code)

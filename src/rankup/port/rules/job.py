@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ...script.flow import argument, call_name, given, literal
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
-from ...script.torch_names import ENVIRONMENTS, STEP_SCHEDULES, last, root, words
-from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string
+from ...script.torch_names import STEP_SCHEDULES, words
+from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string, trains
 from .reduced import is_reduction
 from .rule import Hit, Rule
+
+if TYPE_CHECKING:
+    from ..rewrite.context import Context
 
 # Schedules of which an argument is a number of steps.
 _COUNTING = words("StepLR MultiStepLR CosineAnnealingLR CosineAnnealingWarmRestarts LinearLR")
@@ -163,12 +168,16 @@ def made_of(file: File, script: Script, value: ast.expr) -> list[ast.AST]:
 
 def stops_alone(file: File, script: Script) -> Iterator[Hit]:
     """RK181: one rank leaves, and the others wait for it."""
-    for handler in swallowing(file):
-        yield Hit(
-            handler,
-            "catches what one rank fails with, and goes on: the others wait for its part",
-            "raise again, so that the job ends",
-        )
+    for node in file.names.all(ast.Try):
+        for handler in node.handlers if trains(file, script, *node.body) else ():
+            if _goes_on(file, handler):
+                what = file.code(handler.type) if handler.type is not None else "anything"
+                yield Hit(
+                    handler,
+                    f"`except {what}` around a training step: a rank that goes on alone leaves "
+                    "the others waiting",
+                    "raise again, so that the job ends",
+                )
     if script.distributed and any("all_reduce" in one.text for one in script.files):
         return
     for loop in loops_in(file, script.train_loops):
@@ -181,21 +190,13 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
                     test,
                     "leaves the step by this rank's own loss: the others wait for its part",
                     "let all ranks decide together: rankup.all_reduce(bad, op='max')",
+                    partial(_decided, test=test.test),
                 )
 
 
-def swallowing(
-    file: File, trains: Callable[[list[ast.stmt]], bool] | None = None
-) -> Iterator[ast.ExceptHandler]:
-    """Handlers that let a rank go on after what it failed with in a training step.
-
-    Args:
-        trains: true of statements that lead to a backward; by default of those that have one.
-    """
-    for node in file.names.all(ast.Try):
-        backward = any(call_name(call) == "backward" for call in calls_in(*node.body))
-        if backward or (trains is not None and trains(node.body)):
-            yield from (one for one in node.handlers if _goes_on(file, one))
+def _decided(context: Context, test: ast.expr) -> str | None:
+    """Nothing where RK122 has let all ranks decide together."""
+    return "" if context.needs_all(test) else None
 
 
 def _goes_on(file: File, handler: ast.ExceptHandler) -> bool:
@@ -220,38 +221,8 @@ def _leaves(body: list[ast.stmt]) -> bool:
     )
 
 
-def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
-    """RK191: training that is not over batches of independent samples."""
-    for optimizer in script.optimizers:
-        if optimizer.file is file and last(optimizer.dotted) == "LBFGS":
-            yield Hit(
-                optimizer.node,
-                "LBFGS evaluates the whole loss several times per step: ranks would part",
-                "another optimizer, or one GPU",
-            )
-    if file is not script.file:
-        return
-    for call in file.names.all(ast.Call):
-        dotted = file.names.called(call)
-        if root(dotted) in ENVIRONMENTS and call_name(call).startswith("make"):
-            yield Hit(
-                call,
-                "reinforcement learning in one environment: there are no batches to deal",
-                "run one environment per rank by hand, with a seed of its own",
-            )
-            return
-    for loop in loops_in(file, script.train_loops):
-        if not loop.loaders and re.search(r"\[[^\]]*train_mask\]|edge_index", file.code(loop.node)):
-            yield Hit(
-                loop.node,
-                "trains on the whole graph at once: there are no batches to deal",
-                "sample neighbours into batches (NeighborLoader) first",
-            )
-
-
 RULES = (
     Rule("RK179", "schedule-length", "warning", schedule_length),
     Rule("RK185", "schedule-times-ranks", "warning", times_ranks),
     Rule("RK181", "one-rank-stops", "error", stops_alone),
-    Rule("RK191", "not-data-parallel", "error", not_data_parallel, frameworks=True),
 )

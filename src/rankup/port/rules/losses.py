@@ -10,10 +10,10 @@ from ...base.errors import UserError
 from ...script import roles
 from ...script.source import File
 from ..rewrite.context import Context
-from ..rewrite.losses import MIXED, declared, differentiated
+from ..rewrite.losses import Kind, differentiated
 from ..rewrite.masked import MaskedMean, masked_means
+from ..rewrite.means import declared
 from ..rewrite.training import Training, training_in
-from ..rewrite.values import Kind
 from .facts import calls
 from .rule import Hit, Rule
 
@@ -31,8 +31,8 @@ def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
     training = training_in(script, file)
     for call in training.backwards:
         loss = differentiated(call)
-        kind = declared(training.script, loss) if loss is not None else Kind.UNKNOWN
-        if loss is None or kind not in (Kind.SUM, MIXED):
+        kind = declared(training, loss) if loss is not None else Kind.UNKNOWN
+        if loss is None or kind not in (Kind.SUM, Kind.MIXED):
             continue
         if kind is Kind.SUM:
             yield Hit(

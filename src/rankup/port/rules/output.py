@@ -97,29 +97,17 @@ def logged_by_all(file: File, script: Script) -> Iterator[Hit]:
 
 def no_terminal(file: File, script: Script) -> Iterator[Hit]:
     """RK176: nobody answers in a job."""
-    for call, message in dialogs(file, script.files):
-        yield Hit(
-            call,
-            f"{message}, and a job has neither terminal nor screen",
-            "take it out; an option of the command line, savefig instead of show",
-        )
-
-
-def dialogs(file: File, files: Sequence[File]) -> Iterator[tuple[ast.Call, str]]:
-    """Calls that need a terminal or a screen, with what they do there.
-
-    Args:
-        files: all files of the script, of which one may have switched Matplotlib's windows off.
-    """
     for call in file.names.all(ast.Call):
         message = _DIALOGS.get(file.names.called(call))
         starts = call_name(call) in ("popen", "check_output", "system", "run")
         if message is None and starts and any("stty size" in file.code(x) for x in given(call)[:1]):
-            message = "stty has no terminal"
-        if message is None or ("show" in message and _agg(files)):
-            continue
-        if "stty" not in message or not caught(file, call):
-            yield call, message
+            message = None if caught(file, call) else "stty has no terminal"
+        if message is not None and not ("show" in message and _agg(script.files)):
+            yield Hit(
+                call,
+                f"{message}, and a job has neither terminal nor screen",
+                "savefig instead" if "show" in message else "take it out, or make it an option",
+            )
 
 
 def _agg(files: Sequence[File]) -> bool:

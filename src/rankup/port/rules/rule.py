@@ -73,4 +73,4 @@ class Rule:
             if done:
                 context.done(hit.node, done)
             elif done is None:
-                context.leave(hit.node, hit.left or f"{hit.message}: {hit.todo}")
+                context.leave(hit.node, hit.left or f"{hit.message}; {hit.todo}")

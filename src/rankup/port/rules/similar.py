@@ -29,7 +29,10 @@ _CONTRASTIVE = re.compile(
 )
 
 
-_MESSAGE = "compares the samples of a batch with each other: each rank would only see its own"
+_MESSAGE = (
+    "a contrastive loss compares the samples of a batch with each other: each rank would only see "
+    "its own"
+)
 _TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
 
 
@@ -39,8 +42,8 @@ def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
         return
     if script.distributed and anywhere(script, "all_gather", "all_gather_with_grad"):
         return
-    for node, _ in coupled(training_in(script, file)):
-        yield Hit(node, _MESSAGE, _TODO)
+    for node, elsewhere in coupled(training_in(script, file)):
+        yield Hit(node, _MESSAGE + (f" ({elsewhere})" if elsewhere else ""), _TODO)
 
 
 def coupled(training: Training) -> Iterator[tuple[ast.AST, str]]:

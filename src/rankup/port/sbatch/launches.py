@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import dropwhile
 
 from . import options
-from .shell import Command, UnreadableError, Word, commands, is_assignment
+from .shell import Command, UnreadableError, Word, commands, is_assignment, is_prefix
 
 Variables = dict[str, Word]  # by their names, the words that set them
 
@@ -103,7 +103,7 @@ def launches(commands: Iterable[Command], functions: Collection[str]) -> Iterato
     """Yield every launch, in the order of the script; code in a line and helpers are left out."""
     known: Variables = {}
     for command in commands:
-        words = _behind_assignments(command.words)
+        words = list(dropwhile(is_prefix, command.words))
         if words and words[0].value in functions:  # what a function is given, it may start
             words = words[1:]
         for one in _of(words, Launch(command, command.line), known, 0):
@@ -124,10 +124,6 @@ def base_name(word: str) -> str:
     return word.rpartition("/")[2]
 
 
-def _behind_assignments(words: Iterable[Word]) -> list[Word]:
-    return list(dropwhile(is_assignment, words))
-
-
 def _expanded(word: Word, known: Variables) -> Sequence[Word]:
     """Return the words of a variable that holds a program: `"${COMMAND[@]}"`, `$COMMAND`."""
     match = _VARIABLE.fullmatch(word.text)
@@ -145,7 +141,7 @@ def _expanded(word: Word, known: Variables) -> Sequence[Word]:
 
 def _of(words: Sequence[Word], around: Launch, known: Variables, level: int) -> Iterator[Launch]:
     """Yield the launches of a command; `around` has what stands in front of the program."""
-    rest = [one for word in _behind_assignments(words) for one in _expanded(word, known)]
+    rest = [one for word in dropwhile(is_prefix, words) for one in _expanded(word, known)]
     around = replace(around, array=around.array or len(rest) > len(words))
     values: Sequence[str] = [word.value for word in rest]
     while values:
@@ -158,7 +154,7 @@ def _of(words: Sequence[Word], around: Launch, known: Variables, level: int) -> 
             _, left = options.read(values[1:], _WRAPPERS[name].__contains__, {})
             if name in ("timeout", "taskset"):
                 left = left[1:]
-            while name in ("env", "time") and left and re.match(r"\w+=", left[0]):
+            while name == "env" and left and re.match(r"\w+=", left[0]):
                 left = left[1:]
         else:
             break

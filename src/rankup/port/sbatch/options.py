@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -58,7 +57,9 @@ OF_SBATCH = frozenset(_NAMES.split())
 _OF_PLUGINS = frozenset((_PLUGIN_FLAGS + _PLUGIN_VALUES).split())
 _LONGEST = 4096  # characters of a directive
 _MEANT = re.compile(r"#SBATCH[ \t]+(?=[^\s#])|\s*#+\s*SBATCH\b\s*(?=-)", re.IGNORECASE)
-_WORD = re.compile(r"""(?:[^\s#"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*')+""")
+# As sbatch reads them: no backslash escapes, and a # begins a comment also within a word.
+_QUOTED = re.compile(r"""\"([^"]*)"|'([^']*)'""")
+_WORD = re.compile(rf"""(?:[^\s#"']|{_QUOTED.pattern})+""")
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def read(
             name = name.replace("_", "-")
         else:
             name = short.get(word[1], word[1])
-            joined = value = word[2:].removeprefix("=")
+            joined = value = word[2:]
         if not joined and at < len(words) and takes(name):
             joined = value = words[at]
             at += 1
@@ -152,14 +153,14 @@ def directive(line: int, start: int, text: str, early: bool) -> Directive | None
     marker = match[0].rstrip()
     one = Directive(line, marker, early and marker == "#SBATCH")
     spans, at = list[re.Match[str]](), match.end()
-    text = text[: at + _LONGEST].rstrip()
+    text = text[: at + _LONGEST].rstrip().removesuffix(" \\").rstrip()
     while at < len(text) and text[at] != "#":  # which begins a comment
         word = _WORD.match(text, at)
         if word is None:
-            return replace(one, fault="a quote or a \\ has no end")
+            return replace(one, fault="a quote has no end")
         spans.append(word)
         at = word.end() + len(text[word.end() :]) - len(text[word.end() :].lstrip())
-    words = [shlex.split(span[0])[0] for span in spans]
+    words = [_QUOTED.sub(r"\1\2", span[0]) for span in spans]
     found, rest = list[Option](), list[str]()
     left: Sequence[str] = words
     while left:  # an option may follow what is none

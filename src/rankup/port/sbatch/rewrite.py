@@ -14,10 +14,10 @@ from ..rewrite import ported
 from ..rewrite.edits import Edits
 from . import block, options, rules_form, rules_use
 from .check import finding
-from .directives import Directives, widen
 from .launches import SHELLS, TORCHRUN, Launch, base_name, is_python
+from .options import Option
 from .script import BASH, BatchScript, load
-from .shell import Word, is_assignment
+from .shell import Word, is_assignment, is_prefix
 
 SUFFIX = "_dist"
 # Options of srun that say how many tasks go where, which `on_all_gpus` does.
@@ -25,6 +25,10 @@ _PLACING = {
     "nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task",
     "cpus-per-task", "cpu-bind", "exclusive", "unbuffered", "kill-on-bad-exit", "mem",
 }  # fmt: skip
+
+_MEMORY = re.compile(r"([0-9]{1,9})([KMGT]?B?)", re.IGNORECASE)
+_TASKS = ("ntasks", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core")
+_GPUS = ("gres", "gpus-per-node", "gpus", "gpus-per-task")
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,9 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
         notes.append("asks for no GPU, so each node has one rank, on CPU")
     data = script.text.encode()
     edits = Edits(File(path, data, script.text, "utf-8", "\n"))
-    directives = Directives(script)
+    directives = _Directives(script)
     wide = nodes or max(2, script.nodes() or 1)
-    notes += widen(directives, wide, count, site.cores if count == site.gpus else None)
+    notes += _widen(directives, wide, count, site.cores if count == site.gpus else None)
     notes += _hidden_gpus(script, edits)
     for one in found:
         notes += _reroute(script, one, edits)
@@ -190,6 +194,106 @@ def _refuse(script: BatchScript, launch: Launch) -> None:
         )
 
 
+class _Directives:
+    """The directives of a script while they are changed."""
+
+    def __init__(self, script: BatchScript) -> None:
+        self.script = script
+        self._changed: dict[Option, str | None] = {}  # None: it goes
+        self._added: list[str] = []
+
+    def put(self, name: str, value: str, becomes: str = "") -> None:
+        """Give an option a value, where it stands or in a line of its own."""
+        option = self.script.option(name)
+        if option is None:
+            self._added.append(f"#SBATCH --{name}={value}")
+            return
+        written = self.script.text[option.start : option.end]
+        if becomes or not option.value or not written.endswith(option.value):
+            self._changed[option] = f"--{becomes or name}={value}"
+        else:
+            self._changed[option] = written.removesuffix(option.value) + value
+
+    def drop(self, *names: str) -> None:
+        """Take options away, each with its line where nothing else stands in it."""
+        self._changed |= {one: None for one in self.script.options if one.name in names}
+
+    def apply(self, edits: Edits, behind: str) -> None:
+        """Make the changes, with a text behind the last directive."""
+        script = self.script
+        read = [one for one in script.directives if one.read]
+        for one in read:
+            start = script.starts[one.line - 1]
+            if (
+                one.options
+                and not one.rest
+                and all(self._changed.get(option, "") is None for option in one.options)
+            ):
+                edits.replace((start, start + len(script.lines[one.line - 1]) + 1), "")
+                continue
+            for option in one.options:
+                text = self._changed.get(option, "")
+                if text is None:
+                    before = script.text[: option.start].rstrip()
+                    edits.replace((len(before), option.end), "")
+                elif text:
+                    edits.replace((option.start, option.end), text)
+        last = read[-1].line
+        lines = [*self._added, "", *behind.rstrip("\n").split("\n")]
+        if last < len(script.lines) and script.lines[last].strip():
+            lines.append("")
+        edits.lines_after(script.starts[last - 1] + len(script.lines[last - 1]), "", *lines)
+
+
+def _widen(directives: _Directives, nodes: int, gpus: int, cores: int | None) -> Iterator[str]:
+    """Ask for `nodes` nodes of `gpus` GPUs, with one task on each; yield what there is to say.
+
+    Args:
+        cores: of a node; None where that is not known.
+    """
+    script = directives.script
+    before = script.gpus() or 0
+    factor = gpus // before if before and gpus % before == 0 else 1
+    directives.put("nodes", str(nodes))
+    directives.drop(*_TASKS)
+    directives.put("ntasks-per-node", "1")
+    if gpus:
+        _put_gpus(directives, gpus)
+    cpus, tasks = script.number("cpus-per-task"), script.tasks_per_node() or 1
+    wide = (cpus or 1) * tasks * factor  # a Python without srun has the cores of all tasks
+    if cores is not None and gpus:
+        directives.put("cpus-per-task", str(cores))
+    elif wide != cpus and (cpus or tasks > 1):
+        directives.put("cpus-per-task", str(wide))
+        yield f"--cpus-per-task={wide}: as many for each GPU as before"
+    elif cpus is None and script.asked("cpus-per-gpu") is None and gpus:
+        yield "no --cpus-per-task: write how many cores a node has, or torchrun gets one"
+    memory = _MEMORY.fullmatch(script.asked("mem") or "")
+    if memory and int(memory[1]) and factor > 1:
+        size = f"{int(memory[1]) * factor}{memory[2]}"
+        directives.put("mem", size)
+        yield f"--mem={size} of a node: as much for each GPU as before"
+
+
+def _put_gpus(directives: _Directives, gpus: int) -> None:
+    script = directives.script
+    gres = script.asked("gres")
+    asked = [name for name in _GPUS if script.option(name) is not None]
+    holds = [name for name in asked if name != "gres" or "gpu" in (gres or "")]
+    if not holds:  # the gres are of something else
+        directives.put("gres", f"{gres},gpu:{gpus}" if gres else f"gpu:{gpus}")
+        return
+    name, *others = holds
+    directives.drop(*others)
+    value = script.asked(name) or ""
+    if name == "gres":
+        gpu = r"(?<![\w-])(gpu(?::[A-Za-z][\w.-]*)?)(?::\d+)?(?=,|$)"
+        directives.put(name, re.sub(gpu, rf"\1:{gpus}", value))
+    else:
+        kind = value.rpartition(":")[0]
+        directives.put(name, f"{kind}:{gpus}" if kind else str(gpus), "gpus-per-node")
+
+
 def _hidden_gpus(script: BatchScript, edits: Edits) -> Iterator[str]:
     """Take `CUDA_VISIBLE_DEVICES=0` away: each rank has a GPU of its own."""
     for command in script.commands:
@@ -213,15 +317,14 @@ def _reroute(script: BatchScript, launch: Launch, edits: Edits) -> Iterator[str]
     place = f"{script.path}:{launch.line}"
     words = launch.command.words
     program = _program(launch, words)
-    assigned = list(itertools.takewhile(is_assignment, words[:program]))
-    lead, timed = words[len(assigned) : program], list[str]()
-    if lead and lead[0].text == "time":
-        timed = ["time", *(word.text for word in itertools.takewhile(is_assignment, lead[1:]))]
-    kept, dropped = _wrappers(launch, lead[len(timed) :])
+    prefix = list(itertools.takewhile(is_prefix, words[:program]))
+    # `time` is a word of bash, and can start a function, only where it is the first one.
+    first = [word.text for word in sorted(prefix, key=is_assignment)]
+    kept, dropped = _wrappers(launch, words[len(prefix) : program])
     if dropped:
         yield f"line {launch.line}: left out of srun: {', '.join(dropped)}"
     python = ["python", "-u"] if launch.torchrun else []
-    before = [*(word.text for word in assigned), *timed, block.NAME, *kept, *python]
+    before = [*first, block.NAME, *kept, *python]
     free = [word for word in before if not word.startswith("CUDA_VISIBLE_DEVICES=")]
     if len(free) < len(before):
         yield f"line {launch.line}: CUDA_VISIBLE_DEVICES is not set any more"

@@ -145,10 +145,11 @@ def no_script(script: BatchScript) -> Iterator[Hit]:
 
 @rule("RK154", "error", "a directive that sbatch refuses or misreads")
 def bad_option(script: BatchScript) -> Iterator[Hit]:
-    """Options that sbatch does not have, words that are no option, quotes that do not end, and
-    variables, which are not expanded in a directive.
+    """Options that sbatch does not have, words that are no option, quotes that do not end, a `=`
+    behind a short option (`-N=2`), and variables, which are not expanded in a directive.
 
-    sbatch refuses the script; a variable is taken literally.
+    sbatch refuses the script; a variable is taken literally. Plugins of a site may have options of
+    their own: a name that is like none of sbatch's is a warning.
 
     ```bash
     #SBATCH --acount=abc
@@ -179,12 +180,20 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
         dash = "-" if len(option.name) == 1 else "--"
         if options.unknown(option):
             close = nearest(option.name, options.OF_SBATCH)
-            typed = close.startswith("did you mean") or len(option.name) == 1
+            named = re.fullmatch(r"[a-z][a-z-]+", option.name)
+            typed = close.startswith("did you mean") or not named
             yield Hit(
                 option.line,
                 f"sbatch {'has' if typed else 'itself has'} no option {dash}{option.name}",
                 close if typed and len(option.name) > 1 else "man sbatch lists those that it has",
-                "error" if typed else "warning",  # a plugin of the site may have it
+                "error" if typed else "warning",  # a plugin of the site may have that
+            )
+        elif (option.value or "").startswith("="):
+            yield Hit(
+                option.line,
+                f"a short option has no =: sbatch takes {option.value!r} for the value of "
+                f"--{option.name}",
+                f"write --{option.name}{option.value}",
             )
         elif "$" in (option.value or ""):
             yield Hit(

@@ -113,13 +113,18 @@ class Command:
         return any(word.text.startswith(f"{name}=") for word in self.words)
 
     def name(self) -> str:
-        """The command's own name, behind assignments; empty for assignments alone."""
-        return next((word.value for word in self.words if not is_assignment(word)), "")
+        """The command's own name, behind assignments and `time`; empty without one."""
+        return next((word.value for word in self.words if not is_prefix(word)), "")
 
 
 def is_assignment(word: Word) -> bool:
     """Return True for a word `NAME=…`."""
     return bool(_ASSIGNMENT.match(word.text))
+
+
+def is_prefix(word: Word) -> bool:
+    """Return True for what may stand in front of a command's name."""
+    return is_assignment(word) or word.text in ("time", "-p")
 
 
 def commands(data: bytes) -> tuple[list[Command], list[int]]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.text import say
 from . import compare, start, verdict
-from .protocol import ORIGINAL, Outcome, Seen, notes, read
-from .verdict import Result
+from .protocol import ORIGINAL, Seen, notes, read
 
 _NAMES = {
     ORIGINAL: "the original",
@@ -43,49 +42,11 @@ class Request:
     seconds: float = 120.0
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The results, and how they came about.
-
-    Attributes:
-        notes: the changes that made the runs comparable.
-    """
-
-    results: tuple[Result, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """1 where something differs."""
-        return EXIT_FAILED if any(one.state == "differs" for one in self.results) else 0
-
-
 def verify(request: Request) -> int:
-    """Run, compare, print; the exit code.
+    """Run, compare, print; return the exit code: 1 where something differs.
 
     Raises:
         UserError: there is no such script, or nothing in it to compare.
-    """
-    found = judge(request, say)
-    verdict.show(found.results, found.notes)
-    states = {one.state for one in found.results}
-    unseen = sorted({one.check for one in found.results if one.state == "not seen"})
-    if found.exit_code:
-        print("\nthe port is not the same run")
-    elif unseen:
-        print(f"\nnothing differs; not seen in so few steps: {', '.join(unseen)}")
-    elif "rank 0's" in states:
-        print("\nthe same run on 1, 2 and 3 ranks, but for numbers that are rank 0's")
-    else:
-        print("\nproved: the same run on 1, 2 and 3 ranks")
-    return found.exit_code
-
-
-def judge(request: Request, report: Callable[[str], None]) -> Verdict:
-    """All runs, and what their comparison gives.
-
-    Raises:
-        UserError: see `verify`.
     """
     original = _script(request.original)
     _must_be_original(original)
@@ -96,19 +57,26 @@ def judge(request: Request, report: Callable[[str], None]) -> Verdict:
             raise UserError(f"{original} is both the original and the port: give two scripts")
         project = start.project_of(original, ported, Path.cwd())
         job = start.Job(project, request.args, stand_ins, request.seconds)
-        outcomes = start.run(job, state, lambda name: report(f"running {_shown(name)}"))
-        return _verdict(state, outcomes, original)
-
-
-def _verdict(state: Path, outcomes: Sequence[Outcome], original: Path) -> Verdict:
-    planned = {run.name: run.world for run in start.runs()}
-    folder = start.journals(state)
-    seen = {one.name: read(folder, one, planned[one.name]) for one in outcomes}
+        outcomes = start.run(job, state, lambda name: say(f"running {_shown(name)}"))
+        worlds = {run.name: run.world for run in start.runs()}
+        seen = {one.name: read(start.journals(state), one, worlds[one.name]) for one in outcomes}
     if ORIGINAL not in seen:
         raise UserError(f"{original} did not come to an end in its time; see --time")
     _must_train(seen[ORIGINAL], original)
-    ports = {name: world for name, world in planned.items() if world}
-    return Verdict(tuple(compare.results(seen, ports)), tuple(_notes(seen)))
+    results = compare.results(seen, {name: world for name, world in worlds.items() if world})
+    verdict.show(results, _notes(seen))
+    states = {one.state for one in results}
+    unseen = sorted({one.check for one in results if one.state == "not seen"})
+    if "differs" in states:
+        print("\nthe port is not the same run")
+        return EXIT_FAILED
+    if unseen:
+        print(f"\nnothing differs; not seen in so few steps: {', '.join(unseen)}")
+    elif "rank 0's" in states:
+        print("\nthe same run on 1, 2 and 3 ranks, but for numbers that are rank 0's")
+    else:
+        print("\nproved: the same run on 1, 2 and 3 ranks")
+    return 0
 
 
 def _must_be_original(path: Path) -> None:
@@ -118,11 +86,8 @@ def _must_be_original(path: Path) -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "rankup":
             names = [one.name for one in node.names]
         elif isinstance(node, ast.Call):
-            names = [getattr(node.func, "attr", getattr(node.func, "id", ""))]
-            of_rankup = isinstance(node.func, ast.Attribute) and "rankup" in ast.dump(
-                node.func.value
-            )
-            names = [name for name in names if of_rankup or name == "init_process_group"]
+            *of, name = ast.unparse(node.func).split(".")
+            names = [name] if "rankup" in of or name == "init_process_group" else []
         for name in names:
             if name in _PORTED:
                 raise UserError(

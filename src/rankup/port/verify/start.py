@@ -101,14 +101,24 @@ def journals(state: Path) -> Path:
     return state / "journals"
 
 
-def run(job: Job, state: Path, report: Callable[[str], None]) -> tuple[Outcome, ...]:
-    """Make all runs; how they ended. Their journals are in `journals`.
+def run(
+    job: Job, state: Path, report: Callable[[str], None], placed: Sequence[Run] | None = None
+) -> tuple[Outcome, ...]:
+    """Make all runs; return how they ended. Their journals are in `journals`.
+
+    Args:
+        placed: other runs, with the files that they are of.
 
     Raises:
         UserError: the machine does not let the runs be made, or no torch is installed.
         KeyboardInterrupt: a signal asked for the end.
     """
-    plan = _plan(job, state)
+    temporary = state / "tmp"
+    temporary.mkdir()
+    journals(state).mkdir()
+    stand_ins = tuple(str(one.resolve()) for one in job.stand_ins)
+    each = tuple(placed or _placed(job.project, state))
+    plan = Plan(str(journals(state)), str(temporary), job.args, stand_ins, job.seconds, each)
     plan.write()
     output = state / "output.txt"
     with Interrupt() as interrupt, output.open("wb") as out:
@@ -131,24 +141,12 @@ def run(job: Job, state: Path, report: Callable[[str], None]) -> tuple[Outcome, 
     return outcomes
 
 
-def _plan(job: Job, state: Path) -> Plan:
-    project, placed = job.project, []
+def _placed(project: Project, state: Path) -> Iterator[Run]:
     for run in runs():
         folder = state / "runs" / run.name
         copy_project(project, folder)
         script = folder / (project.port if run.world else project.script)
-        placed.append(replace(run, script=str(script), folder=str(folder), cwd=str(folder)))
-    return plan_of(job, state, placed)
-
-
-def plan_of(job: Job, state: Path, placed: Sequence[Run]) -> Plan:
-    """The plan of these runs; makes the folders that they need."""
-    temporary = state / "tmp"
-    temporary.mkdir()
-    stand_ins = tuple(str(one.resolve()) for one in job.stand_ins)
-    journals(state).mkdir()
-    folder = str(journals(state))
-    return Plan(folder, str(temporary), job.args, stand_ins, job.seconds, tuple(placed))
+        yield replace(run, script=str(script), folder=str(folder), cwd=str(folder))
 
 
 def _watch(

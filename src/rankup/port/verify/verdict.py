@@ -50,7 +50,12 @@ class Result(Found):
     @property
     def ranks(self) -> str:
         """For people."""
-        return f"{self.world} rank{'s' if self.world > 1 else ''}"
+        return count(self.world, "rank")
+
+
+def count(number: int, what: str) -> str:
+    """Return a number of things: `1 file`, `2 files`."""
+    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
 
 
 def differs(detail: str, *differences: str) -> Found:

@@ -36,27 +36,6 @@ _env_load() { # _env_load FOLDER: source config.sh, and for the kind `modules` m
     fi
 }
 
-_env_digest() { # sha256 of requirements.txt with all files that it names, in this order
-    _env_included "$1" 0 | while IFS= read -r file; do
-        if [ -f "$file" ]; then cat -- "$file"; fi
-    done 2>/dev/null | sha256sum | cut -d ' ' -f 1
-}
-
-_env_included() { # the file, and those it names with -r or -c, relative to itself
-    local name
-    printf '%s\n' "$1"
-    if [ "$2" -ge 9 ] || ! [ -f "$1" ] || ! [ -r "$1" ]; then return 0; fi # pip says what is wrong
-    # Byte by byte: in UTF-8 a line with a byte that is not would not match.
-    LC_ALL=C sed -nE 's/^[ \t]*(-[rc]|--(requirement|constraint)[ \t=])[ \t]*([^[:space:]#]+).*/\3/p' "$1" |
-        while IFS= read -r name || [ -n "$name" ]; do # the last line may lack its end
-            case $name in
-            *://*) ;;
-            /*) _env_included "$name" "$(($2 + 1))" ;;
-            *) _env_included "$(dirname -- "$1")/$name" "$(($2 + 1))" ;;
-            esac
-        done
-}
-
 _env_sum() { # sha256 of a file; - where there is none
     if [ -f "$1" ] && [ -r "$1" ]; then sha256sum <"$1" | cut -d ' ' -f 1; else echo -; fi
 }
@@ -64,3 +43,10 @@ _env_sum() { # sha256 of a file; - where there is none
 _env_said() { # _env_said NAME FILE: the value of NAME=VALUE in a stamp
     sed -n "s/^$1=//p" "$2" 2>/dev/null
 }
+
+_env_requirements() { # _env_requirements PYTHON digest|names|lock FILE
+    "$1" -IS - "$2" "$3" <<'END'
+@requirements.py@
+END
+}
+

@@ -10,9 +10,10 @@ from ....script.loops import no_grad
 from ....script.names import Function
 from ....script.roles import LoopNode
 from ..context import Context
+from ..losses import Kind
 from ..script import ForNode, Script
 from ..training import Loop
-from ..values import Kind, Values, loader_origins, plain_batches
+from ..values import Values, loader_origins, plain_batches
 from .decisions import read_after, shared_names
 
 _BY_HAND = (

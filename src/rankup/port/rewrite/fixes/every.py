@@ -46,6 +46,8 @@ FIXES: dict[str, Callable[[Context], None]] = {
 REMARKS: tuple[Callable[[Context], None], ...] = (
     _RULES["RK135"],
     _RULES["RK134"],
+    _RULES["RK181"],
+    _RULES["RK176"],
     by_hand,
     of_a_part,
     _RULES["RK188"],

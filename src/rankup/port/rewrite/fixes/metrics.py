@@ -11,8 +11,9 @@ from ...rules.chance import draws
 from ...rules.steering import steers
 from ..context import Context
 from ..expressions import mentioned
+from ..losses import Kind
 from ..training import Loop
-from ..values import Kind, Values
+from ..values import Values
 from .data import batch_sizes
 from .readings import Region, Step, returns_reading, steps_of, value_of
 

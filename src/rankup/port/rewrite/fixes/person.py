@@ -5,40 +5,17 @@ from __future__ import annotations
 import ast
 import re
 
-from ....script.flow import argument, call_name, given, literal
+from ....script.flow import argument, call_name, literal
 from ....script.names import Function
 from ...rules.facts import starred
-from ...rules.job import swallowing
-from ...rules.output import dialogs
 from ..context import Context
 
 
 def by_hand(context: Context) -> None:
-    """One rank that stops alone, a terminal in a job, data that only the script can cut."""
-    _alone(context)
-    _terminal(context)
+    """Data that only the script can cut, and training in another file."""
     _batches(context)
-    _flags(context)
     _elsewhere(context)
     _masked_in_the_model(context)
-
-
-def _alone(context: Context) -> None:
-    script = context.script
-    for handler in swallowing(script.file, context.training.trains):
-        what = script.code(handler.type) if handler.type is not None else "anything"
-        context.leave(
-            handler,
-            f"`except {what}` around a training step: a rank that goes on alone leaves the "
-            "others waiting; raise it again",
-            comment=False,
-        )
-
-
-def _terminal(context: Context) -> None:
-    script = context.script
-    for call, message in dialogs(script.file, script.whole_flow.files):
-        context.leave(call, f"{message}, and a job has neither terminal nor screen: take this out")
 
 
 def _batches(context: Context) -> None:
@@ -82,21 +59,6 @@ def _option(call: ast.Call) -> str:
     texts = [literal(one) for one in (*call.args, argument(call, "dest"))]
     names = [one for one in texts if isinstance(one, str) and not re.fullmatch("-[^-]", one)]
     return names[-1].lstrip("-").replace("-", "_") if names else ""
-
-
-def _flags(context: Context) -> None:
-    """Command-line flags that chose a GPU by number."""
-    script = context.script
-    for call in script.all(ast.Call):
-        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
-            continue
-        first = script.code(given(call)[0]) if given(call) else ""
-        if re.match(r"""["']--?(gpu|gpus|gpu[_-]ids?|device|cuda[_-]device)["']$""", first):
-            context.leave(
-                call,
-                f"leave {first} at its default in a job: each rank takes its own GPU",
-                comment=False,
-            )
 
 
 def _elsewhere(context: Context) -> None:

@@ -18,9 +18,9 @@ from ...rules.chance import draws
 from ...rules.steering import steers
 from ..context import Context
 from ..expressions import mentioned
-from ..losses import MIXED, declared, differentiated
+from ..losses import Kind, differentiated
+from ..means import declared
 from ..script import Script
-from ..values import Kind
 
 # These cut a value off its graph, and these only change its form.
 _CUTS = words("item detach numpy tolist")
@@ -64,8 +64,8 @@ class Region:
         name = self.script.dotted(loss)
         if loss is None or not name or (name.count(".") and not name.startswith("self.")):
             return
-        kind = declared(self.script, loss)
-        if kind == MIXED:
+        kind = declared(self.context.training, loss)
+        if kind is Kind.MIXED:
             return
         at = self.script.span(call)[0]
         self.losses.kinds[name] = Kind.SUM if kind is Kind.SUM else Kind.MEAN

@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from ..protocol import WRITES, Event, Seen
-from ..verdict import Found, differs
+from ..verdict import Found, count, differs
 from .samples import evaluations, unreached
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])")
@@ -110,7 +110,7 @@ def alike(base: Seen, original: Seen, port: Seen) -> Alike:
 
 def evaluation(original: Seen, port: Seen, known: Alike | None) -> Found:
     """The samples drawn without gradients, and the numbers that are printed behind them."""
-    wrong, total, count = evaluations(original, port)
+    wrong, total, number = evaluations(original, port)
     if not port.free:
         for one in differences(original, port):
             if one.evaluates and not _is_own(one, port, known):
@@ -118,14 +118,14 @@ def evaluation(original: Seen, port: Seen, known: Alike | None) -> Found:
     if wrong:
         return differs("differs", *wrong)
     missed = unreached(original)
-    if not count:
+    if not number:
         detail = f"not reached: {missed[0]}" if missed else "no evaluation"
         return Found("not seen", detail)
     if missed:
         return Found("not seen", f"not reached: {missed[0]}")
     if not port.free and not _evaluated_numbers(original, known):
         return Found("not seen", "prints no number of it")
-    return Found("proved", f"{total} in {count} passes")
+    return Found("proved", f"{total} in {count(number, 'pass')}")
 
 
 def output(original: Seen, port: Seen, known: Alike | None) -> Found:
@@ -151,7 +151,7 @@ def output(original: Seen, port: Seen, known: Alike | None) -> Found:
         return Found("rank 0's", f"{len(own)} of {lines} lines", texts)
     if not files and not lines and not original.ranks[0].written():
         return Found("not seen", "prints nothing")
-    return Found("proved", f"{files} files, {lines} lines")
+    return Found("proved", f"{count(files, 'file')}, {count(lines, 'line')}")
 
 
 def saved(original: Seen, port: Seen) -> Found:
@@ -174,7 +174,7 @@ def saved(original: Seen, port: Seen) -> Found:
     if not names:
         return Found("not seen", "saves nothing")
     models = sum(one["models"] for one in files)
-    return Found("proved", f"{len(names)} files, {models} models")
+    return Found("proved", f"{count(len(names), 'file')}, {count(models, 'model')}")
 
 
 def differences(original: Seen, port: Seen) -> list[Unlike]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ..protocol import Pass, Seen, passes
-from ..verdict import Found, differs
+from ..verdict import Found, count, differs
 
 Passes = Mapping[tuple[int, int], Pass]
 
@@ -28,7 +28,7 @@ def samples(original: Seen, port: Seen) -> Found:
     if found:
         return differs("other samples", *found)
     total = sum(len(one.samples) for one in ours)
-    return Found("proved", f"{total} in {len(ours)} passes")
+    return Found("proved", f"{total} in {count(len(ours), 'pass')}")
 
 
 def evaluations(original: Seen, port: Seen) -> tuple[list[str], int, int]:

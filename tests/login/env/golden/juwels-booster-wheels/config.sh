@@ -4,7 +4,6 @@
 ENV_KIND=wheels # modules: the site's modules and a venv; wheels: wheels only
 ENV_NAME='my project' # in the prompt, and the Jupyter kernel's
 ENV_PYTHON=python3.12 # for wheels; modules bring their own
-ENV_INSTALLER= # for wheels: uv or pip; empty: uv where there is one
 
 # $HOME is small: where caches lie on JUWELS Booster, if nothing else is set.
 [ -n "${HF_HOME:-}" ] || HF_HOME=/p/project1/abc/ann/cache/huggingface

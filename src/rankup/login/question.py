@@ -1,4 +1,4 @@
-"""A question of doctor: a function whose docstring is its page of the documentation."""
+"""A question of `doctor` or `env check`: a function whose docstring is its page of the docs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from ...base.findings import Finding, Level
+from ..base.findings import Finding, Level
 
 S = TypeVar("S")
 

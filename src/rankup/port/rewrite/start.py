@@ -6,15 +6,15 @@ import ast
 import os
 from collections.abc import Iterator
 
-from ....script.effects import callee, leads_to
-from ....script.flow import argument, call_name
-from ....script.names import RUNTIME, Function, children, walk
-from ....script.roles import LoopNode
-from ....script.source import File, candidates, roots
-from ....script.torch_names import DRAWING_METHODS, SEEDING, words
-from ...rules.facts import string
-from ..context import Context
-from ..script import Script
+from ...script.effects import callee, leads_to
+from ...script.flow import argument, call_name
+from ...script.names import RUNTIME, Function, children, walk
+from ...script.roles import LoopNode
+from ...script.source import File, candidates, roots
+from ...script.torch_names import DRAWING_METHODS, SEEDING, words
+from ..rules.facts import string
+from .context import Context
+from .script import Script
 
 # What draws from the states that all processes have, by its full name and by its last word.
 _DRAWING = (

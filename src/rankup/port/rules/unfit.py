@@ -1,0 +1,311 @@
+"""What is no training over batches of independent samples, which ranks could share."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ...script.flow import Flow, argument, call_name, given, literal
+from ...script.names import Function
+from ...script.roles import Script
+from ...script.source import File
+from ...script.torch_names import ENVIRONMENTS, LOADERS
+from ..rewrite.expressions import targets_of, unpacked, words
+from ..rewrite.script import ForNode, Where
+from ..rewrite.training import Loop, Training, training_in
+from .rule import Hit, Rule
+
+_GRAPHS = {"torch_geometric", "dgl"}
+_STREAM = "has no positions by which rankup.shard could cut its batches"
+_MAP_STYLE = (
+    "take a data set with `__len__` and `__getitem__`, or let it give every world_size-th item "
+    "from the rank on by hand"
+)
+_ALONE = "and rankup.shard takes those of a torch DataLoader alone"
+_LOADER = "give the data a torch DataLoader"
+# What a person does where one file starts and another one trains.
+TWO_FILES = (
+    "port changes one file alone. By hand: rankup.setup() before all else in the script that is "
+    "started, model = rankup.wrap(model) where the model is made, and `for … in "
+    "rankup.shard(loader):` where it is trained"
+)
+_CHAIN = 20
+_TORCHTEXT = {"BucketIterator", "BPTTIterator"}
+_PIPES = {"IterableWrapper", "WebDataset", "WebLoader", "DataPipeline"}
+Reason = tuple[str, str]  # the message and what to do
+
+
+def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
+    """RK191: training that is not over batches of independent samples."""
+    called = {call: file.names.called(call) for call in file.names.all(ast.Call)}
+    for call, name in called.items():
+        if name.endswith(".LBFGS"):
+            yield Hit(
+                call,
+                "LBFGS searches along lines by evaluating its closure a number of times that "
+                "depends on the values",
+                "take another optimizer, or port it by hand",
+            )
+            return
+    ported = any(name.startswith("rankup.") for name in called.values())
+    if file is not script.file or script.distributed or ported:
+        return
+    training = training_in(script, file)
+    if training.backwards or training.elsewhere:
+        for find in (_environment, _unsharded, _state_of_a_batch, _no_loader):
+            hit = find(training)
+            if hit is not None:
+                yield hit
+                return
+
+
+def _environment(training: Training) -> Hit | None:
+    script = training.script
+    environments = script.modules & ENVIRONMENTS
+    if not environments or training.loader_calls:
+        return None
+    calls = script.all(ast.Call)
+    steps = [one for one in calls if re.search(r"env(s|ironment)?\.step$", script.code(one.func))]
+    return Hit(
+        steps[0] if steps else script.tree.body[0],
+        f"reinforcement learning with {sorted(environments)[0]}: the data come out of an "
+        "environment, and there are no batches to share",
+        "run one environment per rank with a seed of its own, and decide about the replay buffer: "
+        "this is no change of loaders",
+    )
+
+
+def _no_loader(training: Training) -> Hit | None:
+    """Batches that come from no DataLoader, and are not drawn by a function either."""
+    script = training.script
+    graphs = script.modules & _GRAPHS
+    if training.loader_calls or _loops_over_loader(training):
+        return None
+    if _draws_batches(training) and not graphs:
+        return None
+    node = (training.backwards or training.elsewhere)[0]
+    if not training.backwards:
+        return Hit(
+            node,
+            f"no DataLoader: what `{script.code(node.func)}` trains on is made in none that this "
+            f"script names, {_ALONE}",
+            _LOADER,
+        )
+    cut = _cut_by_hand(training)
+    if cut is not None:
+        return cut
+    unknown = _batches_of(training)
+    if "." in unknown or _given_by_another(training, unknown):
+        message = f"the batches come from `{unknown}`, which this file does not make"
+        return Hit(node, message, TWO_FILES)
+    if unknown:
+        return Hit(node, f"no DataLoader: the batches come from `{unknown}`, {_ALONE}", _LOADER)
+    what = "a full-batch graph" if graphs or "adj" in script.text else "no DataLoader"
+    return Hit(
+        node,
+        f"{what}: the backward at this line sees all data at once, so there are no batches to "
+        "share",
+        "give the data a DataLoader, or draw batches in a function",
+    )
+
+
+def _loops_over_loader(training: Training) -> bool:
+    return any(
+        loop.source is not None and training.loader_of(loop.source) is not None
+        for loop in training.loops
+    )
+
+
+def _batches_of(training: Training) -> str:
+    """What the innermost loop around the training goes over, if that may be batches."""
+    for loop in training.loops:
+        if loop.trains and (written := training.script.dotted(loop.source)):
+            return written
+    return ""
+
+
+def _given_by_another(training: Training, name: str) -> bool:
+    """True of a parameter of a function that trains and that this file calls nowhere."""
+    script = training.script
+    return any(
+        isinstance(scope := script.scope(loop.node), Function)
+        and name in script.parameters(scope)
+        and not script.calls_of.get(scope)
+        for loop in training.loops
+        if loop.trains and training.script.dotted(loop.source) == name
+    )
+
+
+def _draws_batches(training: Training) -> bool:
+    script = training.script
+    return any(
+        script.name(call.func) in ("torch.randint", "numpy.random.randint")
+        and isinstance(script.scope(call), Function)
+        for call in script.all(ast.Call)
+    )
+
+
+def _unsharded(training: Training) -> Hit | None:
+    """A loop that trains over what `rankup.shard` cannot cut: no loader, or a stream."""
+    script = training.script
+    for loop in training.loops:
+        for origin in script.flow.origins(script.file, loop.source) if loop.source else ():
+            if not loop.trains or not isinstance(origin.node, ast.Call):
+                continue
+            reason = _other_than_a_loader(script.flow, origin.file, origin.node)
+            if reason is None:
+                continue
+            if origin.file is script.file:
+                return Hit(origin.node, *reason)
+            place = f"{origin.file.path.name}:{origin.file.line(origin.node)[0]}"
+            return Hit(loop.node, f"{reason[0]} ({place})", reason[1])
+    return None
+
+
+def _other_than_a_loader(flow: Flow, file: File, call: ast.Call) -> Reason | None:
+    """Return why the batches that a call makes cannot be sharded; None where they may be."""
+    reason = _maker(flow, file, call)
+    if reason is not None or call_name(call) not in LOADERS:
+        return reason
+    data = argument(call, "dataset", 0)
+    for origin in flow.origins(file, data) if data is not None else ():
+        if not isinstance(origin.node, ast.Call):
+            continue
+        owner = flow.class_of(origin.file, origin.node)
+        bases = {one.rpartition(".")[2] for one in flow.bases(*owner)} if owner else set()
+        streams = bool(bases & {"IterableDataset", "IterDataPipe"})
+        reason = _maker(flow, origin.file, origin.node)
+        streaming = literal(argument(origin.node, "streaming")) is True
+        if streams or streaming or reason is not None:
+            return reason or (f"a data set that is a stream {_STREAM}", _MAP_STYLE)
+    batches = argument(call, "batch_sampler")
+    owner = flow.class_of(file, batches) if batches is not None else None
+    if owner is not None:
+        return (
+            f"{owner[1].name} chooses what is together in a batch, so that a part of one may mean "
+            "something else, as with support and query of an episode",
+            "where batches are only groups of samples, give the DataLoader a `sampler` and "
+            "`batch_size` instead",
+        )
+    return None
+
+
+def _maker(flow: Flow, file: File, call: ast.Call) -> Reason | None:
+    """Return why a library's batches cannot be sharded: `IterableWrapper(x).map(f).batch(8)`."""
+    chain: ast.AST = call
+    for _ in range(_CHAIN):
+        dotted = file.names.dotted(chain)
+        last = dotted.rpartition(".")[2]
+        if dotted.startswith("torchtext.") or last in _TORCHTEXT:
+            return (
+                "a torchtext iterator makes the batches itself, and rankup.shard cuts those of a "
+                "torch DataLoader",
+                "make one with a collate_fn that pads, and with a sampler by length where that is "
+                "wanted",
+            )
+        if dotted.startswith("torchdata.") or last in _PIPES:
+            return f"a pipe {_STREAM}", _MAP_STYLE
+        if isinstance(chain, ast.Call):
+            chain = chain.func
+        elif isinstance(chain, ast.Attribute):
+            chain = chain.value
+        else:
+            made = flow.origins(file, chain)
+            if not made or not isinstance(made[0].node, ast.Call):
+                return None
+            file, chain = made[0].file, made[0].node
+    return None
+
+
+def _cut_by_hand(training: Training) -> Hit | None:
+    """A loop that cuts its batches out of the data by hand: `data[i : i + 64]`."""
+    for loop in training.loops:
+        if not (loop.trains and isinstance(loop.node, ForNode) and _cuts(training, loop.node)):
+            continue
+        kept = _kept(training, loop)
+        message = "no DataLoader: this loop cuts its batches out of the data by hand"
+        if not kept:
+            todo = f"{_LOADER}, or draw the batches in a function"
+            return Hit(loop.node, f"{message}, {_ALONE}", todo)
+        return Hit(
+            loop.node,
+            f"{message}, and `{kept}` goes on from each of them to the next, so that a rank needs "
+            "the same columns of all of them",
+            "cut the data for it first (`data[:, rank::world_size]`), and evaluate likewise",
+        )
+    return None
+
+
+def _cuts(training: Training, node: ForNode) -> bool:
+    """Whether the counter of a loop over numbers says where to cut, here or one call away."""
+    script = training.script
+    over = unpacked(script, node.iter)
+    if not isinstance(over, ast.Call) or script.name(over.func) not in ("range", "numpy.arange"):
+        return False
+    counters = words(node.target)
+    if _sliced(training, node.body, counters):
+        return True
+    for call in script.inside(node.body, ast.Call, deep=False):
+        function = script.called(call)
+        if function is None:
+            continue
+        given = {
+            name
+            for name in script.parameters(function)
+            if isinstance(value := script.given(function, name, call), ast.Name)
+            and value.id in counters
+        }
+        if given and _sliced(training, function, given):
+            return True
+    return False
+
+
+def _sliced(training: Training, where: Where, names: set[str]) -> bool:
+    script = training.script
+    return any(names & words(part) for part in script.inside(where, ast.Slice))
+
+
+def _state_of_a_batch(training: Training) -> Hit | None:
+    """A state that goes from batch to batch and is made for the size of the whole batch."""
+    script = training.script
+    sizes = {
+        script.code(size)
+        for call in training.loader_calls
+        if (size := argument(call, "batch_size", 1)) is not None
+    }
+    for loop in training.loops:
+        kept = _kept(training, loop) if loop.trains and training.sources(loop) else ""
+        for _, value in training.script.assigned(kept, script.scope(loop.node)) if kept else ():
+            if not isinstance(value, ast.Call) or loop.node in script.above(value):
+                continue
+            if any(script.code(one) in sizes for arg in given(value) for one in _each(arg)):
+                return Hit(
+                    value,
+                    f"`{kept}` goes from each batch to the next and is made for the whole batch, "
+                    "of which a rank has a part",
+                    "make it in the loop, of the size of its batch "
+                    f"(`{script.code(value.func)}(x.size(0))`), or port it by hand",
+                )
+    return None
+
+
+def _each(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
+
+
+def _kept(training: Training, loop: Loop) -> str:
+    """A name that the model is given and gives back, such as the state of a recurrent one."""
+    script = training.script
+    for assign in script.inside(loop.node.body, ast.Assign, deep=False):
+        if not isinstance(assign.value, ast.Call) or len(given(assign.value)) < 2:
+            continue
+        passed = {script.dotted(arg) for arg in given(assign.value)}
+        for target in assign.targets:
+            for one in targets_of(target):
+                if isinstance(one, ast.Name) and one.id in passed:
+                    return one.id
+    return ""
+
+
+RULES = (Rule("RK191", "not-data-parallel", "error", not_data_parallel, frameworks=True),)
