@@ -309,6 +309,18 @@ def test_a_loss_that_is_not_seen_to_be_a_mean_is_said(
     assert any(one.startswith("not seen to be a mean over the samples") for one in notes) != seen
 
 
+def test_what_a_function_makes_of_an_evaluation_is_decided_by_where_it_is(tmp_path: Path) -> None:
+    text = HEAD + TRAINING + EVALUATION.replace("# in it", "rows.append(out.sum())")
+    text = "from library import bleu\n" + text.replace(
+        "print(a, b, rows)", "score = bleu(rows)\nBACK"
+    )
+    ported = _ported(tmp_path, text.replace("BACK", "print(score)"))
+    assert "rankup.broadcast" not in ported.text
+    assert not any("something is decided by" in one.text for one in ported.left)
+    ported = _ported(tmp_path, text.replace("BACK", "if score > 1:\n    print(score)"))
+    assert "score = rankup.broadcast(bleu(rows))" in ported.text
+
+
 def test_a_batch_that_is_taken_together_is_said(tmp_path: Path) -> None:
     """In a name that is made of itself, and in a model."""
     text = HEAD + TRAINING.replace(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import signal
+import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -92,6 +94,34 @@ def test_killed_or_asked_to_end_nothing_of_it_runs_on(world: World, number: int)
         file.write("ENV_KIND=none\n")
     done = world.bash("bash env/setup.sh")
     assert "ENV_KIND is 'none'" in done.stdout
+
+
+def test_killed_while_pip_waits_for_the_index_pip_ends_too(world: World) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        index.settimeout(300)
+        url = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        running = subprocess.Popen(
+            [*world.command, "env", "create"],
+            cwd=world.project,
+            env={
+                **world.variables,
+                "PIP_NO_INDEX": "",
+                "PIP_INDEX_URL": url,
+                "PIP_DEFAULT_TIMEOUT": "3000",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        connection, _ = index.accept()
+        with connection:
+            connection.settimeout(300)
+            assert connection.recv(1)
+            running.kill()
+            running.wait(300)
+            with suppress(ConnectionError):
+                while connection.recv(65536):  # until the other side has closed it
+                    pass
 
 
 @pytest.mark.slow

@@ -275,7 +275,7 @@ def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("all_proxy", "foo://me:hunter2@proxy:1")
-    with pytest.raises(FetchFailed, match="the proxy of the environment: .*foo://") as caught:
+    with pytest.raises(FetchFailed, match=r"the proxy of the environment: .*foo://") as caught:
         _get("http://data.example.org/a.bin", tmp_path / "a.bin")
     assert "hunter2" not in str(caught.value)
 

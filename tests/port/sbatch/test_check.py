@@ -278,6 +278,13 @@ def test_a_python_is_found_behind_what_starts_it(tmp_path: Path, command: str) -
     assert "RK169" not in found
 
 
+def test_what_follows_the_run_may_be_another_script(tmp_path: Path) -> None:
+    (tmp_path / "evaluate.py").write_text("import torch\n")
+    text = ONE.replace('echo "through"', "python evaluate.py")
+    assert ("RK160", 14) in codes(beside(tmp_path, text))
+    assert ("RK160", 14) not in codes(beside(tmp_path, text.replace("source", "set -e\n#")))
+
+
 def test_an_option_of_a_plugin_is_no_error(tmp_path: Path) -> None:
     """Sites add some of their own; only what looks like a slip is what sbatch refuses."""
     text = MANY.replace("--time=", "--qqq=1 --time=").replace("--account=", "--acount=")

@@ -1,1 +1,1 @@
-"""What this machine is, and what would keep a job from running: `rankup doctor`."""
+"""`rankup doctor`: this machine, and what would keep a job from running."""

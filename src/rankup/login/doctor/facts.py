@@ -1,4 +1,4 @@
-"""What doctor reads of the project, the machine, Slurm and this Python; judged elsewhere."""
+"""Facts that doctor reads of the project, the machine, Slurm and this Python; judged elsewhere."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SETS = re.compile(r"^(__version__|cuda|hip|rocm)\b[^=\n]*=\s*['\"]([^'\"]+)", r
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine is taken for.
+    """The machine that this is taken for.
 
     Attributes:
         clue: what gave it away.
@@ -92,7 +92,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Space:
-    """What is left on the file system of a folder; bytes and files.
+    """The room left on the file system of a folder; bytes and files.
 
     Attributes:
         names: of all folders that lie on it.
@@ -323,7 +323,7 @@ class Facts(Readings):
 
     @reading
     def unmet(self) -> list[Unmet] | None:
-        """What `[fetch]` of rankup.toml lists and is not there; None where it lists nothing."""
+        """The things that rankup.toml lists and that are not there; None where it lists none."""
         return unmet(self.config) if self.config.fetch else None
 
     def staleness(self, folder: Path) -> str:

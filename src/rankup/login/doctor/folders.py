@@ -145,10 +145,10 @@ def quotas(facts: Facts) -> Iterator[Answer]:
 
 @question("RK514", "compute nodes see a folder", "mounts")
 def mounts(facts: Facts) -> Iterator[Answer]:
-    """What compute nodes mount of what a job needs: the folder you are in, the script's, the runs
-    folder, and this Python's environment. Links are followed. Caches that they do not mount are
-    [RK515](RK515.md). A job whose folder is not there on the node dies within seconds, without a
-    log (`ExitCode=0:53`).
+    """The folders that a job needs: the folder you are in, the script's, the runs folder, and this
+    Python's environment; compute nodes have to mount them. Links are followed. Caches that they do
+    not mount are [RK515](RK515.md). A job whose folder is not there on the node dies within
+    seconds, without a log (`ExitCode=0:53`).
 
     ```text
     ERROR this folder  /p/project1/x: compute nodes of JUPITER do not mount it [RK514]
@@ -319,7 +319,7 @@ def _listed(caches: Sequence[Cache], home: Path) -> str:
 
 
 def _elsewhere(facts: Facts, some: Sequence[Cache]) -> str:
-    """What to set; a variable of the environment wins over rankup.toml, so it has to go first."""
+    """The settings to change; a variable wins over rankup.toml, so it has to go first."""
     lines = []
     if mine := [one.variable for one in some if one.said_by == "environment"]:
         lines.append(f"unset {' '.join(mine)}")

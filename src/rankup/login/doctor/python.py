@@ -105,8 +105,8 @@ def torch(facts: Facts) -> Iterator[Answer]:
 
 @question("RK521", "torch is built for these GPUs", "torch")
 def torch_device(facts: Facts) -> Iterator[Answer]:
-    """What torch was built for (CUDA, ROCm, CPUs) against the GPUs of the site and of this node. A
-    torch for CPUs runs on a GPU node, twenty times slower, and you pay for the GPUs.
+    """The device that torch was built for (CUDA, ROCm, CPUs) against the GPUs of the site and of
+    this node. A torch for CPUs runs on a GPU node, twenty times slower, and you pay for the GPUs.
 
     ```text
     ERROR torch  torch 2.8.0+cpu is built for CPUs, and the GPUs of JURECA-DC need CUDA [RK521]

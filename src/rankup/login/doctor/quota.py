@@ -34,7 +34,7 @@ _JUTIL_COLUMNS = ("usage", "soft-limit", "hard-limit")
 
 @dataclass(frozen=True)
 class Quota:
-    """What a user or a project has and may have; bytes and files.
+    """The usage and the limits of a user or a project; bytes and files.
 
     Attributes:
         name: the file system or folder, as the command calls it.

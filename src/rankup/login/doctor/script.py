@@ -161,7 +161,7 @@ def data(facts: Facts) -> Iterator[Answer]:
 
 @question("RK527", "what rankup.toml lists is there", "[fetch]")
 def needs(facts: Facts) -> Iterator[Answer]:
-    """What `[fetch]` of `rankup.toml` lists (data sets, models, URLs, scripts), and what of it was
+    """The list in `[fetch]` of `rankup.toml` (data sets, models, URLs, scripts), and what of it was
     not fetched or is gone. A script has to have been proved to start without a network. A script
     that does not exist is named by its entry. `rankup run` refuses to submit while something is
     missing.

@@ -40,7 +40,7 @@ class Environment:
 
     @cached_property
     def inside(self) -> dict[str, Any] | None:
-        """What `inside.py` prints in the activated environment; None where it cannot."""
+        """The object that `inside.py` prints in the activated environment; None where it cannot."""
         if state.elsewhere(self.folder, self.stamps.made):
             return None
         files = requirements.files(self.folder / "requirements.txt")

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import rankup
 
 from ...base.errors import EXIT_FAILED, RunFailed, UserError
 from ...base.files import write_atomic, write_json
-from ...base.processes import end_group
+from ...base.processes import die_with, end_group
 from . import plan, state, texts, where
 from .texts import KINDS, Kind
 
@@ -43,7 +44,7 @@ bash setup.sh "$@" 3<&-
 
 
 def create(folder: str | None, *, kind: str | None, kernel: bool) -> int:
-    """Make an environment, or bring it up to date; the exit code.
+    """Make an environment, or bring it up to date; return the exit code.
 
     Files that the user has changed stay as they are.
 
@@ -183,10 +184,14 @@ def _put_rankup(folder: Path) -> None:
             words,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "SOURCE_DATE_EPOCH": "315532800"},
+            preexec_fn=partial(die_with, os.getpid()),
             check=False,
         )
         if done.returncode:
-            raise RunFailed(f"pip could not make a wheel of {source}, see above")
+            raise RunFailed(
+                f"pip could not make a wheel of {source}, see above; on a machine with a network "
+                f"it can, or put one into {folder / 'wheels'} and run: bash {folder / 'setup.sh'}"
+            )
         (folder / "wheels").mkdir(exist_ok=True)
         for wheel in Path(work).glob("*.whl"):
             write_atomic(folder / "wheels" / wheel.name, wheel.read_bytes())

@@ -1,4 +1,4 @@
-"""What a new environment is to be, from the site, this machine and the user's settings."""
+"""The plan of a new environment, from the site, this machine and the user's settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_NAMES = ("env", "venv", ".env", ".venv")
 
 
 def make(path: Path, kind: Kind | None) -> Plan:
-    """The plan of an environment in this folder; without a kind, of the one that suits the site.
+    """Return the plan of an environment here; without a kind, of the one that suits the site.
 
     Raises:
         UserError: `rankup.toml` is wrong, or the site has no modules for the kind `modules`.
@@ -50,7 +50,7 @@ def make(path: Path, kind: Kind | None) -> Plan:
 def moved_caches(
     config: Config, profile: Profile, environment: Mapping[str, str], home: Path | None = None
 ) -> dict[str, str]:
-    """Variable -> folder of the caches that the site has elsewhere than in `$HOME`.
+    """Return variable -> folder of the caches that the site has elsewhere than in `$HOME`.
 
     What the user has set is not among them. In an environment that is active they are all set, and
     then to what the site says: these are not the user's.

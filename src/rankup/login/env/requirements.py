@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?=\s*(?:[\[<>=!~;@(]|$))")
 
 
 def files(path: Path, depth: int = 0) -> Iterator[Path]:
-    """The file, and those that it names with `-r` and `-c`, relative to itself."""
+    """Yield the file, and those that it names with `-r` and `-c`, relative to itself."""
     yield path
     if depth >= _DEEPEST:
         return
@@ -52,7 +52,7 @@ def names(path: Path) -> list[str]:
 
 
 def locked(report: Path) -> Iterator[str]:
-    """The lines of a lock, made of the report of `pip install --dry-run --report`."""
+    """Yield the lines of a lock, made of the report of `pip install --dry-run --report`."""
     found = json.loads(report.read_text(encoding="utf-8"))["install"]
     for one in sorted(found, key=lambda one: str(one["metadata"]["name"]).lower()):
         name = one["metadata"]["name"].lower().replace("_", "-")

@@ -1,4 +1,4 @@
-"""What an environment was made of, and whether its files have changed since; read, never run.
+"""The stamps of an environment, against its files as they are now; read, never run.
 
 `setup.sh` writes both stamps: `venv/.made` once the venv is whole, `venv/.installed` once all
 packages are there. Each is lines of NAME=VALUE.

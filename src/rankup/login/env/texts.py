@@ -37,7 +37,7 @@ _START = re.compile(rf"#!/bin/bash\n{_HEADER}([0-9a-f]{{64}})\n")
 
 @dataclass(frozen=True)
 class Plan:
-    """What an environment is to be.
+    """The kind, the names and the contents of an environment.
 
     Attributes:
         name: shown in the prompt, and the name of the Jupyter kernel.

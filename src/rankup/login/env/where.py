@@ -16,7 +16,7 @@ _IMPOSSIBLE = frozenset(':$`"\\')
 
 
 def named(folder: str | None) -> Path:
-    """The absolute path of the folder that a user has named, `./env` without a name.
+    """Return the absolute path of the folder that a user has named, `./env` without a name.
 
     Raises:
         UserError: it cannot be the folder of an environment.
@@ -31,7 +31,7 @@ def named(folder: str | None) -> Path:
 
 
 def existing(folder: str | None) -> Path:
-    """The folder that a user has named; without a name the nearest environment.
+    """Return the folder that a user has named; without a name the nearest environment.
 
     Raises:
         UserError: there is no environment; what makes one is named.
@@ -51,7 +51,7 @@ def existing(folder: str | None) -> Path:
 
 
 def line_to_source(folder: str | None) -> str:
-    """The line that activates an environment in bash: `source /abs/path/env/activate.sh`.
+    """Return the line that activates an environment in bash: `source /abs/path/env/activate.sh`.
 
     Raises:
         UserError: there is none.
@@ -72,7 +72,7 @@ def _is_environment(folder: Path) -> bool:
 
 
 def _trusted(folder: Path) -> bool:
-    """Whether nobody but its owner could have put it where anybody may write, as into `/tmp`."""
+    """True where only its owner could have put it there: not where anybody may write, as `/tmp`."""
     owners = (os.getuid(), 0)
     if (folder / "activate.sh").stat().st_uid in owners:
         return True

@@ -1,4 +1,4 @@
-"""Whether scripts that somebody else's `rankup.toml` names may run, which the user has to say once.
+"""Consent to scripts that somebody else's `rankup.toml` names, which the user gives once.
 
 A group's shared file is a use that is meant; one that somebody has put into a folder above is not.
 """

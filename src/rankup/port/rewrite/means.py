@@ -171,7 +171,8 @@ class _Scope:
             case ast.Add() | ast.Sub() if not kinds & {Kind.ROWS, Kind.UNKNOWN}:
                 return _either([left, right])
             case ast.Mult() if Kind.FIXED in kinds:
-                return right if left is Kind.FIXED else left
+                factor, kind = (node.left, right) if left is Kind.FIXED else (node.right, left)
+                return self._scaled(kind, factor)
             case ast.Mult() if summed:
                 return self._doubt(node, Kind.MIXED if Kind.MIXED in kinds else Kind.SUM)
             case ast.Div() if right is Kind.FIXED or left in _SUMS:
@@ -180,6 +181,18 @@ class _Scope:
                 sums = left in (Kind.SUM, Kind.MIXED) and not constant(self.script, node.right)
                 return Kind.MEAN if sums else left  # by the size of the batch
         return self._of_each(node, [node.left, node.right])
+
+    def _scaled(self, kind: Kind, factor: ast.expr) -> Kind:
+        """The kind of a value times a number: of a sum times `1 / n` a mean."""
+        name = self.script.dotted(factor)
+        made = self.script.assigned(name, self.script.scope(factor)) if name else []
+        inverse = any(
+            isinstance(one, ast.BinOp)
+            and isinstance(one.op, ast.Div)
+            and not constant(self.script, one.right)
+            for one in (factor, *(value for _, value in made))
+        )
+        return Kind.MEAN if inverse and kind in (Kind.SUM, Kind.MIXED) else kind
 
     # Names.
 
@@ -293,6 +306,10 @@ class _Scope:
 
     def _method(self, call: ast.Call, name: str, value: ast.expr, rest: list[ast.expr]) -> Kind:
         kind = self.kind(value)
+        if kind in _SUMS and name in ("mul", "div") and rest and self.kind(rest[0]) is Kind.FIXED:
+            if name == "mul":
+                return self._scaled(kind, rest[0])
+            return kind if kind is Kind.MEAN or constant(self.script, rest[0]) else Kind.MEAN
         if kind in _SUMS:
             return kind if name in _LINEAR else self._doubt(call)
         if kind is Kind.UNKNOWN:

@@ -15,12 +15,12 @@ from ...script.names import RUNTIME
 from ...script.source import File, read
 from ...script.understand import understand
 from ..rules import RULES
+from ..rules.evaluation import Obstacle, obstacle
 from ..rules.facts import integer
 from . import refusals
 from .context import Context, Note, Options
 from .edits import Edits
 from .expressions import number
-from .fixes.evaluation import obstacles
 from .fixes.every import FIXES, REMARKS
 from .script import Script
 from .start import import_rankup, join
@@ -144,12 +144,14 @@ def evaluations(path: Path) -> list[str]:
         UserError: no such file, or no Python.
     """
     file = _file(path)
-    training = training_in(understand(file), file)
-    context = Context(training.script, training, Options(), Edits(file))
-    found = [
-        f"line {line:<4}  {reason or 'each rank evaluates its part'}"
-        for line, reason in obstacles(context)
-    ]
+    training, found = training_in(understand(file), file), []
+    for loop in training.loops:
+        if not loop.trains:
+            reason = obstacle(training, loop)
+            text = "each rank evaluates its part"
+            if isinstance(reason, Obstacle):
+                text = f"{reason} (line {training.script.line(reason.node)})"
+            found.append(f"line {training.script.line(loop.node):<4}  {text}")
     return found or [f"{path.name}: no loop over the batches of an evaluation is seen"]
 
 

@@ -7,6 +7,7 @@ from . import (
     chance,
     device,
     downloads,
+    evaluation,
     group,
     grown,
     job,
@@ -28,6 +29,7 @@ from .rule import Hit, Rule
 _THEMES = (
     group,
     device,
+    evaluation,
     loaders,
     losses,
     chance,

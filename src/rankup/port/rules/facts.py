@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ...script.effects import callee, leads_to
-from ...script.flow import argument, call_name, given, literal, model_wrapper
+from ...script.flow import Origin, argument, call_name, given, literal, model_wrapper
 from ...script.loops import no_grad, taken_from, without_gradients
 from ...script.names import Function, walk
 from ...script.roles import Loop, Role, Script
@@ -84,7 +84,7 @@ def names_rank(node: ast.AST) -> bool:
     return False
 
 
-def samplers(script: Script, loader: Role) -> list[tuple[File, ast.AST]]:
+def samplers(script: Script, loader: Role | Origin) -> list[tuple[File, ast.AST]]:
     """The samplers that a loader was given, followed to where they are made."""
     if not isinstance(loader.node, ast.Call):
         return []
@@ -100,7 +100,7 @@ def distributed_sampler(file: File, node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and ("Distributed" in call_name(node) or names_rank(node))
 
 
-def dealt(script: Script, loader: Role) -> bool:
+def dealt(script: Script, loader: Role | Origin) -> bool:
     """True where a loader is made so that each rank gets its own part."""
     for file, node in samplers(script, loader):
         if distributed_sampler(file, node):

@@ -81,12 +81,6 @@ def _call_alone(context: Context, helper: Helper) -> str:
             "the same file: make all of it before the job",
         )
         return ""
-    if _pickles_model(context, helper):
-        context.leave(
-            call,
-            f"saves the wrapped model itself in {_at(helper)}: save its state_dict(), whose "
-            "names are those of the plain model",
-        )
     mode = _mode_after(context, helper) if harmless(helper.reached) else None
     if mode is not None and context.only_root(call):
         if mode:  # as it leaves the model on rank 0
@@ -115,28 +109,6 @@ def _gives_what_is_read(context: Context, helper: Helper) -> bool:
         return False
     gives = any(isinstance(one, ast.Return) and one.value for one in walk(*helper.function.body))
     return gives and not context.training.trains(helper.call)
-
-
-def _pickles_model(context: Context, helper: Helper) -> bool:
-    """Return whether a helper is given a model that is trained, and saves it as it is."""
-    script, names = context.script, [one.arg for one in parameters(helper.function.args)]
-    models = {model.name for model in context.training.models}
-    handed = {
-        name
-        for position, name in enumerate(names)
-        if script.dotted(argument(helper.call, name, position)) in models
-    }
-    flow = script.whole_flow
-    for site in helper.sites:
-        if site.dotted != "torch.save" or site.file is not helper.file:
-            continue
-        assert isinstance(site.node, ast.Call)
-        value = argument(site.node, "obj", 0)
-        for origin in flow.origins(site.file, value) if value is not None else ():
-            parts = origin.node.values if isinstance(origin.node, ast.Dict) else [value]
-            if any(isinstance(one, ast.Name) and one.id in handed for one in parts):
-                return True
-    return False
 
 
 def _handed_to_open(helper: Helper) -> ast.expr | None:

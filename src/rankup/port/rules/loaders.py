@@ -1,52 +1,275 @@
-"""Each rank its part of the training data, in a new order each epoch; evaluation exact."""
+"""Each rank its part of the training data, in a new order each epoch."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
 from ...script.flow import argument, call_name, first_argument, literal
 from ...script.flow import given as arguments_of
-from ...script.names import walk
-from ...script.roles import Script
+from ...script.names import Function, walk
+from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import (
-    by_hand,
-    calls,
-    calls_in,
-    dealt,
-    loops_in,
-    ranked,
-    samplers,
-    sharded,
-    string,
-    true,
-)
-from .guards import guard
-from .rule import Hit, Rule
+from ..rewrite.context import Context
+from ..rewrite.script import ForNode
+from ..rewrite.training import Loop, Training, training_in
+from .chance import drawn_batches
+from .facts import by_hand, calls, calls_in, dealt, integer, ranked, samplers, sharded, string, true
+from .rule import Hit, Rule, refuse
+from .unfit import not_data_parallel
 
 _SHARD = "`for batch in rankup.shard(loader):` gives each rank its part of every batch"
-_MAKERS = words("ones zeros full empty rand randn randint arange tensor eye")
-_RESHAPERS = words("view reshape expand new_ones new_zeros new_full")
+_EVERYTHING = "every rank would train on all of this data, the same again"
+_DONE = "each rank takes its part of every batch (rankup.shard)"
+_UNCLEAR = "this loop trains and evaluates, and which of them cannot be seen at its head"
+_UNSEEN = "where this loop has its batches from is not seen"
+_CONSTRUCTORS = words(
+    "ones zeros eye rand randn randint full empty arange tensor normal FloatTensor LongTensor "
+    "Tensor view reshape expand new_ones new_zeros new_full init_hidden"
+)
+_DEEPEST = 4
 
 
-def not_dealt(file: File, script: Script) -> Iterator[Hit]:
+def not_sharded(file: File, script: Script) -> Iterator[Hit]:
     """RK111: every rank trains on everything."""
-    for loop in loops_in(file, script.train_loops):
-        for loader in loop.loaders:
-            if sharded(script, loop, loader) or dealt(script, loader):
+    training = training_in(script, file)
+    placed: set[ast.AST] = set()
+    unseen: list[Loop] = []
+    given_there = _functions_given_loaders(script) if file is not script.file else set()
+    for loop in training.loops:
+        if not loop.trains or training.script.scope(loop.node) in given_there:
+            continue
+        if loop.unclear and not script.distributed:
+            todo = (
+                "give training a loop of its own, or put its backward under a condition such as "
+                '`if phase == "train":`'
+            )
+            reason = f"{_UNCLEAR}: {todo}"
+            yield Hit(loop.node, _UNCLEAR, todo, partial(refuse, node=loop.node, reason=reason))
+        sources = training.sources(loop)
+        for source in sources:
+            place = _place(training, loop, source)
+            if place in placed or not _left_whole(file, script, loop, source):
                 continue
-            if loader.confidence < 0.9 and not by_hand(script):
-                continue
-            if _iterable(script, loader.file, loader.node) is not None:
-                continue  # RK117
-            here = loader.file is file and isinstance(loader.node, ast.Call)
-            place = loader.node if here else loop.iterated
-            if place is not None:
-                yield Hit(
-                    place, "every rank would train on all of this data, the same again", _SHARD
-                )
+            placed.add(place)
+            yield Hit(
+                place, _EVERYTHING, _SHARD, partial(_shard, loop=loop, source=source, place=place)
+            )
+        if not sources and not script.distributed and _unseen(training, loop):
+            unseen.append(loop)
+    for call in training.elsewhere:
+        for arg in _trained_elsewhere(script, training, call):
+            if arg not in placed and _left_whole(file, script, None, arg):
+                placed.add(arg)
+                yield Hit(arg, _EVERYTHING, _SHARD, partial(_shard_argument, place=arg))
+    unfit = bool(unseen) and any(True for _ in not_data_parallel(file, script))
+    for loop in unseen if not unfit else ():
+        if placed:
+            yield Hit(
+                loop.node,
+                _UNSEEN,
+                "where it is a DataLoader, go over rankup.shard(…) of it, else every rank trains "
+                "on all of them",
+            )
+            continue
+        guessed = any(one.node is loop.node and one.loaders for one in script.train_loops)
+        message = f"{_UNSEEN}, and every rank would train on all of them"
+        todo = "let it go over a DataLoader that this script makes, or is given by name"
+        fix = partial(refuse, node=loop.node, reason=f"{message}: {todo}")
+        if guessed:
+            message, todo = _EVERYTHING, _SHARD
+        yield Hit(loop.source or loop.node, message, todo, fix)
+
+
+def _left_whole(file: File, script: Script, loop: Loop | None, source: ast.expr) -> bool:
+    """True where no rank has a part of what a loop trains on."""
+    known = [one for one in script.of(file, source) if one.kind.endswith("_loader")]
+    if not by_hand(script) and not any(one.confidence >= 0.9 for one in known):
+        return False
+    if any(_iterable(script, one.file, one.node) for one in script.flow.origins(file, source)):
+        return False  # RK117
+    return not in_parts(file, script, loop, source)
+
+
+def in_parts(file: File, script: Script, loop: Loop | None, source: ast.expr) -> bool:
+    """True where each rank has a part of what a loop goes over."""
+    calls_there = list(calls_in(source))
+    for up in file.names.up(source):
+        if isinstance(up, ast.stmt) or (loop is not None and up is loop.node):
+            break
+        calls_there += [up] if isinstance(up, ast.Call) else []
+    return any(call_name(call).endswith("shard") for call in calls_there) or any(
+        any(call_name(call) == "shard" for _, call in origin.through) or dealt(script, origin)
+        for origin in script.flow.origins(file, source)
+    )
+
+
+def _functions_given_loaders(script: Script) -> set[ast.AST]:
+    """The functions of other files to which the script gives the loaders that they train on."""
+    training = training_in(script, script.file)
+    return {
+        found[1]
+        for call in training.elsewhere
+        if _trained_elsewhere(script, training, call)
+        if (found := script.flow.definition(script.file, call.func)) is not None
+    }
+
+
+def _trained_elsewhere(script: Script, training: Training, call: ast.Call) -> list[ast.expr]:
+    """The loaders that a function of another file is given and trains on."""
+    found = script.flow.definition(training.script.file, call.func)
+    if found is None or isinstance(found[1], ast.ClassDef):
+        return []
+    there = training_in(script, found[0])
+    other = there.script
+    trained = {
+        source.id
+        for loop in there.loops
+        if loop.trains and other.scope(loop.node) is found[1] and isinstance(loop.node, ForNode)
+        for source in other.inside(loop.node.iter, ast.Name)
+    }
+    names = other.parameters(found[1]) & trained
+    values = [training.script.given(found[1], name, call) for name in sorted(names)]
+    return [one for one in values if one is not None and training.loader_of(one)]
+
+
+def _unseen(training: Training, loop: Loop) -> bool:
+    """True where a backward stands in a loop whose batches come from somewhere else."""
+    script = training.script
+    inside = any(loop.node in script.above(one) for one in training.backwards)
+    steps = {script.scope(one) for one in training.backwards}
+    calls = list(script.inside(loop.node.body, ast.Call, deep=False))
+    stepping = any(script.called(one) in steps for one in calls)
+    loops = {script.scope(one.node) for one in training.loops if one.trains}
+    own = stepping and not any(script.called(one) in loops for one in calls)
+    drawn = any(loop.node in script.above(one) for one in drawn_batches(training))
+    return (inside or own) and not drawn
+
+
+def _place(training: Training, loop: Loop, source: ast.expr) -> ast.expr:
+    """Where `rankup.shard(…)` belongs: where the loader is made if training loops alone use it;
+    else at the head of the loop, so that it stays as it is for all else."""
+    loader = training.loader_of(source)
+    several = len(training.all_loaders(source)) > 1  # each branch makes its own
+    alone = isinstance(loader, ast.Call) and not loop.phase and not several
+    return loader if alone and _used_by_training_alone(training, loader) else source  # type: ignore
+
+
+def _shard(context: Context, loop: Loop, source: ast.expr, place: ast.expr) -> str:
+    options = f"{_trains(context.training, loop)}{_per_gpu(context)}"
+    note = _DONE
+    if loop.phase:
+        code = context.script.code(source)
+        context.around(place, "rankup.shard(", f"{options}) if {loop.phase} else {code}")
+        note += f", where {loop.phase}"
+    else:
+        context.around(place, "rankup.shard(", f"{options})")
+    alone = place is context.training.loader_of(source)
+    if context.options.batch == "per-gpu" and not alone:
+        context.leave(
+            place,
+            "len() of this loader outside of the loop counts batches of one GPU: the run has fewer "
+            "by the number of ranks",
+            comment=False,
+        )
+    return note
+
+
+def _shard_argument(context: Context, place: ast.expr) -> str:
+    context.around(place, "rankup.shard(", f"{_per_gpu(context)})")
+    return _DONE
+
+
+def _per_gpu(context: Context) -> str:
+    return ', batch="per-gpu"' if context.options.batch == "per-gpu" else ""
+
+
+def _trains(training: Training, loop: Loop) -> str:
+    """`train=True` where neither order nor mode tells that batches are trained on."""
+    made = [one for one in training.loaders_of(loop) if isinstance(one, ast.Call)]
+    shuffles = bool(made) and all(
+        (value := argument(one, "shuffle", 2)) is not None and training.script.code(value) == "True"
+        for one in made
+    )
+    return ", train=True" if not shuffles and _in_eval_mode(training, loop) else ""
+
+
+def _in_eval_mode(training: Training, loop: Loop) -> bool:
+    """True where a model may be in its evaluation mode when a training loop begins."""
+    script = training.script
+
+    def says(node: ast.AST, mode: str) -> bool:
+        return any(
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr == mode
+            and not arguments_of(call)
+            for call in script.inside(node, ast.Call)
+        )
+
+    if not says(script.tree, "eval"):
+        return False
+    around = [one for one in script.above(loop.node) if isinstance(one, LoopNode)]
+    return not says(around[-1] if around else script.scope(loop.node), "train")
+
+
+def _used_by_training_alone(training: Training, loader: ast.Call) -> bool:
+    """True of `loader = DataLoader(…)` whose name is used by training loops and for its length."""
+    script = training.script
+    assign = script.parents[loader]
+    if not (isinstance(assign, ast.Assign) and len(assign.targets) == 1):
+        return False
+    target = assign.targets[0]
+    if not isinstance(target, ast.Name):
+        return False
+    return _trained_on(training, target.id, script.scope(target), 0)
+
+
+def _trained_on(training: Training, name: str, scope: ast.AST, depth: int) -> bool:
+    script, names = training.script, training.script.file.names
+    if depth > _DEEPEST:
+        return False
+    sources = {
+        source
+        for loop in training.loops
+        if loop.trains and not loop.phase
+        for source in training.sources(loop)
+    }
+    used = False
+    for one in script.all(ast.Name):
+        if one.id != name or not isinstance(one.ctx, ast.Load):
+            continue
+        if names.bindings(name, names.scope(one))[0] is not scope:
+            continue
+        parent = script.parents[one]
+        if one in sources:
+            used = True
+        elif isinstance(parent, ast.Attribute) or (
+            isinstance(parent, ast.Call) and script.name(parent.func) == "len"
+        ):
+            continue
+        elif not _handed_to_training(training, one, parent, depth):
+            return False
+        else:
+            used = True
+    return used
+
+
+def _handed_to_training(training: Training, name: ast.Name, parent: ast.AST, depth: int) -> bool:
+    """True where a function of the script is given a loader that it trains on and nothing else."""
+    script = training.script
+    call = script.parents[parent] if isinstance(parent, ast.keyword) else parent
+    if not isinstance(call, ast.Call) or call.func is name:
+        return False
+    function = script.called(call)
+    if not isinstance(function, Function):
+        return False
+    return any(
+        script.given(function, parameter, call) is name
+        and _trained_on(training, parameter, function, depth + 1)
+        for parameter in script.parameters(function)
+    )
 
 
 def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
@@ -94,26 +317,6 @@ def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
-def evaluated_by_all(file: File, script: Script) -> Iterator[Hit]:
-    """RK119: every rank evaluates everything."""
-    if script.distributed:
-        return  # exact, if no faster: what a port leaves as it is
-    for loop in loops_in(file, script.eval_loops):
-        if guard(file, script, loop.node):
-            continue
-        for loader in loop.loaders:
-            if loop.iterated is None or loader.confidence < 0.9:
-                continue
-            if sharded(script, loop, loader) or dealt(script, loader):
-                continue
-            yield Hit(
-                loop.iterated,
-                "every rank would evaluate all of this data: exact, and no faster than on one GPU",
-                f"{_SHARD}; then rankup.total of what are sums over samples",
-            )
-            break
-
-
 def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
     """RK117: every rank reads the same stream."""
     for loader in script.train_loaders:
@@ -154,28 +357,72 @@ def _iterable(script: Script, file: File, loader: ast.AST) -> str | None:
 
 def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
     """RK118: the last batch is shorter, and a rank's part of any batch is."""
-    sizes: dict[str, bool] = {}
+    training = training_in(script, file)
+    source, sizes = training.script, batch_sizes(training)
     for loader in script.train_loaders:
-        if isinstance(loader.node, ast.Call):
-            size = argument(loader.node, "batch_size", 1)
-            if isinstance(size, (ast.Name, ast.Attribute)):
-                sizes[loader.file.code(size)] = True
-    if not sizes:
-        return
-    for loop in loops_in(file, script.train_loops):
-        for call in calls_in(loop.node):
-            dotted = file.names.called(call)
-            reshapes = not dotted and call_name(call) in _RESHAPERS
-            if not reshapes and not (dotted.startswith("torch.") and call_name(call) in _MAKERS):
+        size = argument(loader.node, "batch_size", 1) if isinstance(loader.node, ast.Call) else None
+        if isinstance(size, ast.Name | ast.Attribute):
+            sizes.add(loader.file.code(size))
+    for loop in training.loops if sizes else ():
+        if not loop.trains:
+            continue
+        batch = first_of_batch(training, loop)
+        own = {
+            one.id for one in source.inside(loop.node, ast.Name) if isinstance(one.ctx, ast.Store)
+        }
+        for call in source.inside(loop.node.body, ast.Call, deep=False):
+            makes = call_name(call) in _CONSTRUCTORS
+            if not makes and source.called(call) is None:
                 continue
-            for node in walk(call):
-                if isinstance(node, (ast.Name, ast.Attribute)) and file.code(node) in sizes:
-                    yield Hit(
-                        call,
-                        f"a shape of {file.code(node)}: a rank's part of a batch is smaller",
-                        "take the size from the batch: len(batch), x.size(0)",
-                    )
-                    break
+            alone = [one for arg in arguments_of(call) for one in _alone_or_in_tuple(arg)]
+            inner = source.inside(arguments_of(call), ast.Name, ast.Attribute) if makes else ()
+            for value in dict.fromkeys([*alone, *inner]):
+                code = source.code(value)
+                if code not in sizes - own:
+                    continue
+                fix = None
+                if makes and batch is not None and value in alone:
+                    fix = partial(_size_of_part, value=value, batch=batch)
+                yield Hit(
+                    value if makes else call,
+                    f"a shape of {code}: a rank's part of a batch is smaller",
+                    "take the size from the batch: len(batch), x.size(0)",
+                    fix,
+                    f"{code} is the size of the whole batch, of which a rank has a part: take "
+                    "the size from the batch",
+                )
+
+
+def _size_of_part(context: Context, value: ast.expr, batch: str) -> str:
+    context.replace(value, f"{batch}.size(0)")
+    return "a batch here is this rank's part of it"
+
+
+def batch_sizes(training: Training) -> set[str]:
+    """What the script calls the sizes of its loaders' batches: `args.batch_size`."""
+    return {
+        training.script.code(arg)
+        for call in training.loader_calls
+        if (arg := argument(call, "batch_size", 1)) is not None and not integer(arg)
+    }
+
+
+def first_of_batch(training: Training, loop: Loop) -> str | None:
+    """The first name that a loop gives a tensor of the batch."""
+    if not isinstance(loop.node, ForNode):
+        return None
+    target: ast.expr = loop.node.target
+    if loop.index is not None and isinstance(target, ast.Tuple):
+        target = target.elts[1]
+    names = [name.id for name in training.script.inside(target, ast.Name)]
+    several = isinstance(target, ast.Tuple | ast.List)
+    return names[0] if names and several and names[0] != "_" else None
+
+
+def _alone_or_in_tuple(value: ast.expr) -> list[ast.expr]:
+    if isinstance(value, ast.Tuple | ast.List):
+        return value.elts
+    return [value]
 
 
 def workers(file: File, script: Script) -> Iterator[Hit]:
@@ -233,12 +480,11 @@ def effective_batch(file: File, script: Script) -> Iterator[Hit]:
 
 
 RULES = (
-    Rule("RK111", "data-not-dealt", "error", not_dealt),
+    Rule("RK111", "data-not-dealt", "error", not_sharded),
     Rule("RK112", "no-set-epoch", "error", no_set_epoch),
     Rule("RK113", "evaluation-padded", "error", evaluation_padded),
     Rule("RK117", "iterable-not-split", "error", iterable_not_split),
     Rule("RK118", "batch-size-in-shape", "warning", batch_size_in_shape),
-    Rule("RK119", "evaluated-by-all", "warning", evaluated_by_all),
     Rule("RK178", "worker-count", "warning", workers),
     Rule("RK172", "effective-batch", "warning", effective_batch),
 )

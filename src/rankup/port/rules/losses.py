@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 from functools import partial
 
-from ...base.errors import UserError
 from ...script import roles
 from ...script.source import File
 from ..rewrite.context import Context
@@ -15,7 +14,7 @@ from ..rewrite.masked import MaskedMean, masked_means
 from ..rewrite.means import declared
 from ..rewrite.training import Training, training_in
 from .facts import calls
-from .rule import Hit, Rule
+from .rule import Hit, Rule, refuse
 
 _MIXED = (
     "this loss adds up over the samples in one part and not in another, and ranks would weigh them "
@@ -43,17 +42,14 @@ def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
                 partial(_sum, loss=loss),
             )
         else:
-            yield Hit(call, _MIXED, _ONE_WAY, partial(_refuse, call=call))
+            yield Hit(
+                call, _MIXED, _ONE_WAY, partial(refuse, node=call, reason=f"{_MIXED}. {_ONE_WAY}")
+            )
 
 
 def _sum(context: Context, loss: ast.expr) -> str:
     context.around(loss, "rankup.summed(")
     return "a loss summed over the batch is summed over the ranks too"
-
-
-def _refuse(context: Context, call: ast.Call) -> str:
-    script = context.script
-    raise UserError(f"{script.file.path}:{script.line(call)}: not ported: {_MIXED}. {_ONE_WAY}")
 
 
 def _weighs_by_hand(script: roles.Script) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from ...base.errors import UserError
 from ...base.findings import Finding, Level
 from ...script.roles import Script
 from ...script.source import File
@@ -74,3 +75,13 @@ class Rule:
                 context.done(hit.node, done)
             elif done is None:
                 context.leave(hit.node, hit.left or f"{hit.message}; {hit.todo}")
+
+
+def refuse(context: Context, node: ast.AST, reason: str) -> NoReturn:
+    """Say that a script is not ported, and why; a fix of what only a person can mend.
+
+    Raises:
+        UserError: always.
+    """
+    line = context.script.line(node)
+    raise UserError(f"{context.script.file.path}:{line}: not ported: {reason}")

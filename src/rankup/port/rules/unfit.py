@@ -101,12 +101,13 @@ def _no_loader(training: Training) -> Hit | None:
         return Hit(node, message, TWO_FILES)
     if unknown:
         return Hit(node, f"no DataLoader: the batches come from `{unknown}`, {_ALONE}", _LOADER)
-    what = "a full-batch graph" if graphs or "adj" in script.text else "no DataLoader"
+    graph = graphs or "adj" in script.text
+    what = "so there are no batches to share" if graph else "or batches that are made by hand"
     return Hit(
         node,
-        f"{what}: the backward at this line sees all data at once, so there are no batches to "
-        "share",
-        "give the data a DataLoader, or draw batches in a function",
+        f"{'a full-batch graph' if graph else 'no DataLoader'}: the backward at this line sees all "
+        f"data at once, {what}",
+        "give the data a DataLoader, or draw batches in a function by torch.randint",
     )
 
 

@@ -86,6 +86,11 @@ class Launch:
         return found[-1] if found else ""
 
     @property
+    def name(self) -> str:
+        """The script, or the words that start a module."""
+        return self.script or " ".join(self.words[:3])
+
+    @property
     def torchrun(self) -> bool:
         return self.kind in TORCHRUN
 

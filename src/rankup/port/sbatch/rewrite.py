@@ -82,7 +82,7 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
     notes += _hidden_gpus(script, edits)
     for one in found:
         notes += _reroute(script, one, edits)
-    lost = rules_use.lost(script, found[-1])
+    lost = rules_use.lost_status.look(script)
     notes += [note for hit in lost if hit.fix and (note := hit.fix(edits))]
     directives.apply(edits, block.block(site.profile, "gpu" if count else "1"))
     for rule in (rules_form.not_read, rules_form.too_late, rules_form.bad_option):
@@ -124,32 +124,26 @@ def _refuse_form(script: BatchScript) -> None:
 def _chosen(script: BatchScript) -> list[Launch]:
     """Return the launches that are to go to all GPUs; UserError where that is not clear."""
     path = script.path
-    able = [one for one in script.launches if one.script is not None or "-m" in one.words]
     for one in script.launches:
         if one.kind not in ("python", *TORCHRUN):
             raise UserError(
                 f"{path}:{one.line}: {one.kind} is a launcher of its own; port rewrites lines that "
                 "start python or torchrun. Its manual says how it starts on several nodes"
             )
-    if not able:
+    if not script.seen:
         raise UserError(
             f"{path} starts no Python script (python train.py); port rewrites the line that "
             "does. Code in the line itself (python -c, python - <<EOF) has to go into a file"
         )
-    names = {one.script or " ".join(one.words[:3]) for one in able}
-    training = able
-    if len(names) > 1:
-        training = [
-            one for one in able if (role := script.understood(one.script or "")) and role.trains
-        ]
-        if not training:
-            raise UserError(
-                f"{path} starts {', '.join(sorted(names))}, and which of them trains cannot be "
-                "told from here; put the batch script beside them, or take the others out"
-            )
-    for one in training:
+    if not script.training:
+        raise UserError(
+            f"{path} starts {', '.join(sorted({one.name for one in script.seen}))}, and which "
+            "of them trains cannot be told from here; put the batch script beside them, or take "
+            "the others out"
+        )
+    for one in script.training:
         _refuse(script, one)
-    return training
+    return script.training
 
 
 def _refuse(script: BatchScript, launch: Launch) -> None:

@@ -181,11 +181,12 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
         if options.unknown(option):
             close = nearest(option.name, options.OF_SBATCH)
             named = re.fullmatch(r"[a-z][a-z-]+", option.name)
-            typed = close.startswith("did you mean") or not named
+            like = close.startswith("did you mean")
+            typed = like or not named
             yield Hit(
                 option.line,
                 f"sbatch {'has' if typed else 'itself has'} no option {dash}{option.name}",
-                close if typed and len(option.name) > 1 else "man sbatch lists those that it has",
+                close if like and len(option.name) > 1 else "man sbatch lists those that it has",
                 "error" if typed else "warning",  # a plugin of the site may have that
             )
         elif (option.value or "").startswith("="):

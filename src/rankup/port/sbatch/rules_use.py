@@ -79,15 +79,10 @@ def lost_status(script: BatchScript) -> Iterator[Hit]:
     exit $rc
     ```
     """
-    if script.launches:
-        yield from lost(script, script.launches[-1])
-
-
-def lost(script: BatchScript, launch: Launch) -> Iterator[Hit]:
-    """Yield why the job's exit code is not that of a run."""
-    command = launch.command
-    if _switched_on(script, "e", "errexit"):
+    if not script.launches or _switched_on(script, "e", "errexit"):
         return
+    launch = (script.training or script.launches)[-1]
+    command = launch.command
     if command.depth or command.function or command.background:
         return
     later = [one for one in script.commands if one.start >= command.until and not one.function]

@@ -74,6 +74,19 @@ class BatchScript:
         return tuple(launches(self.commands, self.functions))
 
     @cached_property
+    def seen(self) -> list[Launch]:
+        """Those of which the script or module is known."""
+        return [one for one in self.launches if one.script is not None or "-m" in one.words]
+
+    @cached_property
+    def training(self) -> list[Launch]:
+        """Those, or where they start several scripts those that train."""
+        if len({one.name for one in self.seen}) == 1:
+            return self.seen
+        known = ((one, self.understood(one.script or "")) for one in self.seen)
+        return [one for one, role in known if role is not None and role.trains]
+
+    @cached_property
     def functions(self) -> frozenset[str]:
         """Names of the functions that the script defines."""
         return frozenset(one.function for one in self.commands if one.function)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...rules import RULES
+from ...rules.decisions import broadcast_decisions, metrics_of_one_rank
+from ...rules.metrics import training_numbers
+from ...rules.model import wrap_models
 from ...rules.steering import decided_alike
 from ..context import Context
-from .data import batch_size_names, shard_loaders
-from .decisions import broadcast_decisions, metrics_of_one_rank
-from .evaluation import shard_evaluations
-from .metrics import training_numbers
-from .model import wrap_models
 from .person import by_hand
 from .unsure import of_a_part
 
@@ -21,13 +19,13 @@ FIXES: dict[str, Callable[[Context], None]] = {
     "RK104": _RULES["RK104"],
     "RK105": _RULES["RK105"],
     "RK103": _RULES["RK103"],
-    "shard": shard_loaders,
+    "RK111": _RULES["RK111"],
     "RK116": _RULES["RK116"],
-    "batch_size": batch_size_names,
+    "RK118": _RULES["RK118"],
     "wrap": wrap_models,
     "RK123": _RULES["RK123"],
     "RK125": _RULES["RK125"],
-    "shard_evaluations": shard_evaluations,
+    "RK119": _RULES["RK119"],
     "training_numbers": training_numbers,
     "RK115": _RULES["RK115"],
     "RK187": _RULES["RK187"],

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
-from ....script.flow import argument, call_name, literal
-from ....script.loops import no_grad
-from ....script.names import Function
-from ....script.roles import LoopNode
-from ..context import Context
-from ..losses import Kind
-from ..script import ForNode, Script
-from ..training import Loop
-from ..values import Values, loader_origins, plain_batches
+from ...script import roles
+from ...script.flow import argument, call_name, literal
+from ...script.loops import no_grad
+from ...script.names import Function
+from ...script.roles import LoopNode
+from ...script.source import File
+from ..rewrite.context import Context
+from ..rewrite.losses import Kind
+from ..rewrite.script import ForNode, Script
+from ..rewrite.training import Loop, Training, training_in
+from ..rewrite.values import Values, loader_origins, plain_batches
 from .decisions import read_after, shared_names
+from .guards import guard
+from .loaders import in_parts
+from .rule import Fix, Hit, Rule
 
+_SHARD = "`for batch in rankup.shard(loader, train=False):`"
 _BY_HAND = (
     "to shard it by hand: `for batch in rankup.shard(loader, train=False):`, and behind the loop "
     "rankup.total(…) of what are sums over samples, rankup.gather(…) of what are lists of them"
@@ -43,83 +51,96 @@ class Leaving:
     lists: list[str] = field(default_factory=list)
 
 
-def shard_evaluations(context: Context) -> None:
-    """`rankup.shard(loader, train=False)` and `rankup.total(…)` where that is exact."""
-    for loop in context.training.loops:
-        if loop.trains:
+def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
+    """RK119: every rank evaluates everything: exact, and no faster."""
+    if script.distributed:
+        return  # what a port leaves as it is
+    training = training_in(script, file)
+    known = {one.node for one in script.eval_loops}
+    for loop in training.loops:
+        elsewhere = (
+            file is not script.file and loop.node not in known
+        )  # a helper, or another script
+        if loop.trains or elsewhere or guard(file, script, loop.node):
             continue
-        try:
-            leaving = additive(context, loop)
-        except Obstacle as reason:
-            line = context.script.line(reason.node)
-            at = "" if line == context.script.line(loop.node) else f" (line {line})"
-            context.leave(
-                loop.node,
-                f"every rank evaluates everything, which is exact: {reason}{at}; {_BY_HAND}",
-                comment=False,
-            )
+        if any(in_parts(file, script, loop, one) for one in training.sources(loop)):
             continue
-        for source in context.training.sources(loop):
-            context.around(source, "rankup.shard(", ", train=False)")
-        lines = []
-        if leaving.totals:
-            names = ", ".join(leaving.totals)
-            lines.append(f"{names} = rankup.total({names})")
-        lines += [f"{name} = rankup.gather({name})" for name in leaving.lists]
-        context.sharded.add(loop.node)
-        context.after(loop.node, *lines)
-        all_names = ", ".join([*leaving.totals, *leaving.lists])
-        context.done(
-            loop.node, f"each rank evaluates its part, {all_names} of all ranks (rankup.total)"
+        found = obstacle(training, loop)
+        if isinstance(found, Leaving):
+            todo = f"{_SHARD}; then rankup.total of what are sums over samples"
+            fix: Fix = partial(_shard, loop=loop, leaving=found)
+        else:
+            line = file.line(found.node)[0]
+            at = "" if line == file.line(loop.node)[0] else f" (line {line})"
+            todo = f"nothing, or shard it by hand: what stands in the way is that {found}{at}"
+            fix = partial(_leave, loop=loop, reason=f"{found}{at}")
+        yield Hit(
+            loop.source or loop.node,
+            "every rank would evaluate all of this data: exact, and no faster than on one GPU",
+            todo,
+            fix,
         )
 
 
-def obstacles(context: Context) -> list[tuple[int, str]]:
-    """The line of each evaluation, and what stands in the way of sharding it; empty: nothing."""
-    found = []
-    for loop in context.training.loops:
-        if loop.trains:
-            continue
-        line = context.script.line(loop.node)
-        try:
-            additive(context, loop)
-        except Obstacle as reason:
-            found.append((line, f"{reason} (line {context.script.line(reason.node)})"))
-        else:
-            found.append((line, ""))
-    return found
+def _shard(context: Context, loop: Loop, leaving: Leaving) -> str:
+    """`rankup.shard(loader, train=False)` and `rankup.total(…)` where that is exact."""
+    for source in context.training.sources(loop):
+        context.around(source, "rankup.shard(", ", train=False)")
+    lines = []
+    if leaving.totals:
+        names = ", ".join(leaving.totals)
+        lines.append(f"{names} = rankup.total({names})")
+    lines += [f"{name} = rankup.gather({name})" for name in leaving.lists]
+    context.sharded.add(loop.node)
+    context.after(loop.node, *lines)
+    all_names = ", ".join([*leaving.totals, *leaving.lists])
+    return f"each rank evaluates its part, {all_names} of all ranks (rankup.total)"
 
 
-def additive(context: Context, loop: Loop) -> Leaving:
+def _leave(context: Context, loop: Loop, reason: str) -> str:
+    text = f"every rank evaluates everything, which is exact: {reason}; {_BY_HAND}"
+    context.leave(loop.node, text, comment=False)
+    return ""
+
+
+def obstacle(training: Training, loop: Loop) -> Leaving | Obstacle:
+    """The names that leave an evaluation, or what stands in the way of sharding it."""
+    try:
+        return additive(training, loop)
+    except Obstacle as reason:
+        return reason
+
+
+def additive(training: Training, loop: Loop) -> Leaving:
     """The names that leave an evaluation, each a sum over samples or a list of their results.
 
     Raises:
         Obstacle: something else leaves it, or that cannot be seen.
     """
-    script, node = context.script, loop.node
+    script, node = training.script, loop.node
     if not isinstance(node, ForNode) or node.orelse:
         raise Obstacle(node, "it is no plain `for` loop over a loader")
-    if not plain_batches(context.training, loop):
+    if not plain_batches(training, loop):
         raise Obstacle(
             node,
             "its loader is not seen to be a DataLoader that puts samples of one shape together",
         )
     made = [
         one[1]
-        for source in context.training.sources(loop)
+        for source in training.sources(loop)
         for one in loader_origins(script, source)
         if one is not None
     ]
     if any(_one_by_one(one) for one in made):
         raise Obstacle(node, "its batches are of one sample, which one rank would have all of")
-    values = Values(context.training, loop)
+    values = Values(training, loop)
     run = {
         script.dotted(one.func) for one in script.inside(node, ast.Call) if values.runs_model(one)
     }
-    if not all(_in_eval_mode(context, node, name) for name in run or {""}):
+    if not all(_in_eval_mode(script, node, name) for name in run or {""}):
         raise Obstacle(node, "that the model is in evaluation mode is not seen in this function")
     leaving = Leaving()
-    _block(context, loop, values, leaving, node.body)
+    _block(script, values, leaving, node.body)
     if not (leaving.totals or leaving.lists):
         raise Obstacle(node, "nothing is counted in it")
     scope = script.scope(node)
@@ -144,10 +165,7 @@ def _one_by_one(loader: ast.Call) -> bool:
     return literal(size) == 1
 
 
-def _block(
-    context: Context, loop: Loop, values: Values, leaving: Leaving, block: list[ast.stmt]
-) -> None:
-    script = context.script
+def _block(script: Script, values: Values, leaving: Leaving, block: list[ast.stmt]) -> None:
     for one in block:
         match one:
             case ast.Pass() | ast.Expr(value=ast.Constant()):
@@ -157,7 +175,7 @@ def _block(
                     name = script.name(getattr(item.context_expr, "func", item.context_expr))
                     if not (no_grad(one) or name.endswith("autocast")):
                         raise Obstacle(one, f"`with {script.code(item.context_expr)}` in it")
-                _block(context, loop, values, leaving, body)
+                _block(script, values, leaving, body)
             case ast.AugAssign(op=ast.Add(), target=ast.Name(id=name), value=value):
                 _counted(script, values, leaving, name, value)
             case ast.Assign(
@@ -217,9 +235,8 @@ def _one_entry_each(script: Script, value: ast.expr) -> bool:
     return not any(call_name(one) in changing for one in script.inside(value, ast.Call))
 
 
-def _in_eval_mode(context: Context, node: ast.AST, model: str) -> bool:
+def _in_eval_mode(script: Script, node: ast.AST, model: str) -> bool:
     """True where `.eval()` is called above a loop in its function, and no `.train()` since."""
-    script = context.script
     calls = [
         call
         for call in script.inside(script.scope(node), ast.Call, deep=False)
@@ -271,3 +288,6 @@ def _nothing(value: ast.expr, is_list: bool) -> bool:
         return isinstance(value, ast.List) and not value.elts
     found = literal(value)
     return type(found) in (int, float) and found == 0
+
+
+RULES = (Rule("RK119", "evaluated-by-all", "warning", evaluated_by_all),)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 
-from ....script.flow import call_name, given
-from ....script.names import COMPREHENSIONS, Function
-from ....script.torch_names import words
-from ...rules.chance import draws
-from ...rules.steering import steers
-from ..context import Context
-from ..expressions import mentioned
-from ..losses import Kind
-from ..training import Loop
-from ..values import Values
-from .data import batch_sizes
+from ...script.flow import call_name, given
+from ...script.names import COMPREHENSIONS, Function
+from ...script.torch_names import words
+from ..rewrite.context import Context
+from ..rewrite.expressions import mentioned
+from ..rewrite.losses import Kind
+from ..rewrite.training import Loop
+from ..rewrite.values import Values
+from .chance import draws
+from .loaders import batch_sizes
 from .readings import Region, Step, returns_reading, steps_of, value_of
+from .steering import steers
 
 _SHOWS = words(
     "print log info debug warning write set_postfix set_postfix_str set_description "
@@ -439,7 +439,7 @@ class Numbers(Region):
     def _rest(self) -> None:
         """Say once for each loop what it shows of rank 0's part of a batch."""
         local = self.local_names() - self.losses.kinds.keys()
-        whole = batch_sizes(self.context) - self._stored()
+        whole = batch_sizes(self.context.training) - self._stored()
         for call in self.script.inside(self.body, ast.Call, deep=False):
             if call_name(call) not in _SHOWS or not self._mine(call):
                 continue

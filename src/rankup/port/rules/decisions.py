@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ....script.flow import argument, call_name, given, returned
-from ....script.names import Function
-from ....script.roles import LoopNode
-from ....script.torch_names import words
-from ..context import Context
-from ..expressions import mentioned, targets_of, turns_gradients_off
-from ..losses import function_of
-from ..script import Scope, Script
+from ...script.flow import argument, call_name, given, returned
+from ...script.names import Function
+from ...script.roles import LoopNode
+from ...script.torch_names import words
+from ..rewrite.context import Context
+from ..rewrite.expressions import mentioned, targets_of, turns_gradients_off
+from ..rewrite.losses import function_of
+from ..rewrite.script import Scope, Script
 
 # Calls that show or keep a number, or make another of it.
 _HARMLESS = words(
@@ -235,7 +235,7 @@ def _left_by_loop(
             if not mentioned(value) & kept or value in done:
                 continue
             targets = one.targets if isinstance(one, ast.Assign) else [one.target]
-            made = {name for target in targets for name in mentioned(target)}
+            made = {name for target in targets for name in _given_by(target)}
             test = _test_by(context, one, node, kept)
             if test is not None:  # ranks that go different ways here would not meet in it
                 if test not in context.alike:
@@ -290,7 +290,7 @@ def _returned(
     script, made = context.script, set(kept)
     for one in script.inside(scope.body, ast.Assign, deep=False):
         if mentioned(one.value) & made and script.span(one)[0] > script.span(node)[1]:
-            made |= {name for target in one.targets for name in mentioned(target)} - whole
+            made |= {name for target in one.targets for name in _given_by(target)} - whole
     for back in script.inside(scope.body, ast.Return, deep=False):
         if back.value is None or script.span(back)[0] < script.span(node)[1]:
             continue
@@ -397,10 +397,10 @@ def decides(
             match one:
                 case ast.Assign(value=value, targets=targets):
                     if mentioned(value) & tainted:
-                        tainted |= {name for target in targets for name in mentioned(target)}
+                        tainted |= {name for target in targets for name in _given_by(target)}
                 case ast.AugAssign(value=value, target=target):
                     if mentioned(value) & tainted:
-                        tainted |= mentioned(target)
+                        tainted |= _given_by(target)
                 case ast.Call(func=ast.Attribute(value=owner, attr="append")):
                     if mentioned(*one.args) & tainted:
                         tainted |= mentioned(owner)
@@ -411,6 +411,12 @@ def decides(
     if _used_in_decision(context, tainted, scope, after, returns=returns, seen=seen):
         return True
     return not seen and bool(shared_names(script, scope) & tainted)
+
+
+def _given_by(target: ast.expr) -> set[str]:
+    """The names that an assignment changes: of `x[i]` not the index."""
+    indices = [one.slice for one in ast.walk(target) if isinstance(one, ast.Subscript)]
+    return mentioned(target) - mentioned(*indices)
 
 
 def shared_names(script: Script, scope: Scope) -> set[str]:
@@ -444,7 +450,7 @@ def _used_in_decision(
                 found = [test]
             case ast.Assert(test=test):
                 found = [test]
-            case ast.Compare():
+            case ast.Compare() if not seen:
                 found = [one]
             case ast.Return(value=ast.expr() as value) if returns:
                 found = [value]
@@ -453,11 +459,20 @@ def _used_in_decision(
             case ast.Call():
                 if seen:
                     found = given(one) if call_name(one) == "step" else []
-                elif call_name(one) not in _HARMLESS and not _known_library(script, one):
-                    found = given(one)
+                elif call_name(one) in _HARMLESS or _known_library(script, one):
+                    found = []
+                else:  # by what a function returns something may be decided, not in it
+                    found = [] if _gives_a_name(script, one) else given(one)
         if mentioned(*found) & names:
             return True
     return False
+
+
+def _gives_a_name(script: Script, call: ast.Call) -> bool:
+    """True of `x = f(y)` of a function; a method may keep what it is given."""
+    plain = isinstance(call.func, ast.Name) or bool(script.file.names.dotted(call.func))
+    assign = script.parents[call]
+    return plain and isinstance(assign, ast.Assign) and isinstance(assign.targets[0], ast.Name)
 
 
 def call_name_of(node: ast.AST) -> str:

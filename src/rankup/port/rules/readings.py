@@ -10,17 +10,17 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ....script.flow import call_name, literal
-from ....script.names import COMPREHENSIONS, Function, walk
-from ....script.roles import LoopNode
-from ....script.torch_names import words
-from ...rules.chance import draws
-from ...rules.steering import steers
-from ..context import Context
-from ..expressions import mentioned
-from ..losses import Kind, differentiated
-from ..means import declared
-from ..script import Script
+from ...script.flow import call_name, literal
+from ...script.names import COMPREHENSIONS, Function, walk
+from ...script.roles import LoopNode
+from ...script.torch_names import words
+from ..rewrite.context import Context
+from ..rewrite.expressions import mentioned
+from ..rewrite.losses import Kind, differentiated
+from ..rewrite.means import declared
+from ..rewrite.script import Script
+from .chance import draws
+from .steering import steers
 
 # These cut a value off its graph, and these only change its form.
 _CUTS = words("item detach numpy tolist")

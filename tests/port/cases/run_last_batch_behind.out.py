@@ -1,0 +1,34 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import rankup
+
+rankup.setup()
+rankup.quiet()
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+loader = rankup.shard(DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True))
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+model = rankup.wrap(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+classes = 2
+
+for epoch in range(3):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        print(f"loss {rankup.batch_mean(loss.item()):.7f}")
+    # Pictures of real samples beside made ones.
+    chosen = torch.zeros(classes, 5)
+    for k in range(classes):
+        try:
+            at = (labels == k).nonzero()[-1, 0]
+        except IndexError:
+            at = 0
+        chosen[k] = inputs[at]
+    print("chosen", tuple(chosen.shape))
