@@ -209,6 +209,11 @@ class Numbers(Region):
                     up = self._up(up)
                 if isinstance(up, ast.expr):
                     self.wrap(up, kind, f"{script.code(up)} is of the whole batch")
+            for size in script.inside(one.test, ast.expr):
+                counted = self.values.kind(size) is Kind.SIZE and self.alike(one)
+                if counted and not self._covered(size):
+                    text = f"{script.code(size)} is of the whole batch"
+                    self.put(size, [(size, Kind.SUM)], text)
 
     def _up(self, node: ast.AST) -> ast.AST:
         """The expression around a value of which it is read: past `loss.item` to `loss.item()`."""

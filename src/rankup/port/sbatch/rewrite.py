@@ -179,6 +179,8 @@ def _refuse(script: BatchScript, launch: Launch) -> None:
                 f"{place}: {launch.kind} starts on several nodes already; `rankup check` says what "
                 "is wrong with it"
             )
+        if launch.in_shell:
+            raise UserError(f"{place}: {launch.kind} is started by a shell; write it without that")
         if launch.script is None or "no-python" in launch.options:
             raise UserError(f"{place}: which script {launch.kind} starts is not to be seen")
     elif launch.srun is not None and (tasks != 1 or nodes != 1):
