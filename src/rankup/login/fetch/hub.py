@@ -28,10 +28,12 @@ from ...base.processes import end_group
 from ...base.secrets import redacted
 from ...base.text import say
 from ...base.urls import public
+from ...sandbox import environment
+from ...sandbox.namespace import command, refusal
 from ...site.caches import Caches
 from .. import offline
 from ..record import Item, Proof
-from . import alone, environment, progress
+from . import progress
 from .result import FetchFailed, FetchResult
 
 Kind = Literal["model", "dataset"]
@@ -137,11 +139,11 @@ def fetch(name: Name, caches: Caches, texts: Path | None = None) -> FetchResult:
     with lock.held(folder, say, doing="fetching") as held:
         child = partial(_run_child, name, caches, folder, held)
         done = child(task)
-        refusal = alone.refusal()
-        proof = {**task, "prove": True, "block": bool(refusal), "files": done.get("files")}
+        why = refusal()
+        proof = {**task, "prove": True, "block": bool(why), "files": done.get("files")}
         try:
-            child(proof, namespace=not refusal)
-            proved: Proof = "blocked" if refusal else "namespace"
+            child(proof, namespace=not why)
+            proved: Proof = "blocked" if why else "namespace"
             note = ""
         except FetchFailed as failure:
             held.check()  # else it is no word on what is here
@@ -210,7 +212,7 @@ def _run_child(
         answer, log = own / "answer.json", own / "log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                alone.command([sys.executable, "-c", _START], network=not namespace),
+                command([sys.executable, "-c", _START], network=not namespace),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=None if online and terminal else errors,
@@ -260,7 +262,8 @@ def _environment(caches: Caches, temporary: Path, online: bool) -> dict[str, str
         kept["HF_HUB_DISABLE_PROGRESS_BARS"] = kept["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     if not online:
         kept.update(_OFFLINE)
-    return environment.child(kept, caches, temporary, temporary, 4, Path.home())
+    quiet = offline.silent()
+    return environment.child(kept, caches, temporary, temporary, 4, Path.home(), quiet)
 
 
 def _files_in(folder: Path) -> list[Path]:
