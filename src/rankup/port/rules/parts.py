@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from ...script import roles
 from ...script.flow import argument, call_name, given, literal
+from ...script.names import words_in
 from ...script.roles import LoopNode
 from ...script.source import File
 from ..rewrite.context import Context
-from ..rewrite.expressions import words
 from ..rewrite.losses import differentiated
 from ..rewrite.means import NotSeen, check_mean
 from ..rewrite.script import ForNode
@@ -107,7 +107,7 @@ def unfrozen(file: File, script: roles.Script) -> Iterator[Hit]:
         named = {
             name
             for place in (node, *above[:1])
-            for name in words(place.iter if isinstance(place, ForNode) else node)
+            for name in words_in(place.iter if isinstance(place, ForNode) else node)
         }
         if named & models and any(training.trains(one) for one in above):
             yield Hit(
