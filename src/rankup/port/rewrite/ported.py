@@ -22,7 +22,7 @@ from .context import Context, Note, Options
 from .edits import Edits
 from .fixes.every import FIXES, REMARKS
 from .script import Script
-from .start import import_rankup, join
+from .start import join
 from .training import training_in
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
@@ -156,8 +156,7 @@ def evaluations(path: Path) -> list[str]:
 
 
 def _finish(context: Context, path: Path, vendor: bool) -> Ported:
-    import_rankup(context, vendor)
-    join(context)
+    join(context, vendor)
     original = context.script.text
     text = context.edits.apply()
     _compile(path, text, original)
