@@ -214,7 +214,7 @@ class _Fetch:
                     "remove it, and fetch again"
                 )
         self._came = frozenset(filter(os.path.exists, needs))
-        for path in sorted(done.unfinished):
+        for path in sorted(done.unfinished & known):
             outside = os.path.exists(path) and not done.box.holds(path)
             if outside and came.whole(path) and not inside(path, folders):
                 say(f"{path} was not finished, and stays where it is: look at it")
