@@ -225,12 +225,6 @@ def test_what_is_listed_and_gone_is_said_once(project: Path) -> None:
     assert str(caught.value).count("part.bin") == 1
 
 
-def test_a_fetch_that_was_killed_is_told_of(project: Path) -> None:
-    (project / ".rankup" / "fetch-1-a").mkdir(parents=True)
-    [line] = _require(project, internet=None)
-    assert line.startswith("warning: an earlier fetch was killed; rankup fetch ")
-
-
 def test_what_was_fetched_in_the_scripts_folder_counts_above_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -545,3 +545,13 @@ def test_a_part_of_a_batch_divided_by_the_size_of_the_whole_is_said(tmp_path: Pa
     text += "    print(net(x).topk(1, dim=0)[0].sum() / (size * 2))\n"
     notes = [one.text for one in port(_script(tmp_path, text)).left]
     assert any("divided by the size of the whole: put rankup.batch_sum(…)" in one for one in notes)
+
+
+def test_noise_of_a_generator_with_one_seed_is_said(tmp_path: Path) -> None:
+    """Of one that is seeded by rank it is each rank's own."""
+    for seed, said in (("0", True), ("rank", False)):
+        text = SCRIPT.replace("loss =", "x = x + torch.randn(x.shape, generator=made)\n    loss =")
+        made = f"made = torch.Generator().manual_seed({seed})\nfor x in"
+        text = "rank = 0\n" + text.replace("for x in", made)
+        notes = [one.text for one in port(_script(tmp_path, text)).left]
+        assert any("from a generator of its own" in one for one in notes) is said

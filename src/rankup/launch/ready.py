@@ -12,7 +12,6 @@ from pathlib import Path
 from ..base.errors import UserError
 from ..base.text import clean
 from ..login import needs, record, words
-from ..login.killed import killed
 from ..login.record import Record
 from ..script.downloads import Download, read
 from ..site.config import Config
@@ -94,8 +93,6 @@ def require(config: Config, job: Job, internet: bool | None, *, allow_missing: b
         )
     said = [f"warning: {line}" for line in missing]
     if job.kind == "script":
-        left = [one for folder in _folders(project, job) for one in killed(folder)]
-        said += [f"warning: {one.what}; {one.todo}" for one in left]
         said += [] if known else _doubts(project, job, own, exact, internet)
     return [clean(line) for line in said]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rankup.login.fetch.events import Event
-from rankup.login.fetch.supervise import Ended, Limits
+from rankup.sandbox.events import Event
+from rankup.sandbox.watch import Ended, Limits
 
 LIMITS = Limits(seconds=60, memory=10**9)
 
@@ -19,18 +19,18 @@ def event(kind: str, *, pid: int = 1, where: str = "", **values: Any) -> Event:
 
 def new(path: Path | str, pid: int = 1) -> Event:
     """A file that was not there is opened for writing."""
-    return event("open", pid=pid, path=str(path), existed=False, size=0, how="create", backup=None)
+    return event("open", pid=pid, path=str(path), existed=False, how="truncate")
 
 
-def old(path: Path | str, how: str, size: int, backup: Path | None = None) -> Event:
+def old(path: Path | str, how: str) -> Event:
     """A file that was there is opened for writing."""
-    kept = None if backup is None else str(backup)
-    return event("open", path=str(path), existed=True, size=size, how=how, backup=kept)
+    return event("open", path=str(path), existed=True, how=how)
 
 
-def rename(source: Path | str, target: Path | str, *, made: bool = True) -> Event:
+def rename(source: Path | str, target: Path | str, *, existed: bool = False) -> Event:
     """A file or folder gets another name."""
-    return event("rename", **{"from": str(source), "to": str(target), "made": made})
+    names = {"from": str(source), "to": str(target)}
+    return event("rename", **names, made=False, existed=existed)
 
 
 def url(address: str, pid: int = 1, where: str = "") -> Event:

@@ -47,6 +47,12 @@ def test_a_file_comes_whole_with_its_checksum_and_nothing_else_is_left(
     assert _left(target) == ["a.bin"]
 
 
+def test_an_empty_file_is_a_file(web: Web, tmp_path: Path) -> None:
+    done = _get(web.put("/a.bin", b""), tmp_path / "a.bin")
+    assert (done.bytes, done.sha256) == (0, hashlib.sha256().hexdigest())
+    assert _left(tmp_path / "a.bin") == ["a.bin"]
+
+
 def test_what_is_there_is_not_asked_for_again(web: Web, tmp_path: Path) -> None:
     url = web.put("/a.bin", DATA)
     _get(url, tmp_path / "a.bin")

@@ -1,16 +1,22 @@
-"""What became of a start, told from its events and its end."""
+"""A start in words: how far it came, why no further, and what it wants of the network."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch.events import Event
-from rankup.login.fetch.explain import Outcome, outcome
+from rankup.login.fetch.explain import First, Outcome, missing, outcome, wanted
+from rankup.sandbox.events import Event
 
-from .handmade import LIMITS, ended, event, url
+from .handmade import LIMITS, ended, event, new, url
 
+HERE = Path("/home/ada")
+WANTED = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 8, in load
+    urlopen(address)
+"""
 TRACE = """Traceback (most recent call last):
   File "/home/ada/train.py", line 23, in <module>
     main()
@@ -76,24 +82,24 @@ def test_errors_of_the_network_and_of_memory_are_explained(
     assert expected in got.lines[0]
     assert got.lines[0].startswith(f"the script ended with {kind}; ")
     assert got.cut == cut
-    assert not got.wants_gpu
+    assert not got.pretend
 
 
 def test_a_script_that_wants_a_gpu_is_told_apart_from_one_that_merely_asks() -> None:
     asked = event("gpu", what="torch.cuda.is_available()", where="train.py:2")
     wants = _raised("AssertionError", "", TRACE + "    assert torch.cuda.is_available()\n")
-    assert _outcome([asked, wants], code=1).wants_gpu
+    assert _outcome([asked, wants], code=1).pretend
     assert "train.py:2" in _said([asked, wants], code=1)
     left = event("end", code=1, error="", type="SystemExit", message="no GPU")
-    assert _outcome([asked, left], code=1).wants_gpu
-    assert not _outcome([asked, _raised("KeyError", "'lr'")], code=1).wants_gpu
-    assert not _outcome([left], code=1).wants_gpu
+    assert _outcome([asked, left], code=1).pretend
+    assert not _outcome([asked, _raised("KeyError", "'lr'")], code=1).pretend
+    assert not _outcome([left], code=1).pretend
 
 
 def test_a_script_that_expects_torchrun_is_recognised() -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURM_PROCID"):
-        assert _outcome([_raised("KeyError", f"'{name}'")], code=1).wants_world
-    assert not _outcome([_raised("KeyError", "'RANKING'")], code=1).wants_world
+        assert _outcome([_raised("KeyError", f"'{name}'")], code=1).pretend
+    assert not _outcome([_raised("KeyError", "'RANKING'")], code=1).pretend
 
 
 def test_one_that_was_killed_says_by_what() -> None:
@@ -111,9 +117,9 @@ def test_one_that_was_killed_says_by_what() -> None:
 )
 def test_a_launchers_variable_that_is_missed_as_none_is_recognised(message: str, line: str) -> None:
     trace = f'  File "/home/ada/train.py", line 3, in <module>\n    {line}\nTypeError: {message}\n'
-    assert _outcome([_raised("TypeError", message, trace)], code=1).wants_world
+    assert _outcome([_raised("TypeError", message, trace)], code=1).pretend
     other = trace.replace(line, "len(os.environ.get('MY_DATA'))")
-    assert not _outcome([_raised("TypeError", message, other)], code=1).wants_world
+    assert not _outcome([_raised("TypeError", message, other)], code=1).pretend
 
 
 def test_where_no_connection_ever_stood_none_broke() -> None:
@@ -125,3 +131,56 @@ def test_where_no_connection_ever_stood_none_broke() -> None:
     for kind, message in errors:
         line = _said([url("https://hub/api"), _raised(kind, message)], code=1)
         assert "; no connection to hub from here (https://hub/api)" in line
+
+
+def _ended_by(kind: str, message: str) -> Event:
+    return event("end", code=1, error=WANTED, type=kind, message=message)
+
+
+def _missing(events: Sequence[Event], first: First | None = None) -> list[str]:
+    return missing(events, ended(1), LIMITS, first, HERE)
+
+
+def test_what_was_wanted_is_said_once_with_its_last_place() -> None:
+    events = [
+        url("http://a/x", where="t.py:1"),
+        event("connect", host="a", port=80, refused=True, where="t.py:1"),
+        event("connect", host="db.test", port=5432, refused=True, where="t.py:9 in log"),
+        url("http://a/y"),
+        url("http://a/x", where="t.py:4"),
+    ]
+    assert wanted(events) == ["db.test:5432 (t.py:9 in log)", "http://a/y", "http://a/x (t.py:4)"]
+
+
+def test_a_program_that_was_given_a_url_wanted_it() -> None:
+    events = [
+        event("spawn", words=["uname"], where="t.py:1"),
+        event("spawn", words=["curl", "http://a/x"], where="t.py:2 in load"),
+        _ended_by("subprocess.CalledProcessError", "Command returned 6"),
+    ]
+    assert _missing(events)[-1] == "it wanted http://a/x (t.py:2 in load)"
+
+
+def test_a_script_that_downloads_at_every_start_is_told_to_look_first() -> None:
+    before = [url("http://a/big.bin"), new("/data/big.bin")]
+    second = [url("http://a/big.bin"), _ended_by("urllib.error.URLError", "")]
+    advice = "it downloads at every start: let it look for /data/big.bin first"
+    here = First(before, reached=True, files={"/data/big.bin"})
+    assert _missing(second, here)[-1] == advice
+    gone = First(before, reached=True, files=set())
+    assert advice not in _missing(second, gone)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected"),
+    [
+        ("FileNotFoundError", "[Errno 2] No such file: 'x.npy'", "relative to /home/ada"),
+        ("FileNotFoundError", "[Errno 2] No such file: '/d/x.npy'", "/d/x.npy is not here"),
+        ("FileExistsError", "[Errno 17] File exists: 'runs'", "a job will not start either"),
+        ("KeyError", "'lr'", "that is not why it failed"),
+    ],
+)
+def test_what_has_nothing_to_do_with_the_network_is_said_to(
+    kind: str, message: str, expected: str
+) -> None:
+    assert _missing([_ended_by(kind, message)])[-1].endswith(expected)

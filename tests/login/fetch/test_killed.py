@@ -1,104 +1,175 @@
-"""A fetch that is interrupted, or killed, leaves the user's files as they were."""
+"""A fetch that is interrupted, or killed at any moment, has changed none of the user's files."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
+import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch import alone
-from rankup.login.fetch.tree import marked
+from rankup.sandbox import namespace
+from rankup.sandbox.processes import marked
 
 from ...conftest import RunRankup
+from ..web import Web
 
-# Overwrites, appends, clears a folder, and then hangs, with a process of its own in the background.
+# It overwrites, appends, removes, renames and downloads; at `STOP` it says so, and hangs.
 SCRIPT = """
-import os, shutil, sys, time
-for name in "results.txt", "report.txt":
-    file = open(name, "w")
-    file.write("half")
-    file.flush()
+import os, shutil, sqlite3, time, urllib.request
+
+def moment(name):
+    if name == os.environ["STOP"]:
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(600)
+        with open(os.environ["SIGN"], "w") as sign:
+            sign.write(name)
+        time.sleep(600)
+
+moment("start")
+results = open("results.txt", "w")
+results.write("half")
+results.flush()
+moment("overwritten")
 log = open("train.log", "a")
 log.write("more")
 log.flush()
+moment("appended")
 shutil.rmtree("runs")
 os.makedirs("runs")
-events = open("runs/events", "w")
-if os.fork() == 0:
-    os.setsid()
-    time.sleep(600)
-open("ready", "w").close()
-time.sleep(600)
+moment("removed")
+os.rename("best.pt", "last.pt")
+moment("renamed")
+study = sqlite3.connect("study.db")
+study.execute("insert into runs values ('of the fetch')")
+moment("inserted")
+for name in "a.bin", "b.bin":
+    if not os.path.exists(name):
+        with urllib.request.urlopen(os.environ["SERVER"] + "/" + name) as answer:
+            with open(name, "wb") as file:
+                file.write(answer.read(100))
+                file.flush()
+                moment("half " + name)
+                file.write(answer.read())
+moment("downloaded")
+if os.path.exists(os.environ["PROOF"]):
+    moment("proof")
+else:
+    open(os.environ["PROOF"], "w").close()
+import torch
+torch.nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
+"""
+# The command, which says when it has moved a file into the project, and then hangs.
+COMMAND = """
+import os, sys, time
+link = os.link
+def moved(source, target, **more):
+    link(source, target, **more)
+    if os.environ["STOP"] == "moved " + os.path.basename(target):
+        with open(os.environ["SIGN"], "w") as sign:
+            sign.write("moved")
+        time.sleep(600)
+os.link = moved
+sys.argv = ["rankup", "fetch", "train.py"]
+from rankup.__main__ import main
+sys.exit(main())
 """
 BEFORE = {
-    "report.txt": "of last week",
-    "results.txt": "of last week, too",
-    "train.log": "line",
-    "runs/old": "run",
-    "train.py": SCRIPT,
+    "results.txt": b"of last week, too",
+    "train.log": b"line",
+    "runs/old": b"run",
+    "best.pt": b"trained for days",
+    "train.py": SCRIPT.encode(),
 }
+DATA = {"a.bin": b"a" * 200, "b.bin": b"b" * 200}
+MOMENTS = [
+    "start",
+    "overwritten",
+    "appended",
+    "removed",
+    "renamed",
+    "inserted",
+    "half a.bin",
+    "downloaded",
+    pytest.param("moved a.bin", marks=pytest.mark.slow),
+    pytest.param("proof", marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, web: Web) -> Path:
     """A project with the script and files that it changes."""
-    for name, text in BEFORE.items():
+    for name, data in BEFORE.items():
         path = tmp_path / "project" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(data)
+    with closing(sqlite3.connect(tmp_path / "project" / "study.db")) as study:
+        study.execute("create table runs (name)")
+        study.commit()
+    for name, data in DATA.items():
+        web.put(f"/{name}", data)
     return tmp_path / "project"
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path: Path, web: Web) -> dict[str, str]:
     """Of a user whose home and folder for temporary files are the test's."""
     (tmp_path / "tmp").mkdir()
-    return {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
+    os.mkfifo(tmp_path / "sign")
+    return {
+        "HOME": str(tmp_path / "home"),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "SERVER": web.url(),
+        "SIGN": str(tmp_path / "sign"),
+        "PROOF": str(tmp_path / "proof"),
+        "STOP": "",
+    }
 
 
 @contextmanager
-def _going(project: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A fetch of the script, which has come to where it hangs; what it says is in `said`."""
+def _stopped(
+    project: Path, environment: dict[str, str], moment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A fetch of the script that hangs at a moment; what it says is in `said`."""
+    sign = os.open(environment["SIGN"], os.O_RDONLY | os.O_NONBLOCK)
     # No pipe: a process that outlives the fetch would keep it open.
     with _said(project).open("wb") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rankup", "fetch", "train.py"],
+            [sys.executable, "-c", COMMAND],
             cwd=project,
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, "STOP": moment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,
             start_new_session=True,
         )
     try:
-        until = time.monotonic() + 120
-        while not (project / "ready").exists():
-            assert process.poll() is None, _said(project).read_text()
-            assert time.monotonic() < until, "the script did not start"
-            time.sleep(0.05)
+        ready, _, _ = select.select([sign], [], [], 120)
+        assert ready, _said(project).read_text()
         yield process
     finally:
+        os.close(sign)
         process.kill()
         process.wait(60)
         for state in _states(project):
             for left in marked(str(state)):
-                left.kill()
+                os.kill(left, signal.SIGKILL)
 
 
 def _said(project: Path) -> Path:
     return project.parent / "said"
 
 
-def _files(project: Path) -> dict[str, str]:
+def _files(project: Path) -> dict[str, bytes]:
     return {
-        str(path.relative_to(project)): path.read_text()
+        str(path.relative_to(project)): path.read_bytes()
         for path in project.rglob("*")
         if path.is_file() and path.relative_to(project).parts[0] != ".rankup"
     }
@@ -108,13 +179,49 @@ def _states(project: Path) -> list[Path]:
     return list((project / ".rankup").glob("fetch-*"))
 
 
-def test_ctrl_c_puts_the_files_back_and_a_second_fetch_has_waited_for_it(
-    project: Path, environment: dict[str, str], tmp_path: Path
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment_while_a_job_writes_there_nothing_of_either_is_lost(
+    project: Path,
+    environment: dict[str, str],
+    rankup_here: RunRankup,
+    moment: str,
 ) -> None:
-    """At once, each would take the other's half written files for the user's."""
-    with _going(project, environment) as fetch:
+    with _stopped(project, environment, moment) as fetch:
+        before = _files(project)
+        [*states] = _states(project)
+        # Under names that the script has taken in its copy, too.
+        job = {"results.txt": b"of a job", "last.pt": b"of a job", "runs/new": b"of a job"}
+        job["b.bin"] = before.get("b.bin", b"of a job")
+        for name, data in job.items():
+            (project / name).write_bytes(data)
+        with (project / "train.log").open("ab") as log:
+            log.write(b" of a job")
+        fetch.kill()
+        fetch.wait(60)
+        database = before.pop("study.db")
+        came = {name: data for name, data in before.items() if name in DATA}
+        assert before == {**BEFORE, **came}
+        assert came == {name: DATA[name] for name in came}, "no half a file"
+        expected = {**before, **job, "train.log": b"line of a job", "study.db": database}
+        assert _files(project) == expected
+        # The next one clears up after it, and brings what is missing.
+        done = rankup_here(["fetch", "train.py"], cwd=project, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert _files(project) == {**expected, **DATA, "b.bin": job["b.bin"]}
+        assert _states(project) == []
+        assert [marked(str(state)) for state in states] == [[] for _ in states]
+        assert list(Path(environment["TMPDIR"]).iterdir()) == []
+
+
+def test_ctrl_c_ends_all_and_a_second_fetch_has_waited_for_it(
+    project: Path, environment: dict[str, str]
+) -> None:
+    """It finds what the first one has brought."""
+    with _stopped(project, environment, "downloaded") as fetch:
         [state] = _states(project)
-        (project / "other.py").write_text("open('report.txt', 'w').write('other')")
+        before = _files(project)
+        (project / "other.py").write_text("print('other')")
         second = subprocess.Popen(
             [sys.executable, "-m", "rankup", "fetch", "other.py"],
             cwd=project,
@@ -134,43 +241,13 @@ def test_ctrl_c_puts_the_files_back_and_a_second_fetch_has_waited_for_it(
             second.wait(60)
     said = _said(project).read_text()
     assert fetch.returncode == 130, said
-    del (after := _files(project))["other.py"]
-    assert after == {**BEFORE, "ready": ""}
-    for line in ("report.txt is as it was before", "train.log is as long as before", "stopped"):
-        assert line in said
+    after = _files(project)
+    del after["other.py"]
+    assert after == {**before, **DATA}
+    assert "stopped; " in said
     assert "Traceback" not in said
-    assert (_states(project), list((tmp_path / "tmp").iterdir())) == ([], [])
+    assert (_states(project), list(Path(environment["TMPDIR"]).iterdir())) == ([], [])
     assert marked(str(state)) == []
-
-
-def test_after_kill_9_the_next_fetch_puts_the_files_back(
-    project: Path, environment: dict[str, str], tmp_path: Path, rankup_here: RunRankup
-) -> None:
-    """But not what a job has written since the kill."""
-    with _going(project, environment) as fetch:
-        [state] = _states(project)
-        fetch.kill()
-        fetch.wait(60)
-        assert _files(project) != {**BEFORE, "ready": ""}
-        (project / "results.txt").write_text("of a job")
-        later = time.time() + 60
-        os.utime(project / "results.txt", (later, later))
-        (project / "other.py").write_text("print('hello')")
-        done = rankup_here(["fetch", "other.py"], cwd=project, env=environment)
-        assert "an earlier fetch was killed; its script's files are put back" in done.stderr
-        said = "results.txt was written since, and stays as it is; the old one is "
-        assert said in done.stderr
-        after = _files(project)
-        [old] = project.glob(".results.txt.rankup-*")
-        for name in ("other.py", old.name):
-            del after[name]
-        assert after == {**BEFORE, "ready": "", "results.txt": "of a job"}
-        assert old.read_text() == BEFORE["results.txt"]
-        assert (_states(project), list((tmp_path / "tmp").iterdir())) == ([], [])
-        assert marked(str(state)) == []
-        # Once is enough.
-        again = rankup_here(["fetch", "other.py"], cwd=project, env=environment)
-        assert "an earlier fetch" not in again.stderr
 
 
 @pytest.mark.slow
@@ -187,7 +264,7 @@ def test_where_no_namespace_is_allowed_python_refuses_connections(
         "torch.nn.Linear(2, 2)(torch.zeros(1, 2)).sum().backward()\n"
     )
     refusal = "no network namespace: not allowed"
-    monkeypatch.setattr(alone, "refusal", lambda timeout=30.0: refusal)
+    monkeypatch.setattr(namespace, "refusal", lambda timeout=30.0: refusal)
     done = rankup_here(["fetch", "--only-proof", "tiny.py"], cwd=project, env=environment)
     assert done.returncode == 0, done.stderr
     assert refusal in done.stderr

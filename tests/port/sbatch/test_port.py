@@ -229,6 +229,9 @@ def test_cores_that_were_asked_for_as_tasks_are_kept(tmp_path: Path) -> None:
 
 def test_what_hides_gpus_is_named_where_it_cannot_go(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH --gres=gpu:1\n{}\npython train.py\n"
+    last = "#!/bin/bash\n#SBATCH --gres=gpu:1\npython train.py\nCUDA_VISIBLE_DEVICES=0 "
+    tail = port(beside(tmp_path, last)).text.splitlines()[-2:]
+    assert tail == ["# rankup port: CUDA_VISIBLE_DEVICES=0", "exit $rankup_status"]
     for line in ("export CUDA_VISIBLE_DEVICES=0; cd x", "if a; then CUDA_VISIBLE_DEVICES=0; fi"):
         done = port(beside(tmp_path, text.format(line)))
         assert f"\n{line}\n" in done.text
@@ -287,6 +290,7 @@ REFUSED = [
     (ONE + "python other.py\n", None),
     ("#!/bin/bash\n#SBATCH -N1\npython a.py\npython b.py\n", "cannot be told"),
     (MANY, "several nodes already"),
+    (ONE.replace("python -u", "nsys profile -o a python"), "nsys profiles it"),
     (ONE.replace("python -u", "uv run"), "uv starts it in an environment of its own"),
     (ONE.replace("\nsrun --label", '\nrun() { "$@"; }\nrun'), "the function run starts it"),
     (
@@ -300,6 +304,7 @@ REFUSED = [
         "in a variable",
     ),
     (ONE.replace("--label", "--container-image=a#b"), "--container IMAGE"),
+    (ONE.replace("python -u train.py", "bash -c 'torchrun train.py'"), "by a shell"),
     (ONE.replace("srun --label", "srun --label 2>err.txt"), "redirection"),
     (ONE + "for name do echo; done\n", "port cannot"),
 ]

@@ -28,7 +28,6 @@ from ...slurm.client import Client
 from ...slurm.hostlist import expand
 from ...slurm.partitions import Partition
 from ..env import staleness
-from ..killed import Killed, killed
 from ..needs import Unmet, unmet
 from . import quota
 from .deadline import Deadline, Readings, reading, start
@@ -326,11 +325,6 @@ class Facts(Readings):
     def unmet(self) -> list[Unmet] | None:
         """The things that rankup.toml lists and that are not there; None where it lists none."""
         return unmet(self.config) if self.config.fetch else None
-
-    @reading
-    def killed(self) -> list[Killed]:
-        """Fetches that were killed."""
-        return list(killed(self.project))
 
     def staleness(self, folder: Path) -> str:
         """Return why an environment is older than its files, else nothing."""

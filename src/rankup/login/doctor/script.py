@@ -18,7 +18,6 @@ from ...script.modules import Import
 from ...script.modules import imports as read_imports
 from ...script.source import read
 from .. import record, words
-from ..killed import killed
 from ..question import Answer, error, ok, question, warning
 from .facts import Facts
 
@@ -129,9 +128,7 @@ def data(facts: Facts) -> Iterator[Answer]:
     downloads that reading it finds. Files that the script made for itself
     (`runs/.../config.json`, a first checkpoint) are not asked for.
 
-    Records are looked for in the project, and in the folder of the script. A fetch that was killed
-    is told of, too: some of your files are then as the script left them, until the next fetch of a
-    script in that folder has put them back.
+    Records are looked for in the project, and in the folder of the script.
 
     Without a network a download in the job fails, and Slurm bills the nodes that wait for it.
 
@@ -140,8 +137,6 @@ def data(facts: Facts) -> Iterator[Answer]:
           -> rankup fetch train.py, with its arguments
     WARN  train.py  2 items fetched on 2026-11-20T10:00:00+00:00 are there; changed since it was fetched: model.py [RK526]
           -> rankup fetch train.py --lr 1
-    WARN  .rankup   an earlier fetch of train.py was killed, and 1 file is as it left it: results.csv [RK526]
-          -> rankup fetch train.py --lr 1 puts back what was there before
     ```
 
     It is an error where something is gone, or where the start without a network failed:
@@ -162,9 +157,6 @@ def data(facts: Facts) -> Iterator[Answer]:
         yield _never_fetched(facts, downloads)
     else:
         yield _fetched(facts, found, exact)
-    for folder in record.folders(facts.project, facts.script)[1:]:
-        for one in killed(folder):
-            yield warning(one.what, one.todo, ".rankup")
 
 
 @question("RK527", "what rankup.toml lists is there", "[fetch]")
@@ -188,8 +180,6 @@ def needs(facts: Facts) -> Iterator[Answer]:
         yield ok("all that rankup.toml lists is there")
     for lacking in facts.unmet or ():
         yield error(f"{lacking.what}: {lacking.why}", lacking.todo)
-    for one in facts.killed:
-        yield warning(one.what, one.todo, ".rankup")
 
 
 @question("RK528", "the script is ready for many ranks", "script")

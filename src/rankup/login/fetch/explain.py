@@ -1,17 +1,18 @@
-"""What became of a start, in words: how far the script got, and why no further."""
+"""A start in words: how far the script got, why no further, and what it wants of the network."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from .events import Event, of
-from .progress import size
-from .sources import broken_off
-from .supervise import Ended, Limits
+from ...base.amounts import size
+from ...sandbox.events import Event, of
+from ...sandbox.watch import Ended, Limits
+from .came import broken_off, made, same_name
 
 # Names of exceptions that speak of the network, as Python or the libraries print them.
 _CUT = re.compile(
@@ -33,14 +34,20 @@ _STOPS = {
     "backward": "first backward",
     "step": "first step of an optimizer",
 }
-# What torchrun or srun would have set; `inside.distributed` sets it.
+# What torchrun or srun would have set; `sandbox.inside.devices` sets it.
 _NAMES = r"(?:(?:LOCAL_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|SLURM_[A-Z_]+)"
 _RANK = re.compile(f"KeyError: '?{_NAMES}'?")
 _RANK_OF_NONE = re.compile(f"environ.*{_NAMES}|getenv.*{_NAMES}")
 
+_OFFLINE = re.compile(
+    r"LocalEntryNotFound|OfflineModeIsEnabled|offline|couldn't connect to|couldn't reach"
+    r"|outgoing traffic has been disabled|in the (?:local|disk) cache",
+    re.IGNORECASE,
+)
+_QUOTED = re.compile(r"'([^'\n]+)'\s*$")
 # A frame as a traceback or faulthandler prints it.
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+),? in (\S+)')
-_NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<|/rankup/login/fetch/")
+_NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<|/rankup/sandbox/")
 
 
 @dataclass(frozen=True)
@@ -50,15 +57,13 @@ class Outcome:
     Attributes:
         reached: what stopped it as it should ("first batch and forward"); empty if nothing did.
         lines: why not, and what to do.
-        wants_gpu: it may come further where it is told that there is a GPU.
-        wants_world: it may come further as the one rank of a world.
+        pretend: it may come further where it is told of a GPU, and of a launcher.
         cut: it ended because the network did.
     """
 
     reached: str = ""
     lines: tuple[str, ...] = ()
-    wants_gpu: bool = False
-    wants_world: bool = False
+    pretend: bool = False
     cut: bool = False
 
 
@@ -107,7 +112,7 @@ def _ended_itself(events: Sequence[Event], ended: Ended, limits: Limits, far: st
     code = end.number("code")
     if asked := _gpu_before_batch(events):
         why = f"the script ended with code {code} after it had asked for a GPU ({asked})"
-        return Outcome(lines=(why,), wants_gpu=True)
+        return Outcome(lines=(why,), pretend=True)
     if code:
         return Outcome(lines=(f"the script ended with code {code}; {far}",))
     advice = "is it the script that trains, and does it need arguments?"
@@ -119,11 +124,14 @@ def _raised(end: Event, events: Sequence[Event], limits: Limits, far: str) -> Ou
     kind, error = end.text("type"), end.text("error")
     ended = f"the script ended with {kind}"
     if _wants_rank(kind, end.text("message"), error):
-        return Outcome(lines=(f"{ended}: it expects to be one of several",), wants_world=True)
+        return Outcome(lines=(f"{ended}: it expects to be one of several",), pretend=True)
+    for event in of(events, "refused"):
+        if event.text("path") and event.text("path") in end.text("message"):
+            return Outcome(lines=(f"{ended}: {refused(event)}",))
     why, cut = _cause(f"{kind}: {end.text('message')}", events, limits)
     asked = _gpu_before_batch(events)
     if not why and asked and _GPU.search(error):
-        return Outcome(lines=(f"{ended}; it asked for a GPU ({asked})",), wants_gpu=True)
+        return Outcome(lines=(f"{ended}; it asked for a GPU ({asked})",), pretend=True)
     return Outcome(lines=(f"{ended}; {why or far}",), cut=cut)
 
 
@@ -147,7 +155,6 @@ def how_far(events: Sequence[Event]) -> str:
     steps = (
         ("batch", "it had drawn a batch, and no forward followed"),
         ("forward", "it had done a forward without a batch from a DataLoader"),
-        ("walk", "it was drawing all samples, which are downloaded one by one"),
         ("gpu", "it had asked for a GPU, and drawn no batch"),
     )
     for kind, words in steps:
@@ -205,3 +212,120 @@ def users_frames(text: str) -> list[str]:
         for file, line, name in _FRAME.findall(text)
         if not _NOT_THE_USERS.search(file)
     ]
+
+
+def refused(event: Event) -> str:
+    """Return the line for a file that the script was not allowed to change."""
+    return (
+        f"{event.text('what')} was refused ({event.where}): a copy of the script runs, which by an "
+        "absolute path may make new files, and change none; give it another place for its output"
+    )
+
+
+@dataclass(frozen=True)
+class First:
+    """What the start with a network, just before, has shown.
+
+    Attributes:
+        reached: it came to training.
+        files: what it has left.
+    """
+
+    events: Sequence[Event]
+    reached: bool
+    files: Collection[str]
+
+
+def wanted(events: Sequence[Event]) -> list[str]:
+    """What a start without a network asked the network for, and where in the user's code.
+
+    The last of each address, since only what came last can have ended it.
+    """
+    return [f"{address} ({where})" if where else address for address, where in _wanted(events)]
+
+
+def _wanted(events: Sequence[Event]) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    urls = [event.text("url") for event in of(events, "url")]
+    named = {urlsplit(url).hostname for url in urls}
+    for event in of(events, "url", "connect"):
+        host, port = event.text("host"), event.number("port")
+        address = event.text("url") or (f"{host}:{port}" if port else host)
+        if address and host not in named:
+            found.pop(address, None)
+            found[address] = event.where
+    # Of other programs nothing is seen but the URLs that they were given.
+    last = next(iter(reversed(of(events, "spawn"))), None)
+    for word in last.texts("words") if last is not None else ():
+        if "://" in word:
+            found.setdefault(word, last.where if last is not None else "")
+    return list(found.items())
+
+
+def missing(
+    events: Sequence[Event],
+    ended: Ended,
+    limits: Limits,
+    first: First | None,
+    folder: Path,
+    most: int = 5,
+) -> list[str]:
+    """Why a start without a network failed: its own error, and what it asked the network for.
+
+    Args:
+        first: the start with a network of the same command; None where there was none.
+        folder: where it ran.
+    """
+    lines: list[str] = []
+    end = next((event for event in reversed(of(events, "end")) if event.text("type")), None)
+    asked = _wanted(events)
+    if end is not None and end.text("type") != "SystemExit":
+        message = next(iter(end.text("message").strip().splitlines()), "")
+        place = _raised_at(end.text("error"))
+        lines.append(f"{end.text('type')}{place}: {message}".rstrip(": "))
+    else:
+        lines += outcome(events, ended, limits).lines
+    if asked:
+        lines += [f"it wanted {one}" for one in wanted(events)[-most:]]
+        lines += _at_every_start(asked[-1][0], first)
+    elif reason := _local(end, folder):
+        lines.append(reason)
+    elif not _OFFLINE.search(" ".join(lines)):
+        lines.append(_otherwise(first))
+    return lines
+
+
+def _at_every_start(url: str, first: First | None) -> list[str]:
+    """Advice for a script that does not look whether the file is there already."""
+    if first is None or not first.reached:
+        return []
+    for one in made(first.events):
+        if one.url == url and one.path in first.files and same_name(one.path, url):
+            path = os.path.relpath(one.path)
+            shown = one.path if path.startswith("..") else path
+            return [f"it downloads at every start: let it look for {shown} first"]
+    return []
+
+
+def _local(end: Event | None, folder: Path) -> str:
+    """What an error says of files that has nothing to do with the network."""
+    if end is None:
+        return ""
+    if end.text("type") == "FileExistsError":
+        return "it starts only where this is not there: a job will not start either"
+    name = _QUOTED.search(end.text("message"))
+    if end.text("type") != "FileNotFoundError" or name is None:
+        return ""
+    relative = "" if os.path.isabs(name[1]) else f", relative to {folder}"
+    return f"{name[1]} is not here{relative}"
+
+
+def _otherwise(first: First | None) -> str:
+    if first is not None and first.reached:
+        return "it asked for nothing from the network: the second start went another way"
+    return "it asked for nothing from the network: that is not why it failed"
+
+
+def _raised_at(error: str) -> str:
+    frames = users_frames(error)
+    return f" at {frames[-1]}" if frames else ""

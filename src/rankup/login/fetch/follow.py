@@ -6,15 +6,15 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from .events import Event, Journal
-from .progress import say, size
+from ...base.amounts import size
+from ...base.text import say
+from ...sandbox.events import Event, Journal
 
 _RECENT = 50  # files that may still grow; with more, the older ones are taken to be whole
-
-_TOUCH = 1.0  # seconds
 
 
 class Follow:
@@ -23,29 +23,24 @@ class Follow:
     On a terminal a line comes each second at most, elsewhere every ten, and only with news.
 
     Args:
-        alive: a file that is touched: once we are killed, its time says when.
+        place: where a path of an event lies while the script runs.
     """
 
-    def __init__(self, journal: Journal, alive: Path, *, quiet: bool) -> None:
+    def __init__(self, journal: Journal, place: Callable[[str], Path], *, quiet: bool) -> None:
         self._journal = journal
-        self._alive = alive
-        self._touched = float("-inf")
+        self._place = place
         self._every = float("inf") if quiet else (1.0 if sys.stderr.isatty() else 10.0)
         self._said = time.monotonic()
-        self._line = self._url = self._walk = ""
+        self._line = self._url = ""
         self._whole = 0
         self._growing: list[str] = []
 
     def __call__(self) -> bool:
-        """Whether a process has written that all is done."""
+        """Return True once a process has written that all is done."""
         found = self._journal.read()
         for event in found:
             self._take(event)
         now = time.monotonic()
-        if now - self._touched > _TOUCH:
-            self._touched = now
-            with suppress(OSError):  # of another fetch by now, which has removed the folder
-                self._alive.touch()
         if now - self._said > self._every:
             self._said = now
             self._tell()
@@ -56,23 +51,26 @@ class Follow:
             self._say(f"not watched: {event.text('what')}: {event.text('error')}")
         elif event.kind == "url":
             self._url = event.text("url")
-        elif event.kind == "walk":
-            done, of = event.number("done"), event.number("of")
-            self._walk = f", sample {done}" + (f" of {of}" if of else "")
         elif event.kind == "open" and event.values.get("existed") is False:
             self._growing.append(event.text("path"))
         elif event.kind == "rename" and event.text("from") in self._growing:
             self._growing[self._growing.index(event.text("from"))] = event.text("to")
         while len(self._growing) > _RECENT:
-            self._whole += _size(self._growing.pop(0))
+            self._whole += self._size(self._growing.pop(0))
 
     def _tell(self) -> None:
-        came = self._whole + sum(map(_size, self._growing))
+        came = self._whole + sum(map(self._size, self._growing))
         url = f", {self._url}" if self._url else ""
-        line = f"{size(came)} so far{self._walk}{url}" if came or url or self._walk else ""
+        line = f"{size(came)} so far{url}" if came or url else ""
         if line != self._line:
             self._line = line
             self._say(line)
+
+    def _size(self, path: str) -> int:
+        for place in (self._place(path), Path(path)):
+            with suppress(OSError):
+                return os.stat(place).st_size
+        return 0
 
     def _say(self, line: str) -> None:
         fresh_line()
@@ -93,9 +91,3 @@ def fresh_line() -> None:
             with open("/proc/self/fd/2", "rb") as file:
                 if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0:
                     os.write(2, b"" if file.read(1) == b"\n" else b"\n")
-
-
-def _size(path: str) -> int:
-    with suppress(OSError):
-        return os.stat(path).st_size
-    return 0

@@ -224,8 +224,8 @@ def _blocks(response: httpx.Response, position: int, total: int | None) -> Itera
             yield block if total is None else block[: total - position]
             position += len(block)
             if total is not None and position >= total:
-                return
-        if total is None:
+                break
+        if total is None or position >= total:
             return
     except httpx.ReadTimeout:
         why = "the server sent nothing more"

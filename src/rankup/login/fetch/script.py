@@ -1,38 +1,38 @@
-"""`rankup fetch SCRIPT`: run it until it trains, say what came, and prove that it suffices."""
+"""`rankup fetch SCRIPT`: run a copy until it trains, keep what came, prove that it suffices."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from ...base import lock
 from ...base.errors import EXIT_FAILED, UserError
-from ...base.text import clean
+from ...base.text import clean, say
+from ...sandbox import copies
+from ...sandbox.events import Event, inside, of
+from ...sandbox.watch import Interrupt, Limits, default_memory
 from ...site import places
 from ...site.caches import Caches, caches
 from ...site.config import Config
 from ...site.profile import Profile
 from .. import code, offline, record
 from ..record import Item, Record
-from . import arrived, events, needed, said, state
-from .attempt import Attempt, Start
-from .progress import say
-from .proof import Proved
-from .recover import recover
+from . import came, explain
 from .request import Request
-from .starts import Starts
-from .supervise import Interrupt, Limits, default_memory
+from .start import Attempt, Proved, Start, first, prove, show
 from .unreached import unreached
 
 _NAMED = 5  # files that the script has made, by name
+_LAZY = "its samples are downloaded one by one while batches are drawn"
 
 
 def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, int]:
-    """Fetch what a script downloads until it trains; what is to be kept of it, and the exit code.
+    """Fetch what a script downloads until it trains; return what is kept of it, and the exit code.
 
     What the script prints goes through, to stderr where the command's own output is JSON.
 
@@ -48,7 +48,8 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
     start = Start(
         script=script,
         args=request.args,
-        area=state.area(project),
+        roots=_roots(project, script),
+        area=copies.area(project),
         home=Path.home(),
         caches=own,
         variables=dict(os.environ),
@@ -56,13 +57,20 @@ def fetch(request: Request, config: Config, profile: Profile) -> tuple[Record, i
         limits=Limits(request.seconds, request.memory_bytes or default_memory()),
         stdout=2 if request.as_json else None,
     )
-    # Of two starts at once in a folder, each would take the other's outputs for old files.
+    # One after the other: the second one finds what the first has brought.
     with lock.held(start.area / "project", say, doing="fetching") as held:
         start = replace(start, check=held.check)
-        recover(start.area, Path.cwd())
+        copies.sweep(start.area)
         earlier = record.find(project, record.script_key(script, request.args))
-        with Interrupt() as interrupt:
-            return _Fetch(request, start, own, profile, earlier, interrupt).run()
+        with Interrupt() as interrupt, ExitStack() as stack:
+            return _Fetch(request, start, own, profile, earlier, interrupt, stack).run()
+
+
+def _roots(project: Path, script: Path) -> tuple[Path, ...]:
+    """Return the folders that the script may write to by relative paths."""
+    here = Path.cwd().resolve()
+    top = project if here.is_relative_to(project) else here
+    return tuple(dict.fromkeys((top, here, script.parent)))
 
 
 class _Fetch:
@@ -76,51 +84,82 @@ class _Fetch:
         profile: Profile,
         earlier: Record | None,
         interrupt: Interrupt,
+        stack: ExitStack,
     ) -> None:
         self._request = request
-        self._starts = Starts(start, interrupt)
+        self._start = start
         self._caches = own
         self._profile = profile
         self._earlier = earlier
         self._interrupt = interrupt
+        self._stack = stack
         self._items: tuple[Item, ...] = earlier.items if earlier else ()
         self._offline: Mapping[str, str] = earlier.offline if earlier else {}
         self._code = code.digests(start.script)  # as it is started, whatever is edited meanwhile
+        self._came: frozenset[str] = frozenset()  # paths of this start
+        self._problems: list[str] = []
 
     def run(self) -> tuple[Record, int]:
-        try:
-            return self._run()
-        finally:
-            self._starts.tell_files()
-
-    def _run(self) -> tuple[Record, int]:
         shown = clean(self._request.script or "")
         most = f"{self._request.time} at most"
         if self._request.only_proof:
             say(f"starting {shown} without a network, until it trains ({most})")
-            return self._judge(self._starts.prove(self._offline))
-        say(f"running {shown} here, without a GPU, until it trains ({most})")
-        done = self._starts.run()
-        for one in self._starts.first:
-            self._items = self._came(one)
-        if not done.outcome.reached:
+            return self._judge(self._prove(None), ())
+        say(f"running {shown} here, in a copy and without a GPU, until it trains ({most})")
+        done, self._start = self._stack.enter_context(first(self._start, self._interrupt))
+        others = self._move_in(done)
+        for event in self._refused(done.events):
+            say(f"note: {explain.refused(event)}")
+        if not done.outcome.reached or self._problems:
             self._show_items()
-            return self._record("none", "; ".join(done.outcome.lines)), self._failed()
-        self._offline = _offline(done)
+            why = [*done.outcome.lines, *self._problems]
+            return self._record("none", "; ".join(why)), self._failed()
+        self._offline = _offline(done.events)
+        if lazy := of(done.events, "lazy"):
+            self._show_items()
+            note = f"{_LAZY} ({lazy[0].where}), and only the first ones are here"
+            say(f"{note}: let it download all before it trains; if these are all, run this again")
+            return self._record("none", note), EXIT_FAILED
         say(f"it trains (reached its {done.outcome.reached}); now without a network")
-        return self._judge(self._starts.prove(self._offline))
+        before = explain.First(done.events, True, self._came)
+        proved = self._prove(before)
+        if proved.proof == "failed" and others and proved.attempt.ended.why == "exit":
+            say("once more, with what the script has made of what came")
+            proved = self._with_others(done, others, before) or proved
+        return self._judge(proved, done.events)
 
-    def _judge(self, proved: Proved) -> tuple[Record, int]:
+    def _prove(self, before: explain.First | None) -> Proved:
+        return self._stack.enter_context(prove(self._start, self._offline, self._interrupt, before))
+
+    def _with_others(
+        self, done: Attempt, others: Sequence[str], before: explain.First
+    ) -> Proved | None:
+        """Prove it with the script's own new files, too; those that it needs move in."""
+        extra = (done.box, others)
+        context = prove(self._start, self._offline, self._interrupt, before, extra)
+        proved = self._stack.enter_context(context)
+        if proved.proof in ("failed", "none"):
+            return None
+        second = proved.attempt.events
+        again = {event.text("path") for event in of(second, "open")}
+        again |= {event.text("to") for event in of(second, "rename")}
+        kept = [path for path in others if path not in again]
+        self._problems += proved.attempt.box.move_in(kept)
+        own = [item for path in kept if (item := _own_item(path))]
+        self._items = came.with_earlier(tuple(own), self._items)
+        return proved
+
+    def _judge(self, proved: Proved, before: Sequence[Event]) -> tuple[Record, int]:
         done = proved.attempt
+        show(done, self._start)
         if proved.proof in ("namespace", "blocked"):
-            self._items = needed.without_outputs(self._items, done.events)
+            self._items = came.without_outputs(self._items, done.events)
         if self._request.only_proof:
-            self._offline = {**self._offline, **_offline(done)}
-            for event in events.of(done.events, "problem"):
+            self._offline = {**self._offline, **_offline(done.events)}
+            for event in of(done.events, "problem"):
                 say(f"not watched: {event.text('what')}: {event.text('error')}")
         else:
             self._show_items()
-        self._starts.tell_files()
         if proved.proof == "none":
             for line in proved.lines:
                 say(line)
@@ -132,7 +171,7 @@ class _Fetch:
             # That our own limits ended it says something only where they let the first start pass.
             limited = self._request.only_proof and done.ended.why in ("time", "memory")
             return self._record("none" if limited else "failed", proved.note), EXIT_FAILED
-        notes = [*proved.lines, *self._unreached(done)]
+        notes = [*proved.lines, *self._unreached([*before, *done.events])]
         for line in notes:
             say(f"note: {line}")
         how = "network namespace" if proved.proof == "namespace" else "Python's connections blocked"
@@ -140,37 +179,64 @@ class _Fetch:
         self._print(f"proved: starts without a network ({how}), {reached}")
         return self._record(proved.proof, "; ".join(notes)), 0
 
-    def _unreached(self, done: Attempt) -> list[str]:
+    def _unreached(self, seen: Sequence[Event]) -> list[str]:
         """What a job may want later, and would not find."""
-        start = self._starts.start
-        seen = [event for one in (*self._starts.first, done) for event in one.events]
+        start = self._start
         lines = unreached(start.script, start.args, seen, self._items, start.cache_folders)
         return [f"not reached by this start, and not here: {line}" for line in lines]
 
-    def _came(self, done: Attempt) -> tuple[Item, ...]:
-        folders = [path for path in self._starts.start.cache_folders if path.is_dir()]
+    def _refused(self, seen: Sequence[Event]) -> list[Event]:
+        return list({event.text("what"): event for event in of(seen, "refused")}.values())
+
+    def _move_in(self, done: Attempt) -> list[str]:
+        """Move in what came with a start; return the other new files of its copy."""
+        folders = [path for path in self._start.cache_folders if path.is_dir()]
         folders += [path / "hub" for path in folders]
-        gone = done.undone.removed | done.undone.restored
-        ignored = (*done.ignored, *map(Path, self._code))  # saved a moment ago, maybe
-        new = arrived.items(done.events, gone, ignored, Path.cwd(), folders)
-        return arrived.with_earlier(new, self._items)
+        files = came.made(done.events)
+        known = {one.path for one in files}
+        new = [path for path in done.box.new_files() if came.whole(path)]
+        files += came.of_programs(done.events, [path for path in new if path not in known])
+        files = [one for one in files if one.path not in {*self._code, *done.unfinished}]
+        needs = came.needed(files, done.events, folders)
+        tops = {os.path.dirname(path) for path in needs} & came.new_folders(done.events)
+        links = {path for path in new if done.box.inside(path).is_symlink()}
+        moving = [
+            path
+            for path in new
+            if path in needs or (path in links and os.path.dirname(path) in tops)
+        ]
+        self._problems += done.box.move_in(moving)
+        for line in self._problems:
+            say(line)
+        for path in came.renewed(done.events):
+            if path not in done.unfinished and done.box.holds(path):
+                say(
+                    f"{path} was downloaded anew, since the script does not take what is there; "
+                    "remove it, and fetch again"
+                )
+        self._came = frozenset(filter(os.path.exists, needs))
+        for path in sorted(done.unfinished):
+            outside = os.path.exists(path) and not done.box.holds(path)
+            if outside and came.whole(path) and not inside(path, folders):
+                say(f"{path} was not finished, and stays where it is: look at it")
+        here = came.items(files, done.events, folders, needs)
+        self._items = came.with_earlier(here, self._items)
+        left = {one.path for one in files} - needs - links
+        return [path for path in new if path in left and path not in moving]
 
     def _show_items(self) -> None:
-        changed = self._starts.changed
-        self._items = tuple(
-            one for one in self._items if os.path.exists(one.path) and one.path not in changed
-        )
-        came = [one for one in self._items if one.needed]
-        if came:
+        self._items = tuple(one for one in self._items if os.path.exists(one.path))
+        here = [one for one in self._items if one.needed]
+        if here:
             self._print("here now:")
-            for line in arrived.table(came):
+            for line in came.table(here):
                 self._print(line)
-        own = [said.shown(one.path, Path.cwd()) for one in self._items if not one.needed]
+        own = [_shown(one.path) for one in self._items if not one.needed]
         if own:
             more = f" and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
             self._print(f"made by the script, kept: {', '.join(own[:_NAMED])}{more}")
         mounted = {one.path: places.mounted(self._profile, Path(one.path)) for one in self._items}
-        for path in arrived.unseen_by_jobs(self._items, mounted):
+        for path in came.unseen_by_jobs(self._items, mounted):
             say(f"warning: compute nodes do not see {path}; put it into the project or scratch")
 
     def _print(self, line: str) -> None:
@@ -184,7 +250,7 @@ class _Fetch:
         if self._interrupt.number is not None and self._earlier is not None:
             return self._earlier  # a start that was broken off proves nothing new
         done = Record(
-            key=record.script_key(self._starts.start.script, self._starts.start.args),
+            key=record.script_key(self._start.script, self._start.args),
             at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             items=self._items,
             variables=self._caches.variables(),
@@ -199,6 +265,19 @@ class _Fetch:
         return self._earlier
 
 
-def _offline(done: Attempt) -> dict[str, str]:
-    names = [name for event in events.of(done.events, "modules") for name in event.texts("names")]
+def _offline(events: Sequence[Event]) -> dict[str, str]:
+    names = [name for event in of(events, "modules") for name in event.texts("names")]
     return offline.variables(names)
+
+
+def _own_item(path: str) -> Item | None:
+    try:
+        return Item(Path(path).name, "", path, os.stat(path).st_size)
+    except OSError:
+        return None
+
+
+def _shown(path: str) -> str:
+    """A path, relative to the current folder where it lies in it."""
+    here = Path.cwd()
+    return os.path.relpath(path, here) if Path(path).is_relative_to(here) else path

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.urls import public
+from ...sandbox import events as journal
+from ...sandbox.events import Event
 from ...script.downloads import Download, read
 from ..record import Item
-from . import events as journal
-from .events import Event
-from .sources import same_name
+from .came import same_name
 
 
 def unreached(

@@ -30,12 +30,15 @@ _CHOICES = words(
 _PARTS = re.compile(r"ind(?:ex|ices)?|perm|idx|split", re.IGNORECASE)
 _INDICES = re.compile(r"ix|idx|i|j|.*(?:ind|batch|start|sel|pos).*", re.IGNORECASE)
 _WORKERS = "worker_init_fn"
+_GENERATORS = words(
+    "numpy.random.default_rng numpy.random.RandomState random.Random torch.Generator"
+)
 
 
 def draws(file: File, node: ast.AST) -> list[ast.expr]:
     """The random draws in an expression, with methods called on them: `torch.rand(1).item()`."""
     found: list[ast.expr] = []
-    for call in _drawing(file, node):
+    for call in dict.fromkeys([*_drawing(file, node), *draws_by_own(file, node)]):
         whole: ast.expr = call
         while isinstance(up := file.names.parents[whole], ast.Attribute):
             around = file.names.parents[up]
@@ -44,6 +47,37 @@ def draws(file: File, node: ast.AST) -> list[ast.expr]:
             whole = around
         found.append(whole)
     return found
+
+
+def own_generator(file: File, node: ast.AST | None) -> bool:
+    """True of a generator that a script makes with one seed for all ranks: `default_rng(0)`."""
+    names = file.names
+    made: list[ast.AST] = []
+    if isinstance(node, ast.Name):
+        made = [one.node for one in names.bindings(node.id, names.scope(node))[1]]
+    elif isinstance(node, ast.Attribute) and names.dotted(node) == "":
+        owner = names.enclosing(node, ast.ClassDef)
+        found = names.attributes(owner).get(node.attr, []) if owner is not None else []
+        made = [one.node for one in found]
+    for one in made:
+        if not isinstance(one, ast.Call):
+            continue
+        seeds = arguments_of(one)
+        if isinstance(one.func, ast.Attribute) and one.func.attr == "manual_seed":
+            one = one.func.value
+        if isinstance(one, ast.Call) and names.called(one) in _GENERATORS:
+            return not any(names_rank(seed) for seed in [*seeds, *arguments_of(one)])
+    return False
+
+
+def draws_by_own(file: File, node: ast.AST) -> Iterator[ast.Call]:
+    """The draws in a piece of code from a generator that the script makes."""
+    for call in walk(node):
+        if not isinstance(call, ast.Call) or call_name(call) in SEEDING:
+            continue
+        method = isinstance(call.func, ast.Attribute) and own_generator(file, call.func.value)
+        if method or own_generator(file, argument(call, "generator")):
+            yield call
 
 
 def _drawing(file: File, node: ast.AST) -> Iterator[ast.Call]:

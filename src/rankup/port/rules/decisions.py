@@ -10,14 +10,14 @@ import ast
 from collections.abc import Iterator
 
 from ...script.flow import argument, call_name, given, returned
-from ...script.names import Function
+from ...script.loops import gradients_off
+from ...script.names import Function, mentioned, targets_of
 from ...script.roles import LoopNode
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from ..rewrite.expressions import mentioned, targets_of, turns_gradients_off
 from ..rewrite.losses import function_of
 from ..rewrite.script import Scope, Script
-from .reduced import is_reduction
+from .reduced import shares
 
 # Calls that show or keep a number, or make another of it.
 _HARMLESS = words(
@@ -149,9 +149,7 @@ def _bare(node: ast.expr) -> bool:
 
 def _without_gradients(script: Script, function: Function) -> bool:
     """True of a function that runs a model without gradients, in whole or in part."""
-    if turns_gradients_off(script, function):
-        return True
-    return any(turns_gradients_off(script, one) for one in script.inside(function.body, ast.With))
+    return any(gradients_off(script.file, one) for one in script.inside(function, ast.AST))
 
 
 def _is_given_loader(context: Context, call: ast.Call) -> bool:
@@ -480,7 +478,7 @@ def _gives_a_name(script: Script, call: ast.Call) -> bool:
 def _is_alike(context: Context, node: ast.AST) -> bool:
     """True of a part of what has one value on all ranks."""
     return any(
-        up in context.alike or (isinstance(up, ast.Call) and is_reduction(context.script.file, up))
+        up in context.alike or (isinstance(up, ast.Call) and shares(context.script.file, up))
         for up in (node, *context.script.above(node))
     )
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 
 from ...script.flow import call_name, given
-from ...script.names import COMPREHENSIONS, Function
+from ...script.names import COMPREHENSIONS, Function, mentioned
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from ..rewrite.expressions import mentioned
 from ..rewrite.losses import Kind
 from ..rewrite.training import Loop
 from ..rewrite.values import Values
@@ -210,6 +209,11 @@ class Numbers(Region):
                     up = self._up(up)
                 if isinstance(up, ast.expr):
                     self.wrap(up, kind, f"{script.code(up)} is of the whole batch")
+            for size in script.inside(one.test, ast.expr):
+                counted = self.values.kind(size) is Kind.SIZE and self.alike(one)
+                if counted and not self._covered(size):
+                    text = f"{script.code(size)} is of the whole batch"
+                    self.put(size, [(size, Kind.SUM)], text)
 
     def _up(self, node: ast.AST) -> ast.AST:
         """The expression around a value of which it is read: past `loss.item` to `loss.item()`."""

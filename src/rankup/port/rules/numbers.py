@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ...script.flow import call_name, returned
-from ...script.names import walk
+from ...script.names import made_of, mentioned, walk
 from ...script.roles import Script
 from ...script.source import File
 from ..rewrite.context import Context, Options
@@ -23,7 +23,7 @@ from .evaluation import Leaving, obstacle
 from .facts import ported
 from .guards import guard
 from .metrics import training_numbers
-from .reduced import is_reduction, mentions, tainted
+from .reduced import shares
 from .rule import Hit, Rule
 
 _DECISION, _LOSS = "RK122", "RK126"
@@ -59,7 +59,7 @@ class _Rehearsal(Context):
     def _made_whole(self, node: ast.AST) -> bool:
         """True of what is made of numbers that have been put together before."""
         script, file = self.script, self.script.file
-        if mentions(node) & _whole_names(file, script.scope(node)):
+        if mentioned(node) & _whole_names(file, script.scope(node)):
             return True
         function = script.called(node) if isinstance(node, ast.Call) else None
         if function is None:
@@ -71,7 +71,7 @@ class _Rehearsal(Context):
             for part in (value.elts if isinstance(value, ast.Tuple) else [value])
         ]
         return bool(parts) and all(
-            mentions(part) & whole or _put_together(file, part) for part in parts
+            mentioned(part) & whole or _put_together(file, part) for part in parts
         )
 
     def _lacks(self, node: ast.AST, call: str) -> None:
@@ -87,8 +87,7 @@ def _put_together(file: File, node: ast.AST) -> bool:
         around.append(up)
     choices = [inner for up in around if isinstance(up, ast.IfExp) for inner in walk(up)]
     return any(
-        isinstance(one, ast.Call) and is_reduction(file, one)
-        for one in (*around, *walk(node), *choices)
+        isinstance(one, ast.Call) and shares(file, one) for one in (*around, *walk(node), *choices)
     )
 
 
@@ -97,11 +96,11 @@ def _whole_names(file: File, scope: ast.AST) -> set[str]:
     found: set[str] = set()
     for one in walk(scope):
         if isinstance(one, ast.Assign | ast.Expr) and any(
-            isinstance(call, ast.Call) and is_reduction(file, call) for call in walk(one.value)
+            isinstance(call, ast.Call) and shares(file, call) for call in walk(one.value)
         ):
             changed = one.targets if isinstance(one, ast.Assign) else [one.value]
-            found |= {name for target in changed for name in mentions(target)}
-    return tainted(file, scope, found)
+            found |= {name for target in changed for name in mentioned(target)}
+    return made_of(walk(scope), found)
 
 
 @lru_cache(maxsize=2)
@@ -150,7 +149,7 @@ def _kept(file: File, node: ast.AST) -> bool:
     """True of what a rank adds up or keeps (RK121), or puts together by a name of its own."""
     statement = file.names.statement(node)
     if isinstance(statement, ast.Assign):
-        names = {name for target in statement.targets for name in mentions(target)}
+        names = {name for target in statement.targets for name in mentioned(target)}
         return bool(names & _whole_names(file, file.names.function(node) or file.tree))
     call = statement.value if isinstance(statement, ast.Expr) else None
     grows = isinstance(call, ast.Call) and call_name(call) in ("append", "extend", "update", "add")

@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from ...script.flow import call_name, given
-from ...script.names import walk
+from ...script.names import mentioned, walk
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import SEEDS
 from ..rewrite.context import Context
-from ..rewrite.expressions import mentioned
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
-from .chance import draws
+from .chance import draws, draws_by_own
 from .facts import ported
 from .rule import Hit, Rule
 
@@ -175,10 +174,11 @@ def _rank_0s_clock(context: Context, test: ast.expr) -> str:
 
 
 def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
-    """RK188: a seed that is set amid the batches makes the ranks draw alike from there on."""
+    """RK188: a seed amid the batches, or a generator with one seed, makes the ranks draw alike."""
     if script.distributed and not ported(script):
         return
     training = training_in(script, file)
+    heads = {node for _, _, head in _branches(training, lambda block: False) for node in walk(head)}
     for loop in training.loops:
         for call in training.script.inside(loop.node.body, ast.Call, deep=False):
             seeding = file.names.called(call).startswith(("torch.", "numpy.random.", "random."))
@@ -188,6 +188,16 @@ def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
                     "from here on all ranks draw the same noise, for different samples",
                     "add the rank to the seed, or seed before the loop",
                 )
+        own = draws_by_own(file, loop.node) if loop.trains and training.sources(loop) else ()
+        for call in own:
+            if not _rank_0s(file, call) and call not in heads:
+                yield Hit(
+                    call,
+                    "all ranks draw the same noise from a generator of its own, for different "
+                    "samples",
+                    "add the rank to its seed, or draw without it",
+                )
+                break
 
 
 RULES = (

@@ -14,7 +14,7 @@ from ..rewrite import ported
 from ..rewrite.edits import Edits
 from . import block, options, rules_form, rules_use
 from .check import finding
-from .launches import SHELLS, TORCHRUN, Launch, base_name, is_python
+from .launches import PROFILERS, SHELLS, TORCHRUN, Launch, base_name, is_python
 from .options import Option
 from .script import BASH, BatchScript, load
 from .shell import Word, is_assignment, is_prefix
@@ -154,6 +154,11 @@ def _refuse(script: BatchScript, launch: Launch) -> None:
             f"{place}: it runs in a container, inside which torchrun would have to start; "
             "`rankup run --container IMAGE` makes such jobs"
         )
+    if launch.runner in PROFILERS:
+        raise UserError(
+            f"{place}: {launch.runner} profiles it, and all ranks would write one report; port the "
+            "job without it"
+        )
     if launch.runner:
         raise UserError(
             f"{place}: {launch.runner} starts it in an environment of its own, which torchrun is "
@@ -179,6 +184,8 @@ def _refuse(script: BatchScript, launch: Launch) -> None:
                 f"{place}: {launch.kind} starts on several nodes already; `rankup check` says what "
                 "is wrong with it"
             )
+        if launch.in_shell:
+            raise UserError(f"{place}: {launch.kind} is started by a shell; write it without that")
         if launch.script is None or "no-python" in launch.options:
             raise UserError(f"{place}: which script {launch.kind} starts is not to be seen")
     elif launch.srun is not None and (tasks != 1 or nodes != 1):

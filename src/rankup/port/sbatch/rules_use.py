@@ -124,7 +124,7 @@ def _keep_status(script: BatchScript, command: Command, edits: Edits) -> str:
     status = "$rankup_status"
     if script.launches[-1].command.start > command.start:  # which may fail as well
         status = "$((rankup_status ? rankup_status : $?))"
-    edits.replace((len(script.text.rstrip()), len(script.text)), f"\nexit {status}\n")
+    edits.lines_after(len(script.text.rstrip()), "", f"exit {status}")
     return ""
 
 

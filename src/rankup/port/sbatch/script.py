@@ -75,12 +75,12 @@ class BatchScript:
 
     @cached_property
     def seen(self) -> list[Launch]:
-        """Those of which the script or module is known."""
+        """The launches of which the script or module is known."""
         return [one for one in self.launches if one.script is not None or "-m" in one.words]
 
     @cached_property
     def training(self) -> list[Launch]:
-        """Those, or where they start several scripts those that train."""
+        """The same; where they start several scripts, those that train."""
         if len({one.name for one in self.seen}) == 1:
             return self.seen
         known = ((one, self.understood(one.script or "")) for one in self.seen)

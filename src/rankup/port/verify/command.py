@@ -98,7 +98,7 @@ def _must_be_original(path: Path) -> None:
 
 
 def _unconditional(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes, but those that only a script that can do both runs on many GPUs."""
+    """Yield all nodes, but those that only a script that can do both runs on many GPUs."""
     yield node
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.If) or "__name__" in ast.unparse(child.test):

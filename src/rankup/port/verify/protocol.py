@@ -66,7 +66,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Try:
-    """How the original is started; when it fails, the next try is made.
+    """A way to start the original; when it fails, the next one is tried.
 
     Attributes:
         gpu: `torch.cuda.is_available()` is true.
@@ -124,7 +124,7 @@ def load(state: str) -> Plan:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended.
+    """The end of one rank.
 
     Attributes:
         code: exit code, negative for a signal; None: it had to be ended.
@@ -139,7 +139,7 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """The end of a run.
 
     Attributes:
         why: `exit`, or `time` when its limit was reached.

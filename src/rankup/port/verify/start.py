@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import signal
-import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import UserError
-from ...login.fetch import alone, environment
-from ...login.fetch.inside.spec import STATE
-from ...login.fetch.supervise import Ended, Interrupt, Limits, default_memory, watch
+from ...login import offline
+from ...sandbox import copies, environment, namespace
+from ...sandbox.inside.spec import STATE
+from ...sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
 from ...site import config, detect
 from ...site.caches import caches
 from .protocol import FULL, ONE, ORIGINAL, Outcome, Plan, Run, read_outcomes
@@ -34,9 +34,6 @@ _CHILD = (
 _PREFIX = "rankup-verify-"
 _STARTING = 120.0  # seconds for torch to be imported, from a slow disk
 KILL_AT = 2
-_SMALL = 1 << 20  # bytes of a file that is copied
-_ENTRIES = 4000  # of a copy; folders beyond are links as a whole
-_LEFT_OUT = {".git", ".rankup", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def state_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        _remove(folder)
+        copies.remove(folder)
 
 
 def journals(state: Path) -> Path:
@@ -163,7 +160,8 @@ def _watch(
     settings = config.load(job.project.root)
     profile, _ = detect.choose(settings, os.environ, os.uname().nodename, cluster_name=lambda: None)
     known = caches(settings, profile, os.environ)
-    own = environment.child(os.environ, known, state, Path(plan.temporary), 1, Path.home())
+    temporary, quiet = Path(plan.temporary), offline.silent()
+    own = environment.child(os.environ, known, state, temporary, 1, Path.home(), quiet)
     package = str(Path(__file__).resolve().parents[3])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {
@@ -190,7 +188,7 @@ def _watch(
     # The original may be tried in several ways.
     most = _STARTING + job.seconds * (len(plan.runs) + 3)
     return watch(
-        alone.command([sys.executable, "-c", _CHILD], network=True),
+        namespace.command([sys.executable, "-c", _CHILD], network=True),
         variables,
         Limits(most, default_memory()),
         interrupt,
@@ -207,28 +205,12 @@ def _sweep(base: Path) -> None:
         with suppress(OSError):
             ours = folder.lstat().st_uid == os.getuid() and not folder.is_symlink()
             if ours and number.isdigit() and not Path("/proc", number).exists():
-                _remove(folder)
+                copies.remove(folder)
 
 
 def _prefix() -> str:
     """Names the machine too: TMPDIR may lie on a disk of many, with process ids of their own."""
     return f"{_PREFIX}{platform.node()}-"
-
-
-def _remove(folder: Path) -> None:
-    """All of it, also what a script has made unreadable; links are not followed."""
-
-    def again(function: Callable[[str], object], path: str, error: object) -> None:
-        with suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            if not os.path.islink(path):
-                os.chmod(path, 0o700)
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                function(path)
-
-    shutil.rmtree(folder, onerror=again)
 
 
 def project_of(original: Path, port: Path, here: Path) -> Project:
@@ -249,38 +231,12 @@ def copy_project(project: Project, target: Path) -> None:
         OSError: something of the project cannot be read, or there is no room.
     """
     target.mkdir(parents=True)
-    room = [_ENTRIES]
     chain = {project.root / parent for parent in (*project.script.parents, *project.port.parents)}
-    _fill(project.root, target, chain, room)
+    copies.fill(project.root, target, chain)
     for path in (project.script, project.port):
         _own_file(project.root / path, target / path)
     if project.port_source is not None:
         _beside(project.port_source, target / project.port)
-
-
-def _fill(source: Path, target: Path, chain: set[Path], room: list[int]) -> None:
-    try:
-        entries = sorted(os.scandir(source), key=lambda one: (not one.is_file(), one.name))
-    except OSError:
-        return
-    whole = room[0] >= len(entries)
-    room[0] -= len(entries) if whole else 0
-    for entry in entries:
-        path, new = Path(entry.path), target / entry.name
-        if entry.name in _LEFT_OUT or (path / "pyvenv.cfg").exists():
-            continue
-        with suppress(OSError):
-            if entry.is_dir(follow_symlinks=False) and (path in chain or (whole and room[0] > 0)):
-                new.mkdir()
-                _fill(path, new, chain, room)
-            elif stat.S_ISDIR(entry.stat().st_mode):
-                new.symlink_to(path.resolve())
-            elif stat.S_ISREG(entry.stat().st_mode):
-                small = entry.stat().st_size <= _SMALL
-                if entry.name.endswith(".py") or (small and whole):
-                    shutil.copyfile(path, new)
-                else:
-                    new.symlink_to(path.resolve())
 
 
 def _own_file(source: Path, target: Path) -> None:

@@ -25,7 +25,7 @@ _SHOWN = 4  # differences of a check
 
 @dataclass(frozen=True)
 class Found:
-    """What one check has found.
+    """The finding of one check.
 
     Attributes:
         state: `not seen`: the script did nothing of the kind that could be compared; `rank 0's`:
@@ -49,7 +49,7 @@ class Result(Found):
 
     @property
     def ranks(self) -> str:
-        """For people."""
+        """The number of ranks in words."""
         return count(self.world, "rank")
 
 

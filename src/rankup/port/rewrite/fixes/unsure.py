@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from ....script.flow import argument, given
+from ....script.names import words_in
 from ....script.roles import LoopNode
 from ..context import Context
-from ..expressions import words
 from ..losses import differentiated
 from ..means import NotSeen, check_mean
 from ..script import ForNode
@@ -52,7 +52,7 @@ def _unfrozen(context: Context) -> None:
         names = {
             name
             for place in (node, *above[:1])
-            for name in words(place.iter if isinstance(place, ForNode) else node)
+            for name in words_in(place.iter if isinstance(place, ForNode) else node)
         }
         if names & models and any(context.training.trains(one) for one in above):
             context.leave(

@@ -69,7 +69,7 @@ def _failed(why: str) -> dict[str, Found]:
 
 
 def failure(run: Seen) -> str:
-    """Why a run did not come to its end: the rank that failed first, in its own words."""
+    """Return why a run broke off: the rank that failed first, in its own words."""
     errors = [
         (event["time"], rank, event)
         for rank, journal in enumerate(run.ranks)

@@ -73,7 +73,7 @@ class Unlike:
         return bool(self.places) and line is not None and line.phase == "eval"
 
     def text(self) -> str:
-        """For people."""
+        """Return it as a sentence."""
         verb = "prints" if not self.file else f"writes into {self.file}"
         if self.original is None:
             assert self.port is not None
@@ -97,7 +97,7 @@ class Alike:
 
 
 def alike(base: Seen, original: Seen, port: Seen) -> Alike:
-    """Read that run off.
+    """Return what that run shows.
 
     Args:
         base: the original with its data as it is.
@@ -221,12 +221,12 @@ def _numbers(original: Seen, port: Seen) -> Iterator[tuple[Place, str, str]]:
 
 
 def _is_own(one: Unlike, port: Seen, known: Alike | None) -> bool:
-    """True when the port may promise these numbers, as those of rank 0's part."""
+    """Return True when the port may promise these numbers, as those of rank 0's part."""
     return port.world > 1 and known is not None and bool(one.places) and {*one.places} <= known.own
 
 
 def _evaluated_numbers(original: Seen, known: Alike | None) -> bool:
-    """True when some number is printed behind an evaluation, and not by a progress bar alone."""
+    """Return True when a number is printed behind an evaluation, not by a progress bar alone."""
     for line in _lines(original):
         if line.phase != "eval" or line.bar:
             continue
@@ -251,7 +251,7 @@ def _lines(run: Seen) -> list[Line]:
 
 
 def _line(event: Event, script: str) -> Line:
-    """Where the script lies and what it is called is not compared."""
+    """Return a line without the script's folder and name, which are not compared."""
     text = event["text"]
     if script:
         text = text.replace(str(Path(script).parent), ".").replace(Path(script).name, "SCRIPT")
@@ -259,7 +259,7 @@ def _line(event: Event, script: str) -> Line:
 
 
 def near(one: str, other: str) -> bool:
-    """True for the same printed number, but for the rounding of the last digit."""
+    """Return True for the same printed number, but for the rounding of the last digit."""
     if one == other:
         return True
     a, b = float(one), float(other)
@@ -269,13 +269,13 @@ def near(one: str, other: str) -> bool:
 
 
 def _is_part(one: str, other: str, world: int) -> bool:
-    """True for a count of which each rank has an equal part."""
+    """Return True for a count of which each rank has an equal part."""
     a, b = float(one), float(other)
     return abs(a - b * world) <= max(_RELATIVE * abs(a), 1.01 * world * _unit(other))
 
 
 def _unit(text: str) -> float:
-    """One in the last printed place; nothing for a whole number, which is not rounded."""
+    """Return one in the last printed place; zero for a whole number, which is not rounded."""
     mantissa, _, exponent = text.lower().partition("e")
     _, point, digits = mantissa.partition(".")
     if not point and not exponent:

@@ -56,7 +56,7 @@ def unreached(original: Seen) -> list[str]:
 
 
 def unlike(mine: Pass, parts: Sequence[Pass | None], *, contents: bool) -> str:
-    """How the samples of all ranks differ from the original's; empty where they do not.
+    """Return how the samples of all ranks differ from the original's; empty where they do not.
 
     Args:
         contents: the same contents are wanted as well, not only the same places in the data set.
@@ -176,7 +176,7 @@ def _same_order(ours: Sequence[Pass], theirs: Passes) -> list[str]:
 
 
 def _whole(mine: Pass, parts: Sequence[Pass | None]) -> bool:
-    """True when rank 0 evaluates all by itself, and others all or nothing: exact as well."""
+    """Return True when rank 0 evaluates all by itself, and others all or nothing: exact as well."""
     wanted = Counter(map(str, mine.contents_of_samples))
     found = [Counter(map(str, part.contents_of_samples)) if part else Counter() for part in parts]
     return found[0] == wanted and all(one in (wanted, Counter()) for one in found)

@@ -12,7 +12,7 @@ _GRADIENT = 2e-3
 
 
 def losses(original: Seen, port: Seen) -> Found:
-    """Each backward's loss and each step's gradient of a port against the original's."""
+    """Compare each backward's loss and each step's gradient with the original's."""
     ours = original.ranks[0].of("backward")
     theirs = [journal.of("backward") for journal in port.ranks]
     for rank, events in enumerate(theirs):
@@ -40,7 +40,7 @@ def losses(original: Seen, port: Seen) -> Found:
 
 
 def same_number(port: Seen) -> Found:
-    """All ranks of a free run call backward equally often, whatever is drawn at random."""
+    """Compare how often the ranks of a free run call backward, whatever they draw at random."""
     counts = [len(journal.of("backward")) for journal in port.ranks]
     for rank, count in enumerate(counts):
         if count != counts[0]:
@@ -142,7 +142,7 @@ def parameters(port: Seen) -> Found:
 
 
 def _initial(rank: int, journal: Journal, first: Journal) -> str:
-    """Compared as they were before verify gave all ranks the original's."""
+    """Compare the values that a rank had before verify gave all ranks the original's."""
     ours = {one["optimizer"]: one["sums"] for one in first.of("initial")}
     for event in journal.of("initial"):
         sums = ours.get(event["optimizer"]) or event["sums"]
@@ -171,7 +171,7 @@ def _steps(rank: int, journal: Journal, first: Journal) -> str:
 
 
 def _at_end(rank: int, journal: Journal, first: Journal) -> str:
-    """Also of models that no optimizer steps: averaged copies, teachers, and of buffers."""
+    """Compare all models, also those that no optimizer steps, and their buffers."""
     ours, theirs = _models(first), _models(journal)
     if [name for name, _ in ours] != [name for name, _ in theirs]:
         return ""

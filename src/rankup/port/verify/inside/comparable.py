@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from ....login.fetch.inside.functions import change_arguments
+from ....sandbox.inside.devices import change_arguments
 from .draws import Progress
 
 _TICK = 1e-3

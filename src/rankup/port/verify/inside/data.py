@@ -12,7 +12,7 @@ from functools import wraps
 from itertools import islice
 from typing import Any
 
-from ....login.fetch.inside.functions import change_arguments
+from ....sandbox.inside.devices import change_arguments
 from ..protocol import Run, Try
 from .cut import (
     NUMBER,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Literal
 
-from ....login.fetch.inside.journal import Journal
+from ....sandbox.inside.journal import Journal
 
 SEED = 20251
 _NOTE = "random numbers drawn for a batch: a sample has the same ones on any rank"

@@ -17,13 +17,12 @@ from functools import wraps
 from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
-from ....login.fetch.inside import accelerator, functions, writers
-from ....login.fetch.inside import devices as gpu
-from ....login.fetch.inside.audit import Hook
-from ....login.fetch.inside.devices import Devices
-from ....login.fetch.inside.imports import AfterImport
-from ....login.fetch.inside.journal import Journal
-from ....login.fetch.inside.where import Places
+from ....sandbox.inside import accelerator
+from ....sandbox.inside import devices as gpu
+from ....sandbox.inside.devices import Devices
+from ....sandbox.inside.files import writers
+from ....sandbox.inside.hooks import AfterImport, Hook
+from ....sandbox.inside.journal import Journal
 from ..protocol import FILE, Plan, Run, Try, journal_path
 from .comparable import Clock, Comparable
 from .data import Data, DataSets
@@ -109,8 +108,7 @@ class _Watched:
         self._place = place
         self._main = os.getpid()
         self.finished = False
-        where = Places(run.script).where
-        self._journal = Journal(journal_path(plan.state, run.name, rank), where)
+        self._journal = Journal(journal_path(plan.state, run.name, rank), run.script)
         progress = Progress(self._journal)
         self._redirect(torch, Devices(self._journal))
         seed((SEED, rank))  # as in life: a script that sets none has others on each rank
@@ -123,11 +121,9 @@ class _Watched:
         self._saves = Saves(run.folder, self._journal)
         if not run.world:
             self._saves.install(torch)
-        files = Files(run.folder, (plan.temporary, plan.state), self._journal)
+        files = Files(run.folder, plan.temporary, plan.state, self._journal)
         hook = Hook()
-        # It wants an `Outputs` for its method `written` alone.
-        changes: Any = writers.changes(files, hook)  # type: ignore[arg-type]
-        AfterImport(changes, self._journal, (), lambda what, error: None).install()
+        AfterImport(writers(files, hook), self._journal, (), lambda what, error: None).install()
         torch.save = torch.serialization.save
         self._lines = Lines(progress)
         self._lines.install()
@@ -147,12 +143,12 @@ class _Watched:
         accelerator.stand_in(torch, devices, place.tried.gpu)
         if place.tried.gpu:
             _number_gpus(torch, place.rank, place.run.world)
-        for change in functions.changes(devices):
+        for change in gpu.changes(devices):
             change(torch)
-        functions.limit_threads(torch, 1)
+        gpu.limit_threads(torch, 1)
         gpu.redirect(torch, devices)
-        functions.redirect_parallel(torch.nn.parallel.distributed)
-        functions.redirect_data_parallel(sys.modules["torch.nn.parallel.data_parallel"])
+        gpu.redirect_parallel(torch.nn.parallel.distributed)
+        gpu.redirect_data_parallel(sys.modules["torch.nn.parallel.data_parallel"])
         _redirect_groups(torch.distributed.distributed_c10d)
         _redirect_mesh(torch.distributed.device_mesh, devices)
 

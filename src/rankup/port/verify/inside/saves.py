@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
-from ....login.fetch.inside.journal import Journal
+from ....sandbox.inside.journal import Journal
 
 _DEPTH = 4
 _CLOSE = 1e-2

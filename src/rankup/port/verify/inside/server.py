@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ....sandbox.inside.spec import STATE
 from ..protocol import (
     SHORT,
     TRIES,
@@ -27,7 +28,6 @@ from ..protocol import (
 )
 from .rank import FINISHED, DataSets, Pipes, run_rank
 
-_STATE = "RANKUP_FETCH"  # the variable by which the parent finds all processes of a tree
 _PRELOADED = ("numpy", "torch", "torch.utils.data", "torch.distributed", "torch.optim")
 # What DistributedDataParallel imports when it is made, for seconds, and what ports call.
 _LIKELY = ("torch._dynamo", "rankup.runtime.shard", "rankup.runtime.model", "rankup.runtime.save")
@@ -40,7 +40,7 @@ _LOOK = 0.05
 
 def main() -> int:
     """Make the runs of the plan in the folder that the environment names; always 0."""
-    plan = load(os.path.realpath(os.environ[_STATE]))
+    plan = load(os.path.realpath(os.environ[STATE]))
     for name in _PRELOADED:
         __import__(name)
     for name in _LIKELY:

@@ -1,0 +1,294 @@
+"""Starts of a script in a copy of its project: with a network, and without one as a proof."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ...base.text import say
+from ...sandbox import environment, namespace
+from ...sandbox.copies import Sandbox, sandbox
+from ...sandbox.events import Event, of
+from ...sandbox.inside import spec
+from ...sandbox.watch import Ended, Interrupt, Limits, watch
+from ...site.caches import Caches
+from .. import offline
+from ..record import Proof
+from . import came, explain
+from .explain import Outcome, users_frames
+from .follow import Follow, fresh_line
+
+_CHILD = (
+    "import sys; sys.path = [p for p in sys.path if p]; "
+    "from rankup.sandbox.inside.main import main; sys.exit(main())"
+)
+_STACKS_SECONDS = 5.0
+# Options of `rankup fetch` that nobody's script is likely to have: most are known to both.
+_OURS = ("--only-proof", "--no-run", "--dataset", "--model", "--url", "--sha256", "--json")
+_USAGE = 2  # the exit code of argparse
+
+
+@dataclass(frozen=True)
+class Start:
+    """A script, and how it is started.
+
+    Attributes:
+        script: absolute, without links.
+        roots: the folders that are copied; the current one lies in one of them.
+        area: where the copies go; the caller holds its lock.
+        variables: the environment that it would have without us.
+        network: `open`; `none`: in a namespace of its own; `blocked`: Python refuses connections.
+        pretend: it is told that there is a GPU, and that it is the one rank of a world.
+        offline: further variables.
+        stdout: a descriptor for its output; None: ours.
+        check: raises `LockLost` once another process has taken the area over.
+    """
+
+    script: Path
+    args: tuple[str, ...]
+    roots: tuple[Path, ...]
+    area: Path
+    home: Path
+    caches: Caches
+    variables: Mapping[str, str]
+    threads: int
+    limits: Limits
+    network: Literal["open", "none", "blocked"] = "open"
+    pretend: bool = False
+    offline: Mapping[str, str] | None = None
+    stdout: int | None = None
+    check: Callable[[], None] = lambda: None
+
+    @property
+    def cache_folders(self) -> tuple[Path, ...]:
+        """The folders where what a library downloads may lie."""
+        return environment.cache_folders(self.variables, self.caches, self.home)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A start that has ended; its copy is there until its context is left.
+
+    Attributes:
+        traceback: of the script's error, which was not shown yet.
+        unfinished: files that were being written at the end, or of which a part is missing.
+    """
+
+    box: Sandbox
+    events: tuple[Event, ...]
+    ended: Ended
+    outcome: Outcome
+    traceback: str
+    unfinished: frozenset[str]
+
+
+@contextmanager
+def attempt(
+    start: Start, interrupt: Interrupt, extra: tuple[Sandbox, Iterable[str]] | None = None
+) -> Iterator[Attempt]:
+    """Run the script in a new copy until it has trained a step, or cannot.
+
+    Args:
+        extra: new files of another copy that are put into this one.
+
+    Raises:
+        OSError: no copy could be made, or no process started.
+    """
+    start.check()
+    for cache in start.caches.entries:
+        if cache.said_by != "default":
+            cache.path.mkdir(parents=True, exist_ok=True)
+    with sandbox(start.area, start.roots, start.cache_folders) as box:
+        if extra is not None:
+            box.take_from(*extra)
+        box.write_spec(_spec(start, box))
+        ended, seen, place = _watch(start, box, interrupt)
+        start.check()
+        outcome = explain.outcome(seen, ended, start.limits, place)
+        cut = came.cut_short(seen, last=outcome.cut and not came.broken_off(seen))
+        if cut and outcome.reached:
+            outcome = explain.incomplete(seen)
+        copy = str(box.copy)
+        open_then = {path for event in of(seen, "stop") for path in event.texts("open")}
+        writing = {path.removeprefix(copy) for path in ended.writing} | open_then
+        traceback = _read(box.folder / spec.TRACEBACK)
+        yield Attempt(box, seen, ended, outcome, traceback, frozenset(writing | cut))
+
+
+@contextmanager
+def first(start: Start, interrupt: Interrupt) -> Iterator[tuple[Attempt, Start]]:
+    """Run the script with a network; once more where it wants a GPU or a launcher.
+
+    Yields:
+        The start that counts, and how it was made.
+    """
+    with attempt(start, interrupt) as done:
+        again = done.outcome.pretend and done.ended.why == "exit"
+        if not again:
+            show(done, start)
+            for line in done.outcome.lines:
+                say(line)
+            yield done, start
+            return
+        fresh_line()
+        for line in done.outcome.lines:
+            say(line)
+        say("once more, telling it that there is a GPU, and that it is the one rank of a world")
+    told = replace(start, pretend=True)
+    with attempt(told, interrupt) as done:
+        show(done, told)
+        for line in done.outcome.lines:
+            say(line)
+        yield done, told
+
+
+@dataclass(frozen=True)
+class Proved:
+    """A start without a network.
+
+    Attributes:
+        proof: as in `Record`.
+        lines: why it failed; or, where it came as far, what it asked the network for in vain.
+    """
+
+    proof: Proof
+    lines: tuple[str, ...]
+    attempt: Attempt
+
+    @property
+    def note(self) -> str:
+        """The lines as one."""
+        return "; ".join(self.lines)
+
+
+@contextmanager
+def prove(
+    start: Start,
+    offline: Mapping[str, str],
+    interrupt: Interrupt,
+    before: explain.First | None = None,
+    extra: tuple[Sandbox, Iterable[str]] | None = None,
+) -> Iterator[Proved]:
+    """Start the script where there is no network, in a namespace of its own if that is allowed.
+
+    Args:
+        offline: variables that the job will have, too.
+        before: the start with a network, if there was one in this command.
+        extra: as in `attempt`.
+    """
+    why = namespace.refusal()
+    if why:
+        say(f"{why}; so Python refuses connections, and other programs are not held back")
+    told = replace(start, network="blocked" if why else "none", offline=offline)
+    with attempt(told, interrupt, extra) as done:
+        if start.pretend or not done.outcome.pretend or done.ended.why != "exit":
+            yield _judged(done, start.limits, before, "blocked" if why else "namespace")
+            return
+    with prove(replace(start, pretend=True), offline, interrupt, before, extra) as proved:
+        yield proved
+
+
+def _judged(done: Attempt, limits: Limits, before: explain.First | None, proof: Proof) -> Proved:
+    if done.outcome.reached:
+        asked = explain.wanted(done.events)
+        return Proved(proof, tuple(f"it does without {one}" for one in asked[-5:]), done)
+    if done.ended.why == "interrupt":
+        return Proved("none", done.outcome.lines, done)
+    lines = explain.missing(done.events, done.ended, limits, before, Path.cwd())
+    return Proved("failed", tuple(lines), done)
+
+
+def show(done: Attempt, start: Start) -> None:
+    """Print what the child has kept to itself: the script's own traceback, and what stays of it."""
+    if done.traceback and not done.outcome.reached:
+        sys.stderr.write(done.traceback)
+        sys.stderr.flush()
+    fresh_line()
+    options = [word for word in start.args if word.partition("=")[0] in _OURS]
+    if done.ended.code == _USAGE and options:
+        say(f"options of rankup stand before the script: rankup fetch {options[0]} ...")
+    if done.ended.left:
+        say(f"these processes could not be ended: {', '.join(map(str, done.ended.left))}")
+
+
+def _spec(start: Start, box: Sandbox) -> dict[str, object]:
+    return {
+        "script": str(box.inside(start.script)),
+        "args": list(start.args),
+        "shadow": str(box.copy),
+        "free": [str(one) for one in start.cache_folders],
+        "temporary": str(box.temporary),
+        "block": start.network == "blocked",
+        "pretend": start.pretend,
+        "threads": start.threads,
+        # Room for stacks and for what is asked for and never touched; the rest is weighed.
+        "data_limit": start.limits.memory + start.limits.memory // 2,
+    }
+
+
+def _watch(
+    start: Start, box: Sandbox, interrupt: Interrupt
+) -> tuple[Ended, tuple[Event, ...], str]:
+    own = environment.child(
+        start.variables,
+        start.caches,
+        box.folder,
+        box.temporary,
+        start.threads,
+        start.home,
+        offline.silent(),
+    )
+    journal = box.journal
+    place = ""
+
+    def ask(pid: int) -> None:
+        nonlocal place
+        place = _where_now(box.folder / spec.STACK, pid)
+
+    follow = Follow(journal, box.inside, quiet=start.network != "open")
+
+    def look() -> bool:
+        start.check()
+        return follow()
+
+    ended = watch(
+        namespace.command([sys.executable, "-c", _CHILD], network=start.network != "none"),
+        {**own, **(start.offline or {})},
+        start.limits,
+        interrupt,
+        mark=str(box.folder),
+        look=look,
+        stuck=ask,
+        stdout=start.stdout,
+        folder=box.inside(Path.cwd()),
+    )
+    return ended, journal.read_all(), place
+
+
+def _where_now(file: Path, pid: int) -> str:
+    """The innermost frame of the user's code; the child writes its stacks when it is asked to.
+
+    On a busy machine it needs a while to come to it, and writes a line in many pieces.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR2)
+        end = time.monotonic() + _STACKS_SECONDS
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            text, _, _ = _read(file).rpartition("\n")
+            if frames := users_frames(text):
+                return frames[0]
+    return ""
+
+
+def _read(file: Path) -> str:
+    with suppress(OSError):
+        return file.read_text(encoding="utf-8", errors="replace")
+    return ""

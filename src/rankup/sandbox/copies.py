@@ -1,0 +1,289 @@
+"""A copy of a user's project that a script runs in, and what of it goes back into the project.
+
+    <project>/.rankup/fetch-<pid>-<token>/
+        spec.json, events.jsonl, ...     what the child is to do, and what it did
+        copy/                            stands for `/`: copy/home/ada/project/train.py
+
+What is large in the project is a link in the copy, and so is all that lies beside the project, so
+that `../data` is found. Nothing in the project is changed: new files are put into it once they are
+whole, each under a name that is not taken.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from ..base.errors import UserError
+from ..base.files import write_atomic, write_json
+from .events import Journal
+from .inside import spec
+from .processes import Tree
+
+_SMALL = 1 << 20  # bytes of a file that is copied
+_ENTRIES = 4000  # of a copy; folders beyond are links as a whole
+_BESIDE = 1000  # entries of a folder above the project that are linked
+_ABOVE = 4  # such folders
+_LEFT_OUT = {".git", ".rankup", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache"}
+_MARKER = ".belongs"  # in the sandbox: its TMPDIR; there: the sandbox
+# What file systems say that give a file one name only, or where the copy lies on another one.
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """The folders of one start of a script.
+
+    Attributes:
+        folder: private to the user; also the mark of all processes that are started.
+        temporary: the script's TMPDIR. It is short: sockets that lie there have room for 108 bytes.
+        copy: the folder that stands for `/`.
+    """
+
+    folder: Path
+    temporary: Path
+    copy: Path
+
+    @property
+    def journal(self) -> Journal:
+        """The events of the script, from its start."""
+        return Journal(self.folder / spec.EVENTS)
+
+    def write_spec(self, values: Mapping[str, object]) -> None:
+        """Write the request to the child."""
+        write_json(self.folder / spec.SPEC, values, private=True)
+
+    def inside(self, path: str | Path) -> Path:
+        """Return the place in the copy of an absolute path."""
+        return self.copy / str(path).lstrip(os.sep)
+
+    def holds(self, path: str) -> bool:
+        """Return True for the path of a file that the copy has of its own."""
+        real = os.path.realpath(self.inside(path))
+        return real.startswith(f"{self.copy}{os.sep}") and os.path.exists(real)
+
+    def new_files(self) -> list[str]:
+        """Return the real paths of the files and links that only the copy has."""
+        found = []
+        for folder, folders, names in os.walk(self.copy):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            for name in (*names, *(one for one in folders if os.path.islink(f"{folder}/{one}"))):
+                path = os.path.join(folder, name)[len(str(self.copy)) :]
+                if not os.path.lexists(path) and not name.endswith(".pyc"):
+                    found.append(path)
+        return found
+
+    def move_in(self, paths: Iterable[str]) -> list[str]:
+        """Give these new files their places in the project; what is there already is left alone.
+
+        Returns:
+            Why it could not be done, a line for each.
+        """
+        problems = []
+        for path in paths:
+            try:  # one that fails does not keep the others
+                self._move(path)
+            except FileExistsError:  # noqa: PERF203
+                problems.append(f"{path} is there by now, and stays as it is")
+            except OSError as error:
+                problems.append(f"{path} could not be put into the project: {error.strerror}")
+        return problems
+
+    def take_from(self, other: Sandbox, paths: Iterable[str]) -> None:
+        """Take new files of another copy of the same project into this one."""
+        for path in paths:
+            self.inside(path).parent.mkdir(parents=True, exist_ok=True)
+            os.rename(other.inside(path), self.inside(path))
+
+    def _move(self, path: str) -> None:
+        source, target = self.inside(path), Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            os.symlink(os.readlink(source), target)
+            return
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        else:
+            os.unlink(source)
+            return
+        if os.stat(target.parent).st_dev != os.stat(source).st_dev:
+            part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+            try:
+                shutil.copy2(source, part)
+                _take_name(part, target)
+            finally:
+                part.unlink(missing_ok=True)
+        else:
+            _take_name(source, target)
+
+
+@contextmanager
+def sandbox(area: Path, roots: Iterable[Path], caches: Iterable[Path] = ()) -> Iterator[Sandbox]:
+    """Copy folders of a user; the copy is gone afterwards.
+
+    Args:
+        area: where the sandbox's folder is made; its lock is held by the caller.
+        roots: absolute, without links.
+        caches: folders that are links as a whole.
+
+    Raises:
+        OSError: no folder could be made, or there is no room.
+    """
+    folder = area / f"fetch-{os.getpid()}-{secrets.token_hex(4)}"
+    folder.mkdir(mode=0o700)
+    temporary = Path(tempfile.mkdtemp(prefix="rankup-")).resolve()
+    box = Sandbox(folder, temporary, folder / "copy")
+    try:
+        (temporary / _MARKER).write_text(str(folder), encoding="utf-8")
+        (folder / _MARKER).write_text(str(temporary), encoding="utf-8")
+        _shadow(box, tuple(roots), frozenset(caches))
+        yield box
+    finally:
+        for one in (temporary, folder):
+            remove(one)
+
+
+def sweep(area: Path) -> None:
+    """End and remove what fetches that were killed have left; the caller holds the area's lock."""
+    found: list[Path] = []
+    for folder in area.glob("fetch-*-*"):
+        with suppress(OSError):
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            found.append(folder)
+            Tree(None, str(folder)).kill()
+            temporary = Path((folder / _MARKER).read_text(encoding="utf-8"))
+            ours = temporary.lstat().st_uid == os.getuid() and not temporary.is_symlink()
+            # Not that of a project from which this one was copied.
+            if ours and (temporary / _MARKER).read_text(encoding="utf-8") == str(folder):
+                remove(temporary)
+    for folder in found:
+        remove(folder)
+
+
+def area(project: Path) -> Path:
+    """Return the folder that sandboxes of this project lie in; made if need be.
+
+    Raises:
+        UserError: there is something else of its name.
+        OSError: neither the project nor the user's own folder can be written to.
+    """
+    ours = project / ".rankup"
+    if ours.is_symlink() or (ours.exists() and not ours.is_dir()):
+        what = "a link" if ours.is_symlink() else "no folder"
+        raise UserError(f"{ours} is {what}; remove it: rankup keeps there what was fetched")
+    with suppress(OSError):
+        ours.mkdir(parents=True, exist_ok=True)
+        if not (ours / ".gitignore").exists():
+            write_atomic(ours / ".gitignore", "*\n")
+        if os.access(ours, os.W_OK | os.X_OK):
+            return ours.resolve()
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    own = Path(runtime) if runtime else Path(tempfile.gettempdir())
+    own = own / f"rankup-{os.getuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    if own.is_symlink() or own.stat().st_uid != os.getuid():
+        raise PermissionError(f"{own} is somebody else's; set TMPDIR to a folder of yours")
+    return own.resolve()
+
+
+def fill(
+    source: Path,
+    target: Path,
+    chain: Collection[Path] = (),
+    linked: Collection[Path] = (),
+    room: list[int] | None = None,
+) -> None:
+    """Copy a folder into another one; what is large is a link.
+
+    Args:
+        chain: folders of it that are copied in any case.
+        linked: folders that are links as a whole.
+        room: how many entries may still be copied.
+    """
+    room = [_ENTRIES] if room is None else room
+    try:
+        entries = sorted(os.scandir(source), key=lambda one: (not one.is_file(), one.name))
+    except OSError:
+        return
+    room[0] -= len(entries)
+    for entry in entries:
+        path, new = Path(entry.path), target / entry.name
+        with suppress(OSError):
+            folder = entry.is_dir(follow_symlinks=False)
+            if entry.name in _LEFT_OUT or (folder and (path / "pyvenv.cfg").exists()):
+                continue
+            if _is_within(entry, source):
+                new.symlink_to(os.readlink(path))
+            elif folder and (path in chain or (path not in linked and _fits(path, room[0]))):
+                new.mkdir(exist_ok=True)
+                fill(path, new, chain, linked, room)
+            elif stat.S_ISDIR(entry.stat().st_mode):
+                new.symlink_to(path.resolve())
+            elif stat.S_ISREG(entry.stat().st_mode):
+                small = entry.stat().st_size <= _SMALL and room[0] >= 0
+                if small or entry.name.endswith(".py"):
+                    shutil.copy2(path, new)
+                else:
+                    new.symlink_to(path.resolve())
+
+
+def _is_within(entry: os.DirEntry[str], folder: Path) -> bool:
+    """True for a link that holds in a copy as well."""
+    relative = entry.is_symlink() and not os.path.isabs(os.readlink(entry.path))
+    return relative and Path(entry.path).resolve().is_relative_to(folder)
+
+
+def _fits(folder: Path, room: int) -> bool:
+    with os.scandir(folder) as entries:
+        return sum(1 for _ in islice(entries, max(0, room) + 1)) <= room
+
+
+def remove(folder: Path) -> None:
+    """Remove all of it, also what a script has made unreadable; links are not followed."""
+
+    def again(function: Callable[[str], object], path: str, error: object) -> None:
+        with suppress(OSError):
+            os.chmod(os.path.dirname(path), 0o700)
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                function(path)
+
+    shutil.rmtree(folder, onerror=again)
+
+
+def _shadow(box: Sandbox, roots: Sequence[Path], caches: Collection[Path]) -> None:
+    chain = {one for root in roots for one in (root, *root.parents)}
+    for root in roots:
+        if not box.inside(root).exists():
+            box.inside(root).mkdir(parents=True)
+            fill(root, box.inside(root), chain, caches)
+    for above in dict.fromkeys(one for root in roots for one in root.parents[:_ABOVE]):
+        if above == above.parent or any(above.is_relative_to(root) for root in roots):
+            continue
+        with suppress(OSError):
+            names = os.listdir(above)
+            for name in names if len(names) <= _BESIDE else ():
+                if not os.path.lexists(box.inside(above) / name):
+                    os.symlink(above / name, box.inside(above) / name)
+
+
+def _take_name(source: Path, target: Path) -> None:
+    """Rename a file to a name that nobody has, without a file system's second names."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    os.replace(source, target)

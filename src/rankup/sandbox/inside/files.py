@@ -1,0 +1,399 @@
+"""Keeps what a script writes in its copy of the project, and records it.
+
+The copy has links to what is large. A link is replaced by what it stands for before something is
+written there. Elsewhere a script may make new files, or nothing at all, and change none that is
+there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import wraps
+from typing import Any, NoReturn
+from urllib.parse import unquote, urlsplit
+
+from ...base.urls import among
+from .hooks import Changes, Handler, Hook
+from .journal import Journal
+from .spec import EVENTS, LOCK
+
+# The ends of names of files of which not all is there yet: whoever goes on with one may write it.
+PARTIAL = (".part", ".partial", ".incomplete", ".tmp", ".temp", ".download", ".crdownload")
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
+_SYSTEM = ("/dev/", "/proc/", "/sys/")
+_COPY_LIMIT = 256 << 20
+# SQLite keeps these beside a database: with another state of it, they are damage.
+_BESIDE = ("-wal", "-shm", "-journal")
+_HARMLESS = ("mode=memory", "mode=ro", "immutable=1")
+# Programs that change files which are named to them.
+_CHANGE = {"cp", "dd", "mv", "perl", "rm", "sed", "shred", "tee", "truncate", "unlink"}
+# How h5py opens a file, by its mode; the default is to read.
+_H5PY = {"w": "truncate", "r+": "update", "a": "update"}
+
+
+class Files:
+    """Handlers of file events and of programs.
+
+    Args:
+        copy: the folder that the copy lies in, absolute and without links; empty: there is none.
+        ignored: files and folders of which nothing is told.
+        free: folders in which files may be overwritten: caches of libraries.
+        state: the folder of the journal, and of a lock between the script's processes.
+    """
+
+    new_elsewhere = True  # outside of the copy new files may be made
+    why = "rankup fetch runs a copy, which by an absolute path changes nothing that is there"
+
+    def __init__(
+        self,
+        journal: Journal,
+        copy: str,
+        ignored: Iterable[str],
+        free: Iterable[str],
+        state: str,
+    ) -> None:
+        self._journal = journal
+        self._copy = copy + os.sep if copy else ""
+        self._ignored = (*_SYSTEM, *(os.path.realpath(one) + os.sep for one in ignored if one))
+        self._free = tuple(os.path.realpath(one) + os.sep for one in free if one)
+        self._lock = os.path.join(state, LOCK)
+        self._made = _Made(os.path.join(state, EVENTS))
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return the audit events and their handlers."""
+        return {
+            "open": self._opened,
+            "os.rename": self._renamed,
+            "os.remove": lambda path, fd=-1: self._changed(path, "remove", fd),
+            "os.rmdir": lambda path, fd=-1: self._changed(path, "rmdir", fd),
+            "shutil.rmtree": lambda path, fd=-1: self._changed(path, "rmtree", fd or -1),
+            "os.mkdir": lambda path, mode=0, fd=-1: self._changed(path, "mkdir", fd),
+            "os.link": lambda old, path, *fds: self._changed(path, "link", *fds[1:]),
+            "os.symlink": lambda old, path, *fds: self._changed(path, "link", *fds),
+            "os.chdir": self._entered,
+            "os.truncate": lambda path, length: self.written(path, "update", creates=False),
+            "os.chmod": lambda path, mode=0, fd=-1: self._changed(path, "chmod", fd),
+            "os.utime": lambda path, *rest: self._changed(path, "chmod"),
+            "sqlite3.connect": self._database,
+            "subprocess.Popen": self._popen,
+            "os.system": self._shell,
+            "os.exec": lambda program, words, *rest: self._program(program, words),
+            "os.posix_spawn": lambda program, words, *rest: self._program(program, words),
+        }
+
+    def written(
+        self, path: object, how: str, *, creates: bool = True, new: bool = False, **_: Any
+    ) -> None:
+        """A file is about to be written to.
+
+        Args:
+            how: `truncate`, `append` or `update`.
+            creates: it is made where it is missing.
+            new: it must not be there yet, else the script gets an error.
+
+        Raises:
+            PermissionError: it is there, and not the script's to change.
+        """
+        named = _absolute(path)
+        real = os.path.realpath(named) if named else ""
+        if not real or self._is_ignored(real):
+            return
+        existed = os.path.lexists(real)
+        if not (existed or creates) or (existed and new):
+            return
+        if existed and not os.path.isfile(real):
+            return  # a folder, of which the call tells; a device, a pipe
+        free = real.startswith(self._free)
+        copied = not free and self._own(named, whole=how != "truncate")
+        if copied:
+            real = os.path.realpath(named)
+        elif not free:
+            self._check(real, "writing")
+        self.note("open", path=real, existed=existed, how=how, copied=copied)
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Tell of something that is done to files."""
+        self._journal.must(event, **fields, where=self._journal.where())
+
+    def _opened(self, path: object, mode: object, flags: int) -> None:
+        if not flags & _WRITES or isinstance(path, int):
+            return
+        if flags & os.O_TRUNC:
+            how = "truncate"
+        elif flags & os.O_APPEND:
+            how = "append"
+        elif flags & os.O_ACCMODE:
+            how = "update"
+        else:
+            return
+        creates = bool(flags & os.O_CREAT)
+        self.written(path, how, creates=creates, new=bool(flags & os.O_EXCL))
+
+    def _renamed(self, old: object, new: object, first: int = -1, second: int = -1) -> None:
+        source, target = _absolute(old, first), _absolute(new, second)
+        if not os.path.lexists(source):
+            return
+        ours, existed = self._is_ignored(_in_place(source)), os.path.lexists(target)
+        source, _ = self._permit(source, "renaming")
+        target, copied = self._permit(target, "replacing")
+        if target and not self._is_ignored(target):
+            fields = {"from": source, "to": target, "made": ours, "existed": existed}
+            self.note("rename", **fields, copied=copied)
+
+    def _changed(self, path: object, how: str, descriptor: int = -1) -> None:
+        named = _absolute(path, descriptor)
+        if not named:
+            return
+        if how in ("mkdir", "link") and os.path.lexists(named):
+            return  # the call says so itself
+        if how == "chmod" and self.new_elsewhere and not named.startswith(self._copy or "\0"):
+            return
+        if how not in ("mkdir", "link") and not os.path.lexists(named):
+            return
+        if how in ("rmtree", "chmod"):
+            self._own(named, whole=True)
+        real, copied = self._permit(named, "changing" if how == "chmod" else "removing")
+        if real and not self._is_ignored(real) and how != "chmod":
+            self.note(how, path=real, copied=copied)
+
+    def _entered(self, path: object) -> None:
+        """A relative path is one of the copy, also behind a link."""
+        if named := _absolute(path):
+            with suppress(OSError):
+                self._own(named, whole=True)
+
+    def _permit(self, named: str, what: str) -> tuple[str, bool]:
+        """Return the path without links in its folder, and True where it lies in the copy.
+
+        Raises:
+            PermissionError: it lies elsewhere, and is not the script's to change.
+        """
+        real = _in_place(named)
+        if not real or self._is_ignored(real) or real.startswith(self._free):
+            return real, False
+        # A link of ours that is removed or replaced is only a name: its folder must be the copy's.
+        if self._own(os.path.dirname(named), whole=True):
+            return _in_place(named), True
+        self._check(real, what)
+        return real, False
+
+    def _is_ignored(self, real: str) -> bool:
+        return (real + os.sep).startswith(self._ignored) or "/__pycache__" in real
+
+    def _check(self, real: str, what: str) -> None:
+        """Refuse to change what is there already, and was not made by this script."""
+        if not self.new_elsewhere:
+            self._refuse(real, what)
+        kept = real.endswith((*PARTIAL, ".lock"))
+        if os.path.lexists(real) and not kept and not self._made.known(real):
+            self._refuse(real, what)
+        self._made.add(real)
+
+    def _own(self, path: str, *, whole: bool) -> bool:
+        """Make sure that no link of the copy leads out of it on the way; False for another place.
+
+        Args:
+            whole: the content of what a link stands for is needed; else it is about to be emptied.
+        """
+        if not self._copy:
+            return False
+        if (os.path.realpath(path) + os.sep).startswith(self._copy):
+            return True
+        named = os.path.normpath(path)
+        if not (named + os.sep).startswith(self._copy):
+            return False
+        with open(self._lock, "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            place = self._copy
+            for part in os.path.relpath(named, self._copy).split(os.sep):
+                place = os.path.join(place, part)
+                if os.path.islink(place):
+                    self._replace(place, whole=whole)
+        return (os.path.realpath(path) + os.sep).startswith(self._copy)
+
+    def _replace(self, link: str, *, whole: bool) -> None:
+        target = os.path.realpath(link)
+        if os.path.isdir(target):
+            os.unlink(link)
+            os.mkdir(link)
+            for name in os.listdir(target):
+                os.symlink(os.path.join(target, name), os.path.join(link, name))
+        elif os.path.isfile(target):
+            if whole and os.path.getsize(target) > _COPY_LIMIT:
+                self._refuse(target, "changing")
+            os.unlink(link)
+            if whole:
+                shutil.copyfile(target, link)
+                os.chmod(link, stat.S_IMODE(os.stat(target).st_mode) | stat.S_IWUSR)
+
+    def _refuse(self, path: str, what: str) -> NoReturn:
+        self._journal.tell("refused", what=f"{what} {path}", path=path, where=self._journal.where())
+        raise PermissionError(errno.EACCES, self.why, path)
+
+    def _database(self, database: object) -> None:
+        if not isinstance(database, str | bytes | os.PathLike):
+            return
+        name = os.fsdecode(database)
+        if name.startswith("file:"):
+            parts = urlsplit(name)
+            if any(word in parts.query for word in _HARMLESS):
+                return
+            name = unquote(parts.path)
+        if name and name != ":memory:":
+            self.written(name, "update")
+            for end in _BESIDE:
+                self.written(name + end, "update", creates=False)
+
+    def _popen(self, program: object, args: object, folder: object = None, *rest: object) -> None:
+        if isinstance(args, str | bytes | os.PathLike):
+            self._shell(args, folder)
+        elif isinstance(args, Iterable):
+            words = [_text(word) for word in args]
+            if words[:2] == ["/bin/sh", "-c"] and len(words) > 2:
+                self._shell(words[2], folder)
+            else:
+                self._program(program, words, folder)
+
+    def _shell(self, command: object, folder: object = None) -> None:
+        text = _text(command)
+        try:
+            words = shlex.split(text)
+        except ValueError:
+            words = text.split()
+        # It may begin with secrets: `TOKEN=... program`.
+        program = next((word for word in words if "=" not in word), "")
+        self.start(program, [text])
+        self._hand(words, _text(folder), changes=">" in text)
+
+    def _program(self, program: object, words: object, folder: object = None) -> None:
+        given = [_text(word) for word in words] if isinstance(words, list | tuple) else []
+        self.start(_text(program) or (given or [""])[0], given)
+        self._hand([_text(program), *given], _text(folder))
+
+    def start(self, program: str, words: Iterable[str]) -> None:
+        """A program is about to be started: it is told by its name and the URLs it is given."""
+        urls = [url for word in words for url in among(word)]
+        where = self._journal.where()
+        self._journal.tell("spawn", words=[os.path.basename(program), *urls], where=where)
+
+    def _hand(self, words: Sequence[str], folder: str, *, changes: bool = False) -> None:
+        """Give a program the copy's own files and folders where it is given links."""
+        changes = changes or not _CHANGE.isdisjoint(map(os.path.basename, words))
+        for word in ["", *words]:
+            named = _absolute(os.path.join(folder, word) or ".")
+            if named and os.path.lexists(named) and (changes or os.path.isdir(named)):
+                with suppress(OSError):
+                    self._own(named, whole=True)
+
+
+class _Made:
+    """Paths outside of the copy that this run has made, in any of its processes."""
+
+    def __init__(self, journal: str) -> None:
+        self._journal = journal
+        self._offset = 0
+        self._paths: set[str] = set()
+
+    def add(self, path: str) -> None:
+        self._paths.add(path)
+
+    def known(self, path: str) -> bool:
+        return self._has(path) or (self._catch_up() and self._has(path))
+
+    def _has(self, path: str) -> bool:
+        """True also for what lies in a folder that was made."""
+        while path not in self._paths:
+            path, before = os.path.dirname(path), path
+            if path == before:
+                return False
+        return True
+
+    def _catch_up(self) -> bool:
+        """Read the events that other processes wrote since the last call; True if there are any."""
+        with suppress(OSError), open(self._journal, "rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._offset += len(whole)
+            events = [json.loads(line) for line in whole.splitlines()]
+            found = {
+                str(event.get("to", event.get("path")))
+                for event in events
+                if event["event"] in ("open", "mkdir", "link", "rename")
+                and not event["copied"]
+                and (event["event"] == "rename" or not event.get("existed"))
+            }
+            self._paths |= found
+            return bool(found)
+        return False
+
+
+def writers(files: Files, hook: Hook) -> Changes:
+    """Return what to do after which import, so that what C++ or Rust opens is seen as well."""
+
+    def written(path: object, how: str, new: bool = False) -> None:
+        with hook.unwatched():
+            files.written(path, how, new=new)
+
+    return {
+        "torch.serialization": [lambda module: _save(module, "save", written)],
+        "safetensors.torch": [lambda module: _save(module, "save_file", written)],
+        "safetensors.numpy": [lambda module: _save(module, "save_file", written)],
+        "h5py._hl.files": [lambda module: _h5py(module, written)],
+    }
+
+
+def _save(module: Any, name: str, written: Callable[..., None]) -> None:
+    original = getattr(module, name)
+
+    @wraps(original)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        path = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
+        if isinstance(path, str | os.PathLike):
+            written(path, "truncate")
+        return original(*args, **kwargs)
+
+    setattr(module, name, save)
+
+
+def _h5py(module: Any, written: Callable[..., None]) -> None:
+    original = module.File.__init__
+
+    @wraps(original)
+    def init(self: Any, name: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> None:
+        if isinstance(name, str | bytes | os.PathLike) and mode != "r":
+            written(name, _H5PY.get(mode, "update"), new=mode not in _H5PY)
+        original(self, name, mode, *args, **kwargs)
+
+    module.File.__init__ = init
+
+
+def _absolute(path: object, descriptor: int = -1) -> str:
+    """Return the absolute path, links in it kept; nothing for what is no path."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return ""
+    name = os.fsdecode(path)
+    if not name or "\0" in name:
+        return ""
+    with suppress(OSError):
+        base = os.getcwd() if descriptor < 0 else os.readlink(f"/proc/self/fd/{descriptor}")
+        return os.path.normpath(os.path.join(base, name))
+    return ""
+
+
+def _in_place(named: str) -> str:
+    """Return the path of a name, whatever it stands for: only its folder is resolved."""
+    folder, name = os.path.split(named)
+    return os.path.join(os.path.realpath(folder), name) if named else ""
+
+
+def _text(value: object) -> str:
+    return os.fsdecode(value) if isinstance(value, str | bytes | os.PathLike) else ""

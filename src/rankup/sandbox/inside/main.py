@@ -1,0 +1,220 @@
+"""Runs the user's unchanged script, watched; and watches the Python processes that it starts."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import io
+import os
+import resource
+import secrets
+import signal
+import sys
+import types
+import warnings
+from contextlib import suppress
+from importlib.machinery import SourceFileLoader
+
+from . import accelerator, children, devices, network, spec
+from .devices import Devices
+from .ending import Ending, without_ours
+from .files import Files, writers
+from .hooks import AfterImport, Changes, Hook
+from .journal import Journal
+from .network import Network
+from .spec import MAIN, Spec
+from .training import Training
+
+_NICE = 10
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "RAYON_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+)
+
+
+def main() -> int:
+    """Run the script of the spec in the folder that `RANKUP_SANDBOX` names.
+
+    Returns:
+        The exit code that Python would end the script with.
+    """
+    given = spec.load()
+    os.environ[MAIN] = str(os.getpid())
+    _reach_children()
+    if given.pretend:
+        os.environ.update(devices.launcher_variables())
+    journal, ending = install(given)
+    _set_bounds(given, journal)
+    journal.must("start", python=sys.version.split()[0], script=given.script)
+    with open(given.stack, "ab") as stack:
+        # The descriptor of the duplicate is faulthandler's, and stays open.
+        faulthandler.register(signal.SIGUSR2, os.dup(stack.fileno()), all_threads=True)
+    return _Script(given, ending).run()
+
+
+def install(given: Spec) -> tuple[Journal, Ending]:
+    """Watch this process from now on."""
+    main_process = int(os.environ.get(MAIN, os.getpid()))
+    journal = Journal(given.events, given.script, given.shadow)
+    hook = Hook()
+    ending = Ending(given, journal, hook, main_process)
+    training = Training(journal, ending)
+    files = Files(journal, given.shadow, given.ignored, given.free, given.folder)
+    net = Network(journal, block=given.block, main=main_process, used=training.network_used)
+    changes: Changes = {
+        **_of_torch(given, Devices(journal), training),
+        **writers(files, hook),
+        **network.clients(net),
+    }
+    # Without these the script would not be stopped, and train to its end on a login node.
+    needed = (training.watch_loader, training.watch_modules)
+    AfterImport(changes, journal, needed, ending.refuse).install()
+    hook.install({**files.handlers(), **net.handlers()})
+    return journal, ending
+
+
+def install_in_child() -> None:
+    """Watch a Python process that the script has started; called by `sitecustomize`.
+
+    Where that is not possible the process does not start: it would be neither watched nor kept from
+    the network.
+    """
+    if any("multiprocessing.resource_tracker" in word for word in sys.orig_argv):
+        # It cleans up after those that we end, and would complain of them to the user.
+        warnings.filterwarnings("ignore", "resource_tracker: ")
+        return
+    try:
+        install(spec.load())
+    except Exception as error:
+        os.write(2, f"rankup fetch cannot watch this process: {error!r}\n".encode())
+        os._exit(70)
+
+
+def _of_torch(given: Spec, mapped: Devices, training: Training) -> Changes:
+    return {
+        "torch": [
+            lambda module: accelerator.stand_in(module, mapped, given.pretend),
+            *devices.changes(mapped),
+            lambda module: devices.limit_threads(module, given.threads),
+            lambda module: devices.redirect(module, mapped),
+        ],
+        "torch.nn.modules.module": [training.watch_modules],
+        "torch.autograd": [training.watch_autograd],
+        "torch.optim.optimizer": [training.watch_optimizers],
+        "torch.utils.data.dataloader": [
+            lambda module: devices.limit_loader(module, given.threads),
+            training.watch_loader,
+        ],
+        "torch.nn.parallel.distributed": [devices.redirect_parallel],
+        "torch.nn.parallel.data_parallel": [devices.redirect_data_parallel],
+        "torch.distributed.distributed_c10d": [lambda one: devices.redirect_groups(one, mapped)],
+        "torch.distributed.device_mesh": [lambda one: devices.redirect_mesh(one, mapped)],
+    }
+
+
+def _set_bounds(given: Spec, journal: Journal) -> None:
+    """A login node is shared: few threads, low priority, bounded memory; all inherit them."""
+    for name in _THREADS:
+        said = os.environ.get(name, "")
+        kept = min(int(said), given.threads) if said.isdigit() and int(said) else given.threads
+        os.environ[name] = str(kept)
+    with suppress(OSError):
+        os.nice(_NICE)
+    _stay_on_few_cores(given.threads)
+    if given.data_limit is not None:
+        try:
+            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+            unlimited = hard == resource.RLIM_INFINITY
+            limit = given.data_limit if unlimited else min(given.data_limit, hard)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        except (OSError, ValueError) as error:
+            journal.problem("the limit of memory", error)
+
+
+def _stay_on_few_cores(threads: int) -> None:
+    """Libraries that know no variable count the cores that they may use, or just fill them."""
+    with suppress(OSError, AttributeError):
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) > threads:
+            # Neighbours, but not the same ones for every user of the node.
+            first = secrets.randbelow(len(cores) - threads + 1)
+            os.sched_setaffinity(0, cores[first : first + threads])
+
+
+class _Script:
+    def __init__(self, given: Spec, ending: Ending) -> None:
+        self._given = given
+        self._ending = ending
+        self._main = os.getpid()
+        self._code = 0
+        self._error: BaseException | None = None
+
+    def run(self) -> int:
+        """As `python SCRIPT ARGS…` would."""
+        # The first to be registered is the last to run: after the script's threads and its atexit.
+        atexit.register(self._ended)
+        given = self._given
+        sys.argv = [given.script, *given.args]
+        sys.path.insert(0, os.path.dirname(given.script))
+        module = types.ModuleType("__main__")
+        module.__file__ = given.script
+        module.__loader__ = SourceFileLoader("__main__", given.script)
+        vars(module).update(__builtins__=__builtins__, __cached__=None)
+        if sys.version_info < (3, 14):
+            module.__annotations__ = {}
+        # Not runpy: it takes the module away at the end, when threads and atexit still use it.
+        sys.modules["__main__"] = module
+        try:
+            with open(given.script, "rb") as file:
+                source = file.read()
+            code = compile(source, given.script, "exec", dont_inherit=True)
+            exec(code, vars(module))  # noqa: S102 - the user's own script is what we are here for
+        except SystemExit as error:
+            self._code = _exit_code(error)
+        except BaseException as error:
+            self._error = error
+            self._code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+            self._show(error)
+        return self._code
+
+    def _show(self, error: BaseException) -> None:
+        told = without_ours(error)
+        shown, kept = sys.stderr, io.StringIO()
+        sys.stderr = kept
+        try:
+            sys.excepthook(*told)
+        except Exception:  # the script's own hook
+            sys.__excepthook__(*told)
+        finally:
+            sys.stderr = shown
+            text = kept.getvalue()
+            if self._given.shadow:
+                text = text.replace(self._given.shadow, "")
+            with suppress(OSError), open(self._given.traceback, "wb") as file:
+                file.write(text.encode(errors="backslashreplace"))
+
+    def _ended(self) -> None:
+        if os.getpid() == self._main:
+            with suppress(Exception):
+                self._ending.ended(self._code, self._error)
+
+
+def _reach_children() -> None:
+    """Let each Python process that is started from here be watched from its start."""
+    folder = os.path.dirname(os.path.abspath(children.__file__))
+    given = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, given] if given else [folder])
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1

@@ -1,0 +1,227 @@
+"""What the script asks of the network: told, and refused where a proof wants it."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from ...base.urls import public
+from .. import processes
+from .hooks import Changes, Handler
+from .journal import Journal
+
+
+class Network:
+    """Tells of requests and connections, and refuses the latter where a proof wants it.
+
+    Args:
+        main: process id of the script; with `block` only ports of its tree are connected to.
+        used: called at each use of the network.
+    """
+
+    def __init__(
+        self, journal: Journal, *, block: bool, main: int, used: Callable[[], None]
+    ) -> None:
+        self._journal = journal
+        self._block = block
+        self._main = main
+        self._used = used
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return the audit events and their handlers."""
+        return {
+            "socket.connect": self.connected,
+            "socket.sendto": self.connected,
+            "socket.sendmsg": self.connected,
+            "socket.getaddrinfo": self.looked_up,
+            "socket.gethostbyname": self.looked_up,
+        }
+
+    def request(self, url: str, method: str) -> None:
+        """An HTTP request is about to be sent."""
+        self._journal.tell(
+            "url", url=public(url), method=method.upper(), where=self._journal.where()
+        )
+        self._used()
+
+    def cut(self, url: str, missing: int) -> None:
+        """A connection ended `missing` bytes before the end of a body, and nobody was told."""
+        where = self._journal.where()
+        self._journal.tell("cut", url=public(url), missing=missing, where=where)
+
+    def connected(self, socket: object, address: object = None) -> None:
+        """`socket.connect` or a datagram to an address; none: it is connected already.
+
+        Raises:
+            OSError: it is refused.
+        """
+        if not isinstance(address, tuple) or len(address) < 2:
+            return  # a Unix socket, or of the kernel
+        host, port = text(address[0]), address[1]
+        if is_loopback(host):
+            # Others on this machine could be a way out, such as a proxy.
+            refused = self._block and not self._is_ours(port)
+            if not refused:
+                return
+        else:
+            refused = self._block
+        self._tell(host, port, refused)
+        if refused:
+            raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    def looked_up(self, host: object, *rest: object) -> None:
+        """`socket.getaddrinfo` and its like.
+
+        Raises:
+            socket.gaierror: it is refused, as a machine without a name server would.
+        """
+        name = text(host)
+        if not name or is_loopback(name) or _is_number(name) or name == os.uname().nodename:
+            return
+        self._tell(name, None, self._block)
+        if self._block:
+            import socket
+
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    def _tell(self, host: str, port: object, refused: bool) -> None:
+        where = self._journal.where()
+        number = port if isinstance(port, int) else None
+        if self._journal.once("connect", host, number, where):
+            self._journal.tell("connect", host=host, port=number, refused=refused, where=where)
+        self._used()
+
+    def _is_ours(self, port: object) -> bool:
+        return port in processes.listening_ports(processes.members(self._main))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, by name or number, is this machine talking to itself."""
+    if host.rstrip(".").lower() in ("localhost", ""):
+        return True
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_loopback or address.is_unspecified or bool(mapped and mapped.is_loopback)
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    return value if isinstance(value, str) else ""
+
+
+def clients(network: Network) -> Changes:
+    """Return what to do with the HTTP clients of Python that scripts and libraries use."""
+    return {
+        "http.client": [lambda module: _watch_http(module, network)],
+        "httpx": [lambda module: _watch_httpx(module, network)],
+        "httpx2": [lambda module: _watch_httpx(module, network)],
+        "aiohttp": [lambda module: _watch_aiohttp(module, network)],
+    }
+
+
+def _watch_http(module: Any, network: Network) -> None:
+    """Tell of each request of `http.client`: of urllib, requests and all that stand on it."""
+    connection = module.HTTPConnection
+    original, respond = connection.putrequest, connection.getresponse
+
+    @wraps(original)
+    def putrequest(self: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
+        self._rankup_url = _whole_url(self, text(url))
+        network.request(self._rankup_url, text(method))
+        return original(self, method, url, *args, **kwargs)
+
+    @wraps(respond)
+    def getresponse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = respond(self, *args, **kwargs)
+        answer._rankup_url = getattr(self, "_rankup_url", "")
+        return answer
+
+    connection.putrequest, connection.getresponse = putrequest, getresponse
+    _watch_bodies(module.HTTPResponse, network)
+
+
+def _watch_bodies(response: Any, network: Network) -> None:
+    """Tell of bodies that were cut off.
+
+    Who reads in pieces is not told by `http.client`: the last piece is short, as at a true end. So
+    it goes unnoticed in `shutil.copyfileobj` and in torch.hub.
+    """
+    original, into = response.read, response.readinto
+
+    def tell(answer: Any) -> None:
+        url = getattr(answer, "_rankup_url", "")
+        if url and answer.length:
+            answer._rankup_url = ""
+            network.cut(url, answer.length)
+
+    @wraps(original)
+    def read(self: Any, amt: Any = None) -> Any:
+        open_before, left = self.fp is not None, self.length
+        piece = original(self, amt)
+        if amt and open_before and left and len(piece) < min(amt, left):
+            tell(self)
+        return piece
+
+    @wraps(into)
+    def readinto(self: Any, buffer: Any) -> Any:
+        open_before = self.fp is not None
+        count = into(self, buffer)
+        if open_before and not count and len(buffer):
+            tell(self)
+        return count
+
+    response.read, response.readinto = read, readinto
+
+
+def _watch_httpx(module: Any, network: Network) -> None:
+    """Tell of each request of httpx or httpx2, redirects included."""
+    one, many = module.Client._send_single_request, module.AsyncClient._send_single_request
+
+    def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        network.request(str(request.url), request.method)
+        return one(self, request, *args, **kwargs)
+
+    async def send_async(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        network.request(str(request.url), request.method)
+        return await many(self, request, *args, **kwargs)
+
+    module.Client._send_single_request = send
+    module.AsyncClient._send_single_request = send_async
+
+
+def _watch_aiohttp(module: Any, network: Network) -> None:
+    """Tell of each request of aiohttp; it follows redirects by itself."""
+    original = module.ClientSession._request
+
+    async def request(self: Any, method: str, url: Any, *args: Any, **kwargs: Any) -> Any:
+        network.request(str(url), method)
+        return await original(self, method, url, *args, **kwargs)
+
+    module.ClientSession._request = request
+
+
+def _whole_url(connection: Any, target: str) -> str:
+    if "://" in target:
+        return target  # through a proxy
+    secure = connection.default_port == 443
+    host = getattr(connection, "_tunnel_host", None) or connection.host
+    port = getattr(connection, "_tunnel_port", None) or connection.port
+    shown = f"[{host}]" if ":" in host else host
+    at = "" if port in (None, connection.default_port) else f":{port}"
+    return f"{'https' if secure else 'http'}://{shown}{at}{target}"

@@ -1,0 +1,198 @@
+"""Watch a child: its time, its memory, its events, and a signal of the user to end it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Literal
+
+import psutil
+
+from .processes import Tree, orphans_come_here
+
+Why = Literal["exit", "stopped", "time", "memory", "interrupt"]
+_LOOK = 0.1  # seconds between two looks
+_WEIGH = 0.3
+_GRACE = 2.0  # for a child to end once one of its processes says that all is done
+_MOST = 16 * 10**9
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a script may take of a machine that is shared.
+
+    Attributes:
+        seconds: from start to end.
+        memory: bytes of all its processes together.
+    """
+
+    seconds: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended.
+
+    Attributes:
+        why: by itself; `stopped` where one of its processes said so; else what ended it.
+        code: its exit code, negative for a signal; None where we ended it.
+        memory: the most that was seen, in bytes.
+        writing: files that its processes had open for writing when we ended them.
+        left: process ids that could not be ended.
+    """
+
+    why: Why
+    code: int | None
+    seconds: float
+    memory: int
+    writing: frozenset[str] = frozenset()
+    left: tuple[int, ...] = ()
+
+
+class Interrupt:
+    """While it is entered, SIGINT, SIGTERM and SIGHUP set `number`, and nothing else."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = self.number or number
+
+
+def watch(
+    words: list[str],
+    environment: Mapping[str, str],
+    limits: Limits,
+    interrupt: Interrupt,
+    *,
+    mark: str,
+    look: Callable[[], bool],
+    stuck: Callable[[int], None] = lambda pid: None,
+    stdout: int | None = None,
+    folder: Path | None = None,
+) -> Ended:
+    """Run a command until it ends or has to; nothing that it started is left.
+
+    Its session is its own, so that the terminal's Ctrl-C reaches only us, and its standard input is
+    empty.
+
+    Args:
+        mark: its `RANKUP_SANDBOX`.
+        look: called several times a second; True once one of its processes says that all is done.
+        stuck: called with the child's process id before it is ended for its time.
+        stdout: a descriptor for its output; None: ours.
+        folder: its current one; None: ours.
+    """
+    start = time.monotonic()
+    with orphans_come_here() as others:
+        process = subprocess.Popen(
+            words,
+            env=dict(environment),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            start_new_session=True,
+        )
+        tree = Tree(process.pid, mark, others)
+        try:
+            why, peak = _wait(process, tree, limits, interrupt, look, start)
+            if why == "time":
+                stuck(process.pid)
+            tree.freeze()
+            writing = tree.writing()
+        finally:
+            left = tree.kill()
+            code = None if process.pid in left else process.wait()
+    ours = why in ("time", "memory", "interrupt")
+    seconds = time.monotonic() - start
+    return Ended(why, None if ours else code, seconds, peak, frozenset(writing), tuple(left))
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    tree: Tree,
+    limits: Limits,
+    interrupt: Interrupt,
+    look: Callable[[], bool],
+    start: float,
+) -> tuple[Why, int]:
+    peak, weighed, said = 0, 0.0, None
+    while True:
+        if look() and said is None:
+            said = time.monotonic()
+        try:
+            process.wait(_LOOK)
+        except subprocess.TimeoutExpired:
+            pass
+        else:
+            return "exit", peak
+        now = time.monotonic()
+        if interrupt.number is not None:
+            return "interrupt", peak
+        if said is not None and now - said > _GRACE:
+            return "stopped", peak
+        if now - start > limits.seconds:
+            return "time", peak
+        if now - weighed > _WEIGH:
+            weighed, held = now, tree.memory(limits.memory)
+            peak = max(peak, held)
+            if held > limits.memory:
+                return "memory", peak
+
+
+def default_memory() -> int:
+    """Half of the memory that is free for this process, 16 GB at most."""
+    free = psutil.virtual_memory().available
+    for left in _group_left():
+        free = min(free, left)
+    return min(_MOST, free // 2)
+
+
+def _group_left() -> list[int]:
+    """What the control groups of this process leave it; login nodes limit users by them."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return []
+    own = next((line[3:] for line in lines if line.startswith("0::/")), None)
+    if own is None:
+        return []
+    root = Path("/sys/fs/cgroup")
+    folder, found = root / own.lstrip("/"), []
+    while folder.is_relative_to(root) and ".." not in folder.parts:
+        try:
+            most = (folder / "memory.max").read_text(encoding="ascii").strip()
+            held = int((folder / "memory.current").read_text(encoding="ascii"))
+            fields = (folder / "memory.stat").read_text(encoding="ascii").split()
+            # What was read from files is let go of as soon as somebody needs the room.
+            files = int(fields[fields.index("file") + 1])
+            if most != "max":
+                found.append(max(0, int(most) - held + files))
+        except (OSError, ValueError):
+            pass
+        folder = folder.parent
+    return found

@@ -1,0 +1,29 @@
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(3)
+x = torch.randn(22, 5)
+y = (x.sum(1) > 0).long()
+batch_size = 6
+loader = DataLoader(TensorDataset(x, y), batch_size=batch_size, shuffle=True)
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+generator = np.random.default_rng(7)
+
+for epoch in range(3):
+    steps = 0
+    for inputs, labels in loader:
+        if len(inputs) < batch_size:
+            continue
+        if generator.random() < 0.4:
+            continue
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        steps += 1
+        print(f"loss {loss.item():.7f}")
+    print("steps", steps)

@@ -1,0 +1,152 @@
+"""Copies of a project: what they hold, what of them goes back, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.sandbox import copies
+from rankup.sandbox.copies import sandbox
+
+
+def _write(path: Path, text: str = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a script below it and a folder beside it."""
+    top = tmp_path / "work" / "project"
+    _write(top / "src/train.py")
+    _write(top / "data/large.bin", "x" * (2 << 20))
+    _write(tmp_path / "work/shared/set.bin")
+    _write(top / ".git/config")
+    return top
+
+
+def test_what_is_small_is_copied_and_what_is_large_or_beside_is_a_link(project: Path) -> None:
+    area = copies.area(project)
+    with sandbox(area, [project]) as box:
+        copy = box.inside(project)
+        assert (copy / "src/train.py").read_text() == "x"
+        assert not (copy / "src/train.py").is_symlink()
+        assert (copy / "data/large.bin").resolve() == project / "data/large.bin"
+        assert (copy / "../shared/set.bin").resolve() == project.parent / "shared/set.bin"
+        assert sorted(path.name for path in copy.iterdir()) == ["data", "src"]
+        assert box.new_files() == []
+        for folder in (box.folder, box.temporary):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert len(str(box.temporary)) < 60, "sockets in it need a short path"
+        (box.inside(project) / "closed").mkdir(mode=0o000)
+    assert not box.temporary.exists()
+    assert [path.name for path in area.iterdir()] == [".gitignore"]
+    assert (project / "data/large.bin").exists()
+
+
+def test_a_folder_of_very_many_files_is_one_link(project: Path) -> None:
+    many = project / "many"
+    many.mkdir()
+    for number in range(4500):
+        (many / str(number)).touch()
+    with sandbox(copies.area(project), [project]) as box:
+        assert box.inside(many).is_symlink()
+        assert (box.inside(project) / "src/train.py").is_file()
+
+
+def test_new_files_move_in_and_take_no_name_that_is_taken(project: Path) -> None:
+    with sandbox(copies.area(project), [project]) as box:
+        copy = box.inside(project)
+        for name in ("data/new/a.bin", "data/taken.bin", "data/large.bin"):
+            (copy / name).unlink(missing_ok=True)
+            _write(copy / name, "new")
+        os.symlink("a.bin", copy / "data/new/latest")
+        _write(project / "data/taken.bin", "of another process")
+        paths = [str(project / "data" / name) for name in ("new/a.bin", "new/latest", "taken.bin")]
+        assert sorted(box.new_files()) == paths[:2]
+        [problem] = box.move_in(paths)
+    assert problem == f"{paths[2]} is there by now, and stays as it is"
+    assert (project / "data/new/a.bin").read_text() == "new"
+    assert os.readlink(project / "data/new/latest") == "a.bin"
+    assert (project / "data/taken.bin").read_text() == "of another process"
+    assert (project / "data/large.bin").stat().st_size == 2 << 20
+
+
+def test_where_a_file_has_one_name_only_or_lies_on_another_disk_it_moves_as_well(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(source: object, target: object) -> None:
+        raise OSError(os.strerror(1)) if os.path.lexists(str(target)) else PermissionError(1, "no")
+
+    monkeypatch.setattr(copies.os, "link", link)
+    with sandbox(copies.area(project), [project]) as box:
+        _write(box.inside(project / "new.bin"), "new")
+        assert box.move_in([str(project / "new.bin")]) == []
+    assert (project / "new.bin").read_text() == "new"
+
+
+def test_what_a_killed_one_has_left_is_swept_with_its_processes(project: Path) -> None:
+    """But not the temporary files of a project from which this one was copied."""
+    area = copies.area(project)
+    program = (
+        "import os, subprocess, sys\n"
+        "from pathlib import Path\n"
+        "from rankup.sandbox import copies\n"
+        "project = Path(sys.argv[1])\n"
+        "with copies.sandbox(copies.area(project), [project]) as box:\n"
+        "    variables = {**os.environ, 'RANKUP_SANDBOX': str(box.folder)}\n"
+        "    words = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "    child = subprocess.Popen(words, env=variables, stdout=-3, stderr=-3)\n"
+        "    print(box.folder, box.temporary, child.pid, flush=True)\n"
+        "    os._exit(1)\n"
+    )
+    words = [sys.executable, "-c", program, str(project)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    folder, temporary, pid = done.stdout.split()
+    copied = project.parent / "copied" / ".rankup"
+    copied.mkdir(parents=True)
+    (copied / Path(folder).name).mkdir()
+    copies.sweep(copied)
+    assert list(copied.iterdir()) == []
+    assert (Path(folder).is_dir(), Path(temporary).is_dir()) == (True, True)
+    copies.sweep(area)
+    assert (Path(folder).exists(), Path(temporary).exists()) == (False, False)
+    assert "State:\tZ" in _status(int(pid)) or not _status(int(pid))
+    assert (project / "data/large.bin").exists()
+
+
+def _status(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def test_what_is_no_folder_of_ours_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    ours = tmp_path / ".rankup"
+    ours.write_text("in the way")
+    with pytest.raises(UserError, match="no folder; remove it"):
+        copies.area(tmp_path)
+    ours.unlink()
+    ours.symlink_to(tmp_path)
+    with pytest.raises(UserError, match="a link; remove it"):
+        copies.area(tmp_path)
+
+
+def test_a_project_that_cannot_be_written_to_has_it_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    monkeypatch.setattr(copies.os, "access", lambda path, mode: False)  # root may do all
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    area = copies.area(tmp_path / "project")
+    assert area.parent == tmp_path
+    assert stat.S_IMODE(area.stat().st_mode) == 0o700
+    assert copies.area(tmp_path / "project") == area
