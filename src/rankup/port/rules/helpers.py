@@ -55,10 +55,12 @@ def helpers_that_write(file: File, script: Script, *, checkpoint: bool) -> Itera
     """Yield the hits at these calls: of those that save checkpoints, or of the others."""
     for helper in by_helpers(script) if file is script.file else ():
         if checkpoint == any(site.kind == "checkpoint" for site in helper.sites):
+            alone = isinstance(file.names.parents[helper.call], ast.Expr)  # nothing is given back
+            called = file.code(helper.call.func)
             yield Hit(
                 helper.call,
                 f"every rank writes the same file in {_at(helper)}",
-                f"{ALONE}, or go first where the others read it",
+                ALONE if alone else f"let rank 0 go first, `rankup.rank0_first({called}, …)`",
                 partial(_call_alone, helper=helper),
                 comment=False,
             )
