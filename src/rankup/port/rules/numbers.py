@@ -75,7 +75,8 @@ class _Rehearsal(Context):
         )
 
     def _lacks(self, node: ast.AST, call: str) -> None:
-        self.found.setdefault(self.fix, {}).setdefault(node, call)
+        if not self.script.per_sample(node):
+            self.found.setdefault(self.fix, {}).setdefault(node, call)
 
 
 def _put_together(file: File, node: ast.AST) -> bool:
