@@ -15,6 +15,7 @@ from . import (
     model,
     numbers,
     output,
+    parts,
     reading,
     saving,
     similar,
@@ -44,6 +45,7 @@ _THEMES = (
     output,
     downloads,
     job,
+    parts,
     unfit,
 )
 RULES: tuple[Rule, ...] = tuple(
