@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 
-from ....script.flow import argument, given
+from ....script.flow import argument, call_name, given
 from ....script.roles import LoopNode
+from ....script.torch_names import words as names_of
 from ..context import Context
-from ..expressions import words
+from ..expressions import mentioned, words
 from ..losses import differentiated
 from ..means import NotSeen, check_mean
 from ..script import ForNode
+from ..training import Loop
 
 _NO_MEAN = (
     "not seen to be a mean over the samples{at}: each rank's value is of its part of a batch, and "
@@ -21,11 +23,14 @@ _TOGETHER = (
     "rank those of its part"
 )
 
+_REDUCES = names_of("mean sum std var median quantile max min amax amin item kthvalue topk norm")
+
 
 def of_a_part(context: Context) -> None:
     """Remarks on what is of this rank's part of a batch, alone."""
     _unfrozen(context)
     _not_means(context)
+    _carried(context)
     _mixed(context)
     _side_by_side(context)
 
@@ -147,3 +152,41 @@ def _line_of(context: Context, loss: ast.expr | None, call: ast.Call) -> ast.AST
         if script.line(one) <= script.line(call)
     ]
     return max(made, key=script.line) if made else call
+
+
+def _carried(context: Context) -> None:
+    """A state that is made of a batch, and that the loss of the next batch is made with."""
+    script = context.script
+    for loop in context.training.loops:
+        names = list(script.inside(loop.node, ast.Name))
+        stored = [one.id for one in names if isinstance(one.ctx, ast.Store)]
+        local = context.local.get(loop.node, set()) - loop.losses
+        local &= _feeding(context, loop) & {one for one in stored if stored.count(one) == 1}
+        for one in script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False):
+            assert isinstance(one, ast.Assign | ast.AugAssign)
+            if not any(call_name(call) in _REDUCES for call in script.inside(one.value, ast.Call)):
+                continue
+            read = [name for name in names if script.span(name)[0] < script.span(one)[1]]
+            before = {name.id for name in read if isinstance(name.ctx, ast.Load)}
+            for name in sorted(mentioned(*_targets(one)) & local & before):
+                context.leave(
+                    one,
+                    f"`{name}` goes from batch to batch and is made of this rank's part: ranks go "
+                    "apart in it; put together what it is made of (rankup.all_reduce)",
+                )
+
+
+def _feeding(context: Context, loop: Loop) -> set[str]:
+    """The names that the losses of a loop are made of."""
+    found, size = set(loop.losses), -1
+    assigns = list(context.script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False))
+    while len(found) > size:
+        size = len(found)
+        for one in assigns:
+            assert isinstance(one, ast.Assign | ast.AugAssign)
+            found |= mentioned(one.value) if mentioned(*_targets(one)) & found else set()
+    return found
+
+
+def _targets(one: ast.Assign | ast.AugAssign) -> list[ast.expr]:
+    return one.targets if isinstance(one, ast.Assign) else [one.target]
