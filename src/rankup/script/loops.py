@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from .flow import Flow, call_name
+from .flow import Flow, call_name, first_argument, literal
 from .models import is_loader, role
 from .names import Function, walk
 from .roles import Count, Loop, LoopNode, Role
@@ -158,18 +158,15 @@ def _evaluates(flow: Flow, file: File, node: LoopNode, models: set[ast.AST]) -> 
     """True where a loop without backward runs a model, by its surroundings or by its calls."""
     if _behind_eval(file, node):
         return True
-    around = [node, *file.names.up(node)]
-    for up in around:
-        if no_grad(up):
+    for up in file.names.up(node):
+        if gradients_off(file, up):
             return True
         if isinstance(up, Function):
-            if without_gradients(up):
-                return True
             words = up.name.lower()
             if any(word in words for word in ("eval", "valid", "test", "infer", "accuracy")):
                 return True
     for inner in walk(*node.body):
-        if no_grad(inner):
+        if gradients_off(file, inner):
             return True
         if isinstance(inner, ast.Call):
             if call_name(inner) == "eval" or "eval" in call_name(inner).lower():
@@ -192,20 +189,25 @@ def _behind_eval(file: File, node: ast.AST) -> bool:
     return False
 
 
-def no_grad(node: ast.AST) -> bool:
-    """True of a `with` that switches gradients off."""
-    return isinstance(node, ast.With) and any(_is_no_grad(item.context_expr) for item in node.items)
+def gradients_off(file: File, node: ast.AST) -> bool:
+    """True where what stands in a `with`, or a function, may run without gradients."""
+    heads: list[ast.AST] = []
+    if isinstance(node, ast.With | ast.AsyncWith):
+        heads += [item.context_expr for item in node.items]
+    elif isinstance(node, Function):
+        heads += node.decorator_list
+    for head in list(heads):
+        if isinstance(head, ast.Name):  # `context = torch.no_grad() if … else …`
+            _, bindings = file.names.bindings(head.id, file.names.scope(head))
+            heads += [one.node for one in bindings if one.kind == "value"]
+    return any(_turns_off(file, one) for head in heads for one in walk(head))
 
 
-def without_gradients(function: Function) -> bool:
-    """True of a function that is decorated with `torch.no_grad()`."""
-    return any(_is_no_grad(one) for one in function.decorator_list)
-
-
-def _is_no_grad(node: ast.expr) -> bool:
-    func = node.func if isinstance(node, ast.Call) else node
-    name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-    return name in ("no_grad", "inference_mode", "set_grad_enabled")
+def _turns_off(file: File, node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    call = file.names.parents[node]
+    on = isinstance(call, ast.Call) and literal(first_argument(call)) is True
+    return name in ("no_grad", "inference_mode") or (name == "set_grad_enabled" and not on)
 
 
 def counts(file: File, node: LoopNode) -> tuple[Count, ...]:
@@ -245,11 +247,11 @@ def training_functions(flow: Flow, loops: Iterable[Loop]) -> frozenset[Function]
             if not isinstance(inner, ast.Call):
                 continue
             callee = flow.callee(file, inner)
-            if callee is None or callee[1] in found or without_gradients(callee[1]):
+            if callee is None or callee[1] in found:
                 continue
-            if any(no_grad(up) for up in file.names.up(inner)):
+            if any(gradients_off(file, up) for up in file.names.up(inner)):
                 continue
-            if any(no_grad(one) for one in walk(callee[1])):
+            if any(gradients_off(callee[0], one) for one in walk(callee[1])):
                 continue
             found.add(callee[1])
             waiting.append(callee)

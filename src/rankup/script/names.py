@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast
 
@@ -365,6 +365,90 @@ def default(args: ast.arguments, parameter: ast.arg) -> ast.expr | None:
     if parameter in args.kwonlyargs:
         return args.kw_defaults[args.kwonlyargs.index(parameter)]
     return None
+
+
+def root_name(expression: ast.AST) -> str | None:
+    """`a` of `a.b[0].c`."""
+    while isinstance(expression, ast.Attribute | ast.Subscript):
+        expression = expression.value
+    return expression.id if isinstance(expression, ast.Name) else None
+
+
+def targets_of(target: ast.AST) -> list[ast.AST]:
+    if isinstance(target, ast.Tuple | ast.List):
+        return [one for element in target.elts for one in targets_of(element)]
+    return [target]
+
+
+def mentioned(*nodes: ast.AST) -> set[str]:
+    """The names that expressions read: `state`, `self.total`; `state["step"]`, `model.seen` too."""
+    found = set()
+    for one in walk(*nodes):
+        match one:
+            case ast.Name(id=name):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr):
+                found.add(f"{name}.{attr}")
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)):
+                found.add(f"{name}[{key!r}]")
+    return found - {"self"}
+
+
+def stored(*targets: ast.AST) -> set[str]:
+    """The names that an assignment gives values: of `state["step"]` that entry alone."""
+    found = set()
+    for one in (part for target in targets for part in targets_of(target)):
+        match one:
+            case ast.Starred(value=ast.Name(id=name)) | ast.Name(id=name):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr):
+                found.add(f"{name}.{attr}")
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=key)):
+                found.add(f"{name}[{key!r}]")
+            case _:
+                found |= mentioned(one)
+    return found
+
+
+def made_of(
+    statements: Iterable[ast.AST],
+    names: set[str],
+    reads: Callable[[ast.AST], set[str]] = mentioned,
+    gives: Callable[[ast.AST], set[str]] = mentioned,
+) -> set[str]:
+    """Names, and those that statements give values made of them.
+
+    Args:
+        reads: the names that count in a value.
+        gives: those that count in a target.
+    """
+    pairs: list[tuple[set[str], set[str]]] = []
+    for one in statements:
+        match one:
+            case ast.Assign(value=value, targets=targets):
+                pairs.append((reads(value), set().union(*map(gives, targets))))
+            case ast.AugAssign(value=value, target=target):
+                pairs.append((reads(value), gives(target)))
+            case ast.AnnAssign(value=ast.expr() as value, target=target):
+                pairs.append((reads(value), gives(target)))
+            case ast.For(iter=value, target=target):
+                pairs.append((reads(value), gives(target)))
+    found = set(names)
+    while more := {name for read, given in pairs if read & found for name in given} - found:
+        found |= more
+    return found
+
+
+def words_in(where: ast.AST | Sequence[ast.AST]) -> set[str]:
+    """All names in a node or a block, those of attributes and of keywords, too."""
+    found = set()
+    for one in walk(*([where] if isinstance(where, ast.AST) else where)):
+        match one:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                found.add(name)
+            case ast.keyword(arg=str(name)):
+                found.add(name)
+    return found
 
 
 def _unvendored(dotted: str) -> str:

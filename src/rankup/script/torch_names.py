@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
-# Where a script puts a model into its evaluation mode: `model.eval()`, `model.train(training)`.
-EVALUATES = re.compile(r"\.eval\(\)|\.train\(\s*[^)\s]")
-
 
 def words(text: str) -> frozenset[str]:
     """The words of a text."""

@@ -256,6 +256,7 @@ COMMANDS = [
     "conda run -n torch --no-capture-output python tain.py",
     "poetry run python tain.py",
     "pixi run torchrun tain.py",
+    "srun nsys profile -o report --trace=cuda,nvtx python tain.py",
     "A=1 B='x y' env C=2 nohup python -u \\\n  tain.py",
     'srun "${run[@]}"',
     "launcher='torchrun --nnodes 1'\nsrun bash -c \"$launcher tain.py\"",

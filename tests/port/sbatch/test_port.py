@@ -290,6 +290,7 @@ REFUSED = [
     (ONE + "python other.py\n", None),
     ("#!/bin/bash\n#SBATCH -N1\npython a.py\npython b.py\n", "cannot be told"),
     (MANY, "several nodes already"),
+    (ONE.replace("python -u", "nsys profile -o a python"), "nsys profiles it"),
     (ONE.replace("python -u", "uv run"), "uv starts it in an environment of its own"),
     (ONE.replace("\nsrun --label", '\nrun() { "$@"; }\nrun'), "the function run starts it"),
     (

@@ -150,40 +150,33 @@ def fetch(name: Name, caches: Caches, texts: Path | None = None) -> FetchResult:
             proved, note = "failed", str(failure)
     moved = caches.variables()
     return FetchResult(
-        _items(name, folder, texts, done),
+        _items(name, folder, done),
         {key: value for key, value in moved.items() if key.startswith(_CACHE_VARIABLES)},
         _OFFLINE,
         proved,
         note,
-        _advice(name, texts, done),
+        _advice(name, done),
     )
 
 
-def _items(
-    name: Name, folder: Path, texts: Path | None, done: Mapping[str, Any]
-) -> tuple[Item, ...]:
+def _items(name: Name, folder: Path, done: Mapping[str, Any]) -> tuple[Item, ...]:
     snapshot = folder / "snapshots" / done["revision"]
     if name.kind == "model":
-        files = [snapshot / file for file in done["files"]]
-        places = {snapshot: files}
+        called, places = name.repo, {snapshot: [snapshot / file for file in done["files"]]}
     else:
-        places = {Path(place): _files_in(Path(place)) for place in done["folders"]}
+        called, places = str(name), {Path(one): _files_in(Path(one)) for one in done["folders"]}
         if snapshot.is_dir():  # what was loaded may point to files in it (images, sound)
             places[snapshot] = _files_in(snapshot)
-    called = name.repo if name.kind == "model" else str(name)
     found = [
         Item(called, name.page, str(place), _size(files), len(files), "", done["revision"])
         for place, files in places.items()
     ]
-    found += [Item(f.name, name.page, str(f), f.stat().st_size) for f in _texts(texts)]
+    texts = [Path(text) for text in done.get("texts", ())]
+    found += [Item(text.name, name.page, str(text), text.stat().st_size) for text in texts]
     return tuple(found)
 
 
-def _texts(folder: Path | None) -> list[Path]:
-    return [folder / f"{part}.txt" for part in ("train", "valid", "test")] if folder else []
-
-
-def _advice(name: Name, texts: Path | None, done: Mapping[str, Any]) -> tuple[str, ...]:
+def _advice(name: Name, done: Mapping[str, Any]) -> tuple[str, ...]:
     lines = []
     if skipped := done.get("skipped"):
         lines.append(f"passed over, other formats of the same weights: {some(skipped)}")
@@ -194,8 +187,8 @@ def _advice(name: Name, texts: Path | None, done: Mapping[str, Any]) -> tuple[st
         lines.append(f"load_dataset({name.repo!r}{config}) finds it without a network")
     elif name.revision:
         lines.append(f"from_pretrained({name.repo!r}, revision={name.revision!r}) finds it")
-    if texts:
-        words = " ".join(f"--{file.stem} {file}" for file in _texts(texts))
+    if texts := done.get("texts"):
+        words = " ".join(f"--{Path(text).stem} {text}" for text in texts)
         lines.append(f"as plain text: rankup run language-model {words}")
     return tuple(lines)
 

@@ -20,7 +20,6 @@ from .download import download
 
 _LARGE = 8 << 20  # bytes; below this a new start costs nothing
 _TOO_LARGE = 50 * 10**9  # bytes; the hub gives larger files only to its own library
-_TEXT_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 # Weights of other frameworks and runtimes.
 _FOREIGN = re.compile(
     r".*\.(h5|msgpack|ot|onnx|onnx_data|tflite|mlmodel|gguf|llamafile)|model\.ckpt\.(index|meta|data.*)"
@@ -118,10 +117,9 @@ def _dataset(request: Mapping[str, Any]) -> dict[str, Any]:
         for split in loaded.values()
         for file in split.cache_files
     }
-    if request["texts"]:
-        _write_texts(loaded, Path(request["texts"]))
     return {
         "revision": info.sha,
+        "texts": _write_texts(loaded, Path(request["texts"])) if request["texts"] else [],
         "folders": sorted(folders),
         "splits": {split: len(rows) for split, rows in loaded.items()},
     }
@@ -171,13 +169,14 @@ def _read_first_rows(loaded: Any) -> None:
             rows[0]
 
 
-def _write_texts(loaded: Any, folder: Path) -> None:
-    """Write lines of text as plain files, each one whole or not there."""
+def _write_texts(loaded: Any, folder: Path) -> list[str]:
+    """Write lines of text as plain files, each one whole or not there; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    for split, name in _TEXT_SPLITS.items():
+    files = [folder / "train.txt", folder / "valid.txt", folder / "test.txt"]
+    for split, file in zip(("train", "validation", "test"), files, strict=True):
         lines = loaded[split]["text"]
-        text = "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
-        write_atomic(folder / f"{name}.txt", text)
+        write_atomic(file, "".join(line if line.endswith("\n") else f"{line}\n" for line in lines))
+    return [str(file) for file in files]
 
 
 def _refuse_connections() -> None:

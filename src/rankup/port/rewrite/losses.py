@@ -56,7 +56,7 @@ def divided(script: Script, name: str, scope: ast.AST) -> bool:
 
 def function_of(script: Script, call: ast.Call) -> tuple[Script, Function] | None:
     """The function of the script's own files that a call runs; of a module its `forward`."""
-    flow = script.whole_flow
+    flow = script.flow
     found = flow.definition(script.file, call.func)
     if found is None or isinstance(found[1], ast.ClassDef):
         found = flow.method(script.file, call.func, "forward") or (

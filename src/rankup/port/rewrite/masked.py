@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...script.flow import argument, call_name, given, is_none, returned
-from ...script.names import Function
+from ...script.names import Function, words_in
 from ...script.torch_names import CLASS_WEIGHTS, words
-from .expressions import words as words_in
 from .losses import Kind, divided, function_of, reduction
 from .script import Script
 from .training import Training
@@ -172,7 +171,7 @@ def _of_torch(script: Script, call: ast.Call) -> MaskedMean | None:
 
 def _made(script: Script, func: ast.expr) -> Iterator[ast.Call]:
     """The `CrossEntropyLoss(…)` that is called."""
-    for one in script.whole_flow.origins(script.file, func):
+    for one in script.flow.origins(script.file, func):
         if isinstance(one.node, ast.Call) and call_name(one.node) in CLASS_WEIGHTS:
             yield one.node
 
@@ -213,6 +212,6 @@ def _again(script: Script, value: ast.expr) -> str:
 def _says(script: Script, number: str) -> bool:
     return any(
         file.code(one) == number
-        for file in script.whole_flow.files
+        for file in script.flow.files
         for one in file.names.all(ast.UnaryOp)
     )

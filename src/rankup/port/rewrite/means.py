@@ -296,7 +296,7 @@ class _Scope:
     def _further(self, call: ast.Call, full: str) -> Kind | None:
         made = [full]
         if not full.startswith("torch.nn.functional."):
-            origins = self.script.whole_flow.origins(self.script.file, call.func)
+            origins = self.script.flow.origins(self.script.file, call.func)
             calls = [one for one in origins if isinstance(one.node, ast.Call)]
             made = [one.file.names.dotted(one.node.func) for one in calls]  # type: ignore[attr-defined]
         known = bool(made) and all(
@@ -377,7 +377,7 @@ class _Scope:
 
     def _trained(self, call: ast.Call) -> bool:
         """True of `model(x)` of a model that is trained."""
-        origins = self.script.whole_flow.origins(self.script.file, call.func)
+        origins = self.script.flow.origins(self.script.file, call.func)
         return bool({one.node for one in origins} & self.training.trained)
 
 

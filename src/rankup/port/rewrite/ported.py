@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.text import clean
-from ...script.flow import argument
+from ...script.flow import argument, literal
 from ...script.names import RUNTIME
 from ...script.source import File, read
 from ...script.understand import understand
@@ -20,7 +20,6 @@ from ..rules.facts import integer
 from . import refusals
 from .context import Context, Note, Options
 from .edits import Edits
-from .expressions import number
 from .fixes.every import FIXES, REMARKS
 from .script import Script
 from .start import import_rankup, join
@@ -258,7 +257,7 @@ def effective(context: Context) -> None:
         rate = argument(call, "lr", 1)
         text = script.code(rate) if rate is not None else "lr"
         numbers = ""
-        if rate is not None and number(rate):
+        if rate is not None and type(literal(rate)) in (int, float):
             value = float(text)
             numbers = (
                 f"; on {_EXAMPLE} GPUs {value * _EXAMPLE:g} and {value * math.sqrt(_EXAMPLE):g}"

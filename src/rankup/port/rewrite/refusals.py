@@ -69,7 +69,7 @@ def own_name(script: Script) -> int | None:
 
 def trained_in(script: Script) -> str:
     """The file of the repository that trains, and what to do; empty where there is none."""
-    for file in script.whole_flow.files:
+    for file in script.flow.files:
         for call in file.names.all(ast.Call):
             if is_backward(file, call):
                 place = f"{file.path.name}:{file.line(call)[0]}"

@@ -49,7 +49,7 @@ class Script:
         self.code, self.above, self.all = file.code, file.names.up, file.names.all
         self.functions = file.names.functions
         self.understood = understood or understand(file)
-        self.flow = self.whole_flow = self.understood.flow
+        self.flow = self.understood.flow
         self._siblings: dict[File, Script] = {file: self}
 
     def sibling(self, file: File) -> Script:

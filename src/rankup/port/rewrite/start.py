@@ -164,10 +164,10 @@ def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> 
         elif isinstance(node, ast.Call):
             if _draws_itself(file, node):
                 return True
-            found = callee(script.whole_flow, file, node)
+            found = callee(script.flow, file, node)
             if found is not None and any(
                 _draws_itself(where, call)
-                for where, function in leads_to(script.whole_flow, *found)
+                for where, function in leads_to(script.flow, *found)
                 for call in walk(*function.body)
                 if isinstance(call, ast.Call)
             ):
@@ -192,7 +192,7 @@ def _run_at_import(statement: ast.stmt) -> Iterator[ast.AST]:
 
 def _imported(script: Script, file: File, node: ast.Import | ast.ImportFrom) -> Iterator[File]:
     """The files of the repository that an import runs."""
-    known = {os.path.realpath(one.path): one for one in script.whole_flow.files}
+    known = {os.path.realpath(one.path): one for one in script.flow.files}
     dotted = [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
         base = "." * node.level + (node.module or "")

@@ -9,25 +9,25 @@ from functools import cached_property, lru_cache
 
 from ...script import roles
 from ...script.flow import call_name, given, is_none
-from ...script.loops import is_backward
+from ...script.loops import gradients_off, is_backward
 from ...script.models import is_loader, makes_optimizer, with_parameters
-from ...script.names import Function, walk
+from ...script.names import (
+    Function,
+    made_of,
+    mentioned,
+    root_name,
+    stored,
+    targets_of,
+    walk,
+    words_in,
+)
 from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.torch_names import LOADER_WRAPPERS
-from .expressions import (
-    loss_names,
-    mentioned,
-    root_name,
-    sized,
-    stored,
-    targets_of,
-    turns_gradients_off,
-    unpacked,
-    words,
-)
 from .script import ForNode, Scope, Script, Where
 
+# `zip` and `chain` have several.
+_UNPACKED = LOADER_WRAPPERS - {"zip", "chain", "shard"}
 _DEEPEST = 6  # names that are followed from one to the next
 
 
@@ -199,7 +199,7 @@ class Training:
     @cached_property
     def trained(self) -> set[ast.AST]:
         """The expressions that make the models that are trained."""
-        flow, file = self.script.whole_flow, self.script.file
+        flow, file = self.script.flow, self.script.file
         return {
             one.node
             for model in self.models
@@ -216,25 +216,14 @@ class Training:
 
     def _made_of_batch(self, loop: Loop) -> set[str]:
         script, known = self.script, set(loop.batch | loop.losses)
-        body = loop.node.body
-        made: list[tuple[ast.AST, list[ast.AST]]] = []
-        for one in script.inside(body, ast.stmt, deep=False):
-            match one:
-                case ast.Assign(value=value, targets=targets):
-                    made.append((value, list(targets)))
-                case ast.AugAssign(value=value, target=target):
-                    made.append((value, [target]))
-                case ast.AnnAssign(value=ast.expr() as value, target=target):
-                    made.append((value, [target]))
-                case ast.For(iter=value, target=target):
-                    made.append((value, [target]))
-        for _ in range(4):
-            for given_, to in made:
-                calls = script.inside(given_, ast.Call)
-                trains = any(script.called(call) in self._trainers for call in calls)
-                if trains or mentioned(given_) & known:
-                    known |= stored(*to)
-        return known
+        statements = list(script.inside(loop.node.body, ast.stmt, deep=False))
+        for one in statements:
+            if not isinstance(one, ast.Assign | ast.AugAssign | ast.AnnAssign):
+                continue
+            calls = script.inside(one.value or [], ast.Call)
+            if any(script.called(call) in self._trainers for call in calls):  # of a step
+                known |= stored(*(one.targets if isinstance(one, ast.Assign) else [one.target]))
+        return made_of(statements, known, gives=stored)
 
     # Models.
 
@@ -306,7 +295,7 @@ class Training:
                 loop.unclear = unseen or (
                     not loop.phase
                     and any(
-                        turns_gradients_off(self.script, one)
+                        gradients_off(self.script.file, one)
                         for one in self._ways_to(loop.node, set())
                     )
                 )
@@ -447,17 +436,17 @@ class Training:
                 loop.batch.update(names)
         for call in self.backwards:
             if any(parent is node for parent in script.above(call)):
-                loop.losses |= loss_names(script, call)
+                loop.losses |= _loss_names(script, call)
         # What is made of a batch has its first dimension, as far as a script's own words go.
         for assign in script.inside(node.body, ast.Assign, deep=False):
-            used = words(assign.value)
+            used = words_in(assign.value)
             drawn = "next(" in script.code(assign.value)
             if drawn and trains and self.for_evaluation(loop, assign):
                 continue
             if used & loop.batch or drawn:
                 for target in assign.targets:
                     for one in targets_of(target):
-                        if isinstance(one, ast.Name) and not sized(script, assign.value):
+                        if isinstance(one, ast.Name) and not _sized(script, assign.value):
                             loop.batch.add(one.id)
         return loop
 
@@ -501,6 +490,35 @@ def _drawn_from(call: ast.Call) -> ast.expr | None:
     if isinstance(call.func, ast.Attribute) and call.func.attr in ("next", "__next__"):
         return None if call.args else call.func.value
     return None
+
+
+def unpacked(script: Script, expression: ast.expr) -> ast.expr:
+    """The iterable behind `enumerate(tqdm(loader))`."""
+    while isinstance(expression, ast.Call) and given(expression):
+        if script.dotted(expression.func).split(".")[-1] not in _UNPACKED:
+            break
+        expression = given(expression)[0]
+    return expression
+
+
+def _sized(script: Script, expression: ast.AST) -> bool:
+    """True where an expression is a number of samples or a value, no longer a batch."""
+    code = script.code(expression)
+    ends = (".item()", ".size(0)", ".shape[0]", ".numel()")
+    return code.endswith(ends) or code.startswith(("len(", "float(", "int("))
+
+
+def _loss_names(script: Script, call: ast.Call) -> set[str]:
+    """`loss` of `loss.backward()`, `scaler.scale(loss / n).backward()` and the like."""
+    start = call.func.value if isinstance(call.func, ast.Attribute) else call
+    if given(call) and isinstance(start, ast.Name) and start.id in ("torch", "manager"):
+        start = call
+    names = set()
+    for name in script.inside(start, ast.Name):
+        parent = script.parents.get(name)
+        if not (isinstance(parent, ast.Call) and parent.func is name):
+            names.add(name.id)
+    return names - {"scaler", "self", "torch", "amp"}
 
 
 def _negated(script: Script, test: ast.expr) -> str:

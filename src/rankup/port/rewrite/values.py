@@ -290,7 +290,7 @@ class Values:
 
     def runs_model(self, call: ast.Call) -> bool:
         """True of `model(x)` and `self.model(x)` of a model that is trained."""
-        origins = self.script.whole_flow.origins(self.script.file, call.func)
+        origins = self.script.flow.origins(self.script.file, call.func)
         # A parameter that is given back to its caller has no value of its own.
         found = {one.node for one in origins if not self._is_parameter(one.node)}
         return bool(found) and found <= self.training.trained
@@ -443,7 +443,7 @@ def plain_batches(training: Training, loop: Loop) -> bool:
 
 def loader_origins(script: Script, source: ast.expr) -> list[tuple[str, ast.Call] | None]:
     """The calls that make what a loop goes over, with the full name of each; None: not seen."""
-    flow = script.whole_flow
+    flow = script.flow
     found: list[tuple[str, ast.Call] | None] = []
     for one in flow.origins(script.file, source):
         if isinstance(one.node, ast.Call) and call_name(one.node) == "DataLoader":

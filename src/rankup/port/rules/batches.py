@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from ...script.flow import call_name, given, returned
-from ...script.names import Function, children, walk
+from ...script.names import Function, children, made_of, mentioned, walk
 from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import words
 from .facts import anywhere, dealt, loops_in, ported, sharded
-from .reduced import handed_to_all, is_reduction, mentions
+from .reduced import handed_to_all, is_reduction
 from .rule import Hit, Rule
 
 _TELLS = words(
@@ -51,7 +52,7 @@ def of_batch(file: File, loop: Loop) -> set[str]:
         given = (call_name(c) for c in walk(one.value) if isinstance(c, ast.Call))
         if any(name in ("next", "deal") for name in given):
             found |= {name for target in one.targets for name in _names(target)}
-    return _made_of(file, assigns, found)
+    return made_of(assigns, found, partial(_local_mentions, file), _names)
 
 
 def made_anew(loop: Loop) -> set[str]:
@@ -60,20 +61,7 @@ def made_anew(loop: Loop) -> set[str]:
     for one in loop.body:
         if isinstance(one, ast.Assign):
             names = {name for target in one.targets for name in _names(target)}
-            found |= names - mentions(one.value)
-    return found
-
-
-def _made_of(file: File, assigns: list[ast.Assign], names: set[str]) -> set[str]:
-    """Names, and those that are made of them without a reduction."""
-    found = set(names)
-    for _ in range(4):
-        before = len(found)
-        for one in assigns:
-            if _local_mentions(file, one.value) & found:
-                found |= {name for target in one.targets for name in _names(target)}
-        if len(found) == before:
-            break
+            found |= names - mentioned(one.value)
     return found
 
 
@@ -95,7 +83,7 @@ def _local_mentions(file: File, node: ast.AST) -> set[str]:
 
 
 def _names(target: ast.AST) -> set[str]:
-    return mentions(target) - {"_"}
+    return mentioned(target) - {"_"}
 
 
 def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
@@ -121,9 +109,9 @@ def _told_loss(file: File, script: Script, loop: Loop) -> tuple[ast.AST, str] | 
     trained: set[str] = set()
     for where, call in loop.backwards:
         if where is file:
-            trained |= mentions(call)
+            trained |= mentioned(call)
     assigns = [one for one in walk(*loop.body) if isinstance(one, ast.Assign)]
-    losses = _made_of(file, assigns, trained & batch)
+    losses = made_of(assigns, trained & batch, partial(_local_mentions, file), _names)
     losses |= {name for name in batch if _LOSSES.search(name)}
     losses -= _put_together(file, around)
     end = file.last_line(loop.node)
@@ -169,7 +157,7 @@ def _sizes(file: File, values: list[ast.expr], batch: set[str]) -> list[str]:
         if isinstance(node, ast.Call) and is_reduction(file, node):
             continue
         sizes = isinstance(node, ast.Call) and call_name(node) in ("len", "size", "numel")
-        if sizes and mentions(node) & batch:
+        if sizes and mentioned(node) & batch:
             found.append(file.code(node))
         stack += children(node)
     return found
@@ -183,7 +171,7 @@ def _put_together(file: File, around: ast.AST) -> set[str]:
         if isinstance(one, ast.Expr)
         and isinstance(one.value, ast.Call)
         and is_reduction(file, one.value)
-        for name in mentions(one.value)
+        for name in mentioned(one.value)
     }
 
 

@@ -10,11 +10,11 @@ import ast
 from collections.abc import Iterator
 
 from ...script.flow import argument, call_name, given, returned
-from ...script.names import Function
+from ...script.loops import gradients_off
+from ...script.names import Function, mentioned, targets_of
 from ...script.roles import LoopNode
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from ..rewrite.expressions import mentioned, targets_of, turns_gradients_off
 from ..rewrite.losses import function_of
 from ..rewrite.script import Scope, Script
 
@@ -148,9 +148,7 @@ def _bare(node: ast.expr) -> bool:
 
 def _without_gradients(script: Script, function: Function) -> bool:
     """True of a function that runs a model without gradients, in whole or in part."""
-    if turns_gradients_off(script, function):
-        return True
-    return any(turns_gradients_off(script, one) for one in script.inside(function.body, ast.With))
+    return any(gradients_off(script.file, one) for one in script.inside(function, ast.AST))
 
 
 def _is_given_loader(context: Context, call: ast.Call) -> bool:

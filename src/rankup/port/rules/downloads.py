@@ -151,7 +151,7 @@ def _alone_first(context: Context, node: ast.AST) -> bool:
 
 def _led_to(context: Context, node: ast.AST) -> set[Function]:
     """The script's own functions that only a node leads to."""
-    flow, found = context.script.whole_flow, _reached(context, node)
+    flow, found = context.script.flow, _reached(context, node)
     while True:
         others = {
             one
@@ -168,9 +168,9 @@ def _reached(context: Context, node: ast.AST) -> set[Function]:
     """The script's own functions that a node leads to."""
     script, found = context.script, set[Function]()
     for call in script.inside(node, ast.Call):
-        first = callee(script.whole_flow, script.file, call)
+        first = callee(script.flow, script.file, call)
         if first is not None:
-            reached = leads_to(script.whole_flow, *first)
+            reached = leads_to(script.flow, *first)
             found |= {one for file, one in reached if file is script.file}
     return found
 

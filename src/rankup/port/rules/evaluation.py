@@ -9,7 +9,7 @@ from functools import partial
 
 from ...script import roles
 from ...script.flow import argument, call_name, literal
-from ...script.loops import no_grad
+from ...script.loops import gradients_off
 from ...script.names import Function
 from ...script.roles import LoopNode
 from ...script.source import File
@@ -173,7 +173,7 @@ def _block(script: Script, values: Values, leaving: Leaving, block: list[ast.stm
             case ast.With(items=items, body=body):
                 for item in items:
                     name = script.name(getattr(item.context_expr, "func", item.context_expr))
-                    if not (no_grad(one) or name.endswith("autocast")):
+                    if not (gradients_off(script.file, one) or name.endswith("autocast")):
                         raise Obstacle(one, f"`with {script.code(item.context_expr)}` in it")
                 _block(script, values, leaving, body)
             case ast.AugAssign(op=ast.Add(), target=ast.Name(id=name), value=value):

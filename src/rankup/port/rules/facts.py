@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from ...script.effects import callee, leads_to
 from ...script.flow import Origin, argument, call_name, given, literal, model_wrapper
-from ...script.loops import no_grad, taken_from, without_gradients
+from ...script.loops import gradients_off, taken_from
 from ...script.names import Function, walk
 from ...script.roles import Loop, Role, Script
 from ...script.source import File
@@ -182,12 +182,12 @@ def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
 def trained_here(file: File, script: Script, node: ast.AST) -> bool:
     """True of a place that runs in a training step with gradients on."""
     for up in file.names.up(node):
-        if no_grad(up):
+        if gradients_off(file, up):
             return False
         if any(up is loop.node for loop in script.train_loops):
             return True
         if isinstance(up, Function):
-            return up in script.training_functions and not without_gradients(up)
+            return up in script.training_functions
     return False
 
 

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 
 from ...script.flow import call_name, given
-from ...script.names import walk
+from ...script.names import mentioned, walk
 from ...script.roles import Count, Loop, Script
 from ...script.source import File
 from .batches import made_anew, of_batch, parted, told
 from .facts import integer, loops_in, ported
 from .guards import guard
-from .reduced import is_reduction, mentions, reduced
+from .reduced import is_reduction, reduced
 from .rule import Hit, Rule
 
 _COUNTED = re.compile(
@@ -84,7 +84,7 @@ def _of_part(file: File, script: Script, loop: Loop, count: Count) -> bool:
         return False  # a bar, a set
     if _given_whole(file, loop, count.value):
         return False
-    return bool(mentions(count.value) & of_batch(file, loop)) or _by_name(count)
+    return bool(mentioned(count.value) & of_batch(file, loop)) or _by_name(count)
 
 
 def _given_whole(file: File, loop: Loop, value: ast.expr) -> bool:
@@ -95,7 +95,7 @@ def _given_whole(file: File, loop: Loop, value: ast.expr) -> bool:
         one.value
         for one in walk(*loop.body)
         if isinstance(one, ast.Assign)
-        and any(value.id in mentions(target) for target in one.targets)
+        and any(value.id in mentioned(target) for target in one.targets)
     ]
     return bool(made) and all(isinstance(one, ast.Call) and is_reduction(file, one) for one in made)
 
@@ -112,7 +112,7 @@ def _index(file: File, loop: Loop) -> list[Count]:
     first = node.target.elts[0]
     if "enumerate(" not in file.code(node.iter) or not isinstance(first, ast.Name):
         return []
-    if not any(first.id in mentions(one) for one in _behind(file, node)):
+    if not any(first.id in mentioned(one) for one in _behind(file, node)):
         return []
     return [Count(file, first, first.id, first)]
 
@@ -135,7 +135,7 @@ def _used_after(file: File, loop: Loop, name: str) -> bool:
         if isinstance(node, (ast.Return, ast.BinOp, ast.Compare, ast.Call)):
             if isinstance(node, ast.Return) and node.value is None:
                 continue
-            if name in mentions(node):
+            if name in mentioned(node):
                 return True
         if isinstance(node, ast.AugAssign) and file.code(node.target) == name:
             return True
@@ -144,7 +144,7 @@ def _used_after(file: File, loop: Loop, name: str) -> bool:
 
 def _told_inside(loop: Loop, count: Count) -> bool:
     return any(
-        isinstance(one, ast.Call) and told(one) and count.name in mentions(one)
+        isinstance(one, ast.Call) and told(one) and count.name in mentioned(one)
         for one in walk(*loop.body)
     )
 
@@ -162,7 +162,7 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
             for one in walk(around)
             if isinstance(one, ast.Call) and file.names.called(one) == "rankup.total"
             for arg in given(one)
-            for name in mentions(arg)
+            for name in mentioned(arg)
         }
         for count in loop.counts:
             single = isinstance(count.node, ast.AugAssign) or _method(count) == "append"
@@ -216,7 +216,7 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
         names = {count.name for count in loop.counts}
         for one in walk(file.names.function(loop.node) or file.tree):
             adds = isinstance(one, ast.Call) and file.names.called(one) in _ADD
-            both = names & {name for arg in given(one) for name in mentions(arg)} if adds else set()  # type: ignore[arg-type]
+            both = names & mentioned(*given(one)) if adds else set()  # type: ignore[arg-type]
             if both:
                 yield Hit(
                     one,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 
 from ...script.flow import call_name, given
-from ...script.names import COMPREHENSIONS, Function
+from ...script.names import COMPREHENSIONS, Function, mentioned
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from ..rewrite.expressions import mentioned
 from ..rewrite.losses import Kind
 from ..rewrite.training import Loop
 from ..rewrite.values import Values

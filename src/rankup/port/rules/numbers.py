@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 
 from ...script.flow import call_name, first_argument
-from ...script.names import walk
+from ...script.names import made_of, mentioned, walk
 from ...script.roles import Script
 from ...script.source import File
 from .facts import calls
 from .grown import left_local
 from .guards import guard
-from .reduced import is_reduction, mentions, tainted
+from .reduced import is_reduction
 from .rule import Hit, Rule
 
 _BEST = re.compile(r"best|lowest|highest|min_(?:val|loss)|max_acc|patience", re.IGNORECASE)
@@ -41,7 +41,7 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
                 continue
             if scheduler not in script.of(file, call.func.value):
                 continue
-            if _local_value(file, script, call, mentions(stepped)):
+            if _local_value(file, script, call, mentioned(stepped)):
                 yield Hit(
                     call,
                     "ReduceLROnPlateau would see each rank's own value: learning rates part",
@@ -61,7 +61,7 @@ def _compared(test: ast.expr) -> set[str]:
             (ast.Lt, ast.Gt, ast.LtE, ast.GtE),
         ):
             continue
-        names = mentions(node)
+        names = mentioned(node)
         if any(_BEST.search(name) for name in names):
             found |= {name for name in names if not _BEST.search(name)}
     return found
@@ -78,7 +78,7 @@ def _local_value(file: File, script: Script, node: ast.AST, names: set[str]) -> 
         if (
             loop.file is file
             and (home or file.tree) is around
-            and names & tainted(file, around, {one.name for one in left})
+            and names & made_of(walk(around), {one.name for one in left})
         ):
             return True
         if home is None:
@@ -88,8 +88,8 @@ def _local_value(file: File, script: Script, node: ast.AST, names: set[str]) -> 
                 continue
             assign = file.names.statement(call)
             if isinstance(assign, ast.Assign):
-                targets = mentions(assign.targets[0])
-                if names & tainted(file, around, targets) and not _reduced_here(
+                targets = mentioned(assign.targets[0])
+                if names & made_of(walk(around), targets) and not _reduced_here(
                     file, around, targets
                 ):
                     return True
@@ -98,7 +98,7 @@ def _local_value(file: File, script: Script, node: ast.AST, names: set[str]) -> 
 
 def _reduced_here(file: File, around: ast.AST, names: set[str]) -> bool:
     return any(
-        isinstance(one, ast.Call) and is_reduction(file, one) and mentions(one) & names
+        isinstance(one, ast.Call) and is_reduction(file, one) and mentioned(one) & names
         for one in walk(around)
     )
 

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...script.flow import call_name, literal
-from ...script.names import COMPREHENSIONS, Function, walk
+from ...script.names import COMPREHENSIONS, Function, mentioned, walk
 from ...script.roles import LoopNode
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from ..rewrite.expressions import mentioned
 from ..rewrite.losses import Kind, differentiated
 from ..rewrite.means import declared
 from ..rewrite.script import Script

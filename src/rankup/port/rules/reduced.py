@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from ...script.flow import call_name, returned
-from ...script.names import Function, children, walk
+from ...script.names import Function, made_of, mentioned, walk
 from ...script.roles import Count, Loop, Script
 from ...script.source import File
 from ...script.torch_names import OUR_COLLECTIVES, words
@@ -54,43 +54,6 @@ def handed_to_all(file: File, script: Script, around: ast.AST, names: set[str]) 
     return _reaches(file, script, around, names, _DEPTH, is_reduction)
 
 
-def tainted(file: File, around: ast.AST, names: set[str]) -> set[str]:
-    """The names in a function that are made of others, those included."""
-    found = set(names)
-    pairs: list[tuple[set[str], set[str]]] = []
-    for node in walk(around):
-        match node:
-            case ast.Assign():
-                targets = {name for one in node.targets for name in mentions(one)}
-                pairs.append((targets, mentions(node.value)))
-            case ast.AnnAssign() if node.value is not None:
-                pairs.append((mentions(node.target), mentions(node.value)))
-            case ast.AugAssign():
-                pairs.append((mentions(node.target), mentions(node.value)))
-    for _ in range(4):
-        before = len(found)
-        for targets, used in pairs:
-            if used & found:
-                found |= targets
-        if len(found) == before:
-            break
-    return found
-
-
-def mentions(node: ast.AST) -> set[str]:
-    """Names and attributes in an expression, `total` and `self.total`."""
-    found = set()
-    stack = [node]
-    while stack:
-        one = stack.pop()
-        stack += children(one)
-        if isinstance(one, ast.Name):
-            found.add(one.id)
-        elif isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
-            found.add(f"{one.value.id}.{one.attr}")
-    return found - {"self"}
-
-
 def _reaches(
     file: File,
     script: Script,
@@ -99,15 +62,15 @@ def _reaches(
     depth: int,
     reduces: Callable[[File, ast.Call], bool],
 ) -> bool:
-    found = tainted(file, around, names)
+    found = made_of(walk(around), names)
     for node in walk(around):
         if isinstance(node, ast.Call):
             hands_on = reduces(file, node) or _callee_reduces(file, script, node, reduces)
-            if hands_on and mentions(node) & found:
+            if hands_on and mentioned(node) & found:
                 return True
     if not isinstance(around, Function) or depth == 0:
         return False
-    if not any(mentions(value) & found for value in returned(around)):
+    if not any(mentioned(value) & found for value in returned(around)):
         return False
     for where, call in script.flow.callers.get(around, ()):
         for up in where.names.up(call):
@@ -116,7 +79,7 @@ def _reaches(
             if isinstance(up, (ast.Assign, ast.AnnAssign)):
                 target = up.targets[0] if isinstance(up, ast.Assign) else up.target
                 outer: ast.AST = where.names.function(call) or where.tree
-                if _reaches(where, script, outer, mentions(target), depth - 1, reduces):
+                if _reaches(where, script, outer, mentioned(target), depth - 1, reduces):
                     return True
                 break
             if isinstance(up, ast.stmt):

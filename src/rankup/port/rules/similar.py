@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...script.effects import Reached, callee
 from ...script.flow import Flow, argument, call_name, given, literal
-from ...script.names import parameters, walk
+from ...script.names import made_of, parameters, walk
 from ...script.roles import Script
 from ...script.source import File
 from ..rewrite.training import Training, training_in
@@ -61,7 +61,7 @@ def coupled(training: Training) -> Iterator[tuple[ast.AST, str]]:
     for loop in training.loops:
         if not loop.trains:
             continue
-        for found in _comparisons(script.whole_flow, script.file, loop.node.body, loop.batch):
+        for found in _comparisons(script.flow, script.file, loop.node.body, loop.batch):
             if found.file is script.file:
                 yield found.node, ""
             else:
@@ -100,7 +100,7 @@ def _comparisons(
     seen: set[tuple[ast.AST, frozenset[str]]] = set()
     while waiting and len(seen) < _MOST:
         where, statements, names, entry = waiting.pop(0)
-        names = _made_of(statements, names)
+        names = made_of(walk(*statements), names)
         for node in walk(*statements):
             if _compares(node, names):
                 yield _Comparison(where, node, entry)
@@ -112,24 +112,6 @@ def _comparisons(
                 continue
             seen.add((found[1], frozenset(taken)))
             waiting.append((found[0], found[1].body, taken, entry or node))
-
-
-def _made_of(statements: Sequence[ast.AST], names: set[str]) -> set[str]:
-    """The names, and those that are given values made of them."""
-    found = set(names)
-    assigns = [one for one in walk(*statements) if isinstance(one, ast.Assign)]
-    while True:
-        more = {
-            target.id
-            for assign in assigns
-            if _names_in(assign.value) & found
-            for one in assign.targets
-            for target in walk(one)
-            if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store)
-        } - found
-        if not more:
-            return found
-        found |= more
 
 
 def _names_in(node: ast.AST) -> set[str]:

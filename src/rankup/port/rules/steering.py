@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from ...script.flow import call_name, given
-from ...script.names import walk
+from ...script.names import mentioned, walk
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import SEEDS
 from ..rewrite.context import Context
-from ..rewrite.expressions import mentioned
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
 from .chance import draws, draws_by_own

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ast
 import itertools
-import re
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name
-from ...script.loops import taken_from
+from ...script.flow import argument, call_name, given
+from ...script.loops import gradients_off, taken_from
 from ...script.names import COMPREHENSIONS, Function, walk
 from ...script.roles import Loop, Script
 from ...script.source import File
-from ...script.torch_names import COLLECTIVES, EVALUATES, OUR_COLLECTIVES
+from ...script.torch_names import COLLECTIVES, OUR_COLLECTIVES
 from .facts import anywhere, calls_in, loops_in, true
 from .rule import Hit, Rule
 
 _WAITS = COLLECTIVES | OUR_COLLECTIVES
-_OFF = re.compile(r"no_grad|inference_mode|set_grad_enabled\((?!True\))")
 
 
 def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
@@ -107,7 +105,14 @@ def _also_evaluates(script: Script, loop: Loop) -> bool:
     conditional = any(
         where is loop.file and _conditional(loop, call) for where, call in loop.backwards
     )
-    return several and conditional and EVALUATES.search(loop.file.text) is not None
+    modes = [one for one in loop.file.names.all(ast.Call) if isinstance(one.func, ast.Attribute)]
+    return (
+        several
+        and conditional
+        and any(
+            call_name(one) == "eval" or (call_name(one) == "train" and given(one)) for one in modes
+        )
+    )
 
 
 def _conditional(loop: Loop, call: ast.AST) -> bool:
@@ -125,12 +130,7 @@ def _conditional(loop: Loop, call: ast.AST) -> bool:
 def _gradients_off(script: Script, file: File, node: ast.AST, seen: set[ast.AST]) -> bool:
     """Whether a loop may begin with gradients off: around it, or where its function is called."""
     for up in file.names.up(node):
-        heads: list[ast.expr] = []
-        if isinstance(up, ast.With):
-            heads = [item.context_expr for item in up.items]
-        elif isinstance(up, Function):
-            heads = up.decorator_list
-        if any(_OFF.search(file.code(head)) for head in heads):
+        if gradients_off(file, up):
             return True
         if isinstance(up, Function):
             if up in seen:

@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator
 
 from ...script.flow import Flow, argument, call_name, given, literal
-from ...script.names import Function
+from ...script.names import Function, targets_of, words_in
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS
-from ..rewrite.expressions import targets_of, unpacked, words
 from ..rewrite.script import ForNode, Where
-from ..rewrite.training import Loop, Training, training_in
+from ..rewrite.training import Loop, Training, training_in, unpacked
 from .rule import Hit, Rule
 
 _GRAPHS = {"torch_geometric", "dgl"}
@@ -244,7 +243,7 @@ def _cuts(training: Training, node: ForNode) -> bool:
     over = unpacked(script, node.iter)
     if not isinstance(over, ast.Call) or script.name(over.func) not in ("range", "numpy.arange"):
         return False
-    counters = words(node.target)
+    counters = words_in(node.target)
     if _sliced(training, node.body, counters):
         return True
     for call in script.inside(node.body, ast.Call, deep=False):
@@ -264,7 +263,7 @@ def _cuts(training: Training, node: ForNode) -> bool:
 
 def _sliced(training: Training, where: Where, names: set[str]) -> bool:
     script = training.script
-    return any(names & words(part) for part in script.inside(where, ast.Slice))
+    return any(names & words_in(part) for part in script.inside(where, ast.Slice))
 
 
 def _state_of_a_batch(training: Training) -> Hit | None:

@@ -128,8 +128,8 @@ def _self_contained(context: Context, block: ast.With) -> bool:
     for call in script.inside(block, ast.Call):
         if script.dotted(call.func) in models or call_name(call) in ("train", "eval"):
             return False
-        found = callee(script.whole_flow, script.file, call)
-        if found is not None and not harmless(leads_to(script.whole_flow, *found)):
+        found = callee(script.flow, script.file, call)
+        if found is not None and not harmless(leads_to(script.flow, *found)):
             return False
     return True
 

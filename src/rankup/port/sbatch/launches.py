@@ -19,6 +19,7 @@ SHELLS = ("bash", "sh", "zsh", "dash")
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman", "shifter", "charliecloud", "srun")
 # Programs that run another in an environment: `uv run python train.py`.
 _RUNNERS = ("uv", "conda", "mamba", "micromamba", "poetry", "pipenv", "pixi", "hatch")
+PROFILERS = ("nsys", "ncu", "rocprof", "rocprofv3", "vtune")
 _PYTHON = re.compile(r"(?:.*/)?(?:i?python[0-9.]*|\$\{?PYTHON\w*\}?)$", re.IGNORECASE)
 _VARIABLE = re.compile(r'"?\$\{(\w+)\[[@*]\]\}"?|\$\{?(\w+)\}?')
 _NO_VALUE = frozenset(
@@ -61,7 +62,7 @@ class Launch:
         srun: options of the srun it is under; None without one.
         options: of torchrun, by long name with hyphens; None where one takes no value.
         in_shell: it stands in the text of a `bash -c`.
-        runner: a program with an environment of its own around it: `apptainer`, `uv`, …
+        runner: a program that starts it: a container, `uv`, a profiler, …
         array: its words stand in a variable: `"${COMMAND[@]}"`, `$COMMAND`.
     """
 
@@ -169,7 +170,7 @@ def _of(words: Sequence[Word], around: Launch, known: Variables, level: int) -> 
     name = base_name(values[0])
     if name in SHELLS:
         yield from _in_shell(rest, around, known, level)
-    elif name in _CONTAINERS or (name in _RUNNERS and "run" in values):
+    elif name in (*_CONTAINERS, *PROFILERS) or (name in _RUNNERS and "run" in values):
         inner = next((at for at, one in enumerate(values) if at and _program(one, name)), None)
         if inner is None or level >= _DEEPEST:
             return

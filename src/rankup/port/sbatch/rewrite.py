@@ -14,7 +14,7 @@ from ..rewrite import ported
 from ..rewrite.edits import Edits
 from . import block, options, rules_form, rules_use
 from .check import finding
-from .launches import SHELLS, TORCHRUN, Launch, base_name, is_python
+from .launches import PROFILERS, SHELLS, TORCHRUN, Launch, base_name, is_python
 from .options import Option
 from .script import BASH, BatchScript, load
 from .shell import Word, is_assignment, is_prefix
@@ -153,6 +153,11 @@ def _refuse(script: BatchScript, launch: Launch) -> None:
         raise UserError(
             f"{place}: it runs in a container, inside which torchrun would have to start; "
             "`rankup run --container IMAGE` makes such jobs"
+        )
+    if launch.runner in PROFILERS:
+        raise UserError(
+            f"{place}: {launch.runner} profiles it, and all ranks would write one report; port the "
+            "job without it"
         )
     if launch.runner:
         raise UserError(

@@ -41,7 +41,7 @@ def _batches(context: Context) -> None:
 
 def _one(context: Context, size: ast.expr) -> bool:
     """Return whether a batch size is 1, or is by the default of the command line's option."""
-    flow = context.script.whole_flow
+    flow = context.script.flow
     origins = flow.origins(context.script.file, size)
     if origins and all(literal(one.node) == 1 for one in origins):
         return True

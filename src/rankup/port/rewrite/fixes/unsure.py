@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from ....script.flow import argument, call_name, given
+from ....script.names import mentioned, words_in
 from ....script.roles import LoopNode
-from ....script.torch_names import words as names_of
+from ....script.torch_names import words
 from ..context import Context
-from ..expressions import mentioned, words
 from ..losses import differentiated
 from ..means import NotSeen, check_mean
 from ..script import ForNode
@@ -23,7 +23,7 @@ _TOGETHER = (
     "rank those of its part"
 )
 
-_REDUCES = names_of("mean sum std var median quantile max min amax amin item kthvalue topk norm")
+_REDUCES = words("mean sum std var median quantile max min amax amin item kthvalue topk norm")
 
 
 def of_a_part(context: Context) -> None:
@@ -57,7 +57,7 @@ def _unfrozen(context: Context) -> None:
         names = {
             name
             for place in (node, *above[:1])
-            for name in words(place.iter if isinstance(place, ForNode) else node)
+            for name in words_in(place.iter if isinstance(place, ForNode) else node)
         }
         if names & models and any(context.training.trains(one) for one in above):
             context.leave(
