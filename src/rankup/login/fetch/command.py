@@ -12,9 +12,10 @@ from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ...base.amounts import size
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.lock import LockFailed
-from ...base.text import clean
+from ...base.text import clean, say
 from ...site import config as configs
 from ...site import detect
 from ...site.caches import caches
@@ -24,7 +25,6 @@ from ...slurm.client import Client, SlurmError
 from .. import record
 from ..record import Record
 from . import here, no_run, script, things, trust
-from .progress import say, size
 from .request import Request
 from .result import FetchFailed
 

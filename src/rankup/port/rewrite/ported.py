@@ -133,6 +133,7 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
     for remark in REMARKS:
         remark(context)
     effective(context)
+    trained_elsewhere(context)
     return _finish(context, path, vendor)
 
 
@@ -269,6 +270,19 @@ def effective(context: Context) -> None:
             f"learning rate unchanged. The linear rule (SGD, with warm-up) would make it {text} x "
             f"GPUs, the square-root rule (Adam) {text} x sqrt(GPUs){numbers}",
             comment=False,
+        )
+
+
+def trained_elsewhere(context: Context) -> None:
+    """Say that the numbers of a training loop in another file are of a part of the batches."""
+    script = context.script
+    for call in context.training.elsewhere:
+        found = script.flow.definition(script.file, call.func)
+        assert found is not None
+        context.leave(
+            call,
+            f"the training loop is in {found[0].path.name}, which stays as it is: what it adds up, "
+            "saves or returns is of this rank's part of the batches",
         )
 
 

@@ -16,6 +16,7 @@ from . import (
     model,
     numbers,
     output,
+    parts,
     reading,
     saving,
     similar,
@@ -46,6 +47,7 @@ _THEMES = (
     output,
     downloads,
     job,
+    parts,
     unfit,
 )
 RULES: tuple[Rule, ...] = tuple(

@@ -10,8 +10,6 @@ from ...rules.metrics import training_numbers
 from ...rules.model import wrap_models
 from ...rules.steering import decided_alike
 from ..context import Context
-from .person import by_hand
-from .unsure import of_a_part
 
 _RULES = {rule.code: rule.mend for rule in RULES}
 
@@ -46,7 +44,9 @@ REMARKS: tuple[Callable[[Context], None], ...] = (
     _RULES["RK134"],
     _RULES["RK181"],
     _RULES["RK176"],
-    by_hand,
-    of_a_part,
+    _RULES["RK173"],
+    _RULES["RK137"],
+    _RULES["RK129"],
+    _RULES["RK120"],
     _RULES["RK188"],
 )
