@@ -59,7 +59,7 @@ def child(
 
 
 def cache_folders(environment: Mapping[str, str], caches: Caches, home: Path) -> tuple[Path, ...]:
-    """Where libraries keep what they download, those that rankup does not move included."""
+    """Return the folders of downloads, those that rankup does not move included."""
     usual = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     named = [cache.path for cache in caches.entries]
     refined = [Path(value) for value in caches.refining.values()]
@@ -68,7 +68,7 @@ def cache_folders(environment: Mapping[str, str], caches: Caches, home: Path) ->
 
 
 def _token(environment: Mapping[str, str], moved: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Where the hub's token stays when its cache moves; the token itself is not read."""
+    """The variable for the hub's token, which stays when its cache moves; it is not read."""
     if "HF_HOME" not in moved or {"HF_HOME", "HF_TOKEN_PATH"} & set(environment):
         return {}
     usual = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
