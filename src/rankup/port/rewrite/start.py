@@ -135,7 +135,7 @@ def _documents(statement: ast.AST) -> bool:
 
 
 def _drawing_before(context: Context) -> ast.stmt | None:
-    """The first statement that draws before the usual place of `rankup.setup()`.
+    """The first statement that draws or prints before the usual place of `rankup.setup()`.
 
     It may be an import of a file of the repository, which splits its data as it is imported.
     """
@@ -145,11 +145,19 @@ def _drawing_before(context: Context) -> ast.stmt | None:
     for statement in script.tree.body:
         if statement is guard or not (at_guard or last is not None):
             return None
-        if _draws(script, script.file, statement, {script.file}):
+        if _draws(script, script.file, statement, {script.file}) or _prints(script, statement):
             return statement
         if not at_guard and statement is last:
             return None
     return None
+
+
+def _prints(script: Script, statement: ast.stmt) -> bool:
+    """True where running a statement at the top of the script prints, as each rank would."""
+    return any(
+        isinstance(node, ast.Call) and script.name(node.func) in ("print", "builtins.print")
+        for node in _run_at_import(statement)
+    )
 
 
 def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> bool:
