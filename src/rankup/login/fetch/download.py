@@ -163,10 +163,13 @@ class _Part:
         self.size, self.version, self._refused = 0, Version(), False
         self._sha256, self._hashed, self._to_hash = hashlib.sha256(), 0, 0
         self._make_ours()
-        with suppress(OSError, ValueError, TypeError, KeyError):
+        # Another user may have written it: what is no note of ours is as good as none.
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             note = json.loads(self._note.read_text(encoding="utf-8"))
             version, size = Version(**note["version"]), self.path.stat().st_size
-            if note["url"] == self._identity and size <= (version.total or size):
+            words = "".join((version.etag, version.modified))
+            sound = words.isascii() and words.isprintable() and note["url"] == self._identity
+            if sound and size <= (version.total or size):
                 self.size, self.version = size, version
 
     @property
