@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from rankup.base.lock import Pace
 from rankup.login.fetch.download import Downloaded, Patience, download
 from rankup.login.fetch.result import FetchFailed
 
-from ..web import Web
+from ..web import Answer, Web
 
 DATA = bytes(range(256)) * 4000
 SUM = hashlib.sha256(DATA).hexdigest()
@@ -190,6 +191,26 @@ def test_what_is_kept_of_another_url_or_damaged_is_not_used(
     _get(url, target)
     assert target.read_bytes() == DATA
     assert web.requests("/a.bin")[0].headers.get("range") is None
+
+
+def test_one_that_is_interrupted_does_not_go_on_reading_what_is_kept(
+    web: Web, tmp_path: Path
+) -> None:
+    """Ctrl-C would wait for it: here for hundreds of gigabytes, which are a hole in a file."""
+    kept, rest = 300 << 30, b"x" * (6 << 20)
+    place = f"bytes {kept}-{kept + len(rest) - 1}/{kept + len(rest)}"
+    headers = {"Content-Range": place, "ETag": '"a"'}
+    web.otherwise(lambda asked: Answer(rest, 206, headers, cut=5 << 20, ranges=False))
+    (tmp_path / "a.bin.part").touch()
+    os.truncate(tmp_path / "a.bin.part", kept)
+    version = {"etag": '"a"', "modified": "", "total": kept + len(rest)}
+    note = json.dumps({"url": web.url("/a.bin"), "version": version})
+    (tmp_path / "a.bin.part.json").write_text(note)
+    before = set(threading.enumerate())
+    with pytest.raises(FetchFailed, match=f"cut after {kept + (5 << 20)} of"):
+        download(web.url("/a.bin"), tmp_path / "a.bin", patience=Patience(pauses=()))
+    here = {one for one in threading.enumerate() if one.name.startswith("ThreadPoolExecutor")}
+    assert here <= before
 
 
 def test_one_that_ended_just_before_the_rename_asks_for_nothing(web: Web, tmp_path: Path) -> None:
