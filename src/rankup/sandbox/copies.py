@@ -31,6 +31,7 @@ from .processes import Tree
 
 _SMALL = 1 << 20  # bytes of a file that is copied
 _ENTRIES = 4000  # of a copy; folders beyond are links as a whole
+_BYTES = 256 << 20  # of a copy; files beyond are links
 _BESIDE = 1000  # entries of a folder above the project that are linked
 _ABOVE = 4  # such folders
 _LEFT_OUT = {".git", ".rankup", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache"}
@@ -108,7 +109,7 @@ class Sandbox:
         source, target = self.inside(path), Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_symlink():
-            os.symlink(os.readlink(source), target)
+            os.symlink(os.readlink(source).removeprefix(str(self.copy)), target)
             return
         try:
             os.link(source, target)
@@ -199,26 +200,32 @@ def area(project: Path) -> Path:
     return own.resolve()
 
 
+@dataclass
+class _Room:
+    entries: int = _ENTRIES
+    bytes: int = _BYTES
+
+
 def fill(
     source: Path,
     target: Path,
     chain: Collection[Path] = (),
     linked: Collection[Path] = (),
-    room: list[int] | None = None,
+    room: _Room | None = None,
 ) -> None:
     """Copy a folder into another one; what is large is a link.
 
     Args:
         chain: folders of it that are copied in any case.
         linked: folders that are links as a whole.
-        room: how many entries may still be copied.
+        room: how much may still be copied.
     """
-    room = [_ENTRIES] if room is None else room
+    room = room or _Room()
     try:
         entries = sorted(os.scandir(source), key=lambda one: (not one.is_file(), one.name))
     except OSError:
         return
-    room[0] -= len(entries)
+    room.entries -= len(entries)
     for entry in entries:
         path, new = Path(entry.path), target / entry.name
         with suppress(OSError):
@@ -227,14 +234,16 @@ def fill(
                 continue
             if _is_within(entry, source):
                 new.symlink_to(os.readlink(path))
-            elif folder and (path in chain or (path not in linked and _fits(path, room[0]))):
+            elif folder and (path in chain or (path not in linked and _fits(path, room.entries))):
                 new.mkdir(exist_ok=True)
                 fill(path, new, chain, linked, room)
             elif stat.S_ISDIR(entry.stat().st_mode):
                 new.symlink_to(path.resolve())
             elif stat.S_ISREG(entry.stat().st_mode):
-                small = entry.stat().st_size <= _SMALL and room[0] >= 0
+                size = entry.stat().st_size
+                small = size <= min(_SMALL, room.bytes) and room.entries >= 0
                 if small or entry.name.endswith(".py"):
+                    room.bytes -= size
                     shutil.copy2(path, new)
                 else:
                     new.symlink_to(path.resolve())

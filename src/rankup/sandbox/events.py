@@ -1,7 +1,7 @@
 """The journal of a watched script, read by the parent while it grows.
 
-Each is a JSON object with `event`, `time` (unix seconds) and `pid`, mostly also with `where`, the
-place in the user's code ("train.py:12 in main"). See `inside` for all of them.
+Each line is a JSON object with `event`, `time` (unix seconds) and `pid`, mostly also with `where`,
+the place in the user's code ("train.py:12 in main"). See `inside` for all of them.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Event:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self, name: str) -> str:
-        """A field that is a string; empty where it is missing or none."""
+        """Return a field that is a string; empty where it is missing or none."""
         value = self.values.get(name)
         return value if isinstance(value, str) else ""
 
     def number(self, name: str) -> int:
-        """A field that is a whole number; 0 where it is missing or none."""
+        """Return a field that is a whole number; 0 where it is missing or none."""
         value = self.values.get(name)
         return value if isinstance(value, int) else 0
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A field that is a list of strings; what is none in it is left out."""
+        """Return a field that is a list of strings; what is none in it is left out."""
         value = self.values.get(name)
         return tuple(v for v in value if isinstance(v, str)) if isinstance(value, list) else ()
 
@@ -58,7 +58,7 @@ class Journal:
         self.events: list[Event] = []
 
     def read(self) -> list[Event]:
-        """The events that came since the last call; a line that is not whole yet is left."""
+        """Return the events that came since the last call; a line that is not whole yet is left."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -76,7 +76,7 @@ class Journal:
         return found
 
     def read_all(self) -> tuple[Event, ...]:
-        """All events; for when nobody writes any more."""
+        """Return all events; for when nobody writes any more."""
         before = -1
         while self._offset > before:
             before = self._offset
@@ -96,10 +96,10 @@ def _parse(line: bytes) -> Event | None:
 
 
 def of(events: Iterable[Event], *kinds: str) -> list[Event]:
-    """The events of these kinds, in order."""
+    """Return the events of these kinds, in order."""
     return [event for event in events if event.kind in kinds]
 
 
 def inside(path: str, folders: Iterable[str | Path]) -> bool:
-    """Whether an absolute path, without `..`, is one of these folders or lies in one."""
+    """Return True for an absolute path, without `..`, that is one of these folders or in one."""
     return any(path == name or path.startswith(name + "/") for name in map(str, folders))

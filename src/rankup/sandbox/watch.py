@@ -25,7 +25,7 @@ _MOST = 16 * 10**9
 
 @dataclass(frozen=True)
 class Limits:
-    """What a script may take of a machine that is shared.
+    """The share of a machine that a script may take.
 
     Attributes:
         seconds: from start to end.
@@ -173,7 +173,7 @@ def default_memory() -> int:
 
 
 def _group_left() -> list[int]:
-    """What the control groups of this process leave it; login nodes limit users by them."""
+    """The memory that the control groups of this process leave it; login nodes have them."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):

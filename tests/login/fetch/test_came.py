@@ -212,6 +212,19 @@ def test_what_a_second_start_writes_into_another_new_folder_is_not_needed() -> N
     assert {item.path for item in found} == {item.path for item in [*first, *data]}, "still told of"
 
 
+def test_what_a_library_prepares_for_the_path_of_a_copy_is_not_needed() -> None:
+    """`datasets` keeps what it has made of local files by their absolute path."""
+    [item] = _brought("/c/csv/default-1a/0.0.0/f5")
+    item = replace(item, source="", files=2)
+    second = [
+        event("mkdir", path="/c/csv/default-7c"),
+        event("mkdir", path="/c/csv/default-7c/0.0.0"),
+        event("mkdir", path="/c/csv/default-7c/0.0.0/f5"),
+        new("/c/csv/default-7c/0.0.0/f5/dataset_info.json"),
+    ]
+    assert [one.needed for one in without_outputs([item], second)] == [False]
+
+
 def test_a_file_belongs_to_the_last_url_of_its_process() -> None:
     events = [
         url("http://a/1.bin", pid=1),

@@ -99,6 +99,15 @@ def test_a_model_comes_without_doubles_and_without_showing_the_token(
     assert Path(_offline(stage, code, found.variables).strip()).parent == Path(item.path)
 
 
+def test_where_there_is_no_network_namespace_connections_are_refused(
+    stage: Stage, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hubs, "refusal", lambda: "not allowed")
+    hub.add("model", "org/open", MODEL)
+    done = _fetch(stage, hub, "--model", "org/open")
+    assert "loads without a network (Python's connections blocked)" in done.stdout, done.stderr
+
+
 def test_safetensors_are_preferred_to_the_same_weights_in_other_formats() -> None:
     same = ["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot"]
     kept, skipped = needed([*TEXT, "model.safetensors", *same, "onnx/model.onnx", "64.tflite"])

@@ -245,6 +245,7 @@ def test_ctrl_c_ends_all_and_a_second_fetch_has_waited_for_it(
     del after["other.py"]
     assert after == {**before, **DATA}
     assert "stopped; " in said
+    assert "was not finished" not in said
     assert "Traceback" not in said
     assert (_states(project), list(Path(environment["TMPDIR"]).iterdir())) == ([], [])
     assert marked(str(state)) == []

@@ -360,6 +360,21 @@ def test_a_file_outside_of_the_project_is_not_overwritten_and_that_is_said(stage
     assert results.read_text() == "of last week"
 
 
+@pytest.mark.slow
+def test_what_is_begun_outside_of_the_project_stays_and_is_named(stage: Stage) -> None:
+    log = stage.home / "log.txt"
+    script = stage.project / "train.py"
+    script.write_text(
+        f"import torch\nlog = open({str(log)!r}, 'w')\nown = open('own.txt', 'w')\n"
+        "torch.nn.Linear(1, 1)(torch.ones(1, 1)).sum().backward()\n"
+    )
+    got = stage.fetch(script)
+    assert f"{log} was not finished, and stays where it is: look at it" in got.err
+    assert got.err.count("was not finished") == 1
+    assert log.exists()
+    assert set(stage.files()) == {"train.py"}
+
+
 def test_options_behind_the_script_are_said_to_be_the_scripts(stage: Stage) -> None:
     script = stage.project / "s.py"
     script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")

@@ -16,7 +16,7 @@ class Net(nn.Module):
         return torch.optim.AdamW([{"params": groups}, {"params": rest, "weight_decay": 0}], lr=lr)
 
     def forward(self, x, targets):
-        # rankup: a mean over valid targets, of which the ranks have different numbers: call rankup.count(int((targets != ignored).sum())) before backward()
+        # rankup: a mean over valid targets only: ranks have different numbers of them; rankup.count(int((targets != ignored).sum())) before backward()
         return F.cross_entropy(self.layer(x), targets, ignore_index=-1)
 
 

@@ -405,6 +405,7 @@ def without_outputs(items: Iterable[Item], second: Sequence[Event]) -> tuple[Ite
     fresh |= {event.text("to") for event in renamed}
     folders = {event.text("path") for event in of(second, "mkdir")}
     alike = {shape for path in fresh for shape in _shapes(path, folders)}
+    alike |= {shape for path in folders for shape in _shapes(path, folders) if "*" in shape}
     alike |= {_digits(path) for path in folders if _digits(path) != path}
     kept = (item for item in items if item.path not in again)
     return tuple(

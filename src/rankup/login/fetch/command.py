@@ -7,28 +7,30 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ...base.amounts import size
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.lock import LockFailed
-from ...base.text import clean
+from ...base.text import clean, say
 from ...site import config as configs
-from ...site import detect
+from ...site import detect, places
 from ...site.caches import caches
 from ...site.config import Config
 from ...site.profile import Profile
 from ...slurm.client import Client, SlurmError
 from .. import record
 from ..record import Record
-from . import here, no_run, script, things, trust
-from .progress import say, size
+from . import no_run, script, things, trust
 from .request import Request
 from .result import FetchFailed
 
 _INTERRUPTED = 130
+_NO_SITE = ("local", "generic")
 _SLURM_PATIENCE = 10.0  # seconds
 
 
@@ -56,9 +58,9 @@ def fetch(request: Request) -> int:
     own = caches(config, profile, os.environ)
     wanted = things.things(needs, own)
     if wanted or not (request.no_run or request.only_proof):
-        here.check_network(profile, os.environ)
+        _check_network(profile, os.environ)
     for place in dict.fromkeys(thing.place for thing in wanted):
-        here.check_place(place, profile, Path.home(), say)
+        _check_place(place, profile, Path.home())
     run = _Run(config, profile, request.as_json)
     try:
         for thing in wanted:
@@ -89,7 +91,7 @@ class _Run:
         try:
             came = thing.get(earlier)
         except (FetchFailed, LockFailed) as failure:
-            self.fail(thing.key, here.with_hint(str(failure), os.environ))
+            self.fail(thing.key, _with_hint(str(failure), os.environ))
             return
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
@@ -203,3 +205,40 @@ def _nothing(config: Config) -> str:
         f"nothing to fetch: {where}; give a script (rankup fetch train.py), --dataset NAME, "
         "--model NAME or --url URL, or list them in [fetch] of rankup.toml"
     )
+
+
+def _check_network(profile: Profile, environment: Mapping[str, str]) -> None:
+    """Raise UserError in a job on nodes that are known to have no internet."""
+    if not environment.get("SLURM_JOB_ID"):
+        return
+    nodes = profile.shape(environment.get("SLURM_JOB_PARTITION"))
+    if nodes is not None and nodes.internet is False:
+        raise UserError(
+            f"this is job {environment['SLURM_JOB_ID']} on a compute node of {profile.title}, "
+            "which has no internet; run rankup fetch on a login node"
+        )
+
+
+def _with_hint(why: str, environment: Mapping[str, str]) -> str:
+    """A reason for a failure, and where to try again: in a job the network is the first guess."""
+    if environment.get("SLURM_JOB_ID"):
+        return f"{why}; this is inside a job: on a login node there is a network"
+    return why
+
+
+def _check_place(folder: Path, profile: Profile, home: Path) -> None:
+    """Warn where a folder is small, and refuse it where jobs would not see it.
+
+    Raises:
+        UserError: compute nodes do not mount it.
+    """
+    if places.mounted(profile, folder) is False:
+        raise UserError(
+            f"compute nodes of {profile.title} do not see {folder}: name another folder, by "
+            "--to, by `cache` in [fetch] of rankup.toml, or by $RANKUP_CACHE"
+        )
+    if profile.name not in _NO_SITE and folder.resolve().is_relative_to(home.resolve()):
+        say(
+            f"warning: {folder} is in $HOME, whose quota is small on {profile.title}; "
+            "name another folder by $RANKUP_CACHE or `cache` in [fetch] of rankup.toml"
+        )

@@ -52,7 +52,7 @@ _NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<|/r
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a start.
+    """The end of a start in words.
 
     Attributes:
         reached: what stopped it as it should ("first batch and forward"); empty if nothing did.
@@ -136,7 +136,7 @@ def _raised(end: Event, events: Sequence[Event], limits: Limits, far: str) -> Ou
 
 
 def _wants_rank(kind: str, message: str, error: str) -> bool:
-    """Whether it misses a variable of a launcher: `environ[...]`, or `int(environ.get(...))`."""
+    """True where a launcher's variable is missed: `environ[...]`, `int(environ.get(...))`."""
     if _RANK.fullmatch(f"{kind}: {message}"):
         return True
     last = "\n".join(error.strip().splitlines()[-4:])
@@ -183,7 +183,7 @@ def _killed(code: int, far: str, limits: Limits) -> str:
 
 
 def _cause(said: str, events: Sequence[Event], limits: Limits) -> tuple[str, bool]:
-    """What rankup makes of an exception, and whether the network broke off."""
+    """An exception in words, and True where the network broke off."""
     urls = of(events, "url")
     last = f" ({urls[-1].text('url')})" if urls else ""
     if match := _STATUS.search(said):
@@ -224,7 +224,7 @@ def refused(event: Event) -> str:
 
 @dataclass(frozen=True)
 class First:
-    """What the start with a network, just before, has shown.
+    """The start with a network, just before.
 
     Attributes:
         reached: it came to training.
@@ -237,7 +237,7 @@ class First:
 
 
 def wanted(events: Sequence[Event]) -> list[str]:
-    """What a start without a network asked the network for, and where in the user's code.
+    """Return what a start without a network asked of it, and where in the user's code.
 
     The last of each address, since only what came last can have ended it.
     """
@@ -308,7 +308,7 @@ def _at_every_start(url: str, first: First | None) -> list[str]:
 
 
 def _local(end: Event | None, folder: Path) -> str:
-    """What an error says of files that has nothing to do with the network."""
+    """The part of an error that has nothing to do with the network."""
     if end is None:
         return ""
     if end.text("type") == "FileExistsError":

@@ -6,6 +6,7 @@ as JSON on stdin (`fetch` in hub.py), the answer goes to the file it names.
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
@@ -20,6 +21,9 @@ from .download import download
 
 _LARGE = 8 << 20  # bytes; below this a new start costs nothing
 _TOO_LARGE = 50 * 10**9  # bytes; the hub gives larger files only to its own library
+_CONNECTING = frozenset(
+    f"socket.{call}" for call in ("connect", "sendto", "sendmsg", "getaddrinfo", "gethostbyname")
+)
 # Weights of other frameworks and runtimes.
 _FOREIGN = re.compile(
     r".*\.(h5|msgpack|ot|onnx|onnx_data|tflite|mlmodel|gguf|llamafile)|model\.ckpt\.(index|meta|data.*)"
@@ -180,15 +184,11 @@ def _write_texts(loaded: Any, folder: Path) -> list[str]:
 
 
 def _refuse_connections() -> None:
-    import socket
+    def refuse(event: str, _: object) -> None:
+        if event in _CONNECTING:
+            raise OSError(errno.ENETUNREACH, "this is the proof: there is no network")
 
-    def refuse(*args: object, **kwargs: object) -> Any:
-        raise OSError(101, "this is the proof: there is no network")
-
-    for name in ("connect", "connect_ex", "sendto", "sendmsg"):
-        setattr(socket.socket, name, refuse)
-    for name in ("getaddrinfo", "gethostbyname", "gethostbyname_ex", "create_connection"):
-        setattr(socket, name, refuse)
+    sys.addaudithook(refuse)
 
 
 def _replace_flocks(cache: Path) -> None:

@@ -93,7 +93,7 @@ def _lines(script: Path, args: tuple[str, ...], found: tuple[Download, ...]) -> 
 
 
 def _rows(found: Iterable[Download]) -> Iterator[str]:
-    """What it is, its name or what is not known of it, and where it is fetched."""
+    """A row each: its kind, its name or why that is not known, and where it is fetched."""
     rows = [
         (
             one.what,

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from ...base.amounts import size as size
+from ...base.amounts import size
 from ...base.text import clean
-from ...base.text import say as say
 
 # Gets the bytes that are there and those there will be, None where that is not known.
 Progress = Callable[[int, "int | None"], None]

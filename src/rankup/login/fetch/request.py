@@ -1,4 +1,4 @@
-"""What `rankup fetch` was asked for."""
+"""The command line of `rankup fetch`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Request:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is named, so that `rankup.toml` says what is meant."""
+        """True where nothing is named, so that `rankup.toml` says what is meant."""
         return not (self.script or self.datasets or self.models or self.urls)
 
     def check(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -13,9 +13,11 @@ from pathlib import Path
 from ...base import lock
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.text import clean, say
+from ...base.urls import public
 from ...sandbox import copies
 from ...sandbox.events import Event, inside, of
 from ...sandbox.watch import Interrupt, Limits, default_memory
+from ...script.downloads import Download, read
 from ...site import places
 from ...site.caches import Caches, caches
 from ...site.config import Config
@@ -23,9 +25,9 @@ from ...site.profile import Profile
 from .. import code, offline, record
 from ..record import Item, Record
 from . import came, explain
+from .came import same_name
 from .request import Request
 from .start import Attempt, Proved, Start, first, prove, show
-from .unreached import unreached
 
 _NAMED = 5  # files that the script has made, by name
 _LAZY = "its samples are downloaded one by one while batches are drawn"
@@ -171,19 +173,16 @@ class _Fetch:
             # That our own limits ended it says something only where they let the first start pass.
             limited = self._request.only_proof and done.ended.why in ("time", "memory")
             return self._record("none" if limited else "failed", proved.note), EXIT_FAILED
-        notes = [*proved.lines, *self._unreached([*before, *done.events])]
+        start, seen = self._start, [*before, *done.events]
+        lines = _unreached(start.script, start.args, seen, self._items, start.cache_folders)
+        notes = [*proved.lines]
+        notes += [f"not reached by this start, and not here: {line}" for line in lines]
         for line in notes:
             say(f"note: {line}")
         how = "network namespace" if proved.proof == "namespace" else "Python's connections blocked"
         reached = f"reached its {done.outcome.reached} in {done.ended.seconds:.0f} s"
         self._print(f"proved: starts without a network ({how}), {reached}")
         return self._record(proved.proof, "; ".join(notes)), 0
-
-    def _unreached(self, seen: Sequence[Event]) -> list[str]:
-        """What a job may want later, and would not find."""
-        start = self._start
-        lines = unreached(start.script, start.args, seen, self._items, start.cache_folders)
-        return [f"not reached by this start, and not here: {line}" for line in lines]
 
     def _refused(self, seen: Sequence[Event]) -> list[Event]:
         return list({event.text("what"): event for event in of(seen, "refused")}.values())
@@ -215,7 +214,7 @@ class _Fetch:
                     "remove it, and fetch again"
                 )
         self._came = frozenset(filter(os.path.exists, needs))
-        for path in sorted(done.unfinished):
+        for path in sorted(done.unfinished & known):
             outside = os.path.exists(path) and not done.box.holds(path)
             if outside and came.whole(path) and not inside(path, folders):
                 say(f"{path} was not finished, and stays where it is: look at it")
@@ -281,3 +280,58 @@ def _shown(path: str) -> str:
     """A path, relative to the current folder where it lies in it."""
     here = Path.cwd()
     return os.path.relpath(path, here) if Path(path).is_relative_to(here) else path
+
+
+def _unreached(
+    script: Path,
+    args: tuple[str, ...],
+    events: Sequence[Event],
+    items: Iterable[Item],
+    caches: Iterable[Path],
+) -> list[str]:
+    """Return what the script would fetch, no start has asked for, and is not here, in lines.
+
+    A start that ends at the first forward does not come by a validation or the end of an epoch;
+    reading the script does. Only what is known by its name is told: a URL, or a data set or model
+    of the hub.
+
+    Args:
+        events: of all starts.
+        caches: where the hub's library may keep its repositories.
+    """
+    try:
+        found = read(script, args).downloads
+    except UserError:
+        return []  # it did start: what reading makes of it is no news
+    urls = {event.text("url") for event in of(events, "url")}
+    urls |= {word for event in of(events, "spawn") for word in event.texts("words")}
+    items = tuple(items)
+    hubs = [path for cache in caches for path in (cache, cache / "hub")]
+    missed = [
+        one for one in found if one.known and one.name and not _is_here(one, urls, items, hubs)
+    ]
+    lines = (f"{_line_of(one, script)}: {one.how} of {_name_of(one)}" for one in missed)
+    return list(dict.fromkeys(lines))
+
+
+def _is_here(
+    one: Download, urls: Iterable[str], items: Sequence[Item], hubs: Sequence[Path]
+) -> bool:
+    name = one.name or ""
+    if one.what == "url":
+        url = public(name)
+        had = any(item.source == url or same_name(item.path, url) for item in items)
+        return had or url in urls or bool(one.to and os.path.exists(one.to))
+    if one.what not in ("dataset", "model") or os.path.exists(name):
+        return True
+    end = f"--{name.replace('/', '--')}"
+    asked = any(f"/{name}/" in f"{url}/" for url in urls)
+    return asked or any(path.name.endswith(end) for hub in hubs for path in hub.glob("*--*"))
+
+
+def _name_of(one: Download) -> str:
+    return public(one.name or "") if one.what == "url" else one.wanted
+
+
+def _line_of(one: Download, script: Path) -> str:
+    return f"{os.path.relpath(one.file.resolve(), script.parent)}:{one.line}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from . import (
-    batches,
     chance,
     device,
     downloads,
@@ -16,6 +15,7 @@ from . import (
     model,
     numbers,
     output,
+    parts,
     reading,
     saving,
     similar,
@@ -33,7 +33,6 @@ _THEMES = (
     loaders,
     losses,
     chance,
-    batches,
     grown,
     numbers,
     model,
@@ -46,6 +45,7 @@ _THEMES = (
     output,
     downloads,
     job,
+    parts,
     unfit,
 )
 RULES: tuple[Rule, ...] = tuple(

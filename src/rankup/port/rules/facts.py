@@ -45,6 +45,15 @@ def ported(script: Script) -> bool:
     return "rankup" in script.runtimes
 
 
+def single(script: Script) -> bool:
+    """True of a script for one GPU: it joins no ranks, and calls nothing of rankup."""
+    return not script.distributed and not any(
+        file.names.called(call).startswith("rankup.")
+        for file in script.files
+        for call in file.names.all(ast.Call)
+    )
+
+
 def by_hand(script: Script) -> bool:
     """True where a device or a loader is to be judged as in a script for one GPU.
 
@@ -52,13 +61,6 @@ def by_hand(script: Script) -> bool:
     rankup there is nothing left to choose.
     """
     return not script.distributed or ported(script)
-
-
-def text_of(script: Script, file: File, node: ast.AST) -> str:
-    """The code of an expression and of what it is made by."""
-    parts = [file.code(node)]
-    parts += [one.file.code(one.node) for one in script.flow.origins(file, node)]
-    return "\n".join(parts)
 
 
 def ranked(script: Script, file: File, node: ast.AST) -> bool:

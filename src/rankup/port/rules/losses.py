@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...script import roles
+from ...script.flow import argument
+from ...script.names import Function
 from ...script.source import File
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind, differentiated
@@ -16,6 +18,8 @@ from ..rewrite.training import Training, training_in
 from .facts import calls
 from .rule import Hit, Rule, refuse
 
+_VALID = "a mean over valid targets only: ranks have different numbers of them"
+_NUMBER = "int((targets != ignored).sum())"
 _MIXED = (
     "this loss adds up over the samples in one part and not in another, and ranks would weigh them "
     "differently"
@@ -67,6 +71,7 @@ def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
     if counted or _weighs_by_hand(script):
         return
     training = training_in(script, file)
+    yield from _in_the_model(training)
     for call in training.backwards:
         start = call.func.value if isinstance(call.func, ast.Attribute) else call
         above = training.script.above(call)
@@ -78,8 +83,8 @@ def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
         alone = len(found) == 1 and _can_be_counted(training, first, call, loop)
         yield Hit(
             first.call if alone else call,
-            "a mean over valid targets only: ranks have different numbers of them",
-            f"rankup.count({first.units or 'int((targets != ignored).sum())'}) before backward()",
+            _VALID,
+            f"rankup.count({first.units or _NUMBER}) before backward()",
             partial(_count, first=first) if alone else None,
             "the loss is a mean over the targets that count, of which ranks have different "
             "numbers: call rankup.count(number of them, or sum of their weights) before this",
@@ -105,6 +110,16 @@ def _can_be_counted(
 def _count(context: Context, first: MaskedMean) -> str:
     context.after(context.script.statement(first.call), f"rankup.count({first.units})")
     return "the mean is over the targets of all ranks that count (rankup.count)"
+
+
+def _in_the_model(training: Training) -> Iterator[Hit]:
+    """A model that returns its loss, a mean over valid targets."""
+    script = training.script
+    for call in script.all(ast.Call):
+        scope = script.scope(call)
+        inside = isinstance(scope, Function) and scope.name == "forward"
+        if inside and argument(call, "ignore_index") is not None:
+            yield Hit(call, _VALID, f"rankup.count({_NUMBER}) before backward()")
 
 
 RULES = (

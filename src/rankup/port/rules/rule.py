@@ -29,6 +29,7 @@ class Hit:
             empty where it has said so itself; None where it changed nothing.
         left: the comment of `port` where there is no fix, or it changed nothing; the message and
             what to do without one.
+        comment: whether `port` puts a comment at the place, or only a line into its report.
     """
 
     node: ast.AST
@@ -36,6 +37,7 @@ class Hit:
     todo: str
     fix: Fix | None = None
     left: str = ""
+    comment: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Rule:
             if done:
                 context.done(hit.node, done)
             elif done is None:
-                context.leave(hit.node, hit.left or f"{hit.message}; {hit.todo}")
+                text = hit.left or f"{hit.message}; {hit.todo}"
+                context.leave(hit.node, text, comment=hit.comment)
 
 
 def refuse(context: Context, node: ast.AST, reason: str) -> NoReturn:

@@ -13,6 +13,7 @@ from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS
 from ..rewrite.script import ForNode, Where
 from ..rewrite.training import Loop, Training, training_in, unpacked
+from .facts import single
 from .rule import Hit, Rule
 
 _GRAPHS = {"torch_geometric", "dgl"}
@@ -37,9 +38,8 @@ Reason = tuple[str, str]  # the message and what to do
 
 def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
     """RK191: training that is not over batches of independent samples."""
-    called = {call: file.names.called(call) for call in file.names.all(ast.Call)}
-    for call, name in called.items():
-        if name.endswith(".LBFGS"):
+    for call in file.names.all(ast.Call):
+        if file.names.called(call).endswith(".LBFGS"):
             yield Hit(
                 call,
                 "LBFGS searches along lines by evaluating its closure a number of times that "
@@ -47,8 +47,7 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
                 "take another optimizer, or port it by hand",
             )
             return
-    ported = any(name.startswith("rankup.") for name in called.values())
-    if file is not script.file or script.distributed or ported:
+    if file is not script.file or not single(script):
         return
     training = training_in(script, file)
     if training.backwards or training.elsewhere:

@@ -45,7 +45,7 @@ class Stream:
         pass
 
     def query(self) -> bool:
-        """Whether all is done."""
+        """Return True: all is done."""
         return True
 
     def record_event(self, event: Any = None) -> Any:
@@ -65,7 +65,7 @@ class Event:
         pass
 
     def query(self) -> bool:
-        """Whether it has happened."""
+        """Return True: it has happened."""
         return True
 
     def elapsed_time(self, other: Any) -> float:

@@ -1,4 +1,4 @@
-"""What is meant for a GPU goes to the CPU: tensors, modules, and all that takes a `device`.
+"""Sends what is meant for a GPU to the CPU: tensors, modules, and all that takes a `device`.
 
 torch hands the calls of its own functions to a TorchFunctionMode, `torch.device(0)` and
 `Module.to` included. A device object stays what the script asked for; it counts where it is used.
@@ -125,7 +125,7 @@ def _is_device(value: Any) -> bool:
 
 
 def changes(devices: Devices) -> tuple[Callable[[Any], None], ...]:
-    """What to do with the module `torch`."""
+    """Return the changes of the module `torch`."""
     return (
         lambda torch: _first_argument(torch, "set_default_device", devices.mapped),
         lambda torch: _first_argument(torch, "set_default_tensor_type", devices.tensor_type),

@@ -22,7 +22,7 @@ Refuse = Callable[[str, BaseException], None]
 
 
 class _Busy(threading.local):
-    """Whether this thread is in a handler: what handlers do themselves is not watched."""
+    """True in a thread that is in a handler: what handlers do themselves is not watched."""
 
     value = False
 
@@ -51,7 +51,7 @@ class Hook:
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
-        """What the calling thread does in here is our own affair, not the script's."""
+        """Do not watch the calling thread in here: that is our own affair, not the script's."""
         before, self._busy.value = self._busy.value, True
         try:
             yield

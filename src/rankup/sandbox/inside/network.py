@@ -1,4 +1,4 @@
-"""What the script asks of the network: told, and refused where a proof wants it."""
+"""Requests and connections of the script: recorded, and refused where a proof wants it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Network:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, by name or number, is this machine talking to itself."""
+    """Return True for a host, by name or number, that is this machine itself."""
     if host.rstrip(".").lower() in ("localhost", ""):
         return True
     try:

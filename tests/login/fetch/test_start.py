@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch.follow import Follow
+from rankup.login.fetch.start import Follow
 from rankup.sandbox.events import Journal
 
-FRESH = "import os; os.write(2, {before!r}); from rankup.login.fetch.follow import fresh_line; "
+FRESH = "import os; os.write(2, {before!r}); from rankup.login.fetch.start import fresh_line; "
 FRESH += "fresh_line(); os.write(2, b'said')"
 
 
