@@ -28,6 +28,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Shared between nodes: `ast` has one object for each of them.
 _NO_PLACE = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+_BELOW = "rankup_children"  # the attribute of a node in which they are kept
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, *COMPREHENSIONS)
 
 
@@ -326,6 +327,13 @@ class Names:
 
 def children(node: ast.AST) -> list[ast.AST]:
     """The nodes directly below one, in the order of the text; no operators and no contexts."""
+    known: list[ast.AST] | None = node.__dict__.get(_BELOW)  # every rule walks the tree
+    if known is None:
+        known = node.__dict__[_BELOW] = _children(node)
+    return known
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
     found: list[ast.AST] = []
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
