@@ -172,6 +172,8 @@ class Training:
     def _begun(self, node: ast.expr, depth: int) -> list[ast.expr]:
         """The loaders behind an iterator."""
         script = self.script
+        if isinstance(node, ast.Call) and script.name(node.func) == "rankup.shard":
+            return [node]
         if isinstance(node, ast.Call) and depth < 4:
             function = script.called(node)
             passes = call_name(node) in LOADER_WRAPPERS or (
