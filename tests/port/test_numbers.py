@@ -337,6 +337,14 @@ def test_a_batch_that_is_taken_together_is_said(tmp_path: Path) -> None:
     assert any(one.startswith("the model takes a batch together") for one in notes)
 
 
+def test_a_state_of_batches_that_a_loss_is_made_with_is_said(tmp_path: Path) -> None:
+    text = "center = 0\n" + TRAINING.replace("criterion(out, y)", "criterion(out - center, y)")
+    for kept, said in (("center", True), ("other", False)):
+        made = text.replace("# in training", f"{kept} = 0.9 * center + 0.1 * out.detach().mean(0)")
+        notes = [one.text for one in _ported(tmp_path, HEAD + made).left]
+        assert any(one.startswith("`center` goes from batch to batch") for one in notes) is said
+
+
 def test_a_model_that_returns_itself_is_wrapped_once(tmp_path: Path) -> None:
     text = TRAINING.replace("model.train()", "model = model.train()")
     made = "try:\n    load()\nexcept OSError:\n    model = model.apply(start)\n"

@@ -555,3 +555,13 @@ def test_noise_of_a_generator_with_one_seed_is_said(tmp_path: Path) -> None:
         text = "rank = 0\n" + text.replace("for x in", made)
         notes = [one.text for one in port(_script(tmp_path, text)).left]
         assert any("from a generator of its own" in one for one in notes) is said
+
+
+def test_what_is_printed_at_import_is_printed_by_rank_0_alone(tmp_path: Path) -> None:
+    head, made, rest = SCRIPT.partition("net =")
+    inside = textwrap.indent(made + rest, "    ")
+    text = (
+        f"{head}print('names')\n\ndef main():\n{inside}\nif __name__ == '__main__':\n    main()\n"
+    )
+    lines = port(_script(tmp_path, text)).text.splitlines()
+    assert lines.index("    rankup.quiet()") < lines.index("print('names')")

@@ -101,7 +101,7 @@ def test_rank_0_alone_calls_what_writes_in_another_file(tmp_path: Path) -> None:
         assert "\nshow(net" in ported.text
         [note] = ported.left
         line = 10 + unlike.count("weight")
-        assert f"helper.py:{line}, which stays" in note.text
+        assert f"helper.py:{line}; let rank 0 alone" in note.text
         assert "RK141" in _codes(ported)
     assert not _ported(tmp_path, text + "keep(net)\n", helper=KEEPS).left  # pickled as it was
     again = text + 'keep(net.state_dict())\ntorch.load("net.pt")\n'

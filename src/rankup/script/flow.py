@@ -71,7 +71,7 @@ class Flow:
             return None
         if isinstance(func.value, ast.Name) and func.value.id in ("self", "cls"):
             owner = file.names.enclosing(func, ast.ClassDef)
-            return self._method(file, owner, func.attr) if owner else None
+            return self.member(file, owner, func.attr) if owner else None
         dotted = file.names.dotted(func)
         if dotted:
             return self._imported(file, dotted)
@@ -86,7 +86,7 @@ class Flow:
     def body(self, file: File, node: Definition) -> tuple[File, Function] | None:
         """The function that a call of a definition runs; of a class its `__init__`."""
         if isinstance(node, ast.ClassDef):
-            return self._method(file, node, "__init__")
+            return self.member(file, node, "__init__")
         return file, node
 
     @cached_property
@@ -102,7 +102,7 @@ class Flow:
 
     def bases(self, file: File, owner: ast.ClassDef) -> Iterator[str]:
         """Dotted names of what a class inherits from, through classes of these files."""
-        for where, one in self._family(file, owner):
+        for where, one in self.family(file, owner):
             for base in one.bases:
                 dotted = where.names.dotted(base)
                 if dotted:
@@ -120,13 +120,17 @@ class Flow:
     def method(self, file: File, receiver: ast.AST, name: str) -> tuple[File, Function] | None:
         """The method of these files that `receiver.name` is, by the class of the receiver."""
         owner = self.class_of(file, receiver)
-        return self._method(*owner, name) if owner is not None else None
+        return self.member(*owner, name) if owner is not None else None
 
     def member(self, file: File, owner: ast.ClassDef, name: str) -> tuple[File, Function] | None:
         """The method of that name that a class of these files has or inherits."""
-        return self._method(file, owner, name)
+        for where, at in self.family(file, owner):
+            for one in where.names.members(at).get(name, ()):
+                if isinstance(one.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    return where, one.node
+        return None
 
-    def _family(self, file: File, owner: ast.ClassDef) -> Iterator[tuple[File, ast.ClassDef]]:
+    def family(self, file: File, owner: ast.ClassDef) -> Iterator[tuple[File, ast.ClassDef]]:
         """A class and the classes of these files that it inherits from."""
         waiting, seen = [(file, owner)], {owner}
         while waiting:
@@ -182,13 +186,6 @@ class Flow:
         if dotted.startswith("."):
             tail = "." + stripped
             return next((one for name, one in self._modules.items() if name.endswith(tail)), None)
-        return None
-
-    def _method(self, file: File, owner: ast.ClassDef, name: str) -> tuple[File, Function] | None:
-        for where, at in self._family(file, owner):
-            for one in where.names.members(at).get(name, ()):
-                if isinstance(one.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    return where, one.node
         return None
 
     # Values: each of these returns origins; `path` is what was passed already, `left` the depth.
@@ -368,7 +365,7 @@ class Flow:
         self, file: File, owner: ast.ClassDef, name: str, path: Path, left: int
     ) -> list[Origin]:
         found: list[Origin] = []
-        for where, at in self._family(file, owner):
+        for where, at in self.family(file, owner):
             for one in where.names.attributes(at).get(name, ()):
                 if one.target not in path:
                     scope = where.names.scope(one.target)

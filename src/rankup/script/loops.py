@@ -23,7 +23,7 @@ def find_loops(
     reached: dict[LoopNode, tuple[File, list[Backward]]] = {}
     for file in flow.files:
         for call in file.names.all(ast.Call):
-            if is_backward(file, call):
+            if is_backward(call):
                 for where, node in _loops_of(flow, file, call, _DEPTH):
                     reached.setdefault(node, (where, []))[1].append((file, call))
     loaders: list[tuple[bool, Role]] = []
@@ -34,7 +34,7 @@ def find_loops(
         train.append(Loop(file, node, iterated, found, tuple(backwards), counts(file, node)))
     trains = set(reached)
     around = {up for node, (where, _) in reached.items() for up in where.names.up(node)}
-    called = _calls_reached(flow, reached)
+    called = _calls_reached(reached)
     evaluation = []
     nodes = {one.node for one in models}
     for file in flow.files:
@@ -56,7 +56,7 @@ def find_loops(
     return tuple(train), tuple(evaluation), tuple(loaders)
 
 
-def is_backward(file: File, call: ast.Call) -> bool:
+def is_backward(call: ast.Call) -> bool:
     """`loss.backward()`, `accelerator.backward(loss)`, `torch.autograd.backward(loss)`."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
         return False
@@ -94,9 +94,7 @@ def _nested_in(file: File, node: ast.AST, others: set[LoopNode]) -> bool:
     return any(up in others for up in file.names.up(node)) and isinstance(node, ast.While)
 
 
-def _calls_reached(
-    flow: Flow, reached: dict[LoopNode, tuple[File, list[Backward]]]
-) -> set[Function | None]:
+def _calls_reached(reached: dict[LoopNode, tuple[File, list[Backward]]]) -> set[Function | None]:
     """Functions with a backward in them that a training loop calls."""
     found: set[Function | None] = set()
     for node, (file, backwards) in reached.items():
@@ -134,14 +132,17 @@ def taken_from(file: File, node: ast.AST) -> list[ast.expr]:
 
 def _next_calls(node: LoopNode) -> list[ast.expr]:
     """`it` of each `next(it)` and `it.next()` in a loop's own body."""
-    found: list[ast.expr] = []
-    for one in walk(*node.body):
-        if isinstance(one, ast.Call):
-            if isinstance(one.func, ast.Name) and one.func.id == "next" and one.args:
-                found.append(one.args[0])
-            elif call_name(one) in ("next", "__next__") and isinstance(one.func, ast.Attribute):
-                found.append(one.func.value)
-    return found
+    calls = [one for one in walk(*node.body) if isinstance(one, ast.Call)]
+    return [drawn for call in calls if (drawn := drawn_from(call)) is not None]
+
+
+def drawn_from(call: ast.Call) -> ast.expr | None:
+    """`it` of `next(it)`, and of the old `it.next()`."""
+    if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args:
+        return call.args[0]
+    if isinstance(call.func, ast.Attribute) and call.func.attr in ("next", "__next__"):
+        return None if call.args else call.func.value
+    return None
 
 
 def _unwrapped(file: File, node: ast.expr) -> list[ast.expr]:

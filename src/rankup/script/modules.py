@@ -143,18 +143,11 @@ class Modules:
 
     def members(self, file: File, owner: ast.ClassDef, name: str) -> tuple[File, list[Binding]]:
         """The bindings of an attribute of a class, or of the first class above it that has some."""
-        waiting, seen = [(file, owner)], {owner}
-        while waiting:
-            where, at = waiting.pop(0)
+        for where, at in self.flow.family(file, owner):
             bound = where.names.members(at).get(name, [])
             found = [*bound, *where.names.attributes(at).get(name, ())]
             if found:
                 return where, found
-            for base in at.bases:
-                above = self.flow.definition(where, base)
-                if above and isinstance(above[1], ast.ClassDef) and above[1] not in seen:
-                    seen.add(above[1])
-                    waiting.append((above[0], above[1]))
         return file, []
 
     def _through(self, dotted: str, hops: int) -> str:

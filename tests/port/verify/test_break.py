@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rankup.port.rewrite.ported import port
+
 from .several import KINDS, results
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -251,3 +253,35 @@ def test_what_is_drawn_between_passes_is_alike(tmp_path: Path) -> None:
     assert {one.state for one in found["right"]} == {"proved", "not seen"}, found["right"]
     samples = next(one for one in found["wrong"] if one.check == "samples")
     assert "is another one on rank 1" in samples.differences[0]
+
+
+LIBRARIES = """from datetime import datetime
+
+import pandas
+import torch
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+started = str(datetime.now())
+x = torch.randn(24, 3)
+sampler = RandomSampler(TensorDataset(x), replacement=True, num_samples=10**10)
+batches = iter(DataLoader(TensorDataset(x), batch_size=6, sampler=sampler))
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+losses = []
+for step in range(4):
+    (rows,) = next(batches)
+    loss = model(rows).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"loss {loss.item():.6f}")
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_library_built_upon_the_clock_and_a_sampler_without_an_end(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    (tmp_path / "one.py").write_text(LIBRARIES, encoding="utf-8")
+    found = results(tmp_path, LIBRARIES, {"port": port(tmp_path / "one.py").text})
+    assert not [one for one in found["port"] if one.state == "differs"]
+    assert any(one.check == "losses" and one.state == "proved" for one in found["port"])

@@ -71,7 +71,7 @@ class Start:
     @property
     def cache_folders(self) -> tuple[Path, ...]:
         """The folders where what a library downloads may lie."""
-        return environment.cache_folders(self.variables, self.caches, self.home)
+        return environment.cache_folders(self.variables, self.caches, self.home, self.roots)
 
 
 @dataclass(frozen=True)

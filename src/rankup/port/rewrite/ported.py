@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,18 +16,57 @@ from ...script.names import RUNTIME
 from ...script.source import File, read
 from ...script.understand import understand
 from ..rules import RULES
+from ..rules.decisions import broadcast_decisions, metrics_of_one_rank
 from ..rules.evaluation import Obstacle, obstacle
 from ..rules.facts import integer
+from ..rules.metrics import training_numbers
+from ..rules.model import wrap_models
+from ..rules.steering import decided_alike
 from . import refusals
 from .context import Context, Note, Options
 from .edits import Edits
-from .fixes.every import FIXES, REMARKS
 from .script import Script
-from .start import import_rankup, join
+from .start import join
 from .training import training_in
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
 _REFUSED = ("RK124", "RK191")  # what no change of loaders makes data-parallel
+_RULES = {rule.code: rule for rule in RULES}
+# What changes a script or leaves a remark, in this order.
+_FIXES: tuple[str | Callable[[Context], None], ...] = (
+    "RK104",
+    "RK105",
+    "RK103",
+    "RK111",
+    "RK116",
+    "RK118",
+    wrap_models,
+    "RK123",
+    "RK125",
+    "RK119",
+    training_numbers,
+    "RK115",
+    "RK187",
+    broadcast_decisions,
+    metrics_of_one_rank,
+    "RK177",
+    "RK141",
+    "RK144",
+    "RK146",
+    "RK145",
+    "RK149",
+    "RK147",
+    decided_alike,
+    "RK135",
+    "RK134",
+    "RK181",
+    "RK176",
+    "RK173",
+    "RK137",
+    "RK129",
+    "RK120",
+    "RK188",
+)
 _EXAMPLE = 4
 _TRAINING = {"fit", "fit_one_cycle", "fine_tune", "fit_flat_cos", "fit_sgdr"}
 _CONTEXT = "with {learner}.distrib_ctx():"
@@ -127,11 +167,12 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
         raise UserError(f"{path}:{taken[0]}: {taken[1]}; port takes the single-GPU script")
     context = Context(script, training, options, edits)
     _refuse(path, context)
-    for name, fix in FIXES.items():
-        context.fix = name
-        fix(context)
-    for remark in REMARKS:
-        remark(context)
+    for fix in _FIXES:
+        if isinstance(fix, str):
+            _RULES[fix].mend(context)
+        else:
+            context.fix = fix.__name__
+            fix(context)
     effective(context)
     trained_elsewhere(context)
     return _finish(context, path, vendor)
@@ -156,8 +197,7 @@ def evaluations(path: Path) -> list[str]:
 
 
 def _finish(context: Context, path: Path, vendor: bool) -> Ported:
-    import_rankup(context, vendor)
-    join(context)
+    join(context, vendor)
     original = context.script.text
     text = context.edits.apply()
     _compile(path, text, original)
@@ -293,7 +333,7 @@ def port_learner(context: Context, path: Path) -> Context:
         UserError: no call of a learner that trains.
     """
     script = context.script
-    FIXES["RK177"](context)
+    _RULES["RK177"].mend(context)
     found = [
         call
         for call in script.all(ast.Call)

@@ -71,7 +71,7 @@ def trained_in(script: Script) -> str:
     """The file of the repository that trains, and what to do; empty where there is none."""
     for file in script.flow.files:
         for call in file.names.all(ast.Call):
-            if is_backward(file, call):
+            if is_backward(call):
                 place = f"{file.path.name}:{file.line(call)[0]}"
                 return f"It trains in {place}; {TWO_FILES}"
     return ""

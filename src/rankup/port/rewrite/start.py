@@ -29,28 +29,13 @@ _DRAWING_CALLS = DRAWING_METHODS | words(
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def import_rankup(context: Context, vendor: bool) -> None:
-    """`import rankup` behind the script's own imports at its top, before what draws there."""
-    line = f"import {RUNTIME} as rankup" if vendor else "import rankup"
+def join(context: Context, vendor: bool) -> None:
+    """`import rankup` behind the script's own imports, `rankup.setup()` before anything happens."""
     script = context.script
-    drawing = _drawing_before(context)
-    if drawing is not None:
-        context.before(drawing, line, "")
-        return
-    last = last_import(script)
-    if last is not None:
-        context.after(last, line)
-        return
-    body = [one for one in script.tree.body if not _documents(one)]
-    context.before(body[0], line) if body else context.after(script.tree.body[-1], line)
-
-
-def join(context: Context) -> None:
-    """`rankup.setup()` and `rankup.quiet()` before anything happens."""
+    imported = f"import {RUNTIME} as rankup" if vendor else "import rankup"
     lines = ["rankup.setup()", "rankup.quiet()"]
-    context.fix = "setup"
+    context.fix = "RK101"
     context.done(None, "joins the process group and takes its own GPU (rankup.setup)")
-    context.fix = "quiet"
     context.done(None, "rank 0 alone prints, draws bars and logs (rankup.quiet)")
     if not _starts(context):
         context.leave(
@@ -58,25 +43,29 @@ def join(context: Context) -> None:
             "nothing in this file starts the training: the script that does has to import from the "
             "port of this one, and to call rankup.setup() before all else",
         )
-    guard = main_guard(context.script)
-    drawing = _drawing_before(context)
+    guard, drawing, last = main_guard(script), _drawing_before(context), last_import(script)
     if drawing is not None:
         if guard is not None:  # helper processes import the script anew, and are no ranks
             lines = ['if __name__ == "__main__":', *(f"    {line}" for line in lines)]
+        context.before(drawing, imported, "")
         context.before(drawing, *lines, "")
         return
+    body = [one for one in script.tree.body if not _documents(one)]
+    if last is not None:
+        context.after(last, imported)
+    elif body:
+        context.before(body[0], imported)
+    else:
+        context.after(script.tree.body[-1], imported)
     if guard is not None and not _works_at_import(context):
         inner = guard.body[0]
-        if context.script.first_on_line(context.script.span(inner)[0]):
+        if script.first_on_line(script.span(inner)[0]):
             context.before(inner, *lines)
         else:  # if __name__ == "__main__": main()
-            context.edits.insert(context.script.span(inner)[0], "; ".join(lines) + "; ")
-        return
-    last = last_import(context.script)
-    if last is not None:
+            context.edits.insert(script.span(inner)[0], "; ".join(lines) + "; ")
+    elif last is not None:
         context.after(last, "", *lines)
     else:
-        body = [one for one in context.script.tree.body if not _documents(one)]
         context.before(body[0], *lines, "")
 
 
@@ -135,7 +124,7 @@ def _documents(statement: ast.AST) -> bool:
 
 
 def _drawing_before(context: Context) -> ast.stmt | None:
-    """The first statement that draws before the usual place of `rankup.setup()`.
+    """The first statement that draws or prints before the usual place of `rankup.setup()`.
 
     It may be an import of a file of the repository, which splits its data as it is imported.
     """
@@ -145,11 +134,19 @@ def _drawing_before(context: Context) -> ast.stmt | None:
     for statement in script.tree.body:
         if statement is guard or not (at_guard or last is not None):
             return None
-        if _draws(script, script.file, statement, {script.file}):
+        if _draws(script, script.file, statement, {script.file}) or _prints(script, statement):
             return statement
         if not at_guard and statement is last:
             return None
     return None
+
+
+def _prints(script: Script, statement: ast.stmt) -> bool:
+    """True where running a statement at the top of the script prints, as each rank would."""
+    return any(
+        isinstance(node, ast.Call) and script.name(node.func) in ("print", "builtins.print")
+        for node in _run_at_import(statement)
+    )
 
 
 def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> bool:

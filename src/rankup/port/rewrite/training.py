@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 from ...script import roles
 from ...script.flow import call_name, given, is_none
-from ...script.loops import gradients_off, is_backward
+from ...script.loops import drawn_from, gradients_off, is_backward
 from ...script.models import is_loader, makes_optimizer, with_parameters
 from ...script.names import (
     Function,
@@ -76,7 +76,7 @@ class Training:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.backwards = [call for call in script.all(ast.Call) if is_backward(script.file, call)]
+        self.backwards = [call for call in script.all(ast.Call) if is_backward(call)]
         self.elsewhere = [call for call in script.all(ast.Call) if self._trains_elsewhere(call)]
         self._trainers = self._reaching(self.backwards)
         self._leading_away = self._reaching(self.elsewhere)
@@ -86,6 +86,7 @@ class Training:
             if script.name(call.func).split(".")[-1] == "DataLoader"
         ]
         self._loaders: dict[ast.AST, list[ast.AST]] = {}
+        self._sources: dict[ast.AST, list[ast.expr]] = {}
         self.optimizers = [
             call
             for call in script.all(ast.Call)
@@ -134,6 +135,11 @@ class Training:
 
     def sources(self, loop: Loop) -> list[ast.expr]:
         """The sources of a loop's batches: `loader` of `tqdm(loader)`, of `next(it)`."""
+        if loop.node not in self._sources:
+            self._sources[loop.node] = self._find_sources(loop)
+        return self._sources[loop.node]
+
+    def _find_sources(self, loop: Loop) -> list[ast.expr]:
         found: list[ast.expr] = []
         if isinstance(loop.node, ForNode):
             found = self._begun(loop.source or loop.node.iter, 0)
@@ -150,7 +156,7 @@ class Training:
 
     def _drawn(self, call: ast.Call) -> list[ast.expr]:
         """The loaders of `next(it)`, and of a method of the script that calls it."""
-        drawn = _drawn_from(call)
+        drawn = drawn_from(call)
         found = self._begun(drawn, 0) if drawn is not None else []
         function = self.script.called(call)
         if found or function is None or function in self._trainers:
@@ -158,7 +164,7 @@ class Training:
         return [
             one
             for inner in self.script.inside(function.body, ast.Call, deep=False)
-            if (at := _drawn_from(inner)) is not None
+            if (at := drawn_from(inner)) is not None
             for one in self._begun(at, 0)
         ]
 
@@ -172,6 +178,8 @@ class Training:
     def _begun(self, node: ast.expr, depth: int) -> list[ast.expr]:
         """The loaders behind an iterator."""
         script = self.script
+        if isinstance(node, ast.Call) and script.name(node.func) == "rankup.shard":
+            return [node]
         if isinstance(node, ast.Call) and depth < 4:
             function = script.called(node)
             passes = call_name(node) in LOADER_WRAPPERS or (
@@ -321,7 +329,7 @@ class Training:
         found: set[str | None] = set()
         for call in script.inside(node.body, ast.Call, deep=False):
             if call in self.backwards or script.called(call) in self._trainers:
-                found.add(self._plain(self._condition(node, call)) or self._of_step(node, call))
+                found.add(self._plain(self._condition(node, call)) or self._of_step(call))
         if found == {""} or not found:
             return "", False
         only = found.pop() if len(found) == 1 else None
@@ -340,7 +348,7 @@ class Training:
             return None
         return self.script.code(test) if holds else _negated(self.script, test)
 
-    def _of_step(self, node: LoopNode, call: ast.Call) -> str | None:
+    def _of_step(self, call: ast.Call) -> str | None:
         """The condition under which a step that a loop calls trains, in the loop's own words."""
         script, function = self.script, self.script.called(call)
         if function is None or call in self.backwards:
@@ -481,15 +489,6 @@ def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
         if written == "self":
             return []
     return []
-
-
-def _drawn_from(call: ast.Call) -> ast.expr | None:
-    """`it` of `next(it)`, and of the old `it.next()`."""
-    if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args:
-        return call.args[0]
-    if isinstance(call.func, ast.Attribute) and call.func.attr in ("next", "__next__"):
-        return None if call.args else call.func.value
-    return None
 
 
 def unpacked(script: Script, expression: ast.expr) -> ast.expr:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from . import (
-    batches,
     chance,
     device,
     downloads,
@@ -34,7 +33,6 @@ _THEMES = (
     loaders,
     losses,
     chance,
-    batches,
     grown,
     numbers,
     model,

@@ -17,6 +17,7 @@ from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import function_of
 from ..rewrite.script import Scope, Script
+from .reduced import shares
 
 # Calls that show or keep a number, or make another of it.
 _HARMLESS = words(
@@ -248,6 +249,7 @@ def _left_by_loop(
                 pieces = value.elts if isinstance(value, ast.Tuple) else [value]
                 for piece in pieces:
                     if mentioned(piece) & kept:
+                        context.alike.add(piece)
                         context.around(piece, "rankup.broadcast(")
                 context.done(one, f"{', '.join(sorted(made))}: {_RANK_0S}")
     if local is None and isinstance(scope, Function) and context.training.trains(scope.body):
@@ -440,7 +442,7 @@ def _used_in_decision(
     script = context.script
     inside = set(script.inside(after, ast.AST))
     for one in script.inside(_body(scope), ast.AST, deep=False):
-        if one in inside:
+        if one in inside or _is_alike(context, one):
             continue
         found: list[ast.expr] = []
         match one:
@@ -473,6 +475,14 @@ def _gives_a_name(script: Script, call: ast.Call) -> bool:
     return plain and isinstance(assign, ast.Assign) and isinstance(assign.targets[0], ast.Name)
 
 
+def _is_alike(context: Context, node: ast.AST) -> bool:
+    """True of a part of what has one value on all ranks."""
+    return any(
+        up in context.alike or (isinstance(up, ast.Call) and shares(context.script.file, up))
+        for up in (node, *context.script.above(node))
+    )
+
+
 def call_name_of(node: ast.AST) -> str:
     """The last word of what is called; empty of anything else."""
     return call_name(node) if isinstance(node, ast.Call) else ""
@@ -482,5 +492,5 @@ def _known_library(script: Script, call: ast.Call) -> bool:
     """True of functions of libraries that only compute, show or write."""
     name = script.file.names.called(call)
     roots = ("torch", "numpy", "math", "builtins", "matplotlib", "wandb", "json", "os", "time",
-             "logging", "sklearn", "pandas", "scipy")  # fmt: skip
+             "logging", "sklearn", "pandas", "scipy", "rankup")  # fmt: skip
     return name.split(".")[0] in roots and name not in ("builtins.range", "builtins.exit")

@@ -62,10 +62,12 @@ def device_fixed(file: File, script: Script) -> Iterator[Hit]:
                 _TODO,
                 partial(_own_gpu, call=call, number=number),
             )
-    for name in _numbered_names(file) if judged else ():
-        value = name.value
-        fix = partial(_own_index, value=value)
-        yield Hit(value, f"every rank would use GPU {file.code(value)}", _TODO, fix)
+    for assign in file.names.all(ast.Assign) if judged else ():  # `device = 0`, `self.gpu_id = 1`
+        target, value = assign.targets[0], assign.value
+        name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+        if name in _DEVICE_NAMES and integer(value):
+            fix = partial(_own_index, value=value)
+            yield Hit(value, f"every rank would use GPU {file.code(value)}", _TODO, fix)
 
 
 def without_number(context: Context, text: ast.expr) -> str:
@@ -148,15 +150,6 @@ def _numbers_given(file: File) -> Iterator[tuple[ast.Call, ast.expr]]:
             given = given if integer(given) else None
         if given is not None and (name != "to" or integer(given)):
             yield call, given
-
-
-def _numbered_names(file: File) -> Iterator[ast.Assign]:
-    """`device = 0`, `self.gpu_id = 1`."""
-    for assign in file.names.all(ast.Assign):
-        target = assign.targets[0]
-        name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
-        if name in _DEVICE_NAMES and integer(assign.value):
-            yield assign
 
 
 def _used(file: File, literal: ast.expr) -> bool:

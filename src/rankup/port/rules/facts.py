@@ -63,13 +63,6 @@ def by_hand(script: Script) -> bool:
     return not script.distributed or ported(script)
 
 
-def text_of(script: Script, file: File, node: ast.AST) -> str:
-    """The code of an expression and of what it is made by."""
-    parts = [file.code(node)]
-    parts += [one.file.code(one.node) for one in script.flow.origins(file, node)]
-    return "\n".join(parts)
-
-
 def ranked(script: Script, file: File, node: ast.AST) -> bool:
     """True where a value is made of the rank or of the number of ranks."""
     made = [one.node for one in script.flow.origins(file, node)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from ...script.flow import call_name, given
-from ...script.names import mentioned, walk
+from ...script.names import children, made_of, mentioned, walk
 from ...script.roles import Count, Loop, Script
 from ...script.source import File
-from .batches import made_anew, of_batch, parted, told
-from .facts import integer, loops_in, ported
+from ...script.torch_names import words
+from .facts import anywhere, dealt, integer, loops_in, ported, sharded
 from .guards import guard
 from .reduced import is_reduction, reduced
 from .rule import Hit, Rule
@@ -21,6 +22,11 @@ _COUNTED = re.compile(
 )
 _ADD = ("rankup.total", "rankup.gather")
 _SUMS = re.compile(r"\.sum\(|\bsum\(|\blen\(|\.size\(|\.shape\b|numel\(|\*|share\(")
+_TELLS = words(
+    "print print0 log info debug warning write writerow set_postfix set_postfix_str "
+    "set_description add_scalar add_scalars log_metrics log_metric"
+)
+_NO_VALUES = frozenset({"shape", "device", "dtype"})
 
 
 def unreduced(file: File, script: Script) -> Iterator[Hit]:
@@ -36,13 +42,8 @@ def unreduced(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
-def left_local(file: File, script: Script, loop: Loop, *, decides: bool = False) -> list[Count]:
-    """The counts of a loop that are used after it without being put together.
-
-    Args:
-        decides: something is decided by them: then ranks that have evaluated all of the data may
-            not go by what each has found, which differs by rounding.
-    """
+def left_local(file: File, script: Script, loop: Loop) -> list[Count]:
+    """The counts of a loop that are used after it without being put together."""
     # Where `rankup.shard` deals, it is certain that a rank counts its own batches.
     dealt_here = ported(script) and parted(script, loop)
     found = [
@@ -58,8 +59,7 @@ def left_local(file: File, script: Script, loop: Loop, *, decides: bool = False)
     if script.distributed:
         if guard(file, script, loop.node):
             return []
-        whole = loop in script.eval_loops and not parted(script, loop)
-        if whole and not (decides and ported(script)):
+        if loop in script.eval_loops and not parted(script, loop):
             return []  # every rank has it all
         found = [one for one in found if not reduced(file, script, loop, one)]
     return found
@@ -225,6 +225,67 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
                     "go over rankup.shard(loader, train=False), or leave this out",
                 )
                 break
+
+
+def parted(script: Script, loop: Loop) -> bool:
+    """Whether each rank has other batches in a loop."""
+    return (
+        sharded(script, loop)
+        or any(dealt(script, loader) for loader in loop.loaders)
+        or (not loop.loaders and anywhere(script, "deal"))
+    )
+
+
+def told(call: ast.Call) -> bool:
+    """Whether a call prints, logs or draws what it is given."""
+    return call_name(call) in _TELLS
+
+
+def of_batch(file: File, loop: Loop) -> set[str]:
+    """Names that a loop gives the batch, and what it makes of it on this rank alone."""
+    found: set[str] = set()
+    if isinstance(loop.node, ast.For):
+        found = _names(loop.node.target)
+        target = loop.node.target
+        if "enumerate(" in file.code(loop.node.iter) and isinstance(target, ast.Tuple):
+            found -= _names(target.elts[0])
+    assigns = [one for one in walk(*loop.body) if isinstance(one, ast.Assign)]
+    for one in assigns:
+        given = (call_name(c) for c in walk(one.value) if isinstance(c, ast.Call))
+        if any(name in ("next", "deal") for name in given):
+            found |= {name for target in one.targets for name in _names(target)}
+    return made_of(assigns, found, partial(_local_mentions, file), _names)
+
+
+def made_anew(loop: Loop) -> set[str]:
+    """Names that every round gives another value: `loss += penalty` is no running sum."""
+    found = _names(loop.node.target) if isinstance(loop.node, ast.For) else set()
+    for one in loop.body:
+        if isinstance(one, ast.Assign):
+            names = {name for target in one.targets for name in _names(target)}
+            found |= names - mentioned(one.value)
+    return found
+
+
+def _local_mentions(file: File, node: ast.AST) -> set[str]:
+    """The names in an expression whose values stay this rank's own: not those in a reduction."""
+    if isinstance(node, ast.Call) and is_reduction(file, node):
+        return set()
+    if isinstance(node, ast.Attribute):
+        if node.attr in _NO_VALUES:
+            return set()
+        if isinstance(node.value, ast.Name):
+            return {node.value.id, f"{node.value.id}.{node.attr}"} - {"self"}
+    if isinstance(node, ast.Name):
+        return {node.id}
+    found: set[str] = set()
+    for child in children(node):
+        found |= _local_mentions(file, child)
+    return found
+
+
+def _names(target: ast.AST) -> set[str]:
+    return mentioned(target) - {"_"}
 
 
 RULES = (

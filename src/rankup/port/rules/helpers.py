@@ -55,11 +55,14 @@ def helpers_that_write(file: File, script: Script, *, checkpoint: bool) -> Itera
     """Yield the hits at these calls: of those that save checkpoints, or of the others."""
     for helper in by_helpers(script) if file is script.file else ():
         if checkpoint == any(site.kind == "checkpoint" for site in helper.sites):
+            alone = isinstance(file.names.parents[helper.call], ast.Expr)  # nothing is given back
+            called = file.code(helper.call.func)
             yield Hit(
                 helper.call,
                 f"every rank writes the same file in {_at(helper)}",
-                ALONE,
+                ALONE if alone else f"let rank 0 go first, `rankup.rank0_first({called}, …)`",
                 partial(_call_alone, helper=helper),
+                comment=False,
             )
 
 
@@ -69,7 +72,7 @@ def _at(helper: Helper) -> str:
     return f"{site.file.path.name}:{site.file.line(site.node)[0]}"
 
 
-def _call_alone(context: Context, helper: Helper) -> str:
+def _call_alone(context: Context, helper: Helper) -> str | None:
     """Let rank 0 alone call what writes files and does nothing else; of the rest say so."""
     call = helper.call
     if context.goes_first(call):
@@ -89,26 +92,7 @@ def _call_alone(context: Context, helper: Helper) -> str:
     if (path := _handed_to_open(helper)) is not None:
         context.around(path, "rankup.path0(")
         return f"rank 0 alone writes this file (rankup.path0, {_at(helper)})"
-    if _gives_what_is_read(context, helper):
-        left = (
-            f"every rank makes the same file in {_at(helper)}: where the others read it, let "
-            f"rank 0 go first, `rankup.rank0_first({context.script.code(call.func)}, …)`"
-        )
-    else:
-        left = (
-            f"every rank writes the same file in {_at(helper)}, which stays as it is: let rank 0 "
-            "alone write there, `if rankup.is_root_process():`"
-        )
-    context.leave(call, left, comment=False)
-    return ""
-
-
-def _gives_what_is_read(context: Context, helper: Helper) -> bool:
-    """True where a function gives back what it may have made of files: data, a vocabulary."""
-    if isinstance(context.script.parents[helper.call], ast.Expr):
-        return False
-    gives = any(isinstance(one, ast.Return) and one.value for one in walk(*helper.function.body))
-    return gives and not context.training.trains(helper.call)
+    return None
 
 
 def _handed_to_open(helper: Helper) -> ast.expr | None:

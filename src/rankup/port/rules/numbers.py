@@ -1,106 +1,163 @@
-"""Losses, metrics and decisions: of all ranks, not of this one."""
+"""What `port` would put together over the ranks, in a script of any kind: decisions and losses.
+
+The changes that `port` makes are tried on a file, and nothing is written. What it would change is a
+hit: in a ported script only what is missing there.
+"""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
 
-from ...script.flow import call_name, first_argument
+from ...script.flow import call_name, returned
 from ...script.names import made_of, mentioned, walk
 from ...script.roles import Script
 from ...script.source import File
-from .facts import calls
-from .grown import left_local
+from ..rewrite.context import Context, Options
+from ..rewrite.edits import Edits
+from ..rewrite.training import training_in
+from .decisions import broadcast_decisions
+from .evaluation import Leaving, obstacle
+from .facts import ported
 from .guards import guard
-from .reduced import is_reduction
+from .metrics import training_numbers
+from .reduced import shares
 from .rule import Hit, Rule
 
-_BEST = re.compile(r"best|lowest|highest|min_(?:val|loss)|max_acc|patience", re.IGNORECASE)
+_DECISION, _LOSS = "RK122", "RK126"
+
+
+@dataclass
+class _Rehearsal(Context):
+    """A port that notes what it would put together.
+
+    Attributes:
+        found: for each fix the expressions, or the loops, and the call that they lack.
+    """
+
+    found: dict[str, dict[ast.AST, str]] = field(default_factory=dict)
+
+    def around(self, node: ast.AST, before: str, after: str = ")") -> None:
+        """Note an expression that lacks a collective."""
+        file = self.script.file
+        if not before.startswith("rankup.") or _put_together(file, node):
+            return
+        if self.fix != _DECISION or not self._made_whole(node):
+            self._lacks(node, before)
+
+    def after(self, statement: ast.AST, *lines: str) -> None:
+        """Note a loop behind which a collective is missing."""
+        self._lacks(statement, "rankup.broadcast(")
+
+    def leave(self, node: ast.AST | None, text: str, *, comment: bool = True) -> None:
+        """Note what a person has to put together."""
+        if node is not None and comment:
+            self._lacks(node, "")
+
+    def _made_whole(self, node: ast.AST) -> bool:
+        """True of what is made of numbers that have been put together before."""
+        script, file = self.script, self.script.file
+        if mentioned(node) & _whole_names(file, script.scope(node)):
+            return True
+        function = script.called(node) if isinstance(node, ast.Call) else None
+        if function is None:
+            return False
+        whole = _whole_names(file, function)
+        parts = [
+            part
+            for value in returned(function)
+            for part in (value.elts if isinstance(value, ast.Tuple) else [value])
+        ]
+        return bool(parts) and all(
+            mentioned(part) & whole or _put_together(file, part) for part in parts
+        )
+
+    def _lacks(self, node: ast.AST, call: str) -> None:
+        if not self.script.per_sample(node):
+            self.found.setdefault(self.fix, {}).setdefault(node, call)
+
+
+def _put_together(file: File, node: ast.AST) -> bool:
+    """True of what has a collective around it or in it, or beside it: `mean(x) if train else x`."""
+    around = [node]
+    for up in file.names.up(node):
+        if not isinstance(up, ast.expr | ast.keyword):
+            break
+        around.append(up)
+    choices = [inner for up in around if isinstance(up, ast.IfExp) for inner in walk(up)]
+    return any(
+        isinstance(one, ast.Call) and shares(file, one) for one in (*around, *walk(node), *choices)
+    )
+
+
+def _whole_names(file: File, scope: ast.AST) -> set[str]:
+    """The names in a function that are made of what a collective gives, or that one changes."""
+    found: set[str] = set()
+    for one in walk(scope):
+        if isinstance(one, ast.Assign | ast.Expr) and any(
+            isinstance(call, ast.Call) and shares(file, call) for call in walk(one.value)
+        ):
+            changed = one.targets if isinstance(one, ast.Assign) else [one.value]
+            found |= {name for target in changed for name in mentioned(target)}
+    return made_of(walk(scope), found)
+
+
+@lru_cache(maxsize=2)
+def _rehearsed(script: Script, file: File) -> dict[str, dict[ast.AST, str]]:
+    training = training_in(script, file)
+    context = _Rehearsal(training.script, training, Options(), Edits(file))
+    if not script.distributed:
+        whole = [one for one in training.loops if not one.trains]
+        additive = [one for one in whole if isinstance(obstacle(training, one), Leaving)]
+        context.sharded |= {one.node for one in additive}
+    context.fix = _LOSS
+    training_numbers(context)
+    context.fix = _DECISION
+    broadcast_decisions(context)
+    return context.found
 
 
 def decision(file: File, script: Script) -> Iterator[Hit]:
     """RK122: ranks that decide differently."""
-    for node in file.names.all(ast.If):
-        compared = _compared(node.test)
-        if not compared or not _local_value(file, script, node, compared):
-            continue
-        if guard(file, script, node):
-            continue
-        yield Hit(
-            node.test,
-            "decides by this rank's value: ranks would disagree on the best model or on stopping",
-            "compare rank 0's, rankup.broadcast(value), or that of all: rankup.mean(total, count)",
-        )
-    for scheduler in script.schedulers:
-        if call_name(scheduler.node) != "ReduceLROnPlateau":  # type: ignore[arg-type]
-            continue
-        for call, _ in calls(file, "step"):
-            stepped = first_argument(call)
-            if stepped is None or not isinstance(call.func, ast.Attribute):
-                continue
-            if scheduler not in script.of(file, call.func.value):
-                continue
-            if _local_value(file, script, call, mentioned(stepped)):
-                yield Hit(
-                    call,
-                    "ReduceLROnPlateau would see each rank's own value: learning rates part",
-                    "step it with rank 0's value, rankup.broadcast(value), or that of all ranks: "
-                    "rankup.mean(total, count)",
-                )
+    for node in _rehearsed(script, file).get(_DECISION, ()):
+        if not guard(file, script, node):
+            yield Hit(
+                node,
+                "something is decided by this rank's value: ranks would disagree on the best "
+                "model or on stopping",
+                "decide by rank 0's, rankup.broadcast(value), or by that of all: "
+                "rankup.mean(total, count)",
+            )
 
 
-def _compared(test: ast.expr) -> set[str]:
-    """The values in `val_loss < best` that are no record themselves."""
-    found: set[str] = set()
-    for node in walk(test):
-        if not isinstance(node, ast.Compare):
-            continue
-        if not isinstance(
-            node.ops[0],
-            (ast.Lt, ast.Gt, ast.LtE, ast.GtE),
-        ):
-            continue
-        names = mentioned(node)
-        if any(_BEST.search(name) for name in names):
-            found |= {name for name in names if not _BEST.search(name)}
-    return found
+def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
+    """RK126: the loss of this rank's part of a batch, told as that of the batch."""
+    if not ported(script):
+        return
+    for node, call in _rehearsed(script, file).get(_LOSS, {}).items():
+        if call and not guard(file, script, node) and not _kept(file, node):
+            code = file.code(node)
+            yield Hit(
+                node,
+                f"{code}: of this rank's part of the batch only",
+                f"{call}{code}) on all ranks, then tell it",
+            )
 
 
-def _local_value(file: File, script: Script, node: ast.AST, names: set[str]) -> bool:
-    """Whether one of these names comes out of a loop whose counts are not put together."""
-    around: ast.AST = file.names.function(node) or file.tree
-    for loop in (*script.eval_loops, *script.train_loops):
-        left = left_local(loop.file, script, loop, decides=True)
-        if not left:
-            continue
-        home = loop.function
-        if (
-            loop.file is file
-            and (home or file.tree) is around
-            and names & made_of(walk(around), {one.name for one in left})
-        ):
-            return True
-        if home is None:
-            continue
-        for where, call in script.flow.callers.get(home, ()):
-            if where is not file or (file.names.function(call) or file.tree) is not around:
-                continue
-            assign = file.names.statement(call)
-            if isinstance(assign, ast.Assign):
-                targets = mentioned(assign.targets[0])
-                if names & made_of(walk(around), targets) and not _reduced_here(
-                    file, around, targets
-                ):
-                    return True
-    return False
+def _kept(file: File, node: ast.AST) -> bool:
+    """True of what a rank adds up or keeps (RK121), or puts together by a name of its own."""
+    statement = file.names.statement(node)
+    if isinstance(statement, ast.Assign):
+        names = {name for target in statement.targets for name in mentioned(target)}
+        return bool(names & _whole_names(file, file.names.function(node) or file.tree))
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    grows = isinstance(call, ast.Call) and call_name(call) in ("append", "extend", "update", "add")
+    return isinstance(statement, ast.AugAssign) or grows
 
 
-def _reduced_here(file: File, around: ast.AST, names: set[str]) -> bool:
-    return any(
-        isinstance(one, ast.Call) and is_reduction(file, one) and mentioned(one) & names
-        for one in walk(around)
-    )
-
-
-RULES = (Rule("RK122", "decision-not-reduced", "error", decision),)
+RULES = (
+    Rule("RK122", "decision-not-reduced", "error", decision),
+    Rule("RK126", "loss-of-part", "warning", loss_of_part),
+)

@@ -8,17 +8,20 @@ from collections.abc import Iterator
 
 from ...script import roles
 from ...script.flow import argument, call_name, given, literal
-from ...script.names import words_in
+from ...script.names import mentioned, words_in
 from ...script.roles import LoopNode
 from ...script.source import File
+from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import differentiated
 from ..rewrite.means import NotSeen, check_mean
 from ..rewrite.script import ForNode
-from ..rewrite.training import Training, training_in
+from ..rewrite.training import Loop, Training, training_in
 from .facts import single, starred
 from .rule import Hit, Rule
 
+_POOLS = words("set2set readout scatter_mean scatter_add scatter sum_nodes mean_nodes")
+_REDUCES = words("mean sum std var median quantile max min amax amin item kthvalue topk norm")
 _AVERAGED = "each rank's value is of its part of a batch, and ranks average them by samples"
 
 
@@ -61,6 +64,64 @@ def no_mean(file: File, script: roles.Script) -> Iterator[Hit]:
                 said.add(statement)
                 line = f"{place.script.file.path.name}:{place.script.line(place.node)}"
                 yield Hit(node, message if own else f"{message} ({line})", todo)
+        if loss is not None and _over_nodes(training) and not said:
+            yield Hit(
+                _line_of(training, loss, call),
+                "where this is a mean over the nodes of a batch of graphs, ranks average it by "
+                "graphs",
+                "rankup.count(number of nodes) before backward(), of which ranks have others",
+            )
+    yield from _carried(training)
+
+
+def _over_nodes(training: Training) -> bool:
+    """True where batches are of graphs that nothing pools."""
+    script = training.script
+    made = [script.name(call.func) for call in training.loader_calls]
+    names = {
+        call_name(call).lower() for file in script.flow.files for call in file.names.all(ast.Call)
+    }
+    graphs = any(one.startswith(("torch_geometric.", "dgl.")) for one in made)
+    return graphs and not any("pool" in one or one in _POOLS for one in names)
+
+
+def _carried(training: Training) -> Iterator[Hit]:
+    """A state that is made of a batch, and that the loss of the next batch is made with."""
+    script = training.script
+    for loop in training.loops:
+        names = list(script.inside(loop.node, ast.Name))
+        stored = [one.id for one in names if isinstance(one.ctx, ast.Store)]
+        once = {one for one in stored if stored.count(one) == 1}
+        local = (training.derived(loop) - loop.losses) & _feeding(training, loop) & once
+        for one in script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False):
+            assert isinstance(one, ast.Assign | ast.AugAssign)
+            if not any(call_name(call) in _REDUCES for call in script.inside(one.value, ast.Call)):
+                continue
+            read = [name for name in names if script.span(name)[0] < script.span(one)[1]]
+            before = {name.id for name in read if isinstance(name.ctx, ast.Load)}
+            for name in sorted(mentioned(*_targets(one)) & local & before):
+                yield Hit(
+                    one,
+                    f"`{name}` goes from batch to batch and is made of this rank's part: ranks go "
+                    "apart in it",
+                    "put together what it is made of (rankup.all_reduce)",
+                )
+
+
+def _feeding(training: Training, loop: Loop) -> set[str]:
+    """The names that the losses of a loop are made of."""
+    found, size = set(loop.losses), -1
+    assigns = list(training.script.inside(loop.node.body, ast.Assign, ast.AugAssign, deep=False))
+    while len(found) > size:
+        size = len(found)
+        for one in assigns:
+            assert isinstance(one, ast.Assign | ast.AugAssign)
+            found |= mentioned(one.value) if mentioned(*_targets(one)) & found else set()
+    return found
+
+
+def _targets(one: ast.Assign | ast.AugAssign) -> list[ast.expr]:
+    return one.targets if isinstance(one, ast.Assign) else [one.target]
 
 
 def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:

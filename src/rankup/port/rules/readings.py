@@ -55,6 +55,9 @@ class Region:
 
     def _differentiated(self, call: ast.Call) -> None:
         loss = differentiated(call)
+        summed = isinstance(loss, ast.Call) and self.script.name(loss.func) == "rankup.summed"
+        if isinstance(loss, ast.Call) and summed and loss.args:
+            loss = loss.args[0]
         while isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div | ast.Mult):
             sides = [loss.left, loss.right]
             if isinstance(loss.op, ast.Mult) and _plain_number(loss.left):
@@ -67,7 +70,7 @@ class Region:
         if kind is Kind.MIXED:
             return
         at = self.script.span(call)[0]
-        self.losses.kinds[name] = Kind.SUM if kind is Kind.SUM else Kind.MEAN
+        self.losses.kinds[name] = Kind.SUM if summed or kind is Kind.SUM else Kind.MEAN
         self.losses.defined.setdefault(name, set()).update(
             one for one in self._given(name) if self.script.span(one)[0] < at
         )

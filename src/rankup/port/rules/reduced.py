@@ -27,6 +27,11 @@ def is_reduction(file: File, call: ast.Call) -> bool:
     return _REDUCES.search(call_name(call)) is not None
 
 
+def shares(file: File, call: ast.Call) -> bool:
+    """A collective behind which all ranks have the same value: a reduction, or a broadcast."""
+    return is_reduction(file, call) or call_name(call) in ("broadcast", "broadcast_object_list")
+
+
 def reduced(file: File, script: Script, loop: Loop, count: Count) -> bool:
     """True where a count of a loop, or what is made of it, goes through a reduction."""
     around: ast.AST = file.names.function(loop.node) or file.tree
@@ -47,11 +52,6 @@ def reduced(file: File, script: Script, loop: Loop, count: Count) -> bool:
 
 def _adds_up(file: File, call: ast.Call) -> bool:
     return is_reduction(file, call) and call_name(call) != "broadcast"
-
-
-def handed_to_all(file: File, script: Script, around: ast.AST, names: set[str]) -> bool:
-    """True where what a function makes of these names goes through a reduction, or above it."""
-    return _reaches(file, script, around, names, _DEPTH, is_reduction)
 
 
 def _reaches(

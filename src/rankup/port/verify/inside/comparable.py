@@ -5,11 +5,13 @@ Each is recorded once it was in use.
 
 from __future__ import annotations
 
+import builtins
 import datetime
 import sys
 import time
 from collections.abc import Callable
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
 from ....sandbox.inside.devices import change_arguments
@@ -180,7 +182,21 @@ class Clock:
         for name, place in (("asctime", 0), ("strftime", 1)):
             original = getattr(time, name)
             setattr(time, name, self._by_default(original, place, lambda: local(self._now())))
-        datetime.datetime, datetime.date = self._dates()  # type: ignore[misc]
+        self._imported()
+
+    def _imported(self) -> None:
+        """`import datetime` in the user's code: C extensions are built upon the real classes."""
+        stopped, original = ModuleType("datetime"), builtins.__import__
+        vars(stopped).update(vars(datetime))
+        stopped.datetime, stopped.date = self._dates()  # type: ignore[attr-defined]
+
+        @wraps(original)
+        def load(name: str, scope: Any = None, *args: Any, **options: Any) -> Any:
+            found = original(name, scope, *args, **options)
+            own = name == "datetime" and str((scope or {}).get("__file__")).startswith(self._folder)
+            return stopped if own else found
+
+        builtins.__import__ = load  # type: ignore[assignment]
 
     def _now(self) -> float:
         self._calls += 1

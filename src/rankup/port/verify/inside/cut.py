@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -125,9 +125,9 @@ def shorten_samplers(data: Any, most: int, *, in_order: bool) -> None:
     """
     import torch
 
-    def order(sampler: Any, length: int) -> list[int]:
+    def order(sampler: Any, length: int) -> Sequence[int]:
         if in_order:
-            return list(range(length))
+            return range(length)  # which may be 10 ** 10, to be drawn from without an end
         generator = sampler.generator
         if generator is None:  # as torch does
             number = int(torch.empty((), dtype=torch.int64).random_().item())
@@ -136,7 +136,7 @@ def shorten_samplers(data: Any, most: int, *, in_order: bool) -> None:
 
     def numbers(sampler: Any) -> Iterator[int]:
         size = len(sampler.data_source)
-        return iter([place % size for place in order(sampler, sampler.num_samples)])
+        return (place % size for place in order(sampler, sampler.num_samples))
 
     def subset(sampler: Any) -> Iterator[int]:
         places = order(sampler, len(sampler))

@@ -1,1 +1,0 @@
-"""The fixes of a port, each with a name and in a file with its kin."""
