@@ -140,7 +140,7 @@ for change in (
     try:
         change()
     except PermissionError as error:
-        refused += "rankup fetch" in str(error)
+        refused += "rankup: " in str(error)
 cache = outside / "cache" / "index"
 cache.write_text("of a library")
 print(refused)

@@ -67,7 +67,7 @@ class Files:
     """
 
     new_elsewhere = True  # outside of the copy new files may be made
-    why = "rankup fetch runs a copy, which by an absolute path changes nothing that is there"
+    why = "a copy of the script runs, which by an absolute path changes no file that is there"
 
     def __init__(
         self,
@@ -237,23 +237,29 @@ class Files:
         return (os.path.realpath(path) + os.sep).startswith(self._copy)
 
     def _replace(self, link: str, *, whole: bool) -> None:
-        target = os.path.realpath(link)
+        """Put what a link stands for in its place; whoever reads it meanwhile finds one of them."""
+        target, new = os.path.realpath(link), f"{link}.rankup-{os.getpid()}.tmp"
         if os.path.isdir(target):
-            os.unlink(link)
-            os.mkdir(link)
+            os.mkdir(new)
             for name in os.listdir(target):
-                os.symlink(os.path.join(target, name), os.path.join(link, name))
+                os.symlink(os.path.join(target, name), os.path.join(new, name))
+            os.unlink(link)
+            os.rename(new, link)
         elif os.path.isfile(target):
             if whole and os.path.getsize(target) > _COPY_LIMIT:
-                self._refuse(target, "changing")
-            os.unlink(link)
+                why = f"a file of more than {_COPY_LIMIT >> 20} MiB is not copied to be changed"
+                self._refuse(target, "changing", why)
             if whole:
-                shutil.copyfile(target, link)
-                os.chmod(link, stat.S_IMODE(os.stat(target).st_mode) | stat.S_IWUSR)
+                shutil.copyfile(target, new)
+                os.chmod(new, stat.S_IMODE(os.stat(target).st_mode) | stat.S_IWUSR)
+                os.replace(new, link)
+            else:
+                os.unlink(link)
 
-    def _refuse(self, path: str, what: str) -> NoReturn:
-        self._journal.tell("refused", what=f"{what} {path}", path=path, where=self._journal.where())
-        raise PermissionError(errno.EACCES, self.why, path)
+    def _refuse(self, path: str, what: str, why: str = "") -> NoReturn:
+        why, where = why or self.why, self._journal.where()
+        self._journal.tell("refused", what=f"{what} {path}", path=path, why=why, where=where)
+        raise PermissionError(errno.EACCES, f"rankup: {why}", path)
 
     def _database(self, database: object) -> None:
         if not isinstance(database, str | bytes | os.PathLike):
