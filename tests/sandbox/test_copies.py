@@ -68,13 +68,16 @@ def test_new_files_move_in_and_take_no_name_that_is_taken(project: Path) -> None
             (copy / name).unlink(missing_ok=True)
             _write(copy / name, "new")
         os.symlink("a.bin", copy / "data/new/latest")
+        os.symlink(copy / "data/new/a.bin", copy / "data/new/whole")
         _write(project / "data/taken.bin", "of another process")
-        paths = [str(project / "data" / name) for name in ("new/a.bin", "new/latest", "taken.bin")]
-        assert sorted(box.new_files()) == paths[:2]
+        names = ("new/a.bin", "new/latest", "new/whole", "taken.bin")
+        paths = [str(project / "data" / name) for name in names]
+        assert sorted(box.new_files()) == paths[:3]
         [problem] = box.move_in(paths)
-    assert problem == f"{paths[2]} is there by now, and stays as it is"
+    assert problem == f"{paths[3]} is there by now, and stays as it is"
     assert (project / "data/new/a.bin").read_text() == "new"
     assert os.readlink(project / "data/new/latest") == "a.bin"
+    assert os.readlink(project / "data/new/whole") == paths[0], "it was one of the copy"
     assert (project / "data/taken.bin").read_text() == "of another process"
     assert (project / "data/large.bin").stat().st_size == 2 << 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankup.login import offline
-from rankup.sandbox.environment import child
+from rankup.sandbox.environment import cache_folders, child
 from rankup.site import profile
 from rankup.site.caches import caches
 from rankup.site.config import Config
@@ -55,3 +55,12 @@ def test_the_hubs_token_stays_where_it_is_when_the_cache_moves(tmp_path: Path) -
     assert "HF_TOKEN_PATH" not in _child({**given, "HF_HOME": "/hf"}, tmp_path, "jureca-dc")
     said = {**given, "HF_TOKEN_PATH": "/mine"}
     assert _child(said, tmp_path, "jureca-dc")["HF_TOKEN_PATH"] == "/mine"
+
+
+def test_of_a_cache_that_holds_the_project_the_users_own_files_are_no_cache(tmp_path: Path) -> None:
+    project = tmp_path / "work" / "project"
+    given = {"HF_HOME": str(project), "XDG_CACHE_HOME": str(tmp_path / "work")}
+    own = caches(Config(), profile.load("local"), given, tmp_path)
+    found = cache_folders(given, own, tmp_path, [project])
+    assert {project / "hub", project / "datasets"} <= set(found)
+    assert not [path for path in found if project.is_relative_to(path)]

@@ -109,7 +109,7 @@ class Sandbox:
         source, target = self.inside(path), Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_symlink():
-            os.symlink(os.readlink(source), target)
+            os.symlink(os.readlink(source).removeprefix(str(self.copy)), target)
             return
         try:
             os.link(source, target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..site.caches import Caches
@@ -19,6 +19,9 @@ _THREADS = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
     *("VECLIB_MAXIMUM_THREADS", "RAYON_NUM_THREADS", "NUMEXPR_MAX_THREADS"),
 )
+
+# What huggingface_hub, datasets and torch.hub make in their homes.
+_BELOW = ("hub", "datasets", "xet")
 
 
 def child(
@@ -58,13 +61,23 @@ def child(
     }
 
 
-def cache_folders(environment: Mapping[str, str], caches: Caches, home: Path) -> tuple[Path, ...]:
-    """Return the folders of downloads, those that rankup does not move included."""
+def cache_folders(
+    environment: Mapping[str, str], caches: Caches, home: Path, roots: Iterable[Path] = ()
+) -> tuple[Path, ...]:
+    """Return the folders of downloads, those that rankup does not move included.
+
+    Args:
+        roots: the user's folders. Of a cache that holds one of them (`HF_HOME=.`) only the folders
+            that the libraries make count: the rest is the user's.
+    """
     usual = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     named = [cache.path for cache in caches.entries]
     refined = [Path(value) for value in caches.refining.values()]
     everything = [caches.own, usual, *named, *refined]
-    return tuple(dict.fromkeys(path.expanduser().resolve() for path in everything))
+    found = dict.fromkeys(path.expanduser().resolve() for path in everything)
+    holds = {path: any(root.is_relative_to(path) for root in roots) for path in found}
+    own = ([path / name for name in _BELOW] if holds[path] else [path] for path in found)
+    return tuple(dict.fromkeys(path for some in own for path in some))
 
 
 def _token(environment: Mapping[str, str], moved: Mapping[str, str], home: Path) -> dict[str, str]:

@@ -77,6 +77,7 @@ class Names:
         self._bound: dict[Scope, _Bound] = {tree: _Bound()}
         self._attributes: dict[ast.ClassDef, dict[str, list[Binding]]] = {}
         self._by_type: dict[type, list[ast.AST]] = {}
+        self._dotted: dict[ast.AST, str] = {}
         self._walk()
 
     def all(self, kind: type[N]) -> list[N]:
@@ -156,6 +157,13 @@ class Names:
 
         Empty where it is neither of an imported module nor a builtin.
         """
+        if self.stars or not isinstance(node, ast.Attribute | ast.Name):  # they may get others
+            return self._find_dotted(node)
+        if node not in self._dotted:
+            self._dotted[node] = self._find_dotted(node)
+        return self._dotted[node]
+
+    def _find_dotted(self, node: ast.AST) -> str:
         if isinstance(node, ast.Attribute):
             base = self.dotted(node.value)
             return f"{base}.{node.attr}" if base else ""
@@ -324,8 +332,18 @@ class Names:
             self._put(scope, name, Binding("import", alias, node, (), dotted))
 
 
-def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes directly below one, in the order of the text; no operators and no contexts."""
+def children(node: ast.AST) -> tuple[ast.AST, ...]:
+    """The nodes directly below one, in the order of the text; no operators and no contexts.
+
+    They are kept with the node: trees are not changed, and each is walked many times.
+    """
+    known = node.__dict__.get("_below")
+    if known is None:
+        known = node.__dict__["_below"] = tuple(_below(node))
+    return known  # type: ignore[no-any-return]
+
+
+def _below(node: ast.AST) -> list[ast.AST]:
     found: list[ast.AST] = []
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -342,12 +360,21 @@ def children(node: ast.AST) -> list[ast.AST]:
 
 
 def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
-    """Nodes and all below them, in the order of the text."""
-    stack = list(reversed(nodes))
+    """Nodes and all below them, in the order of the text; kept with a node, as its children are."""
+    for node in nodes:
+        known = node.__dict__.get("_all")
+        if known is None:
+            known = node.__dict__["_all"] = _preorder(node)
+        yield from known
+
+
+def _preorder(node: ast.AST) -> list[ast.AST]:
+    found, stack = [], [node]
     while stack:
         at = stack.pop()
-        yield at
+        found.append(at)
         stack.extend(reversed(children(at)))
+    return found
 
 
 def parameters(args: ast.arguments) -> list[ast.arg]:

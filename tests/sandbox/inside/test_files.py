@@ -44,7 +44,9 @@ _OLD_FILES = (
     "many/1.txt",
     "many/2.txt",
     "inner/deep/1.txt",
+    "lib/own.txt",
 )
+_LARGE = ("large.bin", "downloaded.bin", "option.bin", "tokens.json", "table.parquet", "model.jit")
 _SCRIPT = """\
 import gzip, os, pathlib, shutil, sqlite3, subprocess, sys
 
@@ -89,10 +91,31 @@ os.chdir("..")
 open("../beside/new.txt", "w").write("new")
 open("../beside/old.txt", "a").write("more")
 
+# A module that PYTHONPATH names, by its absolute path in the project.
+import helper
+
 # Other programs.
 subprocess.run(["rm", "handed.txt"], check=True)
 subprocess.run(["sed", "-i", "s/what/x/", "edited.txt"], cwd="d", check=True)
 os.system("true; mv moved.txt elsewhere.txt; echo more >> redirected.txt")
+
+subprocess.run(["dd", "if=other.txt", "of=option.bin"], check=True, capture_output=True)
+source = pathlib.Path("other.txt").absolute().as_uri()
+subprocess.run(["curl", "-s", "-o", "downloaded.bin", source], check=True)
+
+# C++ and Rust.
+import pyarrow.parquet
+import tokenizers
+import torch
+
+pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), "table.parquet")
+tokenizers.Tokenizer(tokenizers.models.BPE()).save("tokens.json")
+torch.jit.script(torch.nn.Linear(1, 1)).save("model.jit")
+try:
+    subprocess.run(["truncate", "-s", "1", "huge.bin"])
+    raise SystemExit("the user's file is empty by now")
+except PermissionError:
+    pass
 
 # Absolute paths.
 outside = pathlib.Path(os.environ["OUTSIDE"])
@@ -117,7 +140,7 @@ for change in (
     try:
         change()
     except PermissionError as error:
-        refused += "rankup fetch" in str(error)
+        refused += "rankup: " in str(error)
 cache = outside / "cache" / "index"
 cache.write_text("of a library")
 print(refused)
@@ -139,7 +162,8 @@ class Kept:
 
 
 def _tree(folder: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    files = (path for path in found if path.name != "huge.bin")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
@@ -158,7 +182,11 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(OLD)
         run.file("other.txt", "other")
-        (run.folder / "large.bin").write_bytes(OLD * 100_000)
+        for name in _LARGE:
+            (run.folder / name).write_bytes(OLD * 60_000)
+        os.truncate(run.file("huge.bin"), 257 << 20)
+        write = "import pathlib\npathlib.Path(__file__).with_name('own.txt').write_text('new')\n"
+        run.file("lib/helper.py", write)
         (run.folder / "link.txt").symlink_to("behind-link.txt")
         (top / "beside").mkdir()
         (top / "beside" / "old.txt").write_bytes(OLD)
@@ -174,7 +202,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
                 _SCRIPT,
                 shadow=str(box.copy),
                 free=[str(outside / "cache")],
-                environment={"OUTSIDE": str(outside)},
+                environment={"OUTSIDE": str(outside), "PYTHONPATH": str(run.folder / "lib")},
             )
             assert done.code == 0, done.explain()
             assert not done.of("problem")
@@ -187,7 +215,8 @@ def test_nothing_that_was_there_is_changed(kept: Kept) -> None:
     free = {"outside/cache/index": b"of a library", "outside/x.part": b"gone on with"}
     assert after == {**kept.before, **free}
     assert kept.done.out == "7\n", kept.done.explain()
-    assert len(kept.done.of("refused")) == 7
+    assert len(kept.done.of("refused")) == 8
+    assert (kept.run.folder / "huge.bin").stat().st_size == 257 << 20
     assert (top / "outside/made").exists() is False
 
 
@@ -202,6 +231,9 @@ def test_what_is_changed_in_its_place_is_changed_in_the_copy(kept: Kept) -> None
     assert kept.copied("appended.txt") == OLD + b"more"
     assert kept.copied("updated.txt") == b"NEW" + OLD[3:]
     assert kept.copied("large.bin")[:4] == b"NEW" + OLD[3:4]
+    assert {kept.copied(name)[:9] for name in ("downloaded.bin", "option.bin")} == {b"other"}
+    for name in ("table.parquet", "tokens.json", "model.jit"):
+        assert 0 < len(kept.copied(name)) < 10_000
     assert kept.copied("redirected.txt") == OLD + b"more\n"
     assert kept.copied("d/edited.txt") == OLD.replace(b"what", b"x")
     with closing(sqlite3.connect(kept.box.inside(kept.run.folder / "study.db"))) as study:
@@ -210,7 +242,7 @@ def test_what_is_changed_in_its_place_is_changed_in_the_copy(kept: Kept) -> None
 
 def test_folders_that_are_links_become_folders_of_the_copy(kept: Kept) -> None:
     assert (kept.copied("many/1.txt"), kept.copied("many/3.txt")) == (b"new", OLD)
-    assert kept.copied("inner/deep/1.txt") == b"new"
+    assert kept.copied("inner/deep/1.txt") == kept.copied("lib/own.txt") == b"new"
     assert kept.copied("../beside/old.txt") == OLD + b"more"
 
 

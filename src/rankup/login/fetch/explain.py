@@ -216,10 +216,8 @@ def users_frames(text: str) -> list[str]:
 
 def refused(event: Event) -> str:
     """Return the line for a file that the script was not allowed to change."""
-    return (
-        f"{event.text('what')} was refused ({event.where}): a copy of the script runs, which by an "
-        "absolute path may make new files, and change none; give it another place for its output"
-    )
+    what, why = event.text("what"), event.text("why")
+    return f"{what} was refused ({event.where}): {why}; give it another place for its output"
 
 
 @dataclass(frozen=True)

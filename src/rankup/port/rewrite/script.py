@@ -32,6 +32,25 @@ _NO_CODE = (
 _DRAWING = {"__getitem__", "__getitems__", "__iter__", "__next__"}
 
 
+def _here(node: ast.AST, *, inner: bool) -> list[ast.AST]:
+    """A node and all below it but for functions and classes; kept with it, as its children are.
+
+    Args:
+        inner: a function or a class itself is left closed, too.
+    """
+    key = "_inner" if inner else "_here"
+    known: list[ast.AST] | None = node.__dict__.get(key)
+    if known is None:
+        known, stack = [], [node]
+        while stack:
+            one = stack.pop()
+            known.append(one)
+            if not isinstance(one, _SCOPES) or (one is node and not inner):
+                stack.extend(reversed(children(one)))
+        node.__dict__[key] = known
+    return known
+
+
 class Script:
     """One Python file, read only.
 
@@ -51,6 +70,7 @@ class Script:
         self.understood = understood or understand(file)
         self.flow = self.understood.flow
         self._siblings: dict[File, Script] = {file: self}
+        self._called: dict[ast.Call, Function | None] = {}
 
     def sibling(self, file: File) -> Script:
         """Another module of the script's, to be read in the same way."""
@@ -66,16 +86,9 @@ class Script:
     def inside(self, where: Where, *kinds: type[Node], deep: bool = True) -> Iterator[Node]:
         """Nodes of some kinds in a node or a block; not those of functions in it, unless deep."""
         first = [where] if isinstance(where, ast.AST) else where
-        if deep:
-            yield from (one for one in walk(*first) if isinstance(one, kinds))
-            return
-        stack = list(reversed(first))
-        while stack:
-            one = stack.pop()
-            if isinstance(one, kinds):
-                yield one
-            if one is where or not isinstance(one, _SCOPES):
-                stack.extend(reversed(children(one)))
+        for node in first:
+            every = walk(node) if deep else _here(node, inner=node is not where)
+            yield from (one for one in every if isinstance(one, kinds))
 
     def scope(self, node: ast.AST) -> Scope:
         """The function, or else the module, in whose body a node stands."""
@@ -180,6 +193,11 @@ class Script:
 
     def called(self, call: ast.Call) -> Function | None:
         """The function of this script that a call runs."""
+        if call not in self._called:
+            self._called[call] = self._find_called(call)
+        return self._called[call]
+
+    def _find_called(self, call: ast.Call) -> Function | None:
         found = self.flow.definition(self.file, call.func)
         if found is None and isinstance(call.func, ast.Attribute):
             found = self.flow.method(self.file, call.func.value, call.func.attr)

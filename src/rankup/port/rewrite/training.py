@@ -86,6 +86,7 @@ class Training:
             if script.name(call.func).split(".")[-1] == "DataLoader"
         ]
         self._loaders: dict[ast.AST, list[ast.AST]] = {}
+        self._sources: dict[ast.AST, list[ast.expr]] = {}
         self.optimizers = [
             call
             for call in script.all(ast.Call)
@@ -134,6 +135,11 @@ class Training:
 
     def sources(self, loop: Loop) -> list[ast.expr]:
         """The sources of a loop's batches: `loader` of `tqdm(loader)`, of `next(it)`."""
+        if loop.node not in self._sources:
+            self._sources[loop.node] = self._find_sources(loop)
+        return self._sources[loop.node]
+
+    def _find_sources(self, loop: Loop) -> list[ast.expr]:
         found: list[ast.expr] = []
         if isinstance(loop.node, ForNode):
             found = self._begun(loop.source or loop.node.iter, 0)

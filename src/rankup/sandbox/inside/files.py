@@ -16,12 +16,12 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from ...base.urls import among
-from .hooks import Changes, Handler, Hook
+from .hooks import Change, Changes, Handler, Hook
 from .journal import Journal
 from .spec import EVENTS, LOCK
 
@@ -33,8 +33,25 @@ _COPY_LIMIT = 256 << 20
 # SQLite keeps these beside a database: with another state of it, they are damage.
 _BESIDE = ("-wal", "-shm", "-journal")
 _HARMLESS = ("mode=memory", "mode=ro", "immutable=1")
-# Programs that change files which are named to them.
-_CHANGE = {"cp", "dd", "mv", "perl", "rm", "sed", "shred", "tee", "truncate", "unlink"}
+# Programs that write into a file which is named to them: none of a user's must be one of those.
+_WRITE = {"aria2c", "curl", "dd", "perl", "sed", "shred", "tee", "truncate", "wget"}
+# Functions that write a file with C++ or Rust: the module and the name, and which argument is the
+# path.
+_SAVES = (
+    ("cv2", "imwrite", 0, "filename"),
+    ("polars.dataframe.frame", "DataFrame.write_csv", 1, "file"),
+    ("polars.dataframe.frame", "DataFrame.write_ipc", 1, "file"),
+    ("polars.dataframe.frame", "DataFrame.write_parquet", 1, "file"),
+    ("pyarrow.csv", "write_csv", 1, "output_file"),
+    ("pyarrow.feather", "write_feather", 1, "dest"),
+    ("pyarrow.parquet.core", "ParquetWriter.__init__", 1, "where"),
+    ("safetensors.numpy", "save_file", 1, "filename"),
+    ("safetensors.torch", "save_file", 1, "filename"),
+    ("tokenizers", "Tokenizer.save", 1, "path"),
+    ("torch.jit._script", "RecursiveScriptModule.save", 1, "f"),
+    ("torch.serialization", "save", 1, "f"),
+    ("torchvision.io.image", "write_file", 0, "filename"),
+)
 # How h5py opens a file, by its mode; the default is to read.
 _H5PY = {"w": "truncate", "r+": "update", "a": "update"}
 
@@ -50,7 +67,7 @@ class Files:
     """
 
     new_elsewhere = True  # outside of the copy new files may be made
-    why = "rankup fetch runs a copy, which by an absolute path changes nothing that is there"
+    why = "a copy of the script runs, which by an absolute path changes no file that is there"
 
     def __init__(
         self,
@@ -81,6 +98,7 @@ class Files:
             "os.chdir": self._entered,
             "os.truncate": lambda path, length: self.written(path, "update", creates=False),
             "os.chmod": lambda path, mode=0, fd=-1: self._changed(path, "chmod", fd),
+            "os.chown": lambda path, *rest: self._changed(path, "chmod"),
             "os.utime": lambda path, *rest: self._changed(path, "chmod"),
             "sqlite3.connect": self._database,
             "subprocess.Popen": self._popen,
@@ -220,23 +238,29 @@ class Files:
         return (os.path.realpath(path) + os.sep).startswith(self._copy)
 
     def _replace(self, link: str, *, whole: bool) -> None:
-        target = os.path.realpath(link)
+        """Put what a link stands for in its place; whoever reads it meanwhile finds one of them."""
+        target, new = os.path.realpath(link), f"{link}.rankup-{os.getpid()}.tmp"
         if os.path.isdir(target):
-            os.unlink(link)
-            os.mkdir(link)
+            os.mkdir(new)
             for name in os.listdir(target):
-                os.symlink(os.path.join(target, name), os.path.join(link, name))
+                os.symlink(os.path.join(target, name), os.path.join(new, name))
+            os.unlink(link)
+            os.rename(new, link)
         elif os.path.isfile(target):
             if whole and os.path.getsize(target) > _COPY_LIMIT:
-                self._refuse(target, "changing")
-            os.unlink(link)
+                why = f"a file of more than {_COPY_LIMIT >> 20} MiB is not copied to be changed"
+                self._refuse(target, "changing", why)
             if whole:
-                shutil.copyfile(target, link)
-                os.chmod(link, stat.S_IMODE(os.stat(target).st_mode) | stat.S_IWUSR)
+                shutil.copyfile(target, new)
+                os.chmod(new, stat.S_IMODE(os.stat(target).st_mode) | stat.S_IWUSR)
+                os.replace(new, link)
+            else:
+                os.unlink(link)
 
-    def _refuse(self, path: str, what: str) -> NoReturn:
-        self._journal.tell("refused", what=f"{what} {path}", path=path, where=self._journal.where())
-        raise PermissionError(errno.EACCES, self.why, path)
+    def _refuse(self, path: str, what: str, why: str = "") -> NoReturn:
+        why, where = why or self.why, self._journal.where()
+        self._journal.tell("refused", what=f"{what} {path}", path=path, why=why, where=where)
+        raise PermissionError(errno.EACCES, f"rankup: {why}", path)
 
     def _database(self, database: object) -> None:
         if not isinstance(database, str | bytes | os.PathLike):
@@ -271,7 +295,7 @@ class Files:
         # It may begin with secrets: `TOKEN=... program`.
         program = next((word for word in words if "=" not in word), "")
         self.start(program, [text])
-        self._hand(words, _text(folder), changes=">" in text)
+        self._hand(words, _text(folder), writes=">" in text)
 
     def _program(self, program: object, words: object, folder: object = None) -> None:
         given = [_text(word) for word in words] if isinstance(words, list | tuple) else []
@@ -284,14 +308,26 @@ class Files:
         where = self._journal.where()
         self._journal.tell("spawn", words=[os.path.basename(program), *urls], where=where)
 
-    def _hand(self, words: Sequence[str], folder: str, *, changes: bool = False) -> None:
-        """Give a program the copy's own files and folders where it is given links."""
-        changes = changes or not _CHANGE.isdisjoint(map(os.path.basename, words))
-        for word in ["", *words]:
+    def _hand(self, words: Sequence[str], folder: str, *, writes: bool = False) -> None:
+        """Give a program the copy's own files and folders where it is given links.
+
+        Raises:
+            PermissionError: it writes into files, and one of those is too large for a copy.
+        """
+        programs = {os.path.basename(word) for word in words}
+        writes = writes or not _WRITE.isdisjoint(programs)
+        values = [word.partition("=")[2] for word in words]  # --output=FILE
+        for word in ["", *words, *filter(None, values)]:
             named = _absolute(os.path.join(folder, word) or ".")
-            if named and os.path.lexists(named) and (changes or os.path.isdir(named)):
-                with suppress(OSError):
+            if named and os.path.lexists(named):
+                large = os.path.isfile(named) and os.path.getsize(named) > _COPY_LIMIT
+                if large and not writes and not ("cp" in programs and word == words[-1]):
+                    continue  # most likely it is read
+                try:
                     self._own(named, whole=True)
+                except OSError:
+                    if large:
+                        raise
 
 
 class _Made:
@@ -343,25 +379,32 @@ def writers(files: Files, hook: Hook) -> Changes:
         with hook.unwatched():
             files.written(path, how, new=new)
 
-    return {
-        "torch.serialization": [lambda module: _save(module, "save", written)],
-        "safetensors.torch": [lambda module: _save(module, "save_file", written)],
-        "safetensors.numpy": [lambda module: _save(module, "save_file", written)],
-        "h5py._hl.files": [lambda module: _h5py(module, written)],
-    }
+    saves: dict[str, list[Change]] = {}
+    for module, function, place, name in _SAVES:
+        saves.setdefault(module, []).append(partial(_save, function, place, name, written))
+    saves["h5py._hl.files"] = [lambda module: _h5py(module, written)]
+    return saves
 
 
-def _save(module: Any, name: str, written: Callable[..., None]) -> None:
-    original = getattr(module, name)
+def _save(function: str, place: int, name: str, written: Callable[..., None], module: Any) -> None:
+    """Tell of the file that a function writes before it does.
+
+    Args:
+        function: its name in the module, that of a method with its class.
+        place: of the path among its arguments, and `name` among its keywords.
+    """
+    above, _, last = function.rpartition(".")
+    owner = getattr(module, above) if above else module
+    original = getattr(owner, last)
 
     @wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
-        path = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
+        path = args[place] if len(args) > place else kwargs.get(name)
         if isinstance(path, str | os.PathLike):
             written(path, "truncate")
         return original(*args, **kwargs)
 
-    setattr(module, name, save)
+    setattr(owner, last, save)
 
 
 def _h5py(module: Any, written: Callable[..., None]) -> None:

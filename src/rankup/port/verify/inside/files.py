@@ -31,7 +31,7 @@ class Files(files.Files):
     """
 
     new_elsewhere = False
-    why = "rankup verify lets a script write only below its own folder"
+    why = "verify lets a script write only below its own folder"
 
     def __init__(self, folder: str, temporary: str, state: str, journal: Journal) -> None:
         super().__init__(journal, folder, (temporary, state), (), temporary)
