@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from ..base.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailed, UserError
@@ -32,8 +33,19 @@ def main() -> None:
         sys.exit(EXIT_BAD_INPUT)
     # A full disk, a file without permission: the machine's no, not ours.
     except (RunFailed, OSError) as error:
+        if isinstance(error, FileNotFoundError) and not _is_folder_there():
+            _say_error(UserError("the folder you are in is no longer there; cd to one that is"))
+            sys.exit(EXIT_BAD_INPUT)
         _say_error(error)
         sys.exit(EXIT_FAILED)
+
+
+def _is_folder_there() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _say_error(error: Exception) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -216,15 +217,48 @@ def test_a_path_that_is_none_is_bad_input(rankup_here: RunRankup) -> None:
     assert "SCRIPT" in done.stderr
 
 
-def test_a_folder_that_is_gone_is_bad_input(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["doctor", "env create", "fetch train.py", "fetch"])
+def test_a_folder_that_is_gone_is_bad_input(tmp_path: Path, verb: str) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
-    words = ["sh", "-c", 'rmdir "$0" && exec "$1" -m rankup doctor', str(folder), sys.executable]
+    start = f'rmdir "$0" && exec "$1" -m rankup {verb}'
+    words = ["sh", "-c", start, str(folder), sys.executable]
     done = subprocess.run(
         words, cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "the folder you are in is no longer there" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_ended_before_its_time_it_leaves_no_process(
+    slurm: FakeSlurm, tmp_path: Path, number: int
+) -> None:
+    pid = tmp_path / "pid"
+    (tmp_path / "fake-slurm" / "bin" / "sinfo").write_text(
+        f"#!/bin/bash\necho $$ > {shlex.quote(str(pid))}.new; mv {shlex.quote(str(pid))}.new "
+        f"{shlex.quote(str(pid))}; exec sleep 600\n"
+    )
+    # Its own limit is none here, however long a busy machine takes to start it.
+    start = (
+        "import rankup.login.doctor.command as it; it.examine.__defaults__ = (600.0,); "
+        "import rankup.cli; rankup.cli.main()"
+    )
+    running = subprocess.Popen(
+        [sys.executable, "-c", start, "doctor"],
+        cwd=tmp_path,
+        env={**os.environ, **clean_environment(**slurm.environment)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    end = time.monotonic() + 120
+    while not pid.exists():
+        assert time.monotonic() < end, "sinfo was not asked"
+        time.sleep(0.02)
+    running.send_signal(number)
+    assert running.wait(120) == 128 + number
+    assert gone(int(pid.read_text())), "a process was left behind"
 
 
 def test_a_broken_rankup_toml_is_a_finding(rankup_here: RunRankup, tmp_path: Path) -> None:

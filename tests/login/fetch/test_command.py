@@ -92,6 +92,16 @@ def test_what_is_wrong_is_said_before_anything_is_done(
     assert stage.web.requests() == []
 
 
+def test_two_urls_never_become_one_file(stage: Stage) -> None:
+    """However the file is written: the second would be said to be there, and is another one."""
+    one, two = stage.web.put("/a.bin", DATA), stage.web.put("/b.bin", DATA[:10])
+    for other in ("x", "./x", str(stage.project / "x")):
+        done = _fetch(stage, "--url", one, "--to", "x", "--url", two, "--to", other)
+        assert done.returncode == 2, done.stderr
+        assert f"{one} and {two} would both be {stage.project}" in done.stderr
+    assert stage.web.requests() == []
+
+
 def test_rankup_toml_lists_what_a_project_needs(stage: Stage) -> None:
     url = stage.web.put("/a.bin", DATA)
     (stage.project / "rankup.toml").write_text(

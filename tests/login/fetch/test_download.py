@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from rankup.base.lock import Pace
 from rankup.login.fetch.download import Downloaded, Patience, download
 from rankup.login.fetch.result import FetchFailed
 
-from ..web import Web
+from ..web import Answer, Web
 
 DATA = bytes(range(256)) * 4000
 SUM = hashlib.sha256(DATA).hexdigest()
@@ -168,13 +169,48 @@ def test_without_a_word_for_the_version_only_a_checksum_lets_it_be_gone_on_with(
         assert web.requests("/a.bin")[1].headers.get("range") == wanted
 
 
-def test_what_is_kept_of_another_url_or_damaged_is_not_used(web: Web, tmp_path: Path) -> None:
-    target = tmp_path / "a.bin"
+@pytest.mark.parametrize(
+    "note",
+    [
+        '{"url": "http://other/", "version": {"etag": "a", "modified": "", "total": null}}',
+        '{"url": "URL", "total": null}',
+        '{"url": "URL", "version": {"etag": 5, "modified": 5, "total": null}}',
+        '{"url": "URL", "version": {"etag": "\u00e9", "modified": "", "total": null}}',
+        '{"url": "URL", "version": {"etag": "a\\r\\nX: y", "modified": "", "total": null}}',
+        "[" * 20_000,
+        "null",
+    ],
+)
+def test_what_is_kept_of_another_url_or_damaged_is_not_used(
+    web: Web, tmp_path: Path, note: str
+) -> None:
+    """In a shared cache another user may have written it."""
+    target, url = tmp_path / "a.bin", web.put("/a.bin", DATA)
     (tmp_path / "a.bin.part").write_bytes(b"x" * 1000)
-    (tmp_path / "a.bin.part.json").write_text('{"url": "http://other/", "total": null}')
-    _get(web.put("/a.bin", DATA), target)
+    (tmp_path / "a.bin.part.json").write_text(note.replace("URL", url))
+    _get(url, target)
     assert target.read_bytes() == DATA
     assert web.requests("/a.bin")[0].headers.get("range") is None
+
+
+def test_one_that_is_interrupted_does_not_go_on_reading_what_is_kept(
+    web: Web, tmp_path: Path
+) -> None:
+    """Ctrl-C would wait for it: here for hundreds of gigabytes, which are a hole in a file."""
+    kept, rest = 300 << 30, b"x" * (6 << 20)
+    place = f"bytes {kept}-{kept + len(rest) - 1}/{kept + len(rest)}"
+    headers = {"Content-Range": place, "ETag": '"a"'}
+    web.otherwise(lambda asked: Answer(rest, 206, headers, cut=5 << 20, ranges=False))
+    (tmp_path / "a.bin.part").touch()
+    os.truncate(tmp_path / "a.bin.part", kept)
+    version = {"etag": '"a"', "modified": "", "total": kept + len(rest)}
+    note = json.dumps({"url": web.url("/a.bin"), "version": version})
+    (tmp_path / "a.bin.part.json").write_text(note)
+    before = set(threading.enumerate())
+    with pytest.raises(FetchFailed, match=f"cut after {kept + (5 << 20)} of"):
+        download(web.url("/a.bin"), tmp_path / "a.bin", patience=Patience(pauses=()))
+    here = {one for one in threading.enumerate() if one.name.startswith("ThreadPoolExecutor")}
+    assert here <= before
 
 
 def test_one_that_ended_just_before_the_rename_asks_for_nothing(web: Web, tmp_path: Path) -> None:
@@ -281,9 +317,18 @@ def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("all_proxy", "foo://me:hunter2@proxy:1")
-    with pytest.raises(FetchFailed, match=r"the proxy of the environment: .*foo://") as caught:
+    with pytest.raises(FetchFailed, match=r"a proxy of the environment .*foo://") as caught:
         _get("http://data.example.org/a.bin", tmp_path / "a.bin")
     assert "hunter2" not in str(caught.value)
+
+
+def test_exceptions_of_a_proxy_that_cannot_be_read_are_named(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "fe80::/10")
+    monkeypatch.setenv("http_proxy", web.url())
+    with pytest.raises(FetchFailed, match=r"a proxy of the environment .*NO_PROXY"):
+        _get(web.put("/a.bin", DATA), tmp_path / "a.bin")
 
 
 def test_no_room_is_said_before_anything_comes(
@@ -403,6 +448,13 @@ def test_a_redirect_to_no_url_is_an_answer(web: Web, tmp_path: Path, to: str) ->
         _get(web.url("/a"), tmp_path / "a")
 
 
+def test_a_host_that_no_domain_can_have_is_named(web: Web, tmp_path: Path) -> None:
+    web.put("/a", redirect="http://xn--/")
+    for url in (web.url("/a"), "http://xn--/"):
+        with pytest.raises(FetchFailed, match=f"{url}, or where it leads to, is no usable URL"):
+            _get(url, tmp_path / "a")
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -411,6 +463,7 @@ def test_a_redirect_to_no_url_is_an_answer(web: Web, tmp_path: Path, to: str) ->
         (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata", "cut after 4 bytes"),
         (b"204 No Content\r\n\r\n", "HTTP status 204"),
         (b"206 Part\r\nContent-Range: bytes 7-9/10\r\n\r\ntail", "of another version"),
+        (b"206 Part\r\nContent-Range: bytes 7-9/5\r\n\r\ntail", "of another version"),
         (b"206 Part\r\n\r\ndata", "of another version"),
     ],
 )

@@ -38,7 +38,6 @@ def test_the_limits_of_a_run_are_read_as_people_write_them() -> None:
         ({"urls": ("https://h:port/a",)}, "names a host"),
         ({"urls": ("https://h/\x1b[2J",)}, "names a host"),
         ({"urls": (URL,), "to": (".",)}, "is a folder; name the file: --to a.tgz"),
-        ({"urls": (URL, URL + "2"), "to": ("a", "a")}, "stands there twice"),
         ({"no_run": True}, "--no-run needs a script"),
         ({"only_proof": True}, "--only-proof needs a script"),
         ({"script": "none.py"}, "no script 'none.py' in"),

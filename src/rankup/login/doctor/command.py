@@ -15,6 +15,7 @@ from ...base import findings
 from ...base.errors import UserError
 from ...base.files import user_path
 from ...base.findings import Finding, Level
+from ...base.signals import ended_as_an_exception
 from ...base.text import clean
 from ...slurm.client import Client
 from ..question import Answer, Question, question, warning
@@ -106,7 +107,8 @@ def show(
         UserError: SCRIPT is no usable path.
     """
     began = time.monotonic()
-    found = examine(script, args, ranks=ranks)
+    with ended_as_an_exception():  # so that also then no process is left
+        found = examine(script, args, ranks=ranks)
     if as_json:
         print(findings.as_json(found))
     else:

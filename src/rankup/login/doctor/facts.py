@@ -150,9 +150,6 @@ class Facts(Readings):
         deadline: a little ahead of that of the answers, so that one can still say what was late.
         script: a script to look at, with its arguments.
         ranks: finds what `rankup check` finds, which is a floor above.
-
-    Raises:
-        UserError: the folder that this runs in is gone.
     """
 
     def __init__(
@@ -170,7 +167,7 @@ class Facts(Readings):
         self.script = script or Path()
         self.args = args
         self.ranks = ranks
-        self.here = _here()
+        self.here = Path.cwd()
         self.home = Path.home()
         self.config, self.problem = configuration.for_views(self.here)
         self.project = self.config.project(self.here)
@@ -419,13 +416,6 @@ def _torch(folder: str) -> Torch | None:
     rocm = said.get("hip") or said.get("rocm")
     built_for = f"CUDA {said['cuda']}" if "cuda" in said else f"ROCm {rocm}" if rocm else "CPUs"
     return Torch(Path(folder), said.get("__version__", ""), built_for)
-
-
-def _here() -> Path:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        raise UserError("the folder you are in is no longer there; cd to one that is") from None
 
 
 def _some_nodes(client: Client, partition: str | None) -> list[str]:

@@ -94,7 +94,8 @@ class _Run:
             self.fail(thing.key, _with_hint(str(failure), os.environ))
             return
         except OSError as error:
-            self.fail(thing.key, f"{thing.key}: {error}")
+            where = f"{error.filename}: " if error.filename else ""
+            self.fail(thing.key, f"{thing.key}: {where}{error.strerror or error}")
             return
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         done = Record(

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -96,16 +96,17 @@ def download(
         if (found := _present(target, sha256, replace)) is not None:
             return found
         part = _Part(target, url, trusted=bool(sha256), held=held)
-        with progress.shown(name or target.name) as show:
-            _complete(part, url, authorization, patience, show)
-            came = part.digest()
-        if sha256 and came != sha256:
-            part.remove()
-            raise FetchFailed(
-                f"{public(url)}: wrong checksum: the sha256 of what came is {came}, "
-                f"{sha256} was asked for; it is removed"
-            )
-        part.finish(target)
+        with closing(part):
+            with progress.shown(name or target.name) as show:
+                _complete(part, url, authorization, patience, show)
+                came = part.digest()
+            if sha256 and came != sha256:
+                part.remove()
+                raise FetchFailed(
+                    f"{public(url)}: wrong checksum: the sha256 of what came is {came}, "
+                    f"{sha256} was asked for; it is removed"
+                )
+            part.finish(target)
     return Downloaded(target, part.size, came, fresh=True)
 
 
@@ -156,17 +157,20 @@ class _Part:
 
     def __init__(self, target: Path, url: str, trusted: bool, held: lock.Held) -> None:
         # Hashes what is written, beside the download: hashlib leaves the other threads alone.
-        self._thread = ThreadPoolExecutor(1)
+        self._thread, self._closed = ThreadPoolExecutor(1), False
         self.path = target.with_name(f"{target.name}.part")
         self._note = target.with_name(f"{target.name}.part.json")
         self._identity, self._trusted, self._held = identity(url), trusted, held
         self.size, self.version, self._refused = 0, Version(), False
         self._sha256, self._hashed, self._to_hash = hashlib.sha256(), 0, 0
         self._make_ours()
-        with suppress(OSError, ValueError, TypeError, KeyError):
+        # Another user may have written it: what is no note of ours is as good as none.
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             note = json.loads(self._note.read_text(encoding="utf-8"))
             version, size = Version(**note["version"]), self.path.stat().st_size
-            if note["url"] == self._identity and size <= (version.total or size):
+            words = "".join((version.etag, version.modified))
+            sound = words.isascii() and words.isprintable() and note["url"] == self._identity
+            if sound and size <= (version.total or size):
                 self.size, self.version = size, version
 
     @property
@@ -222,7 +226,7 @@ class _Part:
     def _hash(self, size: int) -> str:
         with self.path.open("rb") as file:
             file.seek(self._hashed)
-            while block := file.read(min(_BLOCK, size - self._hashed)):
+            while not self._closed and (block := file.read(min(_BLOCK, size - self._hashed))):
                 self._sha256.update(block)
                 self._hashed += len(block)
         return self._sha256.hexdigest()
@@ -234,6 +238,11 @@ class _Part:
         self._thread.submit(int).result()  # it is done with the bytes that were there
         self.size, self.version = 0, Version()
         self._sha256, self._hashed, self._to_hash = hashlib.sha256(), 0, 0
+
+    def close(self) -> None:
+        """End the thread, whatever it has left to hash: Ctrl-C would wait for it."""
+        self._closed = True
+        self._thread.shutdown(cancel_futures=True)
 
     def finish(self, target: Path) -> None:
         """Give the file its name, for good."""

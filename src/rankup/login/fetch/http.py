@@ -123,7 +123,7 @@ def ask(
             extensions = {"trace": _header_limit(timeout.read or 60.0)}
             request = client.build_request("GET", url, headers=headers, extensions=extensions)
             response = _send(client, request)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise _unreachable(error, url) from None
         try:
             yield _reply(response, start, version, url)
@@ -137,8 +137,10 @@ def _client(timeout: httpx.Timeout) -> httpx.Client:
     hooks = {"response": [_check_redirect]}
     try:
         return httpx.Client(verify=trust, timeout=timeout, event_hooks=hooks)
-    except (ImportError, ValueError) as error:
-        raise FetchFailed(f"the proxy of the environment: {cleaned(str(error))}") from None
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise FetchFailed(
+            f"a proxy of the environment (HTTPS_PROXY, NO_PROXY, ...): {cleaned(str(error))}"
+        ) from None
 
 
 def _send(client: httpx.Client, request: httpx.Request) -> httpx.Response:
@@ -249,11 +251,12 @@ def _refused(response: httpx.Response, url: str) -> Exception:
 
 def _unreachable(error: Exception, url: str) -> Exception:
     shown, host = public(url), urlsplit(public(url)).netloc
+    said = cleaned(str(error))[:80]
     cause: BaseException | None = error
     while not isinstance(cause, OSError | None):
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, httpx.InvalidURL):
-        return FetchFailed(f"{shown} is no usable URL: {error}")
+    if isinstance(error, httpx.InvalidURL | UnicodeError):
+        return FetchFailed(f"{shown}, or where it leads to, is no usable URL: {error}")
     if isinstance(cause, ssl.SSLCertVerificationError):
         return FetchFailed(
             f"{shown}: the certificate of {host} is not valid here "
@@ -264,16 +267,19 @@ def _unreachable(error: Exception, url: str) -> Exception:
     if isinstance(error, httpx.ConnectTimeout):
         return Unreached(f"{host} does not answer; no network here, or a firewall?")
     if isinstance(error, httpx.TimeoutException | httpx.RemoteProtocolError):
-        return Broken(f"{host} does not answer, or not as a web server ({str(error)[:80]})")
-    reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)[:80]
-    return Broken(f"no connection to {host} ({cleaned(reason)})")
+        return Broken(f"{host} does not answer, or not as a web server ({said})")
+    reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else said
+    return Broken(f"no connection to {host} ({reason})")
 
 
 def _range(text: str) -> tuple[int, int | None]:
     match = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", text.strip())
     if match is None:
         raise Changed
-    return int(match[1]), _number(match[2])
+    begin, total = int(match[1]), _number(match[2])
+    if total is not None and begin > total:
+        raise Changed
+    return begin, total
 
 
 def _number(text: str) -> int | None:

@@ -85,13 +85,11 @@ class Request:
         self._check_script()
 
     def _check_places(self) -> None:
-        for number, (text, url) in enumerate(zip(self.to, self.urls, strict=False)):
+        for text, url in zip(self.to, self.urls, strict=False):
             path = user_path(text, "--to")
             if path.is_dir() or text.endswith("/"):
                 name = address.place(url, Path()).name
                 raise UserError(f"--to {text} is a folder; name the file: --to {path / name}")
-            if text in self.to[:number]:
-                raise UserError(f"--to {text} stands there twice; two files cannot be one")
 
     def _check_script(self) -> None:
         for option, given in (("--no-run", self.no_run), ("--only-proof", self.only_proof)):

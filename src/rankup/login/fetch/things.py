@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from ...base.errors import UserError
 from ...base.files import user_path
 from ...base.text import say
-from ...base.urls import public
+from ...base.urls import identity, public
 from ...site.caches import Caches
 from ...site.needs import Needs, Url
 from ..record import Item, Record, key_of_url
@@ -88,13 +90,23 @@ def things(needs: Needs, caches: Caches) -> list[Thing]:
     """Return all of them but the scripts, in the order of data sets, models, files.
 
     Raises:
-        UserError: a name is none, or the libraries that fetch it are not installed.
+        UserError: a name is none, the libraries that fetch it are not installed, or two files would
+            become one.
     """
     found = [_dataset(text, caches) for text in dict.fromkeys(needs.datasets)]
     found += [
         _on_hub(text, hub.parse(text, "model"), caches) for text in dict.fromkeys(needs.models)
     ]
-    found += [_url(url, caches) for url in dict.fromkeys(needs.urls)]
+    targets: dict[str, Url] = {}
+    for url in dict.fromkeys(needs.urls):
+        target = url.to or address.place(url.url, caches.own / "files")
+        other = targets.setdefault(os.path.realpath(target), url)
+        if identity(other.url) != identity(url.url):
+            raise UserError(
+                f"{public(other.url)} and {public(url.url)} would both be {target}; two files "
+                "cannot be one: give each its own (--to)"
+            )
+        found.append(_url(url, target))
     return found
 
 
@@ -118,9 +130,7 @@ def _on_hub(text: str, name: Name, caches: Caches, texts: str | None = None) -> 
     return Thing(f"{name.kind}:{text}", place, lambda _: hub.fetch(name, caches, folder))
 
 
-def _url(url: Url, caches: Caches) -> Thing:
-    target = url.to or address.place(url.url, caches.own / "files")
-
+def _url(url: Url, target: Path) -> Thing:
     def get(earlier: Record | None) -> FetchResult:
         from .download import download  # httpx takes a tenth of a second
 
