@@ -116,7 +116,6 @@ def _rehearsed(script: Script, file: File) -> dict[str, dict[ast.AST, str]]:
         context.sharded |= {one.node for one in additive}
     context.fix = _LOSS
     training_numbers(context)
-    context.fix = _DECISION
     broadcast_decisions(context)
     return context.found
 
