@@ -565,3 +565,15 @@ def test_what_is_printed_at_import_is_printed_by_rank_0_alone(tmp_path: Path) ->
     )
     lines = port(_script(tmp_path, text)).text.splitlines()
     assert lines.index("    rankup.quiet()") < lines.index("print('names')")
+
+
+def test_a_folder_whose_making_must_not_fail_may_be_there(tmp_path: Path) -> None:
+    made = "import os, sys\n" + SCRIPT.replace(
+        "net = ",
+        "try:\n    if not os.path.exists('out'):\n        os.makedirs('out')\n"
+        "except OSError:\n    HANDLED\n\nnet = ",
+        1,
+    )
+    for handled, changed in (("sys.exit(1)", True), ("pass", False)):
+        text = port(_script(tmp_path, made.replace("HANDLED", handled))).text
+        assert ("os.makedirs('out', exist_ok=True)" in text) is changed

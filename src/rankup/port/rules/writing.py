@@ -218,7 +218,20 @@ def _makes_folder(file: File, call: ast.Call) -> bool:
     if dotted not in ("os.mkdir", "os.makedirs") and not of_path:
         return False
     given = argument(call, "exist_ok", 2)
-    return (given is None or literal(given) is False) and not caught(file, call)
+    fails = not caught(file, call) or _ends_the_script(file, call)
+    return (given is None or literal(given) is False) and fails
+
+
+def _ends_the_script(file: File, call: ast.Call) -> bool:
+    """True where a folder is made if it is not there, and the script ends if that fails."""
+    above = list(file.names.up(call))
+    asks = [one for one in above if isinstance(one, ast.If) and "exists" in file.code(one.test)]
+    tries = [one for one in above if isinstance(one, ast.Try)]
+    return bool(asks) and any(
+        isinstance(node, ast.Raise)
+        or (isinstance(node, ast.Call) and call_name(node) in ("exit", "_exit", "quit"))
+        for node in walk(*tries[0].handlers)
+    )
 
 
 def changes_files(file: File, call: ast.Call) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -135,8 +136,11 @@ def shorten_samplers(data: Any, most: int, *, in_order: bool) -> None:
         return [int(place) for place in torch.randperm(length, generator=generator)]
 
     def numbers(sampler: Any) -> Iterator[int]:
-        size = len(sampler.data_source)
-        return (place % size for place in order(sampler, sampler.num_samples))
+        size, most = len(sampler.data_source), sampler.num_samples
+        if in_order or most <= size:
+            return (place % size for place in order(sampler, most))
+        passes = (order(sampler, size) for _ in range(0, most, size))
+        return islice(chain.from_iterable(passes), most)
 
     def subset(sampler: Any) -> Iterator[int]:
         places = order(sampler, len(sampler))
