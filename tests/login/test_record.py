@@ -26,6 +26,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert (tmp_path / ".rankup" / ".gitignore").read_text() == "*\n"
 
 
+def test_names_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
+    name = os.fsdecode(b"tr\xff.py")
+    wanted = _record(tmp_path / name, record.script_key(tmp_path / name, ()))
+    record.write(tmp_path, wanted)
+    assert record.find(tmp_path, wanted.key) == wanted
+
+
 def test_torn_and_foreign_files_are_no_records(tmp_path: Path) -> None:
     path = record.write(tmp_path, _record(tmp_path))
     text = path.read_text()

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.port.check import SYNTAX, check, check_python
+from rankup.port.check import SYNTAX, check, check_python, split
 from rankup.port.formats import formatted
+from rankup.port.rewrite.ported import port
 from rankup.script.source import from_bytes
 from tests.conftest import RunRankup
 
@@ -355,3 +356,41 @@ def test_a_model_wrapped_behind_its_training() -> None:
     # In a loop around both the next round may train it.
     body = "".join(f"    {line}\n" for line in late.splitlines())
     assert "RK106" not in codes("for fold in range(3):\n" + body)
+
+
+def test_check_and_port_agree() -> None:
+    """What port changes by a rule, check has found at the same line."""
+    changed = 0
+    for path in sorted(CASES.glob("*.in.py")):
+        rules = {(note.fix, note.line) for note in port(path).done if note.fix.startswith("RK")}
+        rules = {one for one in rules if one[0] != "RK101"}  # of the whole file
+        changed += len(rules)
+        found = {(one.code, split(one.place)[1]) for one in check([path])}
+        assert rules <= found, path.name
+    assert changed > 100
+
+
+def test_a_sum_that_is_divided_by_the_number_of_samples_is_no_summed_loss() -> None:
+    loop = "model = Net()\nfor x, y in loader:\n    loss = {}\n    loss.backward()\n"
+    head = "import torch\nimport torch.nn.functional as F\n"
+    summed = 'F.mse_loss(model(x), y, reduction="sum")'
+    assert "RK123" in codes(head + loop.format(summed))
+    assert "RK123" not in codes(head + loop.format(f"{summed}.div(x.size(0))"))
+    assert "RK123" not in codes(head + loop.format(f"{summed} / x.size(0)"))
+
+
+def test_a_loader_that_is_only_evaluated_on_is_not_trained_on() -> None:
+    text = """\
+import torch
+from itertools import cycle
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(2, 2)
+loader = rankup.shard(cycle(DataLoader(data, batch_size=8)))
+held = cycle(DataLoader(valid, batch_size=8))
+for step in range(20):
+    model(next(loader)).mean().backward()
+    if step % 5 == 0:
+        print(model(next(held)).mean().item())
+"""
+    assert "RK111" not in codes("import rankup\n" + text)
+    assert "RK111" in codes(text.replace("rankup.shard", ""))

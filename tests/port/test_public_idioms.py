@@ -67,6 +67,16 @@ def test_a_sum_that_is_divided_by_the_batch_under_its_own_name_is_a_mean(tmp_pat
     assert "rankup.wrap(net)" in ported.text
 
 
+def test_a_penalty_that_is_added_to_a_sum_under_its_own_name_is_refused(tmp_path: Path) -> None:
+    """The gradient of the sum is added up over the ranks, and the penalty's must not be."""
+    made = "loss = net(x).sum()\n    loss += sum((p**2).sum() for p in net.parameters())"
+    step = STEP.replace("loss = net(x).mean()", made)
+    assert step != STEP
+    loop = "for x in DataLoader(torch.randn(8, 2), batch_size=4):\n" + step
+    with pytest.raises(UserError, match="adds up over the samples in one part and not in another"):
+        _ported(tmp_path, HEAD + MADE + loop)
+
+
 KEEPS = """import torch
 
 def keep(state, path="net.pt"):

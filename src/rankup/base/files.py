@@ -109,7 +109,9 @@ def no_space(error: OSError) -> bool:
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     """`write_atomic` of a JSON document."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", private=private)
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # What is no UTF-8 in the name of a file becomes an escape of JSON.
+    write_atomic(path, text.encode(errors="backslashreplace"), private=private)
 
 
 def fsync_directory(path: Path) -> None:

@@ -158,7 +158,7 @@ def write(project: Path, record: Record) -> Path:
     ignore = folder.parent / ".gitignore"
     if not ignore.exists():
         write_atomic(ignore, "*\n")
-    path = folder / f"{hashlib.sha256(record.key.encode()).hexdigest()[:16]}.json"
+    path = folder / f"{hashlib.sha256(os.fsencode(record.key)).hexdigest()[:16]}.json"
     write_json(path, asdict(record))
     return path
 

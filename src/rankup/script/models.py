@@ -19,29 +19,7 @@ _NOT_LOADERS = words("builtins.range builtins.open builtins.dict os.listdir")
 
 def role(kind: RoleKind, origin: Origin, confidence: float) -> Role:
     """The role of what a value is made by."""
-    target = _target(origin.file, origin.node)
-    name = origin.file.code(target).strip() if target is not None else _own_name(origin)
-    return Role(origin.file, origin.node, kind, name, confidence)
-
-
-def _own_name(origin: Origin) -> str:
-    if isinstance(origin.node, ast.arg):
-        return origin.node.arg
-    if isinstance(origin.node, (ast.Name, ast.Attribute)):
-        return origin.file.code(origin.node)
-    return ""
-
-
-def _target(file: File, node: ast.AST) -> ast.AST | None:
-    """The target that an expression, or a call around it, is assigned to."""
-    for at in file.names.up(node):
-        if isinstance(at, ast.Assign):
-            return at.targets[0]
-        if isinstance(at, (ast.AnnAssign, ast.NamedExpr)):
-            return at.target
-        if isinstance(at, (ast.stmt, ast.Lambda)):
-            return None
-    return None
+    return Role(origin.file, origin.node, kind, confidence)
 
 
 def unique(roles: Iterable[Role]) -> tuple[Role, ...]:

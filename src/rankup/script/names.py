@@ -77,6 +77,7 @@ class Names:
         self._bound: dict[Scope, _Bound] = {tree: _Bound()}
         self._attributes: dict[ast.ClassDef, dict[str, list[Binding]]] = {}
         self._by_type: dict[type, list[ast.AST]] = {}
+        self._dotted: dict[ast.AST, str] = {}
         self._walk()
 
     def all(self, kind: type[N]) -> list[N]:
@@ -156,6 +157,13 @@ class Names:
 
         Empty where it is neither of an imported module nor a builtin.
         """
+        if self.stars or not isinstance(node, ast.Attribute | ast.Name):  # they may get others
+            return self._find_dotted(node)
+        if node not in self._dotted:
+            self._dotted[node] = self._find_dotted(node)
+        return self._dotted[node]
+
+    def _find_dotted(self, node: ast.AST) -> str:
         if isinstance(node, ast.Attribute):
             base = self.dotted(node.value)
             return f"{base}.{node.attr}" if base else ""

@@ -36,18 +36,11 @@ class Role(_Placed):
         file: the file in which it is made: the script or a module of its folder.
         node: the expression that makes it: a call in most cases; an ast.arg or a name
             where its making cannot be seen.
-        name: what it is called where it is made; empty without a name.
         confidence: 1.0 is certain, below 0.5 a guess.
     """
 
     kind: RoleKind
-    name: str
     confidence: float
-
-    @property
-    def dotted(self) -> str:
-        """Dotted name of the call that makes it (`torch.optim.Adam`), if it is a library's."""
-        return self.file.names.called(self.node) if isinstance(self.node, ast.Call) else ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -106,6 +106,7 @@ def test_on_slurm_without_its_controller(rankup_here: RunRankup, slurm: FakeSlur
     assert done.returncode == 1
     [silent] = of(found(done), "RK505")
     assert "does not answer" in silent["message"]
+    assert "does not say its name" in of(found(done), "RK501")[0]["message"]
 
 
 def test_a_command_of_slurm_that_hangs_holds_up_nothing(

@@ -196,6 +196,9 @@ def test_a_source_tree_is_built_when_it_has_changed(world: World, tmp_path: Path
     shutil.copytree(world.source / "rankup", tree / "src" / "rankup")
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(index.CHECKOUT / name, tree)
+    compiled = tree / "src" / "rankup" / "__pycache__" / "x.pyc"
+    compiled.parent.mkdir(exist_ok=True)
+    compiled.touch()
     before = sorted(tree.rglob("*"))
     # With the setuptools of the tests: there is no index here.
     world.variables["PIP_NO_BUILD_ISOLATION"] = "0"
@@ -208,6 +211,8 @@ def test_a_source_tree_is_built_when_it_has_changed(world: World, tmp_path: Path
         return wheel.stat().st_ino, wheel.read_bytes()
 
     first = built()
+    assert built() == first
+    compiled.touch()
     assert built() == first
     (tree / "src" / "rankup" / "py.typed").touch()
     again = built()

@@ -52,6 +52,20 @@ def test_a_file_is_fetched_recorded_and_found_again(stage: Stage) -> None:
     assert record.read(stage.project)[0].items == found.items  # with the checksum of then
 
 
+def test_a_file_of_ones_own_in_the_place_is_taken_and_that_is_said(stage: Stage) -> None:
+    url = stage.web.put("/a.bin", DATA)
+    (stage.project / "x").write_text("mine")
+    done = _fetch(stage, "--url", url, "--to", "x")
+    assert done.returncode == 0
+    assert "was there already, and is taken as it is" in done.stdout
+    assert (stage.project / "x").read_text() == "mine"
+    (stage.project / "x").unlink()
+    for _ in range(2):  # it comes, and is known by its checksum from then on
+        done = _fetch(stage, "--url", url, "--to", "x")
+        assert "already" not in done.stdout
+    assert (stage.project / "x").read_bytes() == DATA
+
+
 def test_what_fails_does_not_stop_the_rest(stage: Stage) -> None:
     good, bad = stage.web.put("/good", DATA), stage.web.put("/bad", status=404)
     words = ("--url", bad, "--url", good, "--url", bad + "2", "--to", "a", "--to", "d/b")

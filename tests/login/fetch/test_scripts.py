@@ -349,6 +349,28 @@ def test_what_a_script_makes_of_what_came_moves_in_where_it_needs_that(
     assert {item.name for item in got.record.needed} == {"x.bin", "y.bin"} if got.record else False
 
 
+@pytest.mark.slow
+def test_what_a_script_removes_and_downloads_anew_stays_and_is_named(
+    stage: Stage, web: Web
+) -> None:
+    url = web.put("/train.bin", SAMPLES)
+    (stage.project / "train.bin").write_bytes(b"broken")
+    script = stage.project / "train.py"
+    script.write_text(
+        "import os, torch, urllib.request\n"
+        "path = os.path.join(os.environ['PWD'], 'train.bin')\n"
+        "if os.path.getsize(path) < 8:\n"
+        "    os.remove(path)\n"
+        f"    urllib.request.urlretrieve({url!r}, path)\n"
+        "torch.nn.Linear(4, 2)(torch.ones(1, 4)).sum().backward()\n"
+    )
+    got = stage.fetch(script)
+    assert got.code == 1, got.said
+    assert "train.bin was downloaded anew" in got.err
+    assert got.record is None or not got.record.items
+    assert (stage.project / "train.bin").read_bytes() == b"broken"
+
+
 def test_a_file_outside_of_the_project_is_not_overwritten_and_that_is_said(stage: Stage) -> None:
     results = stage.home / "results.csv"
     results.write_text("of last week")

@@ -44,6 +44,7 @@ _OLD_FILES = (
     "many/1.txt",
     "many/2.txt",
     "inner/deep/1.txt",
+    "lib/own.txt",
 )
 _LARGE = ("large.bin", "downloaded.bin", "option.bin", "tokens.json", "table.parquet", "model.jit")
 _SCRIPT = """\
@@ -89,6 +90,9 @@ open("deep/1.txt", "w").write("new")
 os.chdir("..")
 open("../beside/new.txt", "w").write("new")
 open("../beside/old.txt", "a").write("more")
+
+# A module that PYTHONPATH names, by its absolute path in the project.
+import helper
 
 # Other programs.
 subprocess.run(["rm", "handed.txt"], check=True)
@@ -181,6 +185,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
         for name in _LARGE:
             (run.folder / name).write_bytes(OLD * 60_000)
         os.truncate(run.file("huge.bin"), 257 << 20)
+        write = "import pathlib\npathlib.Path(__file__).with_name('own.txt').write_text('new')\n"
+        run.file("lib/helper.py", write)
         (run.folder / "link.txt").symlink_to("behind-link.txt")
         (top / "beside").mkdir()
         (top / "beside" / "old.txt").write_bytes(OLD)
@@ -196,7 +202,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
                 _SCRIPT,
                 shadow=str(box.copy),
                 free=[str(outside / "cache")],
-                environment={"OUTSIDE": str(outside)},
+                environment={"OUTSIDE": str(outside), "PYTHONPATH": str(run.folder / "lib")},
             )
             assert done.code == 0, done.explain()
             assert not done.of("problem")
@@ -236,7 +242,7 @@ def test_what_is_changed_in_its_place_is_changed_in_the_copy(kept: Kept) -> None
 
 def test_folders_that_are_links_become_folders_of_the_copy(kept: Kept) -> None:
     assert (kept.copied("many/1.txt"), kept.copied("many/3.txt")) == (b"new", OLD)
-    assert kept.copied("inner/deep/1.txt") == b"new"
+    assert kept.copied("inner/deep/1.txt") == kept.copied("lib/own.txt") == b"new"
     assert kept.copied("../beside/old.txt") == OLD + b"more"
 
 

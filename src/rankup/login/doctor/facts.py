@@ -263,7 +263,7 @@ class Facts(Readings):
             return ""
 
         found = find_machine(self.config, self.environment, os.uname().nodename, cluster_name)
-        return replace(found, clue="Slurm is here, and does not answer") if silent else found
+        return replace(found, clue="Slurm is here, and does not say its name") if silent else found
 
     @reading
     def addresses(self) -> list[Address]:

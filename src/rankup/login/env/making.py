@@ -162,7 +162,9 @@ def _put_rankup(folder: Path) -> None:
     """
     source = _source()
     if isinstance(source, Path):
-        changed = max(one.stat().st_mtime for one in (source, *source.rglob("*")))
+        # What Python has compiled it writes at any first import.
+        files = [one for one in source.rglob("*") if "__pycache__" not in one.parts]
+        changed = max(one.stat().st_mtime for one in (source, *files))
         if any(one.stat().st_mtime > changed for one in _wheels(folder)):
             return
     elif any(one.name.startswith(f"rankup-{rankup.__version__}-") for one in _wheels(folder)):

@@ -43,7 +43,7 @@ def elsewhere(folder: Path, made: Mapping[str, str]) -> str:
     venv = folder / "venv"
     try:
         here = os.path.samefile(made.get("path", ""), venv)
-    except OSError:
+    except (OSError, ValueError):  # a null byte in it
         here = False
     if not here:
         return f"it was made as {made.get('path')}, and moved or copied here"

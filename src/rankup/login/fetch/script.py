@@ -204,10 +204,15 @@ class _Fetch:
             for path in new
             if path in needs or (path in links and os.path.dirname(path) in tops)
         ]
+        # What it removed before it downloaded that is still there.
+        again = {
+            path for path in needs.difference(new) if os.path.lexists(path) and done.box.holds(path)
+        }
+        files = [one for one in files if one.path not in again]
         self._problems += done.box.move_in(moving)
         for line in self._problems:
             say(line)
-        for path in came.renewed(done.events):
+        for path in sorted({*came.renewed(done.events), *again}):
             if path not in done.unfinished and done.box.holds(path):
                 say(
                     f"{path} was downloaded anew, since the script does not take what is there; "

@@ -248,6 +248,7 @@ def _watch(
         offline.silent(),
     )
     journal = box.journal
+    folder = box.inside(Path.cwd())
     place = ""
 
     def ask(pid: int) -> None:
@@ -262,14 +263,14 @@ def _watch(
 
     ended = watch(
         namespace.command([sys.executable, "-c", _CHILD], network=start.network != "none"),
-        {**own, **(start.offline or {})},
+        {**own, **(start.offline or {}), "PWD": str(folder)},
         start.limits,
         interrupt,
         mark=str(box.folder),
         look=look,
         stuck=ask,
         stdout=start.stdout,
-        folder=box.inside(Path.cwd()),
+        folder=folder,
     )
     return ended, journal.read_all(), place
 

@@ -136,8 +136,11 @@ def _url(url: Url, target: Path) -> Thing:
 
         done = download(url.url, target, sha256=url.sha256, replace=url.to is None)
         sha256 = done.sha256 or _known(earlier, done.path, done.bytes)
-        shown = public(url.url)
-        return FetchResult((Item(target.name, shown, str(target), done.bytes, 1, sha256),))
+        item = Item(target.name, public(url.url), str(target), done.bytes, 1, sha256)
+        # In the cache its place says which URL it is of; elsewhere it may be anything.
+        guessed = url.to is not None and not sha256
+        line = "was there already, and is taken as it is; remove it to fetch it, or give --sha256"
+        return FetchResult((item,), lines=(line,) if guessed else ())
 
     return Thing(key_of_url(url), target.parent, get)
 

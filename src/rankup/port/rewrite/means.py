@@ -216,6 +216,7 @@ class _Scope:
         inside = {one for one in script.above(node) if isinstance(one, ast.Assign | ast.AnnAssign)}
         bindings = [one for one in bindings if names.statement(one.target) not in inside]
         before = [one for one in bindings if script.span(one.target)[0] < at] or bindings
+        beside = False  # something that is no sum over the samples is added
         for one in sorted(before, key=lambda one: script.span(one.target)):
             statement = names.statement(one.target)
             grown = statement if isinstance(statement, ast.AugAssign) else None
@@ -225,9 +226,12 @@ class _Scope:
                 found = [Kind.MEAN if at in (Kind.SUM, Kind.MIXED) else at for at in found]
                 continue
             value = self._grown(grown) if grown is not None else self._bound(one)
+            if grown is not None and value is Kind.FIXED:
+                beside = beside or not constant(script, grown.value)
             if value is not None:
                 found.append(value)
-        return _either(found)
+        kind = _either(found)
+        return Kind.MIXED if beside and kind is Kind.SUM else kind
 
     def _divides(self, one: ast.AugAssign) -> bool:
         """True of `loss /= n` by a number of the batch."""

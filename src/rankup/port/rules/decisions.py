@@ -31,7 +31,8 @@ _RANK_0S = "rank 0's on every rank, since something is decided by it (rankup.bro
 
 
 def broadcast_decisions(context: Context) -> None:
-    """`rankup.broadcast(…)` around an evaluation's result where it is assigned."""
+    """`rankup.broadcast(…)` around an evaluation's result where it is assigned: RK122's fix."""
+    context.fix = "RK122"
     done: set[ast.AST] = set()
     for call in (*_evaluations(context), *_trainings(context)):
         _result(context, call, done)

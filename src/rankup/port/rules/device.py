@@ -243,7 +243,7 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
     """RK106: ranks that each train a model of their own."""
     if not script.runtimes & {"torch", "rankup", "course"} or not script.train_loops:
         return
-    around = wrapped(script)
+    around, index = wrapped(script), file.names
     known = {model.node for model in script.models}
     yield from _wrapped_too_late(file, script)
     if anywhere(script, "parallelize", "fully_shard", "parallelize_module", "replicate"):
@@ -256,9 +256,11 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
         if isinstance(file.names.parents.get(model.node), ast.Return):
             continue  # given back, and made elsewhere
         if model.file is file and model.node not in around and model.confidence >= 0.6:
+            made = index.statement(model.node)
+            name = file.code(made.targets[0]) if isinstance(made, ast.Assign) else "this model"
             yield Hit(
                 model.node,
-                f"{model.name or 'this model'} is trained, but not wrapped: the ranks' models part "
+                f"{name} is trained, but not wrapped: the ranks' models part "
                 "from the first step on",
                 "`model = rankup.wrap(model)` before the optimizer is made",
             )

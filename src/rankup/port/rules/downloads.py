@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from ...script.effects import Reached, asks_files, callee, fetched, leads_to, written
+from ...script.effects import Helper, Reached, asks_files, callee, fetched, leads_to, written
 from ...script.flow import call_name, given
 from ...script.names import Function, walk
 from ...script.roles import LoopNode, Script
@@ -40,9 +40,7 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
         hits = [*_constructed(script), *_prepared(script)]
         made = {hit.node for hit in hits}
         yield from hits
-    helpers = [one for one in script.helpers if not trains(script.file, script, one.call)]
-    inside = {call for one in helpers for _, call in _fetching(one.reached)}
-    at_calls = {one.call: one for one in helpers if any(_fetching(one.reached))}
+    at_calls, inside = _by_helpers(script)
     for call in file.names.all(ast.Call):
         helper, found = at_calls.get(call), fetched(file, call)
         if call in made or call in inside or (found is None and helper is None):
@@ -63,6 +61,19 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
                 "`rankup fetch SCRIPT` on the login node; rankup.rank0_first(…) for the rest",
                 partial(_fetched_first, call=call),
             )
+
+
+@lru_cache(maxsize=1)
+def _by_helpers(script: Script) -> tuple[dict[ast.AST, Helper], set[ast.AST]]:
+    """The script's calls of functions in other files that fetch, and what fetches there."""
+    at_calls: dict[ast.AST, Helper] = {}
+    inside: set[ast.AST] = set()
+    for one in script.helpers:
+        fetching = [call for _, call in _fetching(one.reached)]
+        if fetching and not trains(script.file, script, one.call):
+            at_calls[one.call] = one
+            inside |= set(fetching)
+    return at_calls, inside
 
 
 def _fetching(functions: Iterable[Reached]) -> Iterator[tuple[File, ast.Call]]:

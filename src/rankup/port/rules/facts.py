@@ -6,6 +6,7 @@ import ast
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from ...script.effects import callee, leads_to
 from ...script.flow import Origin, argument, call_name, given, literal, model_wrapper
@@ -45,6 +46,7 @@ def ported(script: Script) -> bool:
     return "rankup" in script.runtimes
 
 
+@lru_cache(maxsize=1)
 def single(script: Script) -> bool:
     """True of a script for one GPU: it joins no ranks, and calls nothing of rankup."""
     return not script.distributed and not any(
@@ -150,6 +152,7 @@ def sharded(script: Script, loop: Loop, loader: Role | None = None) -> bool:
     return False
 
 
+@lru_cache(maxsize=1)
 def wrapped(script: Script) -> dict[ast.AST, set[str]]:
     """The wrappers around each wrapped model, by the expression that makes it."""
     found: dict[ast.AST, set[str]] = {}
@@ -166,19 +169,26 @@ def wrapped(script: Script) -> dict[ast.AST, set[str]]:
 
 def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
     """True where running these nodes reaches a backward, here or in another file."""
-    if not script.train_loops:
-        return False
-    for call in calls_in(*nodes):
+    known = _trainers(script)
+    for call in calls_in(*nodes) if script.train_loops else ():
         if call_name(call) == "backward" and not file.names.called(call):
             return True
         found = callee(script.flow, file, call)
-        if found is not None and any(
-            call_name(one) == "backward"
-            for _, function in leads_to(script.flow, *found)
-            for one in calls_in(*function.body)
-        ):
+        if found is not None and found[1] not in known:
+            known[found[1]] = any(
+                call_name(one) == "backward"
+                for _, function in leads_to(script.flow, *found)
+                for one in calls_in(*function.body)
+            )
+        if found is not None and known[found[1]]:
             return True
     return False
+
+
+@lru_cache(maxsize=1)
+def _trainers(script: Script) -> dict[Function, bool]:
+    """The functions of a script that were asked about, with whether they lead to a backward."""
+    return {}
 
 
 def trained_here(file: File, script: Script, node: ast.AST) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 from typing import Literal
 
 from ...script.effects import callee, leads_to
@@ -98,6 +99,12 @@ def rank0_first(file: File, script: Script, node: ast.AST) -> bool:
     around = [node, *file.names.up(node)]
     if any(isinstance(one, (ast.With, ast.Call)) and _goes_first(one) for one in around):
         return True
+    return any(one in _going_first(script) for one in around)
+
+
+@lru_cache(maxsize=1)
+def _going_first(script: Script) -> frozenset[Function]:
+    """The functions that rank 0 runs before the others."""
     functions = {
         function
         for where in script.files
@@ -117,7 +124,7 @@ def rank0_first(file: File, script: Script, node: ast.AST) -> bool:
         if (first := callee(script.flow, where, call)) is not None
         for _, function in leads_to(script.flow, *first)
     }
-    return any(one in functions for one in around)
+    return frozenset(functions)
 
 
 def _goes_first(node: ast.With | ast.Call) -> bool:

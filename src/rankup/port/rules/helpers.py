@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from ...script.effects import Helper, Reached
@@ -35,6 +35,7 @@ _MODES = ("train", "eval")
 _COLLECTIVES = COLLECTIVES | OUR_COLLECTIVES | {"shard", "wrap"}
 
 
+@lru_cache(maxsize=1)
 def by_helpers(script: Script) -> list[Helper]:
     """The script's calls of functions in other files that write on every rank.
 

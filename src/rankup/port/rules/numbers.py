@@ -107,6 +107,8 @@ def _whole_names(file: File, scope: ast.AST) -> set[str]:
 @lru_cache(maxsize=2)
 def _rehearsed(script: Script, file: File) -> dict[str, dict[ast.AST, str]]:
     training = training_in(script, file)
+    if not (training.loops or training.elsewhere):
+        return {}
     context = _Rehearsal(training.script, training, Options(), Edits(file))
     if not script.distributed:
         whole = [one for one in training.loops if not one.trains]
@@ -114,7 +116,6 @@ def _rehearsed(script: Script, file: File) -> dict[str, dict[ast.AST, str]]:
         context.sharded |= {one.node for one in additive}
     context.fix = _LOSS
     training_numbers(context)
-    context.fix = _DECISION
     broadcast_decisions(context)
     return context.found
 

@@ -138,6 +138,8 @@ class Region:
 
         `loss.cpu()` is none: the backward may still start from it.
         """
+        if not isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+            return None
         names = [call_name(one) for one in walk(node) if isinstance(one, ast.Call)]
         data = any(isinstance(one, ast.Attribute) and one.attr == "data" for one in walk(node))
         function = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)

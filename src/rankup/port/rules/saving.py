@@ -29,7 +29,8 @@ _ANYWHERE = 'map_location="cpu", or the rank\'s device'
 
 def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
     """RK141: all ranks write the same file."""
-    if any("fsdp" in wrapped(script).get(one.node, ()) for one in script.models):
+    around = wrapped(script)
+    if any("fsdp" in around.get(one.node, ()) for one in script.models):
         return
     yield from helpers_that_write(file, script, checkpoint=True)
     elsewhere = {site.node for helper in by_helpers(script) for site in helper.sites}

@@ -98,6 +98,7 @@ class Files:
             "os.chdir": self._entered,
             "os.truncate": lambda path, length: self.written(path, "update", creates=False),
             "os.chmod": lambda path, mode=0, fd=-1: self._changed(path, "chmod", fd),
+            "os.chown": lambda path, *rest: self._changed(path, "chmod"),
             "os.utime": lambda path, *rest: self._changed(path, "chmod"),
             "sqlite3.connect": self._database,
             "subprocess.Popen": self._popen,

@@ -45,6 +45,7 @@ def main() -> int:
     """
     given = spec.load()
     os.environ[MAIN] = str(os.getpid())
+    _import_from_copy(given.shadow)
     _reach_children()
     if given.pretend:
         os.environ.update(devices.launcher_variables())
@@ -202,6 +203,25 @@ class _Script:
         if os.getpid() == self._main:
             with suppress(Exception):
                 self._ending.ended(self._code, self._error)
+
+
+def _import_from_copy(shadow: str) -> None:
+    """Take the user's own modules from the copy, also where PYTHONPATH or a `.pth` names a folder.
+
+    They may write beside their `__file__`.
+    """
+
+    def ours(path: str) -> str:
+        copied = shadow + os.path.abspath(path)
+        real = os.path.realpath(copied)
+        library = path.startswith((sys.prefix, sys.base_prefix)) or "-packages" in path
+        own = not library and os.path.isdir(real) and real.startswith(shadow + os.sep)
+        return copied if own else path
+
+    if shadow:
+        sys.path[:] = map(ours, sys.path)
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(ours(path) if path else path for path in given)
 
 
 def _reach_children() -> None:
