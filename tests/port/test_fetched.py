@@ -146,3 +146,18 @@ def test_what_another_file_makes_and_gives_back_is_for_rank_0_first(tmp_path: Pa
     text = HEAD + "from vocabulary import words\n\nfound = words('words.json')\n" + TRAIN + LOOP
     notes = [note.text for note in _ported(tmp_path, text).left]
     assert [note for note in notes if "`rankup.rank0_first(words, …)`" in note], notes
+
+
+def test_a_download_that_is_asked_of_a_class_of_the_script_is_rank_0s_first(tmp_path: Path) -> None:
+    """What the class does with `download` is no literal; check found the call, and port did not."""
+    own = (
+        "class Pairs(torch.utils.data.Dataset):\n    def __init__(self, root, download):\n"
+        "        self.data = torchvision.datasets.MNIST(root, download=download)\n\n"
+        "pairs = Pairs('data', download=True)\n"
+    )
+    path = tmp_path / "train.py"
+    text = HEAD + "import torch\nimport torchvision\n" + own + TRAIN + LOOP
+    ported = _ported(tmp_path, text)
+    assert "pairs = rankup.rank0_first(Pairs, 'data', download=True)\n" in ported.text
+    line = text[: text.index("pairs =")].count("\n") + 1
+    assert [one.place for one in check([path]) if one.code == "RK177"] == [f"{path}:{line}:9"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -93,6 +94,30 @@ def test_where_a_file_has_one_name_only_or_lies_on_another_disk_it_moves_as_well
         _write(box.inside(project / "new.bin"), "new")
         assert box.move_in([str(project / "new.bin")]) == []
     assert (project / "new.bin").read_text() == "new"
+
+
+def test_what_can_be_neither_linked_nor_renamed_is_copied(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders of one file system that have quotas of their own answer so."""
+
+    def apart(name: str) -> None:
+        original = getattr(os, name)
+
+        def call(source: object, target: object, **rest: object) -> None:
+            if ".rankup" in str(source) and ".rankup" not in str(target):
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            original(source, target, **rest)
+
+        monkeypatch.setattr(copies.os, name, call)
+
+    for name in ("link", "rename", "replace"):
+        apart(name)
+    with sandbox(copies.area(project), [project]) as box:
+        _write(box.inside(project / "new.bin"), "new")
+        assert box.move_in([str(project / "new.bin")]) == []
+    assert (project / "new.bin").read_text() == "new"
+    assert sorted(path.name for path in project.iterdir() if path.is_file()) == ["new.bin"]
 
 
 def test_what_a_killed_one_has_left_is_swept_with_its_processes(project: Path) -> None:

@@ -111,23 +111,18 @@ class Sandbox:
         if source.is_symlink():
             os.symlink(os.readlink(source).removeprefix(str(self.copy)), target)
             return
-        try:
-            os.link(source, target)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-        else:
-            os.unlink(source)
+        if _link(source, target):
             return
-        if os.stat(target.parent).st_dev != os.stat(source).st_dev:
-            part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        try:
             try:
+                os.rename(source, part)
+            except OSError:  # another file system; or, with quotas for projects, another folder
                 shutil.copy2(source, part)
+            if not _link(part, target):
                 _take_name(part, target)
-            finally:
-                part.unlink(missing_ok=True)
-        else:
-            _take_name(source, target)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -292,7 +287,23 @@ def _shadow(box: Sandbox, roots: Sequence[Path], caches: Collection[Path]) -> No
                     os.symlink(above / name, box.inside(above) / name)
 
 
+def _link(source: Path, target: Path) -> bool:
+    """Move a file to a name that nobody has; False where the file system has no second names."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return False
+    os.unlink(source)
+    return True
+
+
 def _take_name(source: Path, target: Path) -> None:
     """Rename a file to a name that nobody has, without a file system's second names."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    os.replace(source, target)
+    try:
+        os.replace(source, target)
+    except OSError:
+        os.unlink(target)
+        raise

@@ -285,3 +285,46 @@ def test_a_library_built_upon_the_clock_and_a_sampler_without_an_end(tmp_path: P
     found = results(tmp_path, LIBRARIES, {"port": port(tmp_path / "one.py").text})
     assert not [one for one in found["port"] if one.state == "differs"]
     assert any(one.check == "losses" and one.state == "proved" for one in found["port"])
+
+
+SHOWN = """import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.arange(60.0).view(20, 3) / 60)
+loader = DataLoader(data, batch_size=5)
+valid = DataLoader(TensorDataset(torch.arange(36.0).view(12, 3) / 36), batch_size=5)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def check():
+    with torch.no_grad():
+        print(f"{sum(model(rows).sum().item() for (rows,) in valid):.6f}")
+
+
+def show():
+    with torch.no_grad():
+        for (rows,) in list(valid)[:2]:
+            model(rows)
+
+
+for epoch in range(2):
+    for (rows,) in loader:
+        loss = model(rows).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    show()
+    check()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_what_rank_0_alone_looks_at_is_no_other_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(SHOWN, encoding="utf-8")
+    text = changed(
+        port(tmp_path / "one.py").text,
+        ("    show()\n", "    if rankup.is_root_process(): show()\n"),
+    )
+    found = results(tmp_path, SHOWN, {"port": text})
+    assert not [one for one in found["port"] if one.state == "differs"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..protocol import Pass, Seen, passes
 from ..verdict import Found, count, differs
@@ -33,17 +33,17 @@ def samples(original: Seen, port: Seen) -> Found:
 
 def evaluations(original: Seen, port: Seen) -> tuple[list[str], int, int]:
     """Differences in the samples that are evaluated; how many samples and passes there were."""
-    ours = [one for one in passes(original.ranks[0]) if not one.trained]
-    theirs = [_by_key(journal_passes) for journal_passes in map(passes, port.ranks)]
+    ours = _in_place([one for one in passes(original.ranks[0]) if not one.trained])
+    theirs = [_in_place(one for one in passes(rank) if not one.trained) for rank in port.ranks]
     wrong: dict[int, str] = {}
-    for mine in ours if not port.free else ():
-        parts = [found.get(mine.key) for found in theirs]
+    for place, mine in ours.items() if not port.free else ():
+        parts = [found.get(place) for found in theirs]
         if _whole(mine, parts):
             continue
         text = unlike(mine, parts, contents=True)
         if text and mine.dataset not in wrong:
             wrong[mine.dataset] = f"evaluation {mine.number} at {mine.where}: {text}"
-    return list(wrong.values()), sum(len(one.samples) for one in ours), len(ours)
+    return list(wrong.values()), sum(len(one.samples) for one in ours.values()), len(ours)
 
 
 def unreached(original: Seen) -> list[str]:
@@ -180,6 +180,17 @@ def _whole(mine: Pass, parts: Sequence[Pass | None]) -> bool:
     wanted = Counter(map(str, mine.contents_of_samples))
     found = [Counter(map(str, part.contents_of_samples)) if part else Counter() for part in parts]
     return found[0] == wanted and all(one in (wanted, Counter()) for one in found)
+
+
+def _in_place(found: Iterable[Pass]) -> dict[tuple[int, str, int], Pass]:
+    """Evaluations by data set, function and number: rank 0 may have some that others have not."""
+    placed: dict[tuple[int, str, int], Pass] = {}
+    counted: Counter[tuple[int, str]] = Counter()
+    for one in found:
+        place = one.dataset, one.where.partition(" in ")[2]
+        placed[place[0], place[1], counted[place]] = one
+        counted[place] += 1
+    return placed
 
 
 def _by_key(found: Sequence[Pass]) -> Passes:
