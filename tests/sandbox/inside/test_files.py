@@ -46,7 +46,16 @@ _OLD_FILES = (
     "inner/deep/1.txt",
     "lib/own.txt",
 )
-_LARGE = ("large.bin", "downloaded.bin", "option.bin", "tokens.json", "table.parquet", "model.jit")
+_LARGE = (
+    "large.bin",
+    "downloaded.bin",
+    "by-script.bin",
+    "by-name.bin",
+    "option.bin",
+    "tokens.json",
+    "table.parquet",
+    "model.jit",
+)
 _SCRIPT = """\
 import gzip, os, pathlib, shutil, sqlite3, subprocess, sys
 
@@ -102,6 +111,11 @@ os.system("true; mv moved.txt elsewhere.txt; echo more >> redirected.txt")
 subprocess.run(["dd", "if=other.txt", "of=option.bin"], check=True, capture_output=True)
 source = pathlib.Path("other.txt").absolute().as_uri()
 subprocess.run(["curl", "-s", "-o", "downloaded.bin", source], check=True)
+pathlib.Path("get.sh").write_text(f"curl -s -o 'by-script.bin' {source} 2>/dev/null")
+subprocess.run(["bash", "get.sh"], check=True)
+named = pathlib.Path("sub/by-name.bin").absolute().as_uri()
+subprocess.run(["curl", "-s", "-O", named], check=True)
+subprocess.run("ls -l huge.bin > listed.txt", shell=True, check=True)
 
 # C++ and Rust.
 import pyarrow.parquet
@@ -184,6 +198,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
         run.file("other.txt", "other")
         for name in _LARGE:
             (run.folder / name).write_bytes(OLD * 60_000)
+        (run.folder / "sub").mkdir()
+        run.file("sub/by-name.bin", "other")
         os.truncate(run.file("huge.bin"), 257 << 20)
         write = "import pathlib\npathlib.Path(__file__).with_name('own.txt').write_text('new')\n"
         run.file("lib/helper.py", write)
@@ -231,7 +247,8 @@ def test_what_is_changed_in_its_place_is_changed_in_the_copy(kept: Kept) -> None
     assert kept.copied("appended.txt") == OLD + b"more"
     assert kept.copied("updated.txt") == b"NEW" + OLD[3:]
     assert kept.copied("large.bin")[:4] == b"NEW" + OLD[3:4]
-    assert {kept.copied(name)[:9] for name in ("downloaded.bin", "option.bin")} == {b"other"}
+    for name in ("downloaded.bin", "option.bin", "by-script.bin", "by-name.bin"):
+        assert kept.copied(name) == b"other"
     for name in ("table.parquet", "tokens.json", "model.jit"):
         assert 0 < len(kept.copied(name)) < 10_000
     assert kept.copied("redirected.txt") == OLD + b"more\n"

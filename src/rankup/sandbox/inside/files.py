@@ -17,6 +17,7 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial, wraps
+from itertools import pairwise
 from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
@@ -288,14 +289,11 @@ class Files:
 
     def _shell(self, command: object, folder: object = None) -> None:
         text = _text(command)
-        try:
-            words = shlex.split(text)
-        except ValueError:
-            words = text.split()
+        words = _shell_words(text)
         # It may begin with secrets: `TOKEN=... program`.
         program = next((word for word in words if "=" not in word), "")
         self.start(program, [text])
-        self._hand(words, _text(folder), writes=">" in text)
+        self._hand(words, _text(folder))
 
     def _program(self, program: object, words: object, folder: object = None) -> None:
         given = [_text(word) for word in words] if isinstance(words, list | tuple) else []
@@ -308,20 +306,28 @@ class Files:
         where = self._journal.where()
         self._journal.tell("spawn", words=[os.path.basename(program), *urls], where=where)
 
-    def _hand(self, words: Sequence[str], folder: str, *, writes: bool = False) -> None:
+    def _hand(self, given: Sequence[str], folder: str) -> None:
         """Give a program the copy's own files and folders where it is given links.
 
         Raises:
             PermissionError: it writes into files, and one of those is too large for a copy.
         """
+        words = list(given)
+        for word in given:
+            if word.endswith(".sh"):
+                words += _shell_words(_beginning(os.path.join(folder, word)))
         programs = {os.path.basename(word) for word in words}
-        writes = writes or not _WRITE.isdisjoint(programs)
+        writes = not _WRITE.isdisjoint(programs)
+        targets = {after for word, after in pairwise(words) if word.startswith(">")}
+        if "cp" in programs:
+            targets.add(words[-1])
         values = [word.partition("=")[2] for word in words]  # --output=FILE
+        values += [word.rpartition("/")[2] for word in words if "://" in word]  # curl -O
         for word in ["", *words, *filter(None, values)]:
             named = _absolute(os.path.join(folder, word) or ".")
             if named and os.path.lexists(named):
                 large = os.path.isfile(named) and os.path.getsize(named) > _COPY_LIMIT
-                if large and not writes and not ("cp" in programs and word == words[-1]):
+                if large and not writes and word not in targets:
                     continue  # most likely it is read
                 try:
                     self._own(named, whole=True)
@@ -436,6 +442,23 @@ def _in_place(named: str) -> str:
     """Return the path of a name, whatever it stands for: only its folder is resolved."""
     folder, name = os.path.split(named)
     return os.path.join(os.path.realpath(folder), name) if named else ""
+
+
+def _shell_words(text: str) -> list[str]:
+    """Return the words of a shell's command or script; `>` and its like are words, too."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:
+        return text.split()
+
+
+def _beginning(path: str) -> str:
+    """Return the first 64 KiB of a text; nothing where there is none."""
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(64 << 10)
+    return ""
 
 
 def _text(value: object) -> str:
