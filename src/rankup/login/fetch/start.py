@@ -114,8 +114,8 @@ def attempt(
         ended, seen, place = _watch(start, box, interrupt)
         for path in box.changed():
             say(
-                f"{path} was changed while the script ran, by another program or, through a link, by "
-                "a library that writes without Python: look at it"
+                f"{path} was changed while the script ran, by another program or, through a link, "
+                "by a library that writes without Python: look at it"
             )
         start.check()
         outcome = explain.outcome(seen, ended, start.limits, place)
