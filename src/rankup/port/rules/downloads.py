@@ -15,7 +15,7 @@ from ...script.source import File
 from ...script.torch_names import words
 from .facts import calls_in, trains
 from .guards import rank0_first, runs
-from .rule import Hit, Rule
+from .rule import Hit, rule
 from .writing import changes_files
 
 if TYPE_CHECKING:
@@ -33,8 +33,34 @@ _FIRST = "let rank 0 go first: `with rankup.rank0_first():`"
 _LEAVING = (ast.Return, ast.Break, ast.Continue, ast.Yield)
 
 
+@rule("RK177", "warning", "a download in the job", frameworks=True)
 def downloads(file: File, script: Script) -> Iterator[Hit]:
-    """RK177: compute nodes have no network."""
+    """`download=True`, `from_pretrained("name")`, `pretrained=True`, `urlretrieve` and alike, also
+    in functions of other files; data sets that write files as they are constructed; files that
+    are made where they are missing.
+
+    ## Why it matters
+
+    Compute nodes have no network; where they have, all ranks fetch the same file at once.
+
+    ## Example
+
+    ```python
+    dataset = torchvision.datasets.MNIST("data", download=True)
+    ```
+
+    ## Use instead
+
+    ```python
+    with rankup.rank0_first():
+        dataset = torchvision.datasets.MNIST("data", download=True)
+    ```
+
+    ## What `rankup port` does
+
+    Puts `rankup.rank0_first` around it. `rankup fetch SCRIPT` fetches it beforehand, on the login
+    node.
+    """
     made: set[ast.AST] = set()
     if file is script.file:
         hits = [*_constructed(script), *_prepared(script)]
@@ -296,6 +322,3 @@ def _makes(script: Script, call: ast.Call) -> bool:
 
 def _made_of_raw(file: File, call: ast.Call) -> bool:
     return file.names.called(call) in _MAKERS or call_name(call) == "extractall"
-
-
-RULES = (Rule("RK177", "download-in-job", "warning", downloads, frameworks=True),)

@@ -15,7 +15,7 @@ from ...script.torch_names import words
 from .facts import anywhere, dealt, integer, loops_in, ported, sharded
 from .guards import guard
 from .reduced import is_reduction, reduced
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 _COUNTED = re.compile(
     r"loss|acc|correct|right|hit|total|metric|score|error|err\b|mse|mae|dice|iou", re.I
@@ -29,8 +29,44 @@ _TELLS = words(
 _NO_VALUES = frozenset({"shape", "device", "dtype"})
 
 
+@rule("RK121", "error", "a number of this rank's batches only")
 def unreduced(file: File, script: Script) -> Iterator[Hit]:
-    """RK121: a mean over this rank's part, told as that of all."""
+    """A loss, a metric or a counter that grows over the batches and is told, returned or divided
+    without a reduction. Where `rankup.shard` deals the batches, also lists of outputs, and how
+    many batches there were.
+
+    ## Why it matters
+
+    Each rank has seen a part of the data. What rank 0 prints is the mean over its part, noisier and
+    another for each number of GPUs.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    correct = 0
+    with torch.no_grad():
+        for x, y in rankup.shard(valid_loader):
+            correct += (model(x).argmax(1) == y).sum().item()
+    print0(correct / len(valid_set))
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    correct = 0
+    with torch.no_grad():
+        for x, y in rankup.shard(valid_loader):
+            correct += (model(x).argmax(1) == y).sum().item()
+    print0(rankup.total(correct) / len(valid_set))
+    ```
+
+    ## What `rankup port` does
+
+    `rankup.total` after an evaluation loop; in training `rankup.batch_mean` and `rankup.batch_sum`
+    where the value is counted.
+    """
     for loop in loops_in(file, (*script.eval_loops, *script.train_loops)):
         left = left_local(file, script, loop)
         if left:
@@ -149,8 +185,43 @@ def _told_inside(loop: Loop, count: Count) -> bool:
     )
 
 
+@rule("RK127", "error", "means added up as if they were sums")
 def means_added_up(file: File, script: Script) -> Iterator[Hit]:
-    """RK127: means over parts of batches, added up as if they were sums."""
+    """In a script that uses rankup: an evaluation that adds up means over batches, and gives the
+    result to `rankup.total`.
+
+    ## Why it matters
+
+    A rank has its part of each batch, so that with N ranks N means are added where one process adds
+    one: the total is N times too large, or badly weighted where the parts differ in size.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    total = 0.0
+    with torch.no_grad():
+        for x, y in rankup.shard(valid_loader):
+            total += F.cross_entropy(model(x), y).item()
+    print0(rankup.total(total) / len(valid_loader))
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    total = 0.0
+    with torch.no_grad():
+        for x, y in rankup.shard(valid_loader):
+            total += F.cross_entropy(model(x), y).item() * len(x)
+    print0(rankup.total(total) / len(valid))
+    ```
+
+    ## What `rankup port` does
+
+    Shards an evaluation only where what it adds up are sums over samples; one that adds up means
+    every rank goes over in full.
+    """
     if not ported(script):
         return
     for loop in loops_in(file, script.eval_loops):
@@ -206,8 +277,41 @@ def _is_mean(file: File, script: Script, loop: Loop, value: ast.expr) -> bool:
     return found
 
 
+@rule("RK128", "error", "added up although every rank has it all")
 def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
-    """RK128: what every rank has counted in full, added up over the ranks."""
+    """In a script that uses rankup: an evaluation of which every rank goes over all of the data,
+    and `rankup.total` or `rankup.gather` of what it has counted.
+
+    ## Why it matters
+
+    Every rank has the whole number already; with N ranks the sum is N times too large.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    correct = 0
+    with torch.no_grad():
+        for x, y in DataLoader(valid, batch_size=64):
+            correct += (model(x).argmax(1) == y).sum().item()
+    print0(rankup.total(correct))
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    correct = 0
+    with torch.no_grad():
+        for x, y in rankup.shard(DataLoader(valid, batch_size=64), train=False):
+            correct += (model(x).argmax(1) == y).sum().item()
+    print0(rankup.total(correct))
+    ```
+
+    ## What `rankup port` does
+
+    Shards an evaluation and adds up behind it, or does neither.
+    """
     if not ported(script):
         return
     for loop in loops_in(file, script.eval_loops):
@@ -286,10 +390,3 @@ def _local_mentions(file: File, node: ast.AST) -> set[str]:
 
 def _names(target: ast.AST) -> set[str]:
     return mentioned(target) - {"_"}
-
-
-RULES = (
-    Rule("RK121", "metric-not-reduced", "error", unreduced),
-    Rule("RK127", "means-added-up", "error", means_added_up),
-    Rule("RK128", "counted-by-all", "error", counted_by_all),
-)

@@ -17,7 +17,7 @@ from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
 from .chance import drawn_batches
 from .facts import by_hand, calls, calls_in, dealt, integer, ranked, samplers, sharded, string, true
-from .rule import Hit, Rule, refuse
+from .rule import Hit, refuse, rule
 from .unfit import not_data_parallel
 
 _SHARD = "`for batch in rankup.shard(loader):` gives each rank its part of every batch"
@@ -32,8 +32,34 @@ _CONSTRUCTORS = words(
 _DEEPEST = 4
 
 
+@rule("RK111", "error", "data not dealt to the ranks")
 def not_sharded(file: File, script: Script) -> Iterator[Hit]:
-    """RK111: every rank trains on everything."""
+    """A training loop over a DataLoader that has neither a distributed sampler nor `rankup.shard`.
+
+    ## Why it matters
+
+    Every rank trains on the same batches. It costs N times as much and learns the same.
+
+    ## Example
+
+    ```python
+    loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Puts `rankup.shard(…)` around the loader, where it is made or where the loop starts.
+    """
     training = training_in(script, file)
     placed: set[ast.AST] = set()
     unseen: list[Loop] = []
@@ -64,7 +90,7 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
             if arg not in placed and _left_whole(file, script, None, arg):
                 placed.add(arg)
                 yield Hit(arg, _EVERYTHING, _SHARD, partial(_shard_argument, place=arg))
-    unfit = bool(unseen) and any(True for _ in not_data_parallel(file, script))
+    unfit = bool(unseen) and any(True for _ in not_data_parallel.look(file, script))
     for loop in unseen if not unfit else ():
         if placed:
             yield Hit(
@@ -272,8 +298,40 @@ def _handed_to_training(training: Training, name: ast.Name, parent: ast.AST, dep
     )
 
 
+@rule("RK112", "error", "no set_epoch")
 def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
-    """RK112: the same order in every epoch."""
+    """A `DistributedSampler` that shuffles for training, and no `set_epoch` anywhere.
+
+    ## Why it matters
+
+    Without it the sampler shuffles with the same seed in every epoch: the order, and so each batch,
+    is always the same.
+
+    ## Example
+
+    ```python
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=64, sampler=sampler)
+    for epoch in range(10):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=64, sampler=sampler)
+    for epoch in range(10):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Nothing to do: `rankup.shard` takes the order from the loader's own sampler.
+    """
     if any(".set_epoch(" in one.text for one in script.files):
         return
     trains = {node for loader in script.train_loaders for _, node in samplers(script, loader)}
@@ -287,8 +345,37 @@ def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
+@rule("RK113", "error", "evaluation padded or cut")
 def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
-    """RK113: samples evaluated twice, or not at all."""
+    """A `DistributedSampler` or `drop_last=True` on a loader that is only evaluated on.
+
+    ## Why it matters
+
+    The sampler repeats samples until every rank has as many, or drops some. The accuracy is then
+    that of another data set, and changes with the number of GPUs.
+
+    ## Example
+
+    ```python
+    valid = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=False))
+    with torch.no_grad():
+        for x, y in valid:
+            metric.update(model(x), y)
+    ```
+
+    ## Use instead
+
+    ```python
+    valid = DataLoader(dataset, batch_size=64)
+    with torch.no_grad():
+        for x, y in rankup.shard(valid):
+            metric.update(model(x), y)
+    ```
+
+    ## What `rankup port` does
+
+    Uses `rankup.shard`, which neither pads nor drops.
+    """
     trains = {node for loader in script.train_loaders for _, node in samplers(script, loader)}
     in_training = {loader.node for loader in script.train_loaders}
     for loader in script.eval_loaders:
@@ -317,8 +404,45 @@ def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
+@rule("RK117", "error", "a stream that every rank reads")
 def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
-    """RK117: every rank reads the same stream."""
+    """A loader over an `IterableDataset`, or a streaming data set, that nothing splits.
+
+    ## Why it matters
+
+    A stream has no positions that a sampler could deal. All ranks read the same samples.
+
+    ## Example
+
+    ```python
+    class Lines(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(open("lines.txt"))
+
+
+    loader = DataLoader(Lines(), batch_size=64)
+    for x in loader:
+        model(x).mean().backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    class Lines(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            return itertools.islice(open("lines.txt"), rank, None, world_size)
+
+
+    loader = DataLoader(Lines(), batch_size=64)
+    for x in loader:
+        model(x).mean().backward()
+    ```
+
+    ## What `rankup port` does
+
+    Nothing: it refuses, since `rankup.shard` has no positions to cut by.
+    """
     for loader in script.train_loaders:
         if loader.file is not file or dealt(script, loader):
             continue
@@ -355,8 +479,36 @@ def _iterable(script: Script, file: File, loader: ast.AST) -> str | None:
     return None
 
 
+@rule("RK118", "warning", "the batch size in a shape")
 def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
-    """RK118: the last batch is shorter, and a rank's part of any batch is."""
+    """A tensor in the training loop whose shape is the loader's batch size.
+
+    ## Why it matters
+
+    The last batch of an epoch is shorter, and so is a rank's part of any batch: shapes do not fit.
+
+    ## Example
+
+    ```python
+    loader = DataLoader(dataset, batch_size=batch_size)
+    for x, _ in rankup.shard(loader):
+        label = torch.full((batch_size,), 1.0)
+        criterion(model(x), label).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    loader = DataLoader(dataset, batch_size=batch_size)
+    for x, _ in rankup.shard(loader):
+        label = torch.full((x.size(0),), 1.0)
+        criterion(model(x), label).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Takes the size from the batch where it is sure which; elsewhere it leaves a remark.
+    """
     training = training_in(script, file)
     source, sizes = training.script, batch_sizes(training)
     for loader in script.train_loaders:
@@ -425,8 +577,35 @@ def _alone_or_in_tuple(value: ast.expr) -> list[ast.expr]:
     return [value]
 
 
+@rule("RK178", "warning", "a number of workers that fails or is too high")
 def workers(file: File, script: Script) -> Iterator[Hit]:
-    """RK178: a number of workers that fails or that all ranks have at once."""
+    """`int(os.environ["SLURM_CPUS_PER_TASK"])`; `num_workers=os.cpu_count()`.
+
+    ## Why it matters
+
+    The variable may be unset, and counts the cores of a task, which all ranks of a node share. As
+    many workers as cores on each of four ranks are four times too many.
+
+    ## Example
+
+    ```python
+    loader = DataLoader(dataset, num_workers=os.cpu_count())
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    loader = DataLoader(dataset, num_workers=os.cpu_count() // local_world_size)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Leaves it.
+    """
     for call in file.names.all(ast.Call):
         if file.names.called(call) != "builtins.int":
             continue
@@ -460,8 +639,38 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
                 )
 
 
+@rule("RK172", "warning", "whose batch size is it")
 def effective_batch(file: File, script: Script) -> Iterator[Hit]:
-    """RK172: whose batch size is it, a GPU's or the run's?"""
+    """The batch size of a single-GPU script's training loader.
+
+    ## Why it matters
+
+    With this batch on each GPU the run trains on batches N times as large, and needs another
+    learning rate. With it as the whole batch the run stays the same run.
+
+    ## Example
+
+    ```python
+    loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Keeps the size of the whole batch (`--batch global`). `--batch per-gpu` prints the effective
+    batch, and what the linear and the square-root rule would make of the learning rate; it never
+    rescales by itself.
+    """
     if script.distributed:
         return
     for loader in script.train_loaders:
@@ -477,14 +686,3 @@ def effective_batch(file: File, script: Script) -> Iterator[Hit]:
                 "says what becomes of the learning rate",
             )
             return
-
-
-RULES = (
-    Rule("RK111", "data-not-dealt", "error", not_sharded),
-    Rule("RK112", "no-set-epoch", "error", no_set_epoch),
-    Rule("RK113", "evaluation-padded", "error", evaluation_padded),
-    Rule("RK117", "iterable-not-split", "error", iterable_not_split),
-    Rule("RK118", "batch-size-in-shape", "warning", batch_size_in_shape),
-    Rule("RK178", "worker-count", "warning", workers),
-    Rule("RK172", "effective-batch", "warning", effective_batch),
-)

@@ -20,7 +20,7 @@ from ..rewrite.script import Script
 from ..rewrite.training import Model, Training, training_in
 from .facts import anywhere, calls, string, trained_here, wrapped
 from .guards import guard
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 # What a module has by itself, or what DistributedDataParallel hands on.
 _OF_MODULES = words(
@@ -39,8 +39,38 @@ _WITH_BATCH_NORM = re.compile(r"(?:Lazy)?BatchNorm[123]d|resnet\d+")
 _FROZEN = re.compile(r"requires_grad\s*=\s*False|requires_grad_\(False\)")
 
 
+@rule("RK131", "error", "training past the wrapper")
 def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK131: training past the wrapper: gradients are not put together, without a word."""
+    """`model.module(x)` or `model.module.encode(x)` in a training step.
+
+    ## Why it matters
+
+    The wrapper exchanges gradients that its own forward has announced. What goes past it stays each
+    rank's own, without an error: after four steps parameters differ by 0.004.
+
+    ## Example
+
+    ```python
+    model = nn.parallel.DistributedDataParallel(Net().to(rankup.setup().device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model.module.encode(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    model = rankup.wrap(Net().to(rankup.setup().device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model.encode(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Nothing to do: it uses `rankup.wrap`, which lets custom methods through and exchanges their
+    gradients.
+    """
     if not script.distributed:
         return
     around = wrapped(script)
@@ -72,8 +102,42 @@ def _past_module(func: ast.expr) -> ast.expr | None:
     return None
 
 
+@rule("RK132", "warning", "a name of your own on the model")
 def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK132: names of one's own on a model, which a plain wrapper has not."""
+    """`model.encode(x)`, `model.hidden_size`: attributes and methods of the model outside of its
+    class.
+
+    ## Why it matters
+
+    DistributedDataParallel hides them (AttributeError), and the obvious way round, `.module`, ends
+    the exchange of gradients ([RK131](RK131.md)).
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    model = Net()
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model.encode(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    model = Net()
+    model = rankup.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model.encode(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Nothing to do: `rankup.wrap` keeps them.
+    """
     around = wrapped(script)
     if script.distributed and not any("ddp" in kinds for kinds in around.values()):
         return
@@ -135,8 +199,45 @@ def _before_wrap(file: File, script: roles.Script, node: ast.AST, origin: object
     return False
 
 
+@rule("RK133", "error", "a forward on one rank alone")
 def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK133: a forward through the wrapper on one rank: its buffers are a collective."""
+    """A call of the wrapped model under `if rank == 0:`. With DistributedDataParallel, only where
+    the model may have buffers: one whose class is in the script, and registers none, is passed
+    over.
+
+    ## Why it matters
+
+    The wrapper's forward may send buffers (batch norm, masks) to all ranks. Alone, rank 0 waits for
+    the others; where a training step follows it works by accident, and hangs at the last one.
+
+    ## Example
+
+    ```python
+    rank = rankup.setup().rank
+    model = nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if rank == 0:
+        picture = model(noise)
+    ```
+
+    ## Use instead
+
+    ```python
+    rank = rankup.setup().rank
+    model = nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if rank == 0:
+        picture = model.module(noise)
+    ```
+
+    ## What `rankup port` does
+
+    Nothing to do: without gradients `rankup.wrap` runs the bare model.
+
+    ## When to ignore it
+
+    The model has no buffers, and is made elsewhere.
+    """
     if not script.distributed:
         return
     around = wrapped(script)
@@ -168,8 +269,44 @@ def _may_have_buffers(script: roles.Script) -> bool:
     return not own or any(_BUFFERS.search(text) for text in texts)
 
 
+@rule("RK134", "error", "the model moved to the CPU and back")
 def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK134: a model moved to the CPU and back: gradients are no longer put together."""
+    """`model.cpu()` or `model.to("cpu")` of the model that is trained, in a loop that trains or in
+    a function that is called there.
+
+    ## Why it matters
+
+    The wrapper holds on to the parameters on the GPU. After the round trip gradients are no longer
+    exchanged, without an error.
+
+    ## Example
+
+    ```python
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(10):
+        for x, y in rankup.shard(loader):
+            F.cross_entropy(model(x), y).backward()
+        model.cpu()
+        rankup.save0(model.state_dict(), "model.pt")
+        model.cuda()
+    ```
+
+    ## Use instead
+
+    ```python
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(10):
+        for x, y in rankup.shard(loader):
+            F.cross_entropy(model(x), y).backward()
+        rankup.save0(model.state_dict(), "model.pt")
+    ```
+
+    ## What `rankup port` does
+
+    Leaves a remark at the place.
+    """
     message = "moving the model to the CPU and back ends the exchange of its gradients"
     models = {one.node for one in script.models}
     training = training_in(script, file)
@@ -206,8 +343,37 @@ def _while_training(training: Training, node: ast.AST) -> bool:
     )
 
 
+@rule("RK135", "warning", "batch norm")
 def batch_norm(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK135: statistics of a rank's part of the batch."""
+    """A batch norm layer in a single-GPU script.
+
+    ## Why it matters
+
+    Its statistics come from a rank's part of each batch. With few samples per GPU they are noisy.
+
+    ## Example
+
+    ```python
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+    model = rankup.wrap(nn.SyncBatchNorm.convert_sync_batchnorm(model))
+    ```
+
+    ## What `rankup port` does
+
+    Reports it; `--sync-bn` converts the layers, so that the statistics are those of the whole
+    batch.
+
+    ## When to ignore it
+
+    A GPU keeps 16 samples or more of each batch.
+    """
     if script.distributed or not script.train_loops or anywhere(script, "convert_sync_batchnorm"):
         return
     for node in (*file.names.all(ast.Attribute), *file.names.all(ast.Name)):
@@ -234,8 +400,37 @@ def _said(context: Context, node: ast.AST) -> str:
     return ""
 
 
+@rule("RK136", "error", "wrapped in the wrong order")
 def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK136: an optimizer of parameters that sharding replaces; freezing after the wrapping."""
+    """An optimizer made before the model is sharded; parameters frozen after the model is wrapped.
+
+    ## Why it matters
+
+    Sharding replaces the parameters: the optimizer would update the old ones. DDP waits for the
+    gradients of all parameters that it was given.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.distributed.fsdp.fully_shard(model)
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    model = Net().cuda()
+    torch.distributed.fsdp.fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ```
+
+    ## What `rankup port` does
+
+    Wraps before the optimizer is made.
+    """
     if not script.distributed:
         return
     for scope in {file.names.function(one) for one in file.names.all(ast.Call)}:
@@ -435,13 +630,3 @@ def _prepares(context: Context, statement: ast.AST, name: str) -> bool:
         ):
             return True
     return False
-
-
-RULES = (
-    Rule("RK131", "bypasses-forward", "error", bypasses_forward),
-    Rule("RK132", "custom-attribute", "warning", custom_attribute),
-    Rule("RK133", "forward-on-one-rank", "error", forward_on_one),
-    Rule("RK134", "cpu-round-trip", "error", cpu_round_trip),
-    Rule("RK135", "batch-norm", "warning", batch_norm),
-    Rule("RK136", "wrap-order", "error", wrap_order),
-)

@@ -15,7 +15,7 @@ from ...script.torch_names import words
 from .facts import anywhere, calls, string, trains
 from .guards import guard
 from .reduced import is_reduction
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 if TYPE_CHECKING:
     from ..rewrite.context import Context
@@ -26,8 +26,38 @@ _READERS = words(
 )
 
 
+@rule("RK149", "error", "read before it is written")
 def read_before_written(file: File, script: Script) -> Iterator[Hit]:
-    """RK149: all ranks read what rank 0 may still be writing."""
+    """A file that rank 0 alone writes, or will write once the script is ported, and that all ranks
+    read further down, without a barrier or another collective in between.
+
+    ## Why it matters
+
+    The other ranks do not wait for rank 0's disk: they find no file, an old one, or half of one. It
+    works on one node for weeks, and fails with the first slow file system.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    rankup.save0(model.state_dict(), "best.pt")
+    model.load_state_dict(torch.load("best.pt", map_location=rankup.here))
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    rankup.save0(model.state_dict(), "best.pt")
+    rankup.barrier()
+    model.load_state_dict(torch.load("best.pt", map_location=rankup.here))
+    ```
+
+    ## What `rankup port` does
+
+    `rankup.barrier()` before a `torch.load` that comes after the training, and before a file is
+    read that the same function has written.
+    """
     meetings = [
         file.line(call)[0]
         for call in file.names.all(ast.Call)
@@ -162,6 +192,3 @@ def _last_write(file: File, call: ast.Call, before: int) -> int:
         if isinstance(up, ast.stmt):
             break
     return file.last_line(call)
-
-
-RULES = (Rule("RK149", "read-before-written", "error", read_before_written),)

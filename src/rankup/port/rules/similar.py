@@ -14,7 +14,7 @@ from ...script.roles import Script
 from ...script.source import File
 from ..rewrite.training import Training, training_in
 from .facts import anywhere
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 _PRODUCTS = ("mm", "matmul")
 _TRANSPOSED = ("t", "transpose")
@@ -36,8 +36,38 @@ _MESSAGE = (
 _TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
 
 
+@rule("RK124", "warning", "a loss between the samples of a batch")
 def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
-    """RK124: a loss that compares the samples of a batch with each other."""
+    """Contrastive losses by their names: InfoNCE, NT-Xent, SupCon, CLIP and alike; and in a
+    training step a product of something made of the batch with something of it transposed, `out
+    @ out.t()`, or `einsum("nc,mc->nm", …)`; also in a loss or in a model's `forward` of any file
+    of the repository.
+
+    ## Why it matters
+
+    Each sample is compared with the others of its batch. On N ranks it would see 1/N of them, which
+    is another objective.
+
+    ## Example
+
+    ```python
+    for a, b in rankup.shard(loader):
+        info_nce(model(a), model(b)).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    for a, b in rankup.shard(loader):
+        every = torch.distributed.nn.functional.all_gather(model(a))
+        info_nce(torch.cat(every), model(b)).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Refuses, with this reason. Gather the features with gradients, and decide what rows a rank
+    computes.
+    """
     if any("GatherLayer" in one.text or "distributed.nn" in one.text for one in script.files):
         return
     if script.distributed and anywhere(script, "all_gather", "all_gather_with_grad"):
@@ -208,6 +238,3 @@ def _root(node: ast.expr) -> str:
             node = node.func.value
         else:
             return node.id if isinstance(node, ast.Name) else ""
-
-
-RULES = (Rule("RK124", "batch-coupled-loss", "warning", batch_coupled),)

@@ -14,7 +14,7 @@ from ...script.torch_names import ENVIRONMENTS, LOADERS
 from ..rewrite.script import ForNode, Where
 from ..rewrite.training import Loop, Training, training_in, unpacked
 from .facts import single
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 _GRAPHS = {"torch_geometric", "dgl"}
 _STREAM = "has no positions by which rankup.shard could cut its batches"
@@ -36,8 +36,33 @@ _PIPES = {"IterableWrapper", "WebDataset", "WebLoader", "DataPipeline"}
 Reason = tuple[str, str]  # the message and what to do
 
 
+@rule("RK191", "error", "cannot be data-parallel as it stands", frameworks=True)
 def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
-    """RK191: training that is not over batches of independent samples."""
+    """LBFGS; reinforcement learning in an environment; batches that come from no torch DataLoader:
+    a whole graph, a stream, a pipe, a torchtext iterator, slices cut by hand; a batch sampler
+    that chooses what is together in a batch; a state that is made for the size of the whole
+    batch.
+
+    ## Why it matters
+
+    There are no batches of independent samples that ranks could share.
+
+    ## Example
+
+    ```python
+    optimizer = torch.optim.LBFGS(model.parameters())
+    ```
+
+    ## Use instead
+
+    ```python
+    optimizer = torch.optim.AdamW(model.parameters())
+    ```
+
+    ## What `rankup port` does
+
+    Refuses, with this reason.
+    """
     for call in file.names.all(ast.Call):
         if file.names.called(call).endswith(".LBFGS"):
             yield Hit(
@@ -305,6 +330,3 @@ def _kept(training: Training, loop: Loop) -> str:
                 if isinstance(one, ast.Name) and one.id in passed:
                     return one.id
     return ""
-
-
-RULES = (Rule("RK191", "not-data-parallel", "error", not_data_parallel, frameworks=True),)
