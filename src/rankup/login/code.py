@@ -1,4 +1,4 @@
-"""What a script was when it was fetched: the files of its own code, by their content."""
+"""The files of a script's own code, by their content: have they changed since it was fetched?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a project needs, by `[fetch]` of its `rankup.toml`, and does not have yet."""
+"""The things that `[fetch]` of a `rankup.toml` lists and that are not there yet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Unmet:
 
 
 def unmet(config: Config) -> list[Unmet]:
-    """What is listed and not there.
+    """Return what is listed and not there.
 
     Quick, and without a network: the records are read, and the files that they name looked for.
     """

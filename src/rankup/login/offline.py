@@ -1,4 +1,4 @@
-"""What tells programs that there is no network, so that they fail at once or take what is here."""
+"""Variables by which programs know that there is no network, and take what is here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has been fetched for a project, one JSON file per thing, in `.rankup/fetched/`.
+"""Records of what has been fetched for a project, one JSON file per thing, in `.rankup/fetched/`.
 
 `fetch` writes it, `doctor` and `run` read it: what is listed must still be there when a job is
 submitted, and the job must have the variables under which it is found.
@@ -49,7 +49,7 @@ class Item:
     needed: bool = True
 
     def missing(self) -> str:
-        """What a job would find instead of it ("is gone"), empty if it would find it.
+        """Return what a job would find instead of it ("is gone"), empty if it would find it.
 
         A folder's content is not looked at.
         """
@@ -101,7 +101,7 @@ class Record:
         return tuple(item for item in self.items if item.needed)
 
     def missing(self) -> list[str]:
-        """What of it a job would not find, one line each."""
+        """Return what of it a job would not find, one line each."""
         # Of a script its name says what brought the file: nobody knows it by the file's.
         script = self._script()
         brought = f", which fetching {script.name} brought," if script else ""
@@ -133,7 +133,7 @@ class Record:
         return found
 
     def outlasts(self, later: Record) -> bool:
-        """Whether this still says more than a `later` start that showed nothing."""
+        """Return True where this says more than a `later` start that showed nothing."""
         stands = self.proved and not self.missing() and not own_code.changed(self.code)
         return stands and later.proof == "none"
 

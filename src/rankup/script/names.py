@@ -6,6 +6,7 @@ import ast
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, TypeVar, cast
 
 RUNTIME = "rankup_runtime"  # the folder that `port --vendor` puts beside a script
@@ -78,6 +79,7 @@ class Names:
         self._attributes: dict[ast.ClassDef, dict[str, list[Binding]]] = {}
         self._by_type: dict[type, list[ast.AST]] = {}
         self._dotted: dict[ast.AST, str] = {}
+        self._function: dict[ast.AST, Function | None] = {}
         self._walk()
 
     def all(self, kind: type[N]) -> list[N]:
@@ -112,8 +114,17 @@ class Names:
 
     def function(self, node: ast.AST) -> Function | None:
         """The innermost function around a node."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        return next((one for one in self.up(node) if isinstance(one, kinds)), None)
+        way = []
+        at: ast.AST | None = node
+        while at is not None and at not in self._function:
+            way.append(at)
+            at = self.parents.get(at)
+            if isinstance(at, Function):
+                self._function |= dict.fromkeys(way, at)
+                return at
+        found = self._function[at] if at is not None else None
+        self._function |= dict.fromkeys(way, found)
+        return found
 
     def inside(self, node: ast.AST, other: ast.AST) -> bool:
         """True where `node` is `other` or lies in it."""
@@ -361,20 +372,19 @@ def _below(node: ast.AST) -> list[ast.AST]:
 
 def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
     """Nodes and all below them, in the order of the text; kept with a node, as its children are."""
-    for node in nodes:
-        known = node.__dict__.get("_all")
-        if known is None:
-            known = node.__dict__["_all"] = _preorder(node)
-        yield from known
+    return chain.from_iterable(map(_preorder, nodes))
 
 
 def _preorder(node: ast.AST) -> list[ast.AST]:
-    found, stack = [], [node]
-    while stack:
-        at = stack.pop()
-        found.append(at)
-        stack.extend(reversed(children(at)))
-    return found
+    known: list[ast.AST] | None = node.__dict__.get("_all")
+    if known is None:
+        known, stack = [], [node]
+        while stack:
+            at = stack.pop()
+            known.append(at)
+            stack.extend(reversed(children(at)))
+        node.__dict__["_all"] = known
+    return known
 
 
 def parameters(args: ast.arguments) -> list[ast.arg]:
@@ -409,8 +419,18 @@ def targets_of(target: ast.AST) -> list[ast.AST]:
 
 def mentioned(*nodes: ast.AST) -> set[str]:
     """The names that expressions read: `state`, `self.total`; `state["step"]`, `model.seen` too."""
+    found: set[str] = set()
+    for node in nodes:
+        known = node.__dict__.get("_mentioned")
+        if known is None:
+            known = node.__dict__["_mentioned"] = frozenset(_mentioned(node))
+        found |= known
+    return found
+
+
+def _mentioned(node: ast.AST) -> set[str]:
     found = set()
-    for one in walk(*nodes):
+    for one in walk(node):
         match one:
             case ast.Name(id=name):
                 found.add(name)

@@ -81,8 +81,11 @@ class World:
 
     def write_files(self, *options: str) -> None:
         """Write the files of `env` and rankup's wheel, without making its venv."""
-        done = self.rankup("env", "create", *options, PATH=str(self.root / "home"))
-        assert "bash cannot be started" in done.stdout, done.stdout
+        before = self.variables.get("BASH_ENV", os.devnull)
+        stop = self.root / "stop.sh"
+        stop.write_text(f'source {before}\n[ "$0" != setup.sh ] || exit 1\n')
+        done = self.rankup("env", "create", *options, BASH_ENV=str(stop))
+        assert (done.returncode, done.stdout) == (1, ""), done.stdout
 
     def run(
         self, *words: str | Path, timeout: float, cwd: Path | None = None, **variables: str

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +19,7 @@ import pytest
 from rankup.login.env import staleness
 
 from .conftest import World
+from .index import CHECKOUT
 
 _SHOW = 'set -eu; source env/activate.sh; python -c "import rankup, shared; print(shared.VERSION)"'
 
@@ -96,7 +99,15 @@ def test_killed_or_asked_to_end_nothing_of_it_runs_on(world: World, number: int)
     assert "ENV_KIND is 'none'" in done.stdout
 
 
-def test_killed_while_pip_waits_for_the_index_pip_ends_too(world: World) -> None:
+@pytest.mark.parametrize("comes_from", ["release", "tree"])
+def test_killed_while_pip_waits_for_the_index_pip_ends_too(world: World, comes_from: str) -> None:
+    """Of a source tree it is a child of pip's that asks the index, for what builds the wheel."""
+    if comes_from == "tree":
+        tree = world.root / "tree"
+        shutil.copytree(world.source / "rankup", tree / "src" / "rankup")
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(CHECKOUT / name, tree)
+        world = replace(world, source=tree / "src")
     with socket.create_server(("127.0.0.1", 0)) as index:
         index.settimeout(300)
         url = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
@@ -106,6 +117,7 @@ def test_killed_while_pip_waits_for_the_index_pip_ends_too(world: World) -> None
             env={
                 **world.variables,
                 "PIP_NO_INDEX": "",
+                "PIP_FIND_LINKS": "",
                 "PIP_INDEX_URL": url,
                 "PIP_DEFAULT_TIMEOUT": "3000",
             },

@@ -16,9 +16,8 @@ from rankup.login.env.making import register_kernel
 from .conftest import World
 
 
-def _write_files(world: World, *options: str) -> None:
-    """Write the files of `env` and rankup's wheel, without making its venv."""
-    done = world.rankup("env", "create", *options, PATH=str(world.root / "home"))
+def test_without_bash_it_is_said(world: World) -> None:
+    done = world.rankup("env", "create", PATH=str(world.root / "home"))
     assert (done.returncode, "Traceback" in done.stdout) == (1, False), done.stdout
     assert "rankup: bash cannot be started" in done.stdout, done.stdout
 
@@ -37,7 +36,7 @@ def test_without_an_environment_and_with_a_wrong_kind(world: World) -> None:
         assert said in done.stdout
         assert "Traceback" not in done.stdout
     assert not (world.project / "env").exists()
-    _write_files(world)
+    world.write_files()
     done = world.rankup("env", "create", "--kind", "modules")
     assert done.returncode == 2
     assert "says ENV_KIND=wheels, and --kind modules; change it there" in done.stdout
@@ -72,7 +71,7 @@ def test_a_folder_that_is_something_else(world: World, make: str, expected: str)
 
 def test_a_path_that_activate_would_run_or_path_cannot_hold(world: World) -> None:
     """Also where setup.sh was copied to without rankup."""
-    _write_files(world)
+    world.write_files()
     for name in ("a:b", "v$(touch PWN)", "v`touch PWN`", 'v"x', "v\\x", "a\nb"):
         done = world.rankup("env", "create", name)
         assert (done.returncode, "name another folder" in done.stdout) == (2, True), name
@@ -87,7 +86,7 @@ def test_a_path_that_activate_would_run_or_path_cannot_hold(world: World) -> Non
 
 def test_files_of_the_user_stay_and_changed_ones_are_named(world: World) -> None:
     folder = world.project / "env"
-    _write_files(world)
+    world.write_files()
     mine = {"requirements.txt": "shared\n", "modules.sh": "# mine\n", "config.sh": "ENV_KIND=no\n"}
     for name, text in mine.items():
         (folder / name).write_text(text)
@@ -103,7 +102,7 @@ def test_files_of_the_user_stay_and_changed_ones_are_named(world: World) -> None
 
 def test_in_a_job_without_network_it_names_the_login_node(world: World) -> None:
     world.require("env", ["absent"])
-    _write_files(world)
+    world.write_files()
     done = world.rankup("env", "lock", SLURM_JOB_ID="4711")
     assert done.returncode == 1
     assert "absent" in done.stdout

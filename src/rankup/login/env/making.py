@@ -11,9 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import rankup
 
 from ...base.errors import EXIT_FAILED, RunFailed, UserError
 from ...base.files import write_atomic, write_json
-from ...base.processes import die_with, end_group
+from ...base.processes import end_group
 from . import plan, state, texts, where
 from .texts import KINDS, Kind
 
@@ -39,7 +38,7 @@ exec 3<&0 </dev/null
     sleep 5
     kill -KILL -- "-$$"
 ) &
-bash setup.sh "$@" 3<&-
+"$@" 3<&-
 """
 
 
@@ -126,15 +125,25 @@ def register_kernel(folder: Path, environment: Mapping[str, str] | None = None) 
 
 
 def _setup(folder: Path, *words: str) -> int:
-    """Run `bash setup.sh` there; 0, 1 where it failed, 130 at Ctrl-C.
+    """Run `bash setup.sh` there; 0, 1 where it failed, 130 at Ctrl-C."""
+    code = _run(["bash", "setup.sh", *words], folder, os.environ)
+    return code if code in (0, 130) else EXIT_FAILED
+
+
+def _run(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
+    """Run a command in a folder; its exit code, 130 at Ctrl-C.
 
     It is a session of its own, which ends with this process, however that ends.
+
+    Raises:
+        RunFailed: there is no bash.
     """
     sys.stdout.flush()  # what was said so far stands before what it says
     try:
         process = subprocess.Popen(
             ["bash", "-c", _UNTIL_STDIN_ENDS, "bash", *words],  # noqa: S607
             cwd=folder,
+            env=environment,
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -149,7 +158,7 @@ def _setup(folder: Path, *words: str) -> int:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE)
     end_group(process)
-    return code if code in (0, 130) else EXIT_FAILED
+    return code
 
 
 def _put_rankup(folder: Path) -> None:
@@ -182,14 +191,10 @@ def _put_rankup(folder: Path) -> None:
             python = getattr(sys, "_base_executable", python)
         words = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", work, what]
         # Equal sources give equal bytes, which a lock names.
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "SOURCE_DATE_EPOCH": "315532800"},
-            preexec_fn=partial(die_with, os.getpid()),
-            check=False,
-        )
-        if done.returncode:
+        code = _run(words, Path(work), {**os.environ, "SOURCE_DATE_EPOCH": "315532800"})
+        if code == 130:
+            raise KeyboardInterrupt
+        if code:
             raise RunFailed(
                 f"pip could not make a wheel of {source}, see above; on a machine with a network "
                 f"it can, or put one into {folder / 'wheels'} and run: bash {folder / 'setup.sh'}"

@@ -1,4 +1,4 @@
-"""What runs in a process of its own for the Hugging Face hub, with its libraries.
+"""The process that works for `hub.py` with the libraries of the Hugging Face hub.
 
 They read their variables when they are imported, and torch comes with some of them. The task comes
 as JSON on stdin (`fetch` in hub.py), the answer goes to the file it names.

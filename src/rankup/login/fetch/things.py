@@ -1,4 +1,4 @@
-"""What is to be fetched by name: each thing with its key, its place and how it is fetched."""
+"""Things that are fetched by name: each with its key, its place and how it is fetched."""
 
 from __future__ import annotations
 

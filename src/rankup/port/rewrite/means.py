@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from functools import lru_cache
 
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function
@@ -49,7 +50,15 @@ class NotSeen(Exception):  # noqa: N818
 
 def declared(training: Training, loss: ast.expr) -> Kind:
     """`SUM` where a loss adds up over the samples; `MIXED` where only a part of it does."""
-    return _Scope(training, training.script, {}, [], []).kind(loss)
+    return _followed(training, loss).kind(loss)
+
+
+@lru_cache(maxsize=64)
+def _followed(training: Training, loss: ast.expr) -> _Scope:
+    """The scope in which a loss was followed to what it is made of: several rules ask for it."""
+    scope = _Scope(training, training.script, {}, [], [])
+    scope.kind(loss)
+    return scope
 
 
 def check_mean(training: Training, loss: ast.expr) -> list[NotSeen]:
@@ -58,7 +67,7 @@ def check_mean(training: Training, loss: ast.expr) -> list[NotSeen]:
     Raises:
         NotSeen: it is not seen to be a mean or a sum over the samples.
     """
-    scope = _Scope(training, training.script, {}, [], [])
+    scope = _followed(training, loss)
     kind = scope.kind(loss)
     if scope.doubts or kind not in (Kind.MEAN, Kind.SUM):
         raise scope.doubts[0] if scope.doubts else NotSeen(training.script, loss)

@@ -9,6 +9,7 @@ import tokenize
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 from typing import TypeVar
 
 from ...script import roles
@@ -71,6 +72,7 @@ class Script:
         self.flow = self.understood.flow
         self._siblings: dict[File, Script] = {file: self}
         self._called: dict[ast.Call, Function | None] = {}
+        self._uses: dict[Scope, dict[str, list[ast.Name]]] = {}
 
     def sibling(self, file: File) -> Script:
         """Another module of the script's, to be read in the same way."""
@@ -86,13 +88,23 @@ class Script:
     def inside(self, where: Where, *kinds: type[Node], deep: bool = True) -> Iterator[Node]:
         """Nodes of some kinds in a node or a block; not those of functions in it, unless deep."""
         first = [where] if isinstance(where, ast.AST) else where
-        for node in first:
-            every = walk(node) if deep else _here(node, inner=node is not where)
-            yield from (one for one in every if isinstance(one, kinds))
+        if deep:
+            every = walk(*first)
+        else:
+            every = chain.from_iterable(_here(one, inner=one is not where) for one in first)
+        return (one for one in every if isinstance(one, kinds))
 
     def scope(self, node: ast.AST) -> Scope:
         """The function, or else the module, in whose body a node stands."""
         return self.file.names.function(node) or self.tree
+
+    def uses(self, scope: Scope, name: str) -> list[ast.Name]:
+        """The places of a name in a function or the module, in the order of the text."""
+        if scope not in self._uses:
+            found = self._uses[scope] = {}
+            for one in self.inside(scope, ast.Name):
+                found.setdefault(one.id, []).append(one)
+        return self._uses[scope].get(name, [])
 
     def owner(self, function: ast.AST) -> ast.ClassDef | None:
         """The class that a method belongs to."""

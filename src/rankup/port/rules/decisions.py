@@ -355,8 +355,8 @@ def read_after(script: Script, node: ast.AST, name: str) -> bool:
     Behind it is also the beginning of a loop around it, of which there is a next round.
     """
     scope, end = script.scope(node), script.span(node)[1]
-    own = set(script.inside(node, ast.Name))
-    uses = [one for one in script.inside(scope, ast.Name) if one.id == name and one not in own]
+    own = [one for one in script.inside(node, ast.Name) if one.id == name]
+    uses = [one for one in script.uses(scope, name) if one not in own]
     later = sorted((one for one in uses if script.span(one)[0] >= end), key=script.span)
     if later:
         return not isinstance(later[0].ctx, ast.Store) or _is_grown(script, later[0])
@@ -366,8 +366,7 @@ def read_after(script: Script, node: ast.AST, name: str) -> bool:
     )
     if again:
         return not isinstance(again[0].ctx, ast.Store)
-    first = [one for one in script.inside(node, ast.Name) if one.id == name]
-    return bool(around) and bool(first) and isinstance(first[0].ctx, ast.Load)
+    return bool(around) and bool(own) and isinstance(own[0].ctx, ast.Load)
 
 
 def _is_grown(script: Script, name: ast.Name) -> bool:

@@ -251,9 +251,10 @@ class Numbers(Region):
         while True:
             plans, local = self._plans(grown)
             known = frozenset(name for name in plans if name not in local)
-            if known <= self._global_counters:
-                break
+            more = known - self._global_counters
             self._global_counters |= known  # of which others may be made
+            if not (more and local):
+                break
         for name in plans:
             if name in local:
                 if any(self.local(value) for _, value in grown[name]):

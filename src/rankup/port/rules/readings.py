@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ...script.flow import call_name, literal
 from ...script.names import COMPREHENSIONS, Function, mentioned, walk
@@ -77,15 +78,21 @@ class Region:
 
     def _given(self, name: str) -> list[ast.stmt]:
         """The statements of this region that give a name its value, in order."""
+        return self._assignments.get(name, [])
+
+    @cached_property
+    def _assignments(self) -> dict[str, list[ast.stmt]]:
         script = self.script
-        found = [
-            one
-            for one in script.inside(self.body, ast.stmt, deep=False)
-            if isinstance(one, ast.Assign | ast.AugAssign | ast.AnnAssign)
-            for target in (one.targets if isinstance(one, ast.Assign) else [one.target])
-            if name in mentioned(target) and script.dotted(target) in ("", name)
-        ]
-        return sorted(found, key=script.span)
+        found: dict[str, list[ast.stmt]] = {}
+        for one in script.inside(self.body, ast.stmt, deep=False):
+            if not isinstance(one, ast.Assign | ast.AugAssign | ast.AnnAssign):
+                continue
+            for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
+                whole = script.dotted(target)
+                for name in mentioned(target):
+                    if whole in ("", name):
+                        found.setdefault(name, []).append(one)
+        return {name: sorted(given_, key=script.span) for name, given_ in found.items()}
 
     def _combined(self) -> None:
         """Names of sums of known losses: `errD = errD_real + errD_fake`."""
