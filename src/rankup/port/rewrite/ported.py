@@ -20,8 +20,8 @@ from ..rules.decisions import broadcast_decisions, metrics_of_one_rank
 from ..rules.evaluation import Obstacle, obstacle
 from ..rules.facts import integer
 from ..rules.metrics import training_numbers
-from ..rules.model import wrap_models
 from ..rules.steering import decided_alike
+from ..rules.wrapping import wrap_models
 from . import refusals
 from .context import Context, Note, Options
 from .edits import Edits

@@ -12,8 +12,8 @@ from ..rewrite.losses import Kind
 from ..rewrite.training import Loop
 from ..rewrite.values import Values
 from .chance import draws
-from .loaders import batch_sizes
 from .readings import Region, Step, returns_reading, steps_of, value_of
+from .sizes import batch_sizes
 from .steering import steers
 
 _SHOWS = words(
