@@ -19,7 +19,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -48,11 +48,13 @@ class Sandbox:
         folder: private to the user; also the mark of all processes that are started.
         temporary: the script's TMPDIR. It is short: sockets that lie there have room for 108 bytes.
         copy: the folder that stands for `/`.
+        linked: the project's files that are links in the copy, with their size and time of change.
     """
 
     folder: Path
     temporary: Path
     copy: Path
+    linked: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def journal(self) -> Journal:
@@ -71,6 +73,10 @@ class Sandbox:
         """Return True for the path of a file that the copy has of its own."""
         real = os.path.realpath(self.inside(path))
         return real.startswith(f"{self.copy}{os.sep}") and os.path.exists(real)
+
+    def changed(self) -> list[str]:
+        """Return the linked files that have changed since the copy was made, by whomever."""
+        return sorted(path for path, was in self.linked.items() if _state(path) not in (was, None))
 
     def new_files(self) -> list[str]:
         """Return the real paths of the files and links that only the copy has."""
@@ -277,6 +283,7 @@ def _shadow(box: Sandbox, roots: Sequence[Path], caches: Collection[Path]) -> No
         if not box.inside(root).exists():
             box.inside(root).mkdir(parents=True)
             fill(root, box.inside(root), chain, caches)
+            box.linked.update(_links(box.inside(root)))
     for above in dict.fromkeys(one for root in roots for one in root.parents[:_ABOVE]):
         if above == above.parent or any(above.is_relative_to(root) for root in roots):
             continue
@@ -285,6 +292,26 @@ def _shadow(box: Sandbox, roots: Sequence[Path], caches: Collection[Path]) -> No
             for name in names if len(names) <= _BESIDE else ():
                 if not os.path.lexists(box.inside(above) / name):
                     os.symlink(above / name, box.inside(above) / name)
+
+
+def _links(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The files outside of a folder that links in it lead to."""
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(inner, name)
+            if os.path.islink(path) and os.path.isabs(target := os.readlink(path)):
+                state = _state(target)
+                if state is not None:
+                    yield target, state
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    """The size and the time of change of a file, if it is there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def _link(source: Path, target: Path) -> bool:

@@ -10,6 +10,8 @@ import tokenize
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from .names import walk
+
 _Offset = Callable[[int, int], int]  # of a line and a column in bytes, as `ast` has them
 
 
@@ -17,7 +19,7 @@ def correct(tree: ast.Module, text: str, offset: _Offset) -> None:
     """Give the nodes within f-strings the positions that Python 3.12 and later give them."""
     if sys.version_info >= (3, 12):
         return
-    for node in ast.walk(tree):  # outer ones first
+    for node in walk(tree):  # outer ones first
         if isinstance(node, ast.JoinedStr):
             # What this reader does not know keeps the positions that Python has counted.
             with suppress(SyntaxError, ValueError, IndexError, tokenize.TokenError):

@@ -382,6 +382,19 @@ def test_a_file_outside_of_the_project_is_not_overwritten_and_that_is_said(stage
     assert results.read_text() == "of last week"
 
 
+def test_a_large_file_that_is_changed_past_python_is_named(stage: Stage) -> None:
+    large = stage.project / "large.bin"
+    large.write_bytes(bytes(2 << 20))
+    script = stage.project / "train.py"
+    script.write_text(
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        "file = libc.open(b'large.bin', os.O_WRONLY | os.O_APPEND)\nlibc.write(file, b'new', 3)\n"
+    )
+    got = stage.fetch(script)
+    assert large.stat().st_size == (2 << 20) + 3
+    assert f"{large} was changed while the script ran" in got.err
+
+
 @pytest.mark.slow
 def test_what_is_begun_outside_of_the_project_stays_and_is_named(stage: Stage) -> None:
     log = stage.home / "log.txt"

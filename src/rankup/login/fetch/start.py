@@ -112,6 +112,11 @@ def attempt(
             box.take_from(*extra)
         box.write_spec(_spec(start, box))
         ended, seen, place = _watch(start, box, interrupt)
+        for path in box.changed():
+            say(
+                f"{path} was changed while the script ran, by another program or, through a link, "
+                "by a library that writes without Python: look at it"
+            )
         start.check()
         outcome = explain.outcome(seen, ended, start.limits, place)
         cut = came.cut_short(seen, last=outcome.cut and not came.broken_off(seen))
