@@ -72,6 +72,5 @@ def trained_in(script: Script) -> str:
     for file in script.flow.files:
         for call in file.names.all(ast.Call):
             if is_backward(call):
-                place = f"{file.path.name}:{file.line(call)[0]}"
-                return f"It trains in {place}; {TWO_FILES}"
+                return f"It trains in {file.short_place(call)}; {TWO_FILES}"
     return ""

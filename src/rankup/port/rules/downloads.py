@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...script.effects import Helper, Reached, asks_files, callee, fetched, leads_to, written
 from ...script.flow import call_name, given
-from ...script.names import Function, walk
+from ...script.names import Function, walk, words_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
@@ -80,7 +80,7 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
             what = found.what if found is not None else f"{file.code(call.func)} downloads"
             if helper is not None:
                 where, first = next(_fetching(helper.reached))
-                what += f" ({where.path.name}:{where.line(first)[0]})"
+                what += f" ({where.short_place(first)})"
             yield Hit(
                 call,
                 f"{what} in the job: compute nodes have no network, and ranks would race",
@@ -113,9 +113,7 @@ def _fetching(functions: Iterable[Reached]) -> Iterator[tuple[File, ast.Call]]:
 def _ahead(file: File, script: Script, call: ast.Call) -> bool:
     """True where rank 0 goes first, or only a login node comes here."""
     tests = [up.test for up in file.names.up(call) if isinstance(up, ast.If)]
-    names = {one.id for test in tests for one in walk(test) if isinstance(one, ast.Name)}
-    names |= {one.attr for test in tests for one in walk(test) if isinstance(one, ast.Attribute)}
-    return bool(names & _LOGIN) or rank0_first(file, script, call)
+    return bool(words_in(tests) & _LOGIN) or rank0_first(file, script, call)
 
 
 def _fetched_first(context: Context, call: ast.Call) -> str | None:

@@ -70,7 +70,7 @@ def helpers_that_write(file: File, script: Script, *, checkpoint: bool) -> Itera
 def _at(helper: Helper) -> str:
     """The place of the first call that writes."""
     site = helper.sites[0]
-    return f"{site.file.path.name}:{site.file.line(site.node)[0]}"
+    return site.file.short_place(site.node)
 
 
 def _call_alone(context: Context, helper: Helper) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ...script.flow import call_name, returned
-from ...script.names import made_of, mentioned, walk
+from ...script.names import elements, made_of, mentioned, walk
 from ...script.roles import Script
 from ...script.source import File
 from ..rewrite.context import Context, Options
@@ -65,11 +65,7 @@ class _Rehearsal(Context):
         if function is None:
             return False
         whole = _whole_names(file, function)
-        parts = [
-            part
-            for value in returned(function)
-            for part in (value.elts if isinstance(value, ast.Tuple) else [value])
-        ]
+        parts = [part for value in returned(function) for part in elements(value)]
         return bool(parts) and all(
             mentioned(part) & whole or _put_together(file, part) for part in parts
         )

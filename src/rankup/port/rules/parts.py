@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ...script import roles
 from ...script.flow import argument, call_name, given, literal
-from ...script.names import mentioned, words_in
+from ...script.names import assigned, mentioned, words_in
 from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.torch_names import words
@@ -135,7 +135,7 @@ def no_mean(file: File, script: roles.Script) -> Iterator[Hit]:
             statement = training.script.statement(node)
             if statement not in said:
                 said.add(statement)
-                line = f"{place.script.file.path.name}:{place.script.line(place.node)}"
+                line = place.script.file.short_place(place.node)
                 yield Hit(node, message if own else f"{message} ({line})", todo)
         if loss is not None and _over_nodes(training) and not said:
             yield Hit(
@@ -172,7 +172,7 @@ def _carried(training: Training) -> Iterator[Hit]:
                 continue
             read = [name for name in names if script.span(name)[0] < script.span(one)[1]]
             before = {name.id for name in read if isinstance(name.ctx, ast.Load)}
-            for name in sorted(mentioned(*_targets(one)) & local & before):
+            for name in sorted(mentioned(*assigned(one)) & local & before):
                 yield Hit(
                     one,
                     f"`{name}` goes from batch to batch and is made of this rank's part: ranks go "
@@ -189,12 +189,8 @@ def _feeding(training: Training, loop: Loop) -> set[str]:
         size = len(found)
         for one in assigns:
             assert isinstance(one, ast.Assign | ast.AugAssign)
-            found |= mentioned(one.value) if mentioned(*_targets(one)) & found else set()
+            found |= mentioned(one.value) if mentioned(*assigned(one)) & found else set()
     return found
-
-
-def _targets(one: ast.Assign | ast.AugAssign) -> list[ast.expr]:
-    return one.targets if isinstance(one, ast.Assign) else [one.target]
 
 
 def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:

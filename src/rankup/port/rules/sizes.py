@@ -8,7 +8,7 @@ from functools import partial
 
 from ...script.flow import argument, call_name, first_argument
 from ...script.flow import given as arguments_of
-from ...script.names import walk
+from ...script.names import elements, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
@@ -71,7 +71,7 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
             makes = call_name(call) in _CONSTRUCTORS
             if not makes and source.called(call) is None:
                 continue
-            alone = [one for arg in arguments_of(call) for one in _alone_or_in_tuple(arg)]
+            alone = [one for arg in arguments_of(call) for one in elements(arg)]
             inner = source.inside(arguments_of(call), ast.Name, ast.Attribute) if makes else ()
             for value in dict.fromkeys([*alone, *inner]):
                 code = source.code(value)
@@ -114,12 +114,6 @@ def first_of_batch(training: Training, loop: Loop) -> str | None:
     names = [name.id for name in training.script.inside(target, ast.Name)]
     several = isinstance(target, ast.Tuple | ast.List)
     return names[0] if names and several and names[0] != "_" else None
-
-
-def _alone_or_in_tuple(value: ast.expr) -> list[ast.expr]:
-    if isinstance(value, ast.Tuple | ast.List):
-        return value.elts
-    return [value]
 
 
 @rule("RK178", "warning", "a number of workers that fails or is too high")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ...script.flow import Flow, argument, call_name, given, literal
-from ...script.names import Function, targets_of, words_in
+from ...script.names import Function, elements, targets_of, words_in
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS
@@ -182,7 +182,7 @@ def _unsharded(training: Training) -> Hit | None:
                 continue
             if origin.file is script.file:
                 return Hit(origin.node, *reason)
-            place = f"{origin.file.path.name}:{origin.file.line(origin.node)[0]}"
+            place = origin.file.short_place(origin.node)
             return Hit(loop.node, f"{reason[0]} ({place})", reason[1])
     return None
 
@@ -303,7 +303,7 @@ def _state_of_a_batch(training: Training) -> Hit | None:
         for _, value in training.script.assigned(kept, script.scope(loop.node)) if kept else ():
             if not isinstance(value, ast.Call) or loop.node in script.above(value):
                 continue
-            if any(script.code(one) in sizes for arg in given(value) for one in _each(arg)):
+            if any(script.code(one) in sizes for arg in given(value) for one in elements(arg)):
                 return Hit(
                     value,
                     f"`{kept}` goes from each batch to the next and is made for the whole batch, "
@@ -312,10 +312,6 @@ def _state_of_a_batch(training: Training) -> Hit | None:
                     f"(`{script.code(value.func)}(x.size(0))`), or port it by hand",
                 )
     return None
-
-
-def _each(node: ast.expr) -> list[ast.expr]:
-    return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
 
 
 def _kept(training: Training, loop: Loop) -> str:
