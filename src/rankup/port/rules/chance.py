@@ -15,7 +15,7 @@ from ...script.source import File
 from ...script.torch_names import DRAWS, SEEDING, SEEDS, root, words
 from ..rewrite.context import Context
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, names_rank, ported
+from .facts import anywhere, calls, names_rank, ported, with_origins
 from .guards import guard
 from .rule import Hit, rule
 
@@ -90,13 +90,7 @@ def _drawing(file: File, node: ast.AST) -> Iterator[ast.Call]:
                 yield call
 
 
-def _made_of(script: Script, file: File, node: ast.AST) -> list[tuple[File, ast.AST]]:
-    """An expression, and what its value is made by."""
-    made = [(one.file, one.node) for one in script.flow.origins(file, node)]
-    return [(file, node), *(one for one in made if one[1] is not node)]
-
-
-def _of_process(file: File, node: ast.AST) -> bool:
+def of_process(file: File, node: ast.AST) -> bool:
     """True of what is made of a clock or of the process."""
     return any(
         isinstance(one, ast.Call) and file.names.called(one).startswith(_OWN) for one in walk(node)
@@ -112,8 +106,8 @@ def _seeded(script: Script) -> frozenset[str]:
         for call, dotted in calls(file, *SEEDS):
             seed = first_argument(call)
             if seed is not None and any(
-                _of_process(where, one) or any(_drawing(where, one)) or names_rank(one)
-                for where, one in _made_of(script, file, seed)
+                of_process(where, one) or any(_drawing(where, one)) or names_rank(one)
+                for where, one in with_origins(script, file, seed)
             ):
                 continue
             every = call_name(call) in ("seed_everything", "set_seed", "fix_seed")
@@ -229,7 +223,7 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
         if data is not None:
             found |= {one[1]: one for one in _drawn_for(script, loader.file, data, 3)}
     drawn = [
-        (call, call)
+        call
         for where, call in found.values()
         if where is file
         and argument(call, "generator") is None
@@ -237,15 +231,14 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
         and not _handed_out(file, script, call)
     ]
     seeded = _seeded(script)
-    again = [one for one in _redrawn(file, script) if root(one[2]) not in seeded]
-    for call in [one[0] for one in again] + [one[0] for one in drawn]:
+    again = [call for call, dotted in _redrawn(file, script) if root(dotted) not in seeded]
+    for call in (again + drawn)[:1]:
         yield Hit(
             call,
             "each rank would draw a data set of its own: they train on parts of different data",
             "torch.manual_seed(0) before it (numpy.random.seed(0) for NumPy's draws); "
             "rankup.setup() gives all ranks rank 0's random states",
         )
-        return
 
 
 def _drawn_for(
@@ -263,8 +256,8 @@ def _drawn_for(
                 yield from _drawn_for(script, origin.file, arg, depth - 1)
 
 
-def _redrawn(file: File, script: Script) -> Iterator[tuple[ast.Call, ast.Call, str]]:
-    """`loader.dataset.sample()` that draws anew what the data set holds; the draw, and its name."""
+def _redrawn(file: File, script: Script) -> Iterator[tuple[ast.Call, str]]:
+    """`loader.dataset.sample()` that draws anew what the data set holds; and what draws."""
     for call in file.names.all(ast.Call):
         func = call.func
         held = func.value if isinstance(func, ast.Attribute) else None
@@ -275,7 +268,7 @@ def _redrawn(file: File, script: Script) -> Iterator[tuple[ast.Call, ast.Call, s
                 method = where.names.enclosing(made, ast.ClassDef) is not None
                 if made.name == call_name(call) and method:
                     for drawn in _drawing(where, made):
-                        yield call, drawn, where.names.called(drawn)
+                        yield call, where.names.called(drawn)
 
 
 def _seeded_before(file: File, script: Script, call: ast.Call) -> bool:
@@ -320,8 +313,8 @@ def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
     seen: set[ast.AST] = set()
     for call, _ in calls(file, *SEEDS, "default_rng"):
         for arg in arguments_of(call):
-            for where, made in _made_of(script, file, arg):
-                clock = _of_process(where, made)
+            for where, made in with_origins(script, file, arg):
+                clock = of_process(where, made)
                 chance = not ported(script) and any(_drawing(where, made))
                 if not (clock or chance) or made in seen or _spares(script, where, made):
                     continue
@@ -395,7 +388,7 @@ def same_batches(file: File, script: Script) -> Iterator[Hit]:
     """
     by_rank = any(
         (seed := first_argument(call)) is not None
-        and any(names_rank(one) for _, one in _made_of(script, where, seed))
+        and any(names_rank(one) for _, one in with_origins(script, where, seed))
         for where in script.files
         for call, _ in calls(where, *SEEDS, "default_rng")
     )

@@ -70,14 +70,14 @@ def device_fixed(file: File, script: Script) -> Iterator[Hit]:
             call = file.names.enclosing(text, ast.Call)
             if isinstance(call, ast.Call) and file.names.called(call) == "torch.load":
                 continue  # RK144
-            told, wrong = file.code(text), judged or _used(file, text)
+            named, wrong = file.code(text), judged or _used(file, text)
         else:
-            told = f"GPU {file.code(number)}"
+            named = f"GPU {file.code(number)}"
             wrong = integer(number) or (judged and not ranked(script, file, number))
         if wrong:
             place = number or text
             fix = partial(without_number, text=text)
-            yield Hit(place, f"every rank would use {told}", _TODO, fix)
+            yield Hit(place, f"every rank would use {named}", _TODO, fix)
     for call, number in _numbers_given(file):
         single = call_name(call) == "set_device" and not script.distributed
         known = ranked(script, file, number) or (not single and _known_device(script, file, number))
@@ -297,7 +297,7 @@ def _removed(context: Context, statement: ast.AST) -> str | None:
 
 
 def _set_to(file: File, literal: ast.Constant) -> ast.expr | None:
-    """What an environment variable is set to at this place; None where it is only read."""
+    """The value of an environment variable that is set here; None where it is only read."""
     for up in file.names.up(literal):
         if isinstance(up, ast.Assign):
             target = up.targets[0]

@@ -292,15 +292,10 @@ def _fresh(script: Script, node: ast.AST, name: str, is_list: bool) -> bool:
     for at in chain:
         block = script.file.names.block(at)
         for before in reversed(block[: block.index(at)] if at in block else []):  # type: ignore[arg-type]
-            written = [
-                one
-                for one in script.inside(before, ast.Name, deep=False)
-                if one.id == name and isinstance(one.ctx, ast.Store)
-            ]
-            touched = any(one.id == name for one in script.inside(before, ast.Name, deep=False))
-            if not touched:
+            uses = [one for one in script.inside(before, ast.Name, deep=False) if one.id == name]
+            if not uses:
                 continue
-            if not written or not isinstance(before, ast.Assign):
+            if not isinstance(before, ast.Assign):
                 return False
             values = [
                 value

@@ -223,7 +223,7 @@ def _text(file: File, script: Script, node: ast.expr) -> str:
 
 
 def _of_setup(file: File, name: ast.Name) -> str:
-    """Which of the four values of `setup()` a name is."""
+    """The variable or the call that one of the four values of `setup()` stands for."""
     _, bindings = file.names.bindings(name.id, file.names.scope(name))
     positions = {one.path[0] for one in bindings if one.path}
     return {0: "'LOCAL_RANK'", 1: "get_rank()"}.get(min(positions, default=9), "")
@@ -355,7 +355,7 @@ def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
 
 
 def _both_ways(file: File, script: Script, call: ast.Call, name: str) -> bool:
-    """Whether the other ranks meet it elsewhere (`if rank != 0: barrier()`, then rank 0's)."""
+    """True where the other ranks meet it elsewhere (`if rank != 0: barrier()`, then rank 0's)."""
     function = file.names.function(call) or file.tree
     other = [
         one

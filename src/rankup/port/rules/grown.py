@@ -1,4 +1,4 @@
-"""What grows over the batches of a loop, and is used as if it were of all ranks."""
+"""Values that grow over the batches of a loop, and are used as if they were of all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...script.names import children, made_of, mentioned, walk
 from ...script.roles import Count, Loop, Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import anywhere, dealt, integer, loops_in, ported, sharded
+from .facts import anywhere, integer, loops_in, ported, sharded, sharded_loader
 from .guards import guard
 from .reduced import is_reduction, reduced
 from .rule import Hit, rule
@@ -22,7 +22,7 @@ _COUNTED = re.compile(
 )
 _ADD = ("rankup.total", "rankup.gather")
 _SUMS = re.compile(r"\.sum\(|\bsum\(|\blen\(|\.size\(|\.shape\b|numel\(|\*|share\(")
-_TELLS = words(
+_LOGS = words(
     "print print0 log info debug warning write writerow set_postfix set_postfix_str "
     "set_description add_scalar add_scalars log_metrics log_metric"
 )
@@ -81,28 +81,28 @@ def unreduced(file: File, script: Script) -> Iterator[Hit]:
 def left_local(file: File, script: Script, loop: Loop) -> list[Count]:
     """The counts of a loop that are used after it without being put together."""
     # Where `rankup.shard` deals, it is certain that a rank counts its own batches.
-    dealt_here = ported(script) and parted(script, loop)
+    sharded_here = ported(script) and loop_sharded(script, loop)
     found = [
         one
         for one in loop.counts
-        if (_of_part(file, script, loop, one) if dealt_here else _by_name(one))
-        and (_used_after(file, loop, one.name) or (dealt_here and _told_inside(loop, one)))
+        if (_of_part(file, script, loop, one) if sharded_here else _by_name(one))
+        and (_used_after(file, loop, one.name) or (sharded_here and _logged_inside(loop, one)))
     ]
-    if dealt_here and loop in script.eval_loops:
+    if sharded_here and loop in script.eval_loops:
         found += _index(file, loop)
     if not found:
         return []
     if script.distributed:
         if guard(file, script, loop.node):
             return []
-        if loop in script.eval_loops and not parted(script, loop):
+        if loop in script.eval_loops and not loop_sharded(script, loop):
             return []  # every rank has it all
         found = [one for one in found if not reduced(file, script, loop, one)]
     return found
 
 
 def _by_name(count: Count) -> bool:
-    """What is added is a number of this batch, not a list of file names."""
+    """True of a count that adds a number of this batch, not a list of file names."""
     return (
         _COUNTED.search(count.name) is not None
         and not integer(count.value)
@@ -112,7 +112,7 @@ def _by_name(count: Count) -> bool:
 
 def _of_part(file: File, script: Script, loop: Loop, count: Count) -> bool:
     """True where it grows by what differs from rank to rank."""
-    if count.name in made_anew(loop):
+    if count.name in reassigned(loop):
         return False
     if integer(count.value):  # batches, or samples that a condition lets through
         return loop in script.eval_loops
@@ -141,7 +141,7 @@ def _method(count: Count) -> str:
 
 
 def _index(file: File, loop: Loop) -> list[Count]:
-    """What `enumerate` has counted when the loop is over: the batches of this rank."""
+    """The count of `enumerate` that is used behind the loop: the batches of this rank."""
     node = loop.node
     if not isinstance(node, ast.For) or not isinstance(node.target, ast.Tuple):
         return []
@@ -178,9 +178,9 @@ def _used_after(file: File, loop: Loop, name: str) -> bool:
     return False
 
 
-def _told_inside(loop: Loop, count: Count) -> bool:
+def _logged_inside(loop: Loop, count: Count) -> bool:
     return any(
-        isinstance(one, ast.Call) and told(one) and count.name in mentioned(one)
+        isinstance(one, ast.Call) and logs(one) and count.name in mentioned(one)
         for one in walk(*loop.body)
     )
 
@@ -225,7 +225,7 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
     if not ported(script):
         return
     for loop in loops_in(file, script.eval_loops):
-        if not parted(script, loop):
+        if not loop_sharded(script, loop):
             continue
         around: ast.AST = file.names.function(loop.node) or file.tree
         added = {
@@ -315,7 +315,7 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
     if not ported(script):
         return
     for loop in loops_in(file, script.eval_loops):
-        if parted(script, loop) or guard(file, script, loop.node):
+        if loop_sharded(script, loop) or guard(file, script, loop.node):
             continue
         names = {count.name for count in loop.counts}
         for one in walk(file.names.function(loop.node) or file.tree):
@@ -331,18 +331,18 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
                 break
 
 
-def parted(script: Script, loop: Loop) -> bool:
-    """Whether each rank has other batches in a loop."""
+def loop_sharded(script: Script, loop: Loop) -> bool:
+    """True where each rank has other batches in a loop."""
     return (
         sharded(script, loop)
-        or any(dealt(script, loader) for loader in loop.loaders)
+        or any(sharded_loader(script, loader) for loader in loop.loaders)
         or (not loop.loaders and anywhere(script, "deal"))
     )
 
 
-def told(call: ast.Call) -> bool:
-    """Whether a call prints, logs or draws what it is given."""
-    return call_name(call) in _TELLS
+def logs(call: ast.Call) -> bool:
+    """True where a call prints, logs or draws what it is given."""
+    return call_name(call) in _LOGS
 
 
 def of_batch(file: File, loop: Loop) -> set[str]:
@@ -361,7 +361,7 @@ def of_batch(file: File, loop: Loop) -> set[str]:
     return made_of(assigns, found, partial(_local_mentions, file), _names)
 
 
-def made_anew(loop: Loop) -> set[str]:
+def reassigned(loop: Loop) -> set[str]:
     """Names that every round gives another value: `loss += penalty` is no running sum."""
     found = _names(loop.node.target) if isinstance(loop.node, ast.For) else set()
     for one in loop.body:

@@ -1,4 +1,4 @@
-"""What differs in a job of many ranks: no network, nobody stops alone; what cannot be dealt."""
+"""Schedules for the steps of many ranks, and ranks that stop alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import STEP_SCHEDULES, words
-from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string, trains
+from .facts import (
+    calls,
+    calls_in,
+    loops_in,
+    names_rank,
+    ranked,
+    sharded_loader,
+    string,
+    trains,
+    with_origins,
+)
 from .reduced import is_reduction
 from .rule import Hit, rule
 
@@ -64,8 +74,7 @@ def schedule_length(file: File, script: Script) -> Iterator[Hit]:
             given = argument(call, name)
             if given is None:
                 continue
-            texts = [file.code(given)]
-            texts += [one.file.code(one.node) for one in script.flow.origins(file, given)]
+            texts = [where.code(one) for where, one in with_origins(script, file, given)]
             if any(re.search(r"len\(.*\)\s*//?.*batch", one) for one in texts) and not any(
                 "world" in one for one in texts
             ):
@@ -144,7 +153,9 @@ def times_ranks(file: File, script: Script) -> Iterator[Hit]:
         if optimizer.file is not file or not isinstance(call, ast.Call) or not whole:
             continue
         rate = argument(call, "lr", 1)
-        if rate is not None and any(_times_ranks(one) for one in made_of(file, script, rate)):
+        if rate is not None and any(
+            _times_ranks(one) for _, one in with_origins(script, file, rate)
+        ):
             yield Hit(
                 rate,
                 "the learning rate grows with the number of ranks, and the batch does not: "
@@ -201,7 +212,7 @@ def _whole_batches(script: Script) -> bool:
 def _own_batches(script: Script) -> bool:
     """True where each rank has batches of the script's size."""
     return not _whole_batches(script) and any(
-        dealt(script, one)
+        sharded_loader(script, one)
         and isinstance(one.node, ast.Call)
         and (size := argument(one.node, "batch_size", 1)) is not None
         and not ranked(script, one.file, size)
@@ -217,7 +228,7 @@ def _loader_times_ranks(file: File, script: Script, value: ast.expr) -> bool:
             for call in calls_in(one)
             if call.args
         )
-        for one in made_of(file, script, value)
+        for _, one in with_origins(script, file, value)
     )
 
 
@@ -229,11 +240,6 @@ def _times_ranks(node: ast.AST) -> bool:
         and (names_rank(one.left) or names_rank(one.right))
         for one in walk(node)
     )
-
-
-def made_of(file: File, script: Script, value: ast.expr) -> list[ast.AST]:
-    """An expression, and what the names in it stand for."""
-    return [value, *(one.node for one in script.flow.origins(file, value))]
 
 
 @rule("RK181", "error", "one rank leaves the step")

@@ -15,7 +15,7 @@ from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
 from .chance import drawn_batches
-from .facts import by_hand, calls, calls_in, dealt, samplers, sharded, true
+from .facts import by_hand, calls, calls_in, samplers, sharded, sharded_loader, true
 from .rule import Hit, refuse, rule
 from .unfit import not_data_parallel
 
@@ -122,7 +122,8 @@ def in_parts(file: File, script: Script, loop: Loop | None, source: ast.expr) ->
             break
         calls_there += [up] if isinstance(up, ast.Call) else []
     return any(call_name(call).endswith("shard") for call in calls_there) or any(
-        any(call_name(call) == "shard" for _, call in origin.through) or dealt(script, origin)
+        any(call_name(call) == "shard" for _, call in origin.through)
+        or sharded_loader(script, origin)
         for origin in script.flow.origins(file, source)
     )
 
@@ -439,7 +440,7 @@ def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
     Nothing: it refuses, since `rankup.shard` has no positions to cut by.
     """
     for loader in script.train_loaders:
-        if loader.file is not file or dealt(script, loader):
+        if loader.file is not file or sharded_loader(script, loader):
             continue
         if any(sharded(script, loop) for loop in script.train_loops if loader in loop.loaders):
             continue

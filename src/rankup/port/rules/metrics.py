@@ -270,7 +270,7 @@ class Numbers(Region):
         script = self.script
         plans: dict[str, list[tuple[ast.expr, Kind]] | None] = {}
         for name, values in grown.items():
-            if name in self.losses.kinds or self._made_anew(name):
+            if name in self.losses.kinds or self._reassigned(name):
                 continue
             plan: list[tuple[ast.expr, Kind]] | None = []
             for at, value in values:
@@ -311,7 +311,7 @@ class Numbers(Region):
                 groups.setdefault(divisor, set()).update(mentioned(one.left) & sums)
         return list(groups.values())
 
-    def _made_anew(self, name: str) -> bool:
+    def _reassigned(self, name: str) -> bool:
         """True where each round gives a name another value: noise that is added is no counter."""
         if name in self.values.targets:
             return True

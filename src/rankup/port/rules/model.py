@@ -155,9 +155,9 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
         origins = [one for one in script.flow.origins(file, node.value) if one.node in models]
         if script.distributed:
             origins = [one for one in origins if one.wrappers() == {"ddp"}]
-            origins = [one for one in origins if not _before_wrap(file, script, node, one)]
+            origins = [] if _before_wrap(file, node) else origins
         spelled = file.code(node)
-        if not origins or spelled in seen or not _own_class(file, script, origins[0].node, name):
+        if not origins or spelled in seen or not _own_class(script, origins[0].node, name):
             continue
         seen.add(spelled)
         yield Hit(
@@ -167,8 +167,8 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
         )
 
 
-def _own_class(file: File, script: roles.Script, made: ast.AST, name: str) -> bool:
-    """Whether it is an attribute of the model, as far as one can see."""
+def _own_class(script: roles.Script, made: ast.AST, name: str) -> bool:
+    """True where it is an attribute of the model, as far as one can see."""
     for where in script.files:
         if made in where.names.parents:
             owner = script.flow.class_of(where, made)
@@ -182,8 +182,8 @@ def _own_class(file: File, script: roles.Script, made: ast.AST, name: str) -> bo
     return True
 
 
-def _before_wrap(file: File, script: roles.Script, node: ast.AST, origin: object) -> bool:
-    """Whether a use stands above the wrapping, in the same function."""
+def _before_wrap(file: File, node: ast.AST) -> bool:
+    """True where a use stands above the wrapping, in the same function."""
     home = file.names.function(node)
     line = file.line(node)[0]
     for call in file.names.all(ast.Call):
@@ -259,7 +259,7 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
 
 
 def _may_have_buffers(script: roles.Script) -> bool:
-    """Whether DDP may have something to send in a forward: not for a model of the script's own
+    """True where DDP may have something to send in a forward: not for a model of the script's own
     that registers no buffer and takes none of those that do."""
     texts = [one.text for one in script.files]
     own = any(_MODULE.search(text) for text in texts)
@@ -304,7 +304,6 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
 
     Leaves a remark at the place.
     """
-    message = "moving the model to the CPU and back ends the exchange of its gradients"
     models = {one.node for one in script.models}
     training = training_in(script, file)
     for call, dotted in calls(file, "cpu", "to"):
@@ -319,9 +318,8 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
         if models & {one.node for one in script.flow.origins(file, call.func.value)}:
             yield Hit(
                 call,
-                message,
+                "moving the model to the CPU and back ends the exchange of its gradients",
                 "save its state_dict() without moving it",
-                left=f"{message}; save its state_dict() without moving it",
             )
 
 
@@ -381,12 +379,12 @@ def batch_norm(file: File, script: roles.Script) -> Iterator[Hit]:
                 node,
                 "batch norm takes its statistics from a rank's part of each batch",
                 "nothing for 16 samples per GPU or more; `rankup port --sync-bn` takes all ranks'",
-                partial(_said, node=node),
+                partial(_batch_norm_left, node=node),
             )
             return
 
 
-def _said(context: Context, node: ast.AST) -> str:
+def _batch_norm_left(context: Context, node: ast.AST) -> str:
     if not context.options.sync_bn:
         context.leave(
             node,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ...script.flow import argument, call_name, given
 from ...script.roles import Script
 from ...script.source import File
-from .facts import anywhere, calls, caught, ranked
+from .facts import anywhere, calls, caught, ported, ranked
 from .guards import guard
 from .rule import Hit, rule
 
@@ -32,7 +32,7 @@ _DIALOGS = {
 
 
 def _quiet(script: Script) -> bool:
-    return anywhere(script, "quiet") and "rankup" in script.runtimes
+    return anywhere(script, "quiet") and ported(script)
 
 
 @rule("RK174", "warning", "printed by every rank")

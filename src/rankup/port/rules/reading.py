@@ -64,11 +64,8 @@ def read_before_written(file: File, script: Script) -> Iterator[Hit]:
         if (is_reduction(file, call) or call_name(call) in ("barrier", "backward"))
         and not guard(file, script, call)
     ]
-    saved = {call for call, _ in _loaded_behind_training(file, script, meetings)}
-    for call, path in (
-        *_loaded_behind_training(file, script, meetings),
-        *_read_behind_write(file, script, meetings),
-    ):
+    saved = dict(_loaded_behind_training(file, script, meetings))
+    for call, path in (*saved.items(), *_read_behind_write(file, script, meetings)):
         if not guard(file, script, call):
             yield Hit(
                 call,
@@ -134,7 +131,7 @@ def _read_behind_write(
 
 
 def _either_or(file: File, one: ast.AST, other: ast.AST) -> bool:
-    """Whether two places stand in different branches of one `if`."""
+    """True where two places stand in different branches of one `if`."""
     around = set(file.names.up(other))
     chain = [one, *file.names.up(one)]
     for below, up in pairwise(chain):
@@ -165,11 +162,9 @@ def _named(path: ast.expr) -> ast.expr:
 def _read(file: File, call: ast.Call) -> ast.expr | None:
     """The path that a call reads from."""
     dotted = file.names.called(call)
-    if dotted in _READERS or (dotted == "h5py.File" and _reading(argument(call, "mode", 1))):
+    opens = dotted in ("h5py.File", "builtins.open") and _reading(argument(call, "mode", 1))
+    if dotted in _READERS or opens:
         first = first_argument(call)
-        return None if first is None else _named(first)
-    if dotted == "builtins.open":
-        first = first_argument(call) if _reading(argument(call, "mode", 1)) else None
         return None if first is None else _named(first)
     if isinstance(call.func, ast.Attribute) and call_name(call) in ("read_text", "read_bytes"):
         return _named(call.func.value)

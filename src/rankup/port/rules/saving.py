@@ -85,7 +85,7 @@ def _saved_by_root(context: Context, site: Site) -> str:
 
 
 def _loads_safely(context: Context, value: ast.expr, depth: int = 0) -> bool:
-    """Return whether what is saved loads with `weights_only=True`, as far as can be seen."""
+    """True where what is saved loads with `weights_only=True`, as far as can be seen."""
     script = context.script
     if isinstance(value, ast.Dict):
         whole = all(value.keys)  # without `**others`

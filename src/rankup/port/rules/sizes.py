@@ -96,7 +96,7 @@ def _size_of_part(context: Context, value: ast.expr, batch: str) -> str:
 
 
 def batch_sizes(training: Training) -> set[str]:
-    """What the script calls the sizes of its loaders' batches: `args.batch_size`."""
+    """The expressions for the sizes of the loaders' batches: `args.batch_size`."""
     return {
         training.script.code(arg)
         for call in training.loader_calls

@@ -17,7 +17,7 @@ from ...script.torch_names import SEEDS
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
-from .chance import draws, draws_by_own
+from .chance import draws, draws_by_own, of_process
 from .facts import ported
 from .rule import Hit, rule
 
@@ -217,20 +217,13 @@ def steering_clock(file: File, script: Script) -> Iterator[Hit]:
             if mentioned(*node.targets) & names
         ]
         ends = isinstance(one, ast.While) or steers(training, one)
-        if ends and any(_reads_clock(file, node) for node in (one.test, *made)):
+        if ends and any(of_process(file, node) for node in (one.test, *made)):
             yield Hit(
                 one,
                 _ALONE.format("has a clock of its own"),
                 "let rank 0's clock decide for all: rankup.broadcast(…)",
                 partial(_rank_0s_clock, test=one.test),
             )
-
-
-def _reads_clock(file: File, node: ast.AST) -> bool:
-    return any(
-        isinstance(one, ast.Call) and file.names.called(one).startswith(("time.", "datetime."))
-        for one in walk(node)
-    )
 
 
 def _rank_0s_clock(context: Context, test: ast.expr) -> str:

@@ -71,11 +71,11 @@ def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
         return  # where a forward needs all ranks, all of them go round equally often
     for loop in loops_in(file, script.eval_loops):
         if any(not true(argument(call, "train")) for call in _shards(script, loop)):
-            yield from _waiting(file, loop, list(calls_in(*loop.body)))
+            yield from _waiting(file, list(calls_in(*loop.body)))
     for loop in loops_in(file, script.train_loops):
         if _also_evaluates(script, loop) and _uneven(script, loop):
             always = [call for call in calls_in(*loop.body) if not _conditional(loop, call)]
-            yield from _waiting(file, loop, always)
+            yield from _waiting(file, always)
 
 
 @rule("RK184", "error", "a stand-in that is counted")
@@ -132,7 +132,7 @@ def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
-def _waiting(file: File, loop: Loop, calls: list[ast.Call]) -> Iterator[Hit]:
+def _waiting(file: File, calls: list[ast.Call]) -> Iterator[Hit]:
     for call in calls:
         dotted = file.names.called(call)
         if call_name(call) in _WAITS and dotted.startswith(("rankup.", "torch.distributed.")):
@@ -164,7 +164,7 @@ def _shards(script: Script, loop: Loop) -> list[ast.Call]:
 
 
 def _uneven(script: Script, loop: Loop) -> bool:
-    """Whether one of the loaders is dealt as an evaluation where a loop evaluates."""
+    """True where one of the loaders is dealt as an evaluation where a loop evaluates."""
     shards = _shards(script, loop)
     loose = [call for call in shards if not true(argument(call, "train"))]
     # What shuffles is trained on, as a rule; where nothing else is there it is evaluated, too.
@@ -177,7 +177,7 @@ def _shuffles(call: ast.Call) -> bool:
 
 
 def _also_evaluates(script: Script, loop: Loop) -> bool:
-    """Whether a loop that trains is gone round in evaluations as well."""
+    """True where a loop that trains is gone round in evaluations as well."""
     if _gradients_off(script, loop.file, loop.node, set()):
         return True
     several = len(loop.loaders) > 1 or any(
@@ -199,7 +199,7 @@ def _also_evaluates(script: Script, loop: Loop) -> bool:
 
 
 def _conditional(loop: Loop, call: ast.AST) -> bool:
-    """Whether a call in a loop is passed over where a condition says so."""
+    """True where a call in a loop is passed over where a condition says so."""
     index = loop.file.names
     inner = itertools.takewhile(lambda up: up is not loop.node, index.up(call))
     if any(isinstance(up, ast.If | ast.IfExp) for up in inner):
@@ -211,7 +211,7 @@ def _conditional(loop: Loop, call: ast.AST) -> bool:
 
 
 def _gradients_off(script: Script, file: File, node: ast.AST, seen: set[ast.AST]) -> bool:
-    """Whether a loop may begin with gradients off: around it, or where its function is called."""
+    """True where gradients may be off: around a place, or where its function is called."""
     for up in file.names.up(node):
         if gradients_off(file, up):
             return True

@@ -142,7 +142,7 @@ def _loops_over_loader(training: Training) -> bool:
 
 
 def _batches_of(training: Training) -> str:
-    """What the innermost loop around the training goes over, if that may be batches."""
+    """The name that the innermost loop around the training goes over, if it has one."""
     for loop in training.loops:
         if loop.trains and (written := training.script.dotted(loop.source)):
             return written
@@ -262,7 +262,7 @@ def _cut_by_hand(training: Training) -> Hit | None:
 
 
 def _cuts(training: Training, node: ForNode) -> bool:
-    """Whether the counter of a loop over numbers says where to cut, here or one call away."""
+    """True where the counter of a loop over numbers says where to cut, here or one call away."""
     script = training.script
     over = unpacked(script, node.iter)
     if not isinstance(over, ast.Call) or script.name(over.func) not in ("range", "numpy.arange"):

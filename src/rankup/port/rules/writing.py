@@ -115,7 +115,7 @@ def written_by_root(context: Context, site: Site) -> str | None:
 
 
 def _where_missing(context: Context, call: ast.Call) -> bool:
-    """Return whether rank 0 makes a file before the others look, which then find it."""
+    """True where rank 0 makes a file before the others look, which then find it."""
     above = list(context.script.above(call))
     return any(up in context.missing for up in above) or (
         context.goes_first(call)
@@ -142,7 +142,7 @@ def _object(context: Context, site: Site) -> str | None:
 
 
 def _self_contained(context: Context, block: ast.With) -> bool:
-    """Return whether the ranks that leave a block out stay as those that run it."""
+    """True where the ranks that leave a block out stay as those that run it."""
     script, training = context.script, context.training
     if not script.first_on_line(script.span(block)[0]) or context.needs_all(block):
         return False
@@ -164,7 +164,7 @@ def _self_contained(context: Context, block: ast.With) -> bool:
 
 
 def _used_behind(context: Context, block: ast.With) -> bool:
-    """Whether a name that a block gives a value is read elsewhere, but where it is given anew."""
+    """True where a name that a block gives a value is read elsewhere, with that value."""
     script = context.script
     stored = {
         one.id
@@ -181,7 +181,7 @@ def _used_behind(context: Context, block: ast.With) -> bool:
 
 
 def _binds(node: ast.AST, name: str) -> bool:
-    """Return whether a `with` or `for` gives a name its value for the statements in it."""
+    """True where a `with` or `for` gives a name its value for the statements in it."""
     targets: list[ast.AST] = []
     if isinstance(node, ast.With):
         targets = [one.optional_vars for one in node.items if one.optional_vars is not None]
