@@ -218,7 +218,7 @@ class Script:
         return found[1]
 
     def per_sample(self, node: ast.AST) -> bool:
-        """True of what runs as samples are drawn: in `__getitem__` and the like, or called there."""
+        """True of what runs as samples are drawn: in `__getitem__` and alike, or called there."""
         seen: set[ast.AST] = set()
         scopes: list[ast.AST] = [self.scope(node)]
         while scopes:
