@@ -1,14 +1,16 @@
-"""Each rule has a page; the bad example on it gives the code, the good one does not."""
+"""A rule's page is its docstring; the bad example gives its code, the good one does not."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from rankup.port import sbatch
 from rankup.port.check import SYNTAX, check_python
-from rankup.port.rules import RULES
+from rankup.port.rules import RULES, Rule
 from rankup.script.source import from_bytes
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "rules"
@@ -50,6 +52,17 @@ def codes(example: str) -> set[str]:
     return {one.code for one in check_python(source)}
 
 
+@pytest.mark.parametrize("rule", RULES, ids=CODES)
+def test_the_page_is_the_rule(rule: Rule) -> None:
+    """`RANKUP_GOLDEN=write` writes the pages anew."""
+    page = PAGES / f"{rule.code}.md"
+    if os.environ.get("RANKUP_GOLDEN") == "write":
+        page.write_text(rule.page(), encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == rule.page()
+    listed = (PAGES.parent / "check.md").read_text(encoding="utf-8")
+    assert f"- [{rule.code}](rules/{rule.code}.md) {rule.title}\n" in listed
+
+
 @pytest.mark.parametrize("code", CODES)
 def test_the_example_gives_the_code_and_the_other_does_not(code: str) -> None:
     bad, *good = examples(code)
@@ -64,8 +77,6 @@ def test_a_syntax_error_has_a_page_as_well() -> None:
     assert SYNTAX not in codes(good)
 
 
-def test_codes_are_distinct_and_every_page_is_listed() -> None:
-    assert len(CODES) == len(set(CODES))
-    listed = (PAGES.parent / "check.md").read_text(encoding="utf-8")
-    for code in (SYNTAX, *CODES):
-        assert f"(rules/{code}.md)" in listed
+def test_every_code_has_one_page() -> None:
+    codes = [SYNTAX, *CODES, *(rule.code for rule in sbatch.RULES)]
+    assert sorted(codes) == sorted(path.stem for path in PAGES.glob("*.md"))

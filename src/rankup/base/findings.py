@@ -1,21 +1,24 @@
 """Findings are data: a stable code, a level, a place, what it means, what to do.
 
 `doctor`, `check` and `report` all produce them; here are their one printer and their JSON form.
-Each code has a page, `docs/findings/CODE.md`.
+Each code has a page, `docs/findings/CODE.md` or `docs/rules/CODE.md`.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from .errors import EXIT_FAILED
 
 Level = Literal["ok", "warning", "error"]
 _SIGNS: dict[Level, str] = {"ok": "ok", "warning": "WARN", "error": "ERROR"}
 _COLOURS: dict[Level, str] = {"ok": "32", "warning": "33", "error": "1;31"}
+_NOQA = re.compile(r"#\s*noqa\b(?:\s*:\s*([A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,23 @@ class Finding:
     place: str
     message: str
     todo: str = ""
+
+
+def page(
+    code: str, title: str, finds: Callable[..., Any], before: str = "", behind: str = ""
+) -> str:
+    """Return a code's page of the documentation: the docstring of the function that finds it.
+
+    Args:
+        before, behind: what pages of this kind have in common.
+    """
+    return f"# {code}: {title}\n\n{before}{inspect.getdoc(finds)}{behind}\n"
+
+
+def silenced(code: str, line: str) -> bool:
+    """Return True where a line has `# noqa` for every code, or `# noqa: CODE, …` with this one."""
+    match = _NOQA.search(line)
+    return match is not None and (match[1] is None or code in re.split(r"[,\s]+", match[1].upper()))
 
 
 def exit_code(findings: Iterable[Finding]) -> int:

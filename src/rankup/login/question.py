@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from ..base.findings import Finding, Level
+from ..base.findings import Finding, Level, page
 
 S = TypeVar("S")
 
@@ -69,7 +68,7 @@ class Question(Generic[S]):
 
     def page(self) -> str:
         """Return its page of the documentation."""
-        return f"# {self.code}: {self.title}\n\n{inspect.getdoc(self.judge)}\n"
+        return page(self.code, self.title, self.judge)
 
 
 def question(

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..base.errors import UserError, nearest
-from ..base.findings import Finding
+from ..base.findings import Finding, silenced
 from ..base.text import clean
 from ..script.source import File, read
 from ..script.understand import understand
 from .rules import RULES
 
 SYNTAX = "RK100"
-_NOQA = re.compile(r"#\s*noqa(?P<codes>\s*:\s*[A-Za-z]+\d+(?:[,\s]+[A-Za-z]+\d+)*)?", re.IGNORECASE)
 _LARGEST = 200  # files of a folder: more is no folder of scripts
 
 
@@ -156,11 +155,5 @@ def _selected(code: str, select: Sequence[str], ignore: Sequence[str]) -> bool:
 def _unless_noqa(file: File, findings: Iterable[Finding]) -> Iterable[Finding]:
     for one in findings:
         _, line, _ = split(one.place)
-        text = file.lines[line - 1] if line <= len(file.lines) else ""
-        match = _NOQA.search(text)
-        if match is None:
+        if line > len(file.lines) or not silenced(one.code, file.lines[line - 1]):
             yield one
-        elif match["codes"]:
-            codes = {code.upper() for code in re.findall(r"[A-Za-z]+\d+", match["codes"])}
-            if one.code not in codes:
-                yield one

@@ -70,7 +70,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Reading:
-    """Return what a script fetches, in the order of files and lines.
+    """The downloads of a script, in the order of files and lines.
 
     Attributes:
         notes: what was not read, and why, one line each.

@@ -170,7 +170,7 @@ def find_sites(flow: Flow) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
 
 
 def written(flow: Flow, file: File, call: ast.Call) -> Site | None:
-    """What a call writes; None where it writes no file, or into one that was opened before."""
+    """The file that a call writes; None where it writes none, or one that was opened before."""
     dotted, name = file.names.called(call), call_name(call)
     if dotted in _LOGS:
         path = _given(call, _LOGS[dotted])
@@ -276,7 +276,7 @@ def _saves_itself(flow: Flow, file: File, call: ast.Call) -> bool:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Return what a call may bring from the network.
+    """A download that a call may make.
 
     Attributes:
         what: in words, for a message.
@@ -288,7 +288,7 @@ class Fetch:
 
 
 def fetched(file: File, call: ast.Call) -> Fetch | None:
-    """What a call brings from the network where it is not there yet; None where it does not."""
+    """The download that a call makes where a file is not there yet; None where it makes none."""
     dotted, name = file.names.called(call).removeprefix("six.moves."), call_name(call)
     if dotted.startswith(_CONSTRUCTED) and name[:1].isupper() and name not in _GENERATED:
         return Fetch(f"{name} downloads and processes its files")

@@ -40,7 +40,7 @@ def _correct_string(node: ast.JoinedStr, text: str, offset: _Offset) -> None:
 
 
 def _values(node: ast.JoinedStr) -> Iterator[ast.expr]:
-    """What an f-string formats, in the order of the text; of a format's own fields, too."""
+    """The values in an f-string, in the order of the text; those in a format, too."""
     for one in node.values:
         if isinstance(one, ast.FormattedValue):
             yield one.value

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from .flow import Flow, call_name, first_argument, literal
 from .models import is_loader, role
 from .names import Function, walk
-from .roles import Count, Loop, LoopNode, Role
+from .roles import Count, Loop, LoopNode, Role, RoleKind
 from .source import File
 from .torch_names import LOADER_WRAPPERS, METRIC_METHODS
 
@@ -106,7 +106,7 @@ def _calls_reached(reached: dict[LoopNode, tuple[File, list[Backward]]]) -> set[
 
 
 def _iterated(
-    flow: Flow, file: File, node: LoopNode, kind: str
+    flow: Flow, file: File, node: LoopNode, kind: RoleKind
 ) -> tuple[ast.expr | None, tuple[Role, ...]]:
     """The expression that a loop takes its batches from, and the loaders that it may be."""
     expressions = taken_from(file, node)
@@ -117,8 +117,7 @@ def _iterated(
             sure = is_loader(flow, origin)
             if sure:
                 first = first or expression
-                wanted = "train_loader" if kind == "train_loader" else "eval_loader"
-                roles.setdefault(origin.node, role(wanted, origin, sure))  # type: ignore[arg-type]
+                roles.setdefault(origin.node, role(kind, origin, sure))
     return first or (expressions[0] if expressions else None), tuple(roles.values())
 
 

@@ -140,7 +140,7 @@ def with_parameters(
 
 
 def _filled_over(file: File, name: ast.Name) -> list[ast.expr]:
-    """What loops go over that fill a list: `for p in net.parameters(): found.append(p)`."""
+    """The iterables of loops that fill a list: `for p in net.parameters(): found.append(p)`."""
     scope = file.names.bindings(name.id, file.names.scope(name))[0]
     return list(
         dict.fromkeys(

@@ -417,6 +417,20 @@ def targets_of(target: ast.AST) -> list[ast.AST]:
     return [target]
 
 
+def elements(node: ast.expr) -> list[ast.expr]:
+    """The parts of a tuple or a list; anything else is its own."""
+    return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
+
+
+def assigned(statement: ast.AST) -> list[ast.expr]:
+    """The targets of an assignment of any form; none of another statement."""
+    if isinstance(statement, ast.Assign):
+        return statement.targets
+    if isinstance(statement, ast.AnnAssign | ast.AugAssign):
+        return [statement.target]
+    return []
+
+
 def mentioned(*nodes: ast.AST) -> set[str]:
     """The names that expressions read: `state`, `self.total`; `state["step"]`, `model.seen` too."""
     found: set[str] = set()

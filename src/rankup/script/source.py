@@ -138,6 +138,10 @@ class File:
         line, column = self.line(node)
         return f"{clean(str(self.path))}:{line}:{column}"
 
+    def short_place(self, node: ast.AST) -> str:
+        """`FILE:LINE` without the folder, within a message about another file."""
+        return f"{self.path.name}:{self.line(node)[0]}"
+
     def _offset(self, line: int, column: int) -> int:
         """The place in the text of what `ast` counts in bytes of UTF-8 within a line."""
         text = self.lines[line - 1]

@@ -140,7 +140,7 @@ def _write(target: Path, data: bytes) -> None:
 
 
 def report(ported: Ported, in_place: bool = False) -> list[str]:
-    """What was done and what is left, line by line of the original."""
+    """The lines that say, by lines of the original, what was done and what is left."""
     lines = [f"done ({len(ported.done)}):"]
     lines += [f"  {_at(note.line)}  {note.text}" for note in ported.done]
     if ported.left:

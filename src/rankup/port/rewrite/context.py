@@ -1,4 +1,4 @@
-"""What a fix works with: the script and its roles to read, edits and notes to write."""
+"""The tools of a fix: the script and its roles to read, edits and notes to write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .training import Training
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked of `port`.
+    """The options of `port`.
 
     Attributes:
         batch: `global`, or `per-gpu`.
@@ -145,11 +145,11 @@ class Context:
         return True
 
     def goes_first(self, node: ast.AST) -> bool:
-        """Return whether rank 0 runs a place before the others come there."""
+        """True where rank 0 runs a place before the others come there."""
         return node in self.first or any(up in self.first for up in self.script.above(node))
 
     def needs_all(self, node: ast.AST) -> bool:
-        """Return whether all ranks have to come to what other fixes have put into an expression."""
+        """True where all ranks have to come to what other fixes have put into an expression."""
         return _together(self.edits.inside(self.script.span(node)))
 
     def meets(self, block: ast.AST) -> bool:
@@ -168,7 +168,7 @@ class Context:
         return False
 
     def asks_files(self, test: ast.AST | None) -> bool:
-        """Return whether an expression, or what its names stand for, asks which files there are."""
+        """True where an expression, or what its names stand for, asks which files there are."""
         script = self.script
         return test is not None and asks_files(script.flow, script.file, test)
 
@@ -213,7 +213,7 @@ class Context:
 
     @property
     def _indentation(self) -> str:
-        """What the script indents a block by."""
+        """The indentation of a block in this script."""
         for owner in self.script.inside(self.script.tree, ast.stmt):
             body = getattr(owner, "body", None)
             if body and self.script.first_on_line(self.script.span(body[0])[0]):

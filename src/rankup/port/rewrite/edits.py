@@ -59,7 +59,7 @@ class Edits:
         self._add(start, end, text, (3, 0, 0))
 
     def taken(self, span: Span) -> bool:
-        """Whether a replacement touches it already."""
+        """True where a replacement touches it already."""
         start, end = span
         return any(e.end > e.start and e.start < end and start < e.end for e in self._edits)
 

@@ -81,11 +81,7 @@ def plain_reduction(script: Script, call: ast.Call) -> Kind | None:
     if not makers or None in _makers(script, call):
         return None
     ignores = any(call_name(one) in CLASS_WEIGHTS for one in makers)
-    if ignores and any(
-        literal(one.operand) == 100  # torch's own default of `ignore_index` is -100
-        for file in script.flow.files
-        for one in file.names.all(ast.UnaryOp)
-    ):
+    if ignores and says_ignored(script):
         return Kind.UNKNOWN
     for one in makers:
         given_ = [argument(one, name) for name in _WEIGHTED] + one.args[2 if one is call else 0 :]
@@ -93,6 +89,15 @@ def plain_reduction(script: Script, call: ast.Call) -> Kind | None:
         if spread or any(value is not None and not is_none(value) for value in given_):
             return Kind.UNKNOWN
     return reduction(script, call) or Kind.UNKNOWN
+
+
+def says_ignored(script: Script) -> bool:
+    """True where one of the files has -100, torch's own default of `ignore_index`."""
+    return any(
+        literal(one.operand) == 100
+        for file in script.flow.files
+        for one in file.names.all(ast.UnaryOp)
+    )
 
 
 def _makers(script: Script, call: ast.Call) -> list[ast.Call | None]:

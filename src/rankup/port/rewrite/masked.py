@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ...script.flow import argument, call_name, given, is_none, returned
 from ...script.names import Function, words_in
 from ...script.torch_names import CLASS_WEIGHTS, words
-from .losses import Kind, divided, function_of, reduction
+from .losses import Kind, divided, function_of, reduction, says_ignored
 from .script import Script
 from .training import Training
 
@@ -155,7 +155,7 @@ def _of_torch(script: Script, call: ast.Call) -> MaskedMean | None:
     ignore = argument(made, "ignore_index")
     weight = argument(made, "weight", by_class)
     weighted = weight is not None and not is_none(weight)
-    default = _says(script, _IGNORED)
+    default = says_ignored(script)
     if ignore is None and not weighted and not default:
         return None
     ignored = script.code(ignore) if ignore is not None else _IGNORED
@@ -207,11 +207,3 @@ def _again(script: Script, value: ast.expr) -> str:
         if not isinstance(call.func, ast.Attribute) or call.func.attr not in _PLAIN:
             return ""
     return script.code(value)
-
-
-def _says(script: Script, number: str) -> bool:
-    return any(
-        file.code(one) == number
-        for file in script.flow.files
-        for one in file.names.all(ast.UnaryOp)
-    )

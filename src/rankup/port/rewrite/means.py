@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from ...script.flow import argument, call_name, given, literal, returned
-from ...script.names import Binding, Function
+from ...script.names import Binding, Function, elements
 from ...script.torch_names import OTHER_MEANS, words
 from .losses import Kind, constant, function_of, reduction
 from .masked import divided_by_mask, over_selected
@@ -378,7 +378,7 @@ class _Scope:
         inner = _Scope(self.training, script, passed, doubts, self.across, self.depth + 1)
         kinds = []
         for one in returned(function):
-            parts = one.elts if isinstance(one, ast.Tuple) else [one]
+            parts = elements(one)
             if path and len(parts) > path[0]:
                 parts = [parts[path[0]]]
             kinds.append(_together([inner.kind(part) for part in parts]))

@@ -20,8 +20,8 @@ from ..rules.decisions import broadcast_decisions, metrics_of_one_rank
 from ..rules.evaluation import Obstacle, obstacle
 from ..rules.facts import integer
 from ..rules.metrics import training_numbers
-from ..rules.model import wrap_models
 from ..rules.steering import decided_alike
+from ..rules.wrapping import wrap_models
 from . import refusals
 from .context import Context, Note, Options
 from .edits import Edits
@@ -74,7 +74,7 @@ _CONTEXT = "with {learner}.distrib_ctx():"
 
 @dataclass(frozen=True)
 class Ported:
-    """What became of a script.
+    """A script and its port.
 
     Attributes:
         path: the script.
@@ -224,7 +224,7 @@ def _file(path: Path) -> File:
 
 
 def _ported(script: Script) -> bool:
-    """Whether a script joins the ranks; one that reads a pack (`rankup.data`) has rankup, too."""
+    """True of a script that joins the ranks, not of one that only reads a pack (`rankup.data`)."""
     return any(
         script.name(call.func).partition(".")[0] in ("rankup", RUNTIME)
         and script.name(call.func).partition(".")[2] in _JOINING
@@ -293,7 +293,6 @@ def effective(context: Context) -> None:
             comment=False,
         )
         break
-    rates = []
     for call in context.training.optimizers:
         rate = argument(call, "lr", 1)
         text = script.code(rate) if rate is not None else "lr"
@@ -303,8 +302,6 @@ def effective(context: Context) -> None:
             numbers = (
                 f"; on {_EXAMPLE} GPUs {value * _EXAMPLE:g} and {value * math.sqrt(_EXAMPLE):g}"
             )
-        rates.append((call, text, numbers))
-    for call, text, numbers in rates:
         context.leave(
             call,
             f"learning rate unchanged. The linear rule (SGD, with warm-up) would make it {text} x "

@@ -18,7 +18,7 @@ _LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 
 
 def framework(script: Script) -> str | None:
-    """What a script needs instead of a rewrite, where a framework does the parallel part."""
+    """The reason why a script needs no rewrite: a framework joins its ranks."""
     for call in script.all(ast.Call):
         name = script.name(call.func)
         if name in _LAUNCHED:
@@ -36,7 +36,7 @@ def framework(script: Script) -> str | None:
 
 
 def fastai(script: Script) -> bool:
-    """Whether a fastai `Learner` trains."""
+    """True of a script that imports fastai."""
     return bool(script.modules & {"fastai", "fastbook"})
 
 
@@ -72,6 +72,5 @@ def trained_in(script: Script) -> str:
     for file in script.flow.files:
         for call in file.names.all(ast.Call):
             if is_backward(call):
-                place = f"{file.path.name}:{file.line(call)[0]}"
-                return f"It trains in {place}; {TWO_FILES}"
+                return f"It trains in {file.short_place(call)}; {TWO_FILES}"
     return ""

@@ -137,7 +137,7 @@ class Script:
         return list(block) if block and self.first_on_line(self.span(block[0])[0]) else [statement]
 
     def first_on_line(self, offset: int) -> bool:
-        """Whether nothing but indentation stands before a place in its line."""
+        """True where nothing but indentation stands before a place in its line."""
         start = max(self.text.rfind("\n", 0, offset), self.text.rfind("\r", 0, offset)) + 1
         return not self.text[start:offset].strip()
 
@@ -154,7 +154,7 @@ class Script:
 
     @cached_property
     def _inside_parentheses(self) -> dict[Span, Span]:
-        """What stands in parentheses that only group -> the same with them."""
+        """Each span in parentheses that only group, and the span with them."""
         tokens: list[tuple[str, int, int]] = []
         found: dict[Span, Span] = {}
         opened: list[int] = []
@@ -183,7 +183,7 @@ class Script:
         return self.file.line(node)[0]
 
     def name(self, node: ast.AST) -> str:
-        """What a dotted expression means, by the script's imports: `F.relu` ->
+        """The full name of a dotted expression, by the script's imports: of `F.relu`
         `torch.nn.functional.relu`; empty where it is something else."""
         known = self.file.names.dotted(node).removeprefix("builtins.")
         return known or self.dotted(node)
@@ -218,7 +218,7 @@ class Script:
         return found[1]
 
     def per_sample(self, node: ast.AST) -> bool:
-        """Whether it runs as samples are drawn: in `__getitem__` and the like, or called there."""
+        """True of what runs as samples are drawn: in `__getitem__` and alike, or called there."""
         seen: set[ast.AST] = set()
         scopes: list[ast.AST] = [self.scope(node)]
         while scopes:

@@ -108,7 +108,7 @@ def _starts(context: Context) -> bool:
 
 
 def _works_at_import(context: Context) -> bool:
-    """Whether a model, a loader or a loop stands outside functions and the guard."""
+    """True where a model, a loader or a loop stands outside functions and the guard."""
     script, guard = context.script, main_guard(context.script)
     roles: list[ast.AST] = [*context.training.loader_calls, *context.training.optimizers]
     roles += [loop.node for loop in context.training.loops]

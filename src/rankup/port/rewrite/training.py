@@ -13,6 +13,7 @@ from ...script.loops import drawn_from, gradients_off, is_backward
 from ...script.models import is_loader, makes_optimizer, part_of, with_parameters
 from ...script.names import (
     Function,
+    assigned,
     made_of,
     mentioned,
     root_name,
@@ -230,7 +231,7 @@ class Training:
                 continue
             calls = script.inside(one.value or [], ast.Call)
             if any(script.called(call) in self._trainers for call in calls):  # of a step
-                known |= stored(*(one.targets if isinstance(one, ast.Assign) else [one.target]))
+                known |= stored(*assigned(one))
         return made_of(statements, known, gives=stored)
 
     # Models.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ...script.flow import argument, call_name, given, is_none, literal
+from ...script.names import Function
 from ...script.torch_names import words
 from .losses import Kind, plain_reduction
 from .script import ForNode, Script
@@ -48,21 +49,26 @@ class Values:
 
     Args:
         losses: names of values that are known beforehand: the loss that is differentiated.
+        function: one that the loop calls, of which the parameters are known, to be looked at
+            instead.
     """
 
-    def __init__(self, training: Training, loop: Loop, losses: dict[str, Kind] | None = None):
+    def __init__(
+        self,
+        training: Training,
+        loop: Loop,
+        losses: dict[str, Kind] | None = None,
+        function: Function | None = None,
+    ) -> None:
         self.training, self.script, self.loop = training, training.script, loop
-        self.losses = dict(losses or {})
-        self.rows = plain_batches(training, loop)
-        self._targets = _targets(self.script, loop)
-        self._read(loop.node.body)
-
-    def _read(self, body: list[ast.stmt]) -> None:
-        self._body = body
-        self.defined = definitions(self.script, body)
+        self.losses = losses or {}
+        self.rows = function is None and plain_batches(training, loop)
+        self.targets = _targets(self.script, loop) if function is None else {}
+        self._body = (function or loop.node).body
+        self.defined = definitions(self.script, self._body)
         self.grown = {
             self.script.dotted(one.target)
-            for one in self.script.inside(body, ast.AugAssign, deep=False)
+            for one in self.script.inside(self._body, ast.AugAssign, deep=False)
         }
         self._known: dict[ast.expr, Kind] = {}
 
@@ -83,14 +89,11 @@ class Values:
             value = value.elts[number]
         if value is None or sum(isinstance(one, ast.Return) for one in body) > 1:
             return Kind.UNKNOWN
-        inner = Values.__new__(Values)
-        inner.training, inner.script, inner.loop = self.training, script, self.loop
-        inner.rows, inner._targets, inner.losses = False, {}, {}
+        known: dict[str, Kind] = {}
         for name in script.parameters(function):
             passed = script.given(function, name, call)
-            inner.losses[name] = Kind.FIXED if passed is None else self.kind(passed, depth)
-        inner._read(function.body)
-        return inner.kind(value, depth)
+            known[name] = Kind.FIXED if passed is None else self.kind(passed, depth)
+        return Values(self.training, self.loop, known, function).kind(value, depth)
 
     def kind(self, node: ast.expr, depth: int = 0) -> Kind:
         """The kind of an expression."""
@@ -131,7 +134,7 @@ class Values:
         if name in self.grown:
             return Kind.UNKNOWN
         found: list[Kind] = []
-        target = self._targets.get(name)
+        target = self.targets.get(name)
         if target is not None:
             found = [target if self.rows else Kind.UNKNOWN]
         defined = self.defined.get(name, [])

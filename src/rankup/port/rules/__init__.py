@@ -19,6 +19,7 @@ from . import (
     reading,
     saving,
     similar,
+    sizes,
     steering,
     uneven,
     unfit,
@@ -38,6 +39,7 @@ _THEMES = (
     model,
     saving,
     similar,
+    sizes,
     steering,
     writing,
     uneven,
@@ -48,8 +50,10 @@ _THEMES = (
     parts,
     unfit,
 )
-RULES: tuple[Rule, ...] = tuple(
-    sorted((rule for theme in _THEMES for rule in theme.RULES), key=lambda rule: rule.code)
-)
+# A rule that another theme imports is found twice.
+_FOUND = {
+    one.code: one for theme in _THEMES for one in vars(theme).values() if isinstance(one, Rule)
+}
+RULES: tuple[Rule, ...] = tuple(_FOUND[code] for code in sorted(_FOUND))
 
 __all__ = ["RULES", "Hit", "Rule"]

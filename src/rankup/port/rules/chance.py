@@ -15,9 +15,9 @@ from ...script.source import File
 from ...script.torch_names import DRAWS, SEEDING, SEEDS, root, words
 from ..rewrite.context import Context
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, names_rank, ported
+from .facts import anywhere, calls, names_rank, ported, with_origins
 from .guards import guard
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 # What two processes have different whatever their random states are.
 _OWN = ("time.", "datetime.", "os.getpid", "os.urandom", "uuid.", "secrets.")
@@ -90,13 +90,7 @@ def _drawing(file: File, node: ast.AST) -> Iterator[ast.Call]:
                 yield call
 
 
-def _made_of(script: Script, file: File, node: ast.AST) -> list[tuple[File, ast.AST]]:
-    """An expression, and what its value is made by."""
-    made = [(one.file, one.node) for one in script.flow.origins(file, node)]
-    return [(file, node), *(one for one in made if one[1] is not node)]
-
-
-def _of_process(file: File, node: ast.AST) -> bool:
+def of_process(file: File, node: ast.AST) -> bool:
     """True of what is made of a clock or of the process."""
     return any(
         isinstance(one, ast.Call) and file.names.called(one).startswith(_OWN) for one in walk(node)
@@ -112,8 +106,8 @@ def _seeded(script: Script) -> frozenset[str]:
         for call, dotted in calls(file, *SEEDS):
             seed = first_argument(call)
             if seed is not None and any(
-                _of_process(where, one) or any(_drawing(where, one)) or names_rank(one)
-                for where, one in _made_of(script, file, seed)
+                of_process(where, one) or any(_drawing(where, one)) or names_rank(one)
+                for where, one in with_origins(script, file, seed)
             ):
                 continue
             every = call_name(call) in ("seed_everything", "set_seed", "fix_seed")
@@ -128,8 +122,31 @@ def _handed_out(file: File, script: Script, call: ast.Call) -> bool:
     )
 
 
+@rule("RK114", "error", "a split without a seed", frameworks=True)
 def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
-    """RK114: one rank's validation data are another's training data."""
+    """`random_split`, `train_test_split`, or a permutation to split by, with no seed set.
+
+    ## Why it matters
+
+    Each rank draws a split of its own, so one rank's validation samples are trained on by another.
+    The validation loss looks better than it is.
+
+    ## Example
+
+    ```python
+    train, valid = random_split(dataset, [0.9, 0.1])
+    ```
+
+    ## Use instead
+
+    ```python
+    train, valid = random_split(dataset, [0.9, 0.1], torch.Generator().manual_seed(0))
+    ```
+
+    ## What `rankup port` does
+
+    Nothing is needed behind `rankup.setup()`: all ranks go on with rank 0's random states.
+    """
     seeded = _seeded(script)
     for call in file.names.all(ast.Call):
         dotted, name = file.names.called(call), call_name(call)
@@ -167,15 +184,46 @@ def _splits_by(file: File, call: ast.Call) -> bool:
     return isinstance(assign, ast.Assign) and bool(_PARTS.search(file.code(assign.targets[0])))
 
 
+@rule("RK110", "error", "a data set that each rank draws", frameworks=True)
 def data_drawn(file: File, script: Script) -> Iterator[Hit]:
-    """RK110: a data set that each rank draws for itself, as in a first try."""
+    """A `DataLoader` over tensors that are drawn at random, with no seed set before; and
+    `loader.dataset.sample()` where that method draws with NumPy or torch what the data set holds
+    from then on.
+
+    ## Why it matters
+
+    `rankup.shard` deals the samples by their numbers, and takes it that sample 7 is the same on all
+    ranks. Where each has drawn its own, they train on parts of different data sets, and no run is
+    like another.
+
+    ## Example
+
+    ```python
+    data = torch.utils.data.TensorDataset(torch.randn(1000, 8))
+    for (x,) in rankup.shard(DataLoader(data, batch_size=10)):
+        model(x).mean().backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(1000, 8))
+    for (x,) in rankup.shard(DataLoader(data, batch_size=10)):
+        model(x).mean().backward()
+    ```
+
+    ## What `rankup port` does
+
+    Nothing is needed behind `rankup.setup()`: it gives all ranks rank 0's random states.
+    """
     found: dict[ast.AST, tuple[File, ast.Call]] = {}
     for loader in (*script.train_loaders, *script.eval_loaders):
         data = argument(loader.node, "dataset", 0) if isinstance(loader.node, ast.Call) else None
         if data is not None:
             found |= {one[1]: one for one in _drawn_for(script, loader.file, data, 3)}
     drawn = [
-        (call, call)
+        call
         for where, call in found.values()
         if where is file
         and argument(call, "generator") is None
@@ -183,15 +231,14 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
         and not _handed_out(file, script, call)
     ]
     seeded = _seeded(script)
-    again = [one for one in _redrawn(file, script) if root(one[2]) not in seeded]
-    for call in [one[0] for one in again] + [one[0] for one in drawn]:
+    again = [call for call, dotted in _redrawn(file, script) if root(dotted) not in seeded]
+    for call in (again + drawn)[:1]:
         yield Hit(
             call,
             "each rank would draw a data set of its own: they train on parts of different data",
             "torch.manual_seed(0) before it (numpy.random.seed(0) for NumPy's draws); "
             "rankup.setup() gives all ranks rank 0's random states",
         )
-        return
 
 
 def _drawn_for(
@@ -209,8 +256,8 @@ def _drawn_for(
                 yield from _drawn_for(script, origin.file, arg, depth - 1)
 
 
-def _redrawn(file: File, script: Script) -> Iterator[tuple[ast.Call, ast.Call, str]]:
-    """`loader.dataset.sample()` that draws anew what the data set holds; the draw, and its name."""
+def _redrawn(file: File, script: Script) -> Iterator[tuple[ast.Call, str]]:
+    """`loader.dataset.sample()` that draws anew what the data set holds; and what draws."""
     for call in file.names.all(ast.Call):
         func = call.func
         held = func.value if isinstance(func, ast.Attribute) else None
@@ -221,7 +268,7 @@ def _redrawn(file: File, script: Script) -> Iterator[tuple[ast.Call, ast.Call, s
                 method = where.names.enclosing(made, ast.ClassDef) is not None
                 if made.name == call_name(call) and method:
                     for drawn in _drawing(where, made):
-                        yield call, drawn, where.names.called(drawn)
+                        yield call, where.names.called(drawn)
 
 
 def _seeded_before(file: File, script: Script, call: ast.Call) -> bool:
@@ -236,15 +283,38 @@ def _seeded_before(file: File, script: Script, call: ast.Call) -> bool:
     return len(flat) < len(seeds) or not flat or min(flat) < file.line(call)[0]
 
 
+@rule("RK115", "error", "a seed that each rank draws", frameworks=True)
 def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
-    """RK115: a seed that each rank draws for itself, by a clock or by chance."""
+    """`torch.manual_seed(random.randint(1, 10000))`, or a seed made of the time.
+
+    ## Why it matters
+
+    The ranks seed differently: splits, the order of data and initial values differ between them.
+
+    ## Example
+
+    ```python
+    torch.manual_seed(random.randint(1, 10000))
+    ```
+
+    ## Use instead
+
+    ```python
+    torch.manual_seed(0)
+    ```
+
+    ## What `rankup port` does
+
+    `rankup.setup()` gives all ranks rank 0's random states; a seed made of the clock is rank 0's,
+    `rankup.broadcast(…)`.
+    """
     if script.distributed and not ported(script) and anywhere(script, "broadcast"):
         return
     seen: set[ast.AST] = set()
     for call, _ in calls(file, *SEEDS, "default_rng"):
         for arg in arguments_of(call):
-            for where, made in _made_of(script, file, arg):
-                clock = _of_process(where, made)
+            for where, made in with_origins(script, file, arg):
+                clock = of_process(where, made)
                 chance = not ported(script) and any(_drawing(where, made))
                 if not (clock or chance) or made in seen or _spares(script, where, made):
                     continue
@@ -285,11 +355,40 @@ def _rank_0_seeds(context: Context, value: ast.expr, clock: bool) -> str:
     return "this seed is rank 0's on every rank (rankup.broadcast)"
 
 
+@rule("RK116", "error", "the same random batches on all ranks")
 def same_batches(file: File, script: Script) -> Iterator[Hit]:
-    """RK116: batches drawn at random, and with one seed the same ones on all ranks."""
+    """A training loop without a loader that draws its batches by index, with no rank in the seed.
+
+    ## Why it matters
+
+    With one seed for all, every rank draws the same batch. N ranks compute the same gradient.
+
+    ## Example
+
+    ```python
+    torch.manual_seed(0)
+    for step in range(1000):
+        ix = torch.randint(len(data), (64,))
+        F.cross_entropy(model(data[ix]), labels[ix]).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    torch.manual_seed(0)
+    for step in range(1000):
+        ix = rankup.deal(torch.randint(len(data), (64,)))
+        F.cross_entropy(model(data[ix]), labels[ix]).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Puts `rankup.deal(get_batch, "train")` in place of `get_batch("train")`: each rank takes its
+    part of the batch.
+    """
     by_rank = any(
         (seed := first_argument(call)) is not None
-        and any(names_rank(one) for _, one in _made_of(script, where, seed))
+        and any(names_rank(one) for _, one in with_origins(script, where, seed))
         for where in script.files
         for call, _ in calls(where, *SEEDS, "default_rng")
     )
@@ -358,11 +457,3 @@ def _drawn_indices(training: Training) -> Iterator[ast.Call]:
                 drawn = script.name(call.func) in _NUMBERS | _CHOICES
                 if drawn and argument(call, "generator") is None:
                     yield call
-
-
-RULES = (
-    Rule("RK110", "data-drawn", "error", data_drawn, frameworks=True),
-    Rule("RK114", "split-unseeded", "error", split_unseeded, frameworks=True),
-    Rule("RK115", "seed-per-rank", "error", seed_drawn, frameworks=True),
-    Rule("RK116", "same-random-batches", "error", same_batches),
-)

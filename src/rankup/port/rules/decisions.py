@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ...script.flow import argument, call_name, given, returned
 from ...script.loops import gradients_off
-from ...script.names import Function, mentioned, targets_of
+from ...script.names import Function, assigned, elements, mentioned, targets_of
 from ...script.roles import LoopNode
 from ...script.torch_names import words
 from ..rewrite.context import Context
@@ -136,11 +136,7 @@ def _trainings(context: Context) -> Iterator[ast.Call]:
 def _numbers(script: Script, function: Function) -> bool:
     """True where a function returns what it has made, and nothing that it was given: no model."""
     given_ = script.parameters(function)
-    parts = [
-        part
-        for value in returned(function)
-        for part in (value.elts if isinstance(value, ast.Tuple) else [value])
-    ]
+    parts = [part for value in returned(function) for part in elements(value)]
     return bool(parts) and not any(mentioned(one) & given_ and _bare(one) for one in parts)
 
 
@@ -173,14 +169,7 @@ def _result(context: Context, call: ast.Call, done: set[ast.AST]) -> None:
     statement = script.file.names.statement(call)
     if call in done or (isinstance(statement, ast.Expr) and statement.value is call):
         return
-    targets = (
-        statement.targets
-        if isinstance(statement, ast.Assign)
-        else [statement.target]
-        if isinstance(statement, ast.AnnAssign | ast.AugAssign)
-        else []
-    )
-    names = {name for one in targets for name in mentioned(one)}
+    names = mentioned(*assigned(statement))
     whole = isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is call
     if whole and not decides(context, names, script.scope(call), statement):
         return
@@ -227,15 +216,14 @@ def _left_by_loop(
         return
     left = set(script.inside(node, ast.AST))
     whole: set[str] = set()
-    for one in script.inside(_body(scope), ast.stmt, deep=False):
+    for one in script.inside(scope.body, ast.stmt, deep=False):
         if one in left or script.span(one)[0] < script.span(node)[1]:
             continue
         value = getattr(one, "value", None)
         if isinstance(one, ast.Assign | ast.AnnAssign) and value is not None:
             if not mentioned(value) & kept or value in done:
                 continue
-            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
-            made = {name for target in targets for name in _given_by(target)}
+            made = {name for target in assigned(one) for name in _given_by(target)}
             test = _test_by(context, one, node, kept)
             if test is not None:  # ranks that go different ways here would not meet in it
                 if test not in context.alike:
@@ -247,8 +235,7 @@ def _left_by_loop(
             if decides(context, made, scope, one, returns=False, seen=local is not None):
                 done.add(value)
                 whole |= made
-                pieces = value.elts if isinstance(value, ast.Tuple) else [value]
-                for piece in pieces:
+                for piece in elements(value):
                     if mentioned(piece) & kept:
                         context.alike.add(piece)
                         context.around(piece, "rankup.broadcast(")
@@ -295,7 +282,7 @@ def _returned(
     for back in script.inside(scope.body, ast.Return, deep=False):
         if back.value is None or script.span(back)[0] < script.span(node)[1]:
             continue
-        for piece in back.value.elts if isinstance(back.value, ast.Tuple) else [back.value]:
+        for piece in elements(back.value):
             if mentioned(piece) & made:
                 context.around(piece, "rankup.broadcast(")
                 context.done(back, f"{script.code(piece)}: {_RANK_0S}")
@@ -345,10 +332,6 @@ def _root(script: Script, node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _body(scope: Scope) -> list[ast.stmt]:
-    return scope.body
-
-
 def read_after(script: Script, node: ast.AST, name: str) -> bool:
     """True where a name is read behind a loop before it is given another value.
 
@@ -393,7 +376,7 @@ def decides(
     script, tainted = context.script, set(names)
     while True:
         before = len(tainted)
-        for one in script.inside(_body(scope), ast.stmt, ast.Call, deep=False):
+        for one in script.inside(scope.body, ast.stmt, ast.Call, deep=False):
             match one:
                 case ast.Assign(value=value, targets=targets):
                     if mentioned(value) & tainted:
@@ -441,7 +424,7 @@ def _used_in_decision(
     """True where one of these names stands where a script decides, or where that cannot be seen."""
     script = context.script
     inside = set(script.inside(after, ast.AST))
-    for one in script.inside(_body(scope), ast.AST, deep=False):
+    for one in script.inside(scope.body, ast.AST, deep=False):
         if one in inside or _is_alike(context, one):
             continue
         found: list[ast.expr] = []
@@ -454,8 +437,8 @@ def _used_in_decision(
                 found = [one]
             case ast.Return(value=ast.expr() as value) if returns:
                 found = [value]
-            case ast.For(iter=value):
-                found = [value] if call_name_of(value) == "range" else []
+            case ast.For(iter=ast.Call() as value):
+                found = [value] if call_name(value) == "range" else []
             case ast.Call():
                 if seen:
                     found = given(one) if call_name(one) == "step" else []
@@ -481,11 +464,6 @@ def _is_alike(context: Context, node: ast.AST) -> bool:
         up in context.alike or (isinstance(up, ast.Call) and shares(context.script.file, up))
         for up in (node, *context.script.above(node))
     )
-
-
-def call_name_of(node: ast.AST) -> str:
-    """The last word of what is called; empty of anything else."""
-    return call_name(node) if isinstance(node, ast.Call) else ""
 
 
 def _known_library(script: Script, call: ast.Call) -> bool:

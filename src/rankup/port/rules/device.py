@@ -24,7 +24,7 @@ from .facts import (
     strings,
     wrapped,
 )
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 if TYPE_CHECKING:
     from ..rewrite.context import Context
@@ -36,22 +36,48 @@ _DONE = "this rank's own GPU instead of a numbered one"
 _DEVICE_NAMES = words("device gpu gpu_id dev cuda_device device_id")
 
 
+@rule("RK103", "error", "a GPU by its number")
 def device_fixed(file: File, script: Script) -> Iterator[Hit]:
-    """RK103: all ranks on GPU 0."""
+    """`"cuda:0"`, `.cuda(0)`, `set_device(0)`, or a number from the command line.
+
+    ## Why it matters
+
+    All ranks of a node would use this one GPU. Its memory fills up, and the other GPUs are paid for
+    and idle.
+
+    ## Example
+
+    ```python
+    device = torch.device("cuda:0")
+    model = Net().to(device)
+    ```
+
+    ## Use instead
+
+    ```python
+    device = rankup.setup().device
+    model = Net().to(device)
+    ```
+
+    ## What `rankup port` does
+
+    Writes `cuda`, which after `rankup.setup()` is this rank's own GPU, also for a number from the
+    command line; takes `set_device` out.
+    """
     judged = by_hand(script)
     for text, number in _numbered_texts(file):
         if number is None:
             call = file.names.enclosing(text, ast.Call)
             if isinstance(call, ast.Call) and file.names.called(call) == "torch.load":
                 continue  # RK144
-            told, wrong = file.code(text), judged or _used(file, text)
+            named, wrong = file.code(text), judged or _used(file, text)
         else:
-            told = f"GPU {file.code(number)}"
+            named = f"GPU {file.code(number)}"
             wrong = integer(number) or (judged and not ranked(script, file, number))
         if wrong:
             place = number or text
             fix = partial(without_number, text=text)
-            yield Hit(place, f"every rank would use {told}", _TODO, fix)
+            yield Hit(place, f"every rank would use {named}", _TODO, fix)
     for call, number in _numbers_given(file):
         single = call_name(call) == "set_device" and not script.distributed
         known = ranked(script, file, number) or (not single and _known_device(script, file, number))
@@ -169,8 +195,31 @@ def _known_device(script: Script, file: File, device: ast.expr) -> bool:
     )
 
 
+@rule("RK104", "error", "DataParallel", frameworks=True)
 def data_parallel(file: File, script: Script) -> Iterator[Hit]:
-    """RK104: DataParallel inside of ranks."""
+    """`nn.DataParallel` around a model.
+
+    ## Why it matters
+
+    It drives all GPUs of one node from one process. With a rank per GPU every rank would reach for
+    all of them.
+
+    ## Example
+
+    ```python
+    model = nn.DataParallel(Net().cuda())
+    ```
+
+    ## Use instead
+
+    ```python
+    model = rankup.wrap(Net().to(rankup.setup().device))
+    ```
+
+    ## What `rankup port` does
+
+    Removes it, and wraps the model with `rankup.wrap`.
+    """
     for call, dotted in calls(file, "DataParallel"):
         if (not dotted or dotted.startswith("torch")) and first_argument(call) is not None:
             yield Hit(
@@ -201,8 +250,31 @@ def _bare(context: Context, call: ast.Call) -> str:
     return "DataParallel taken out: each rank has one GPU"
 
 
+@rule("RK105", "error", "CUDA_VISIBLE_DEVICES set by the script", frameworks=True)
 def visible_devices(file: File, script: Script) -> Iterator[Hit]:
-    """RK105: a script that hides GPUs from itself."""
+    """An assignment to `os.environ["CUDA_VISIBLE_DEVICES"]` that does not depend on the rank.
+
+    ## Why it matters
+
+    The launcher has made the GPUs visible already. What hides them again makes all ranks share the
+    rest, or find none.
+
+    ## Example
+
+    ```python
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    ```
+
+    ## Use instead
+
+    ```python
+    device = rankup.setup().device
+    ```
+
+    ## What `rankup port` does
+
+    Removes the line.
+    """
     for literal in strings(file):
         if string(literal) not in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
             continue
@@ -225,7 +297,7 @@ def _removed(context: Context, statement: ast.AST) -> str | None:
 
 
 def _set_to(file: File, literal: ast.Constant) -> ast.expr | None:
-    """What an environment variable is set to at this place; None where it is only read."""
+    """The value of an environment variable that is set here; None where it is only read."""
     for up in file.names.up(literal):
         if isinstance(up, ast.Assign):
             target = up.targets[0]
@@ -239,8 +311,40 @@ def _set_to(file: File, literal: ast.Constant) -> ast.expr | None:
     return None
 
 
+@rule("RK106", "error", "model not wrapped")
 def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
-    """RK106: ranks that each train a model of their own."""
+    """A script that joins a process group and trains a model without DistributedDataParallel, FSDP
+    or `rankup.wrap`; also one that wraps it behind the loop that trains it.
+
+    ## Why it matters
+
+    Nothing exchanges the gradients. The ranks' models part from the first step on, without an
+    error, and one of them is saved.
+
+    ## Example
+
+    ```python
+    device = rankup.setup().device
+    model = Net().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ```
+
+    ## Use instead
+
+    ```python
+    device = rankup.setup().device
+    model = rankup.wrap(Net().to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ```
+
+    ## What `rankup port` does
+
+    Wraps each model that an optimizer has parameters of.
+
+    ## When to ignore it
+
+    Gradients are put together by hand in a way that `check` does not see.
+    """
     if not script.runtimes & {"torch", "rankup", "course"} or not script.train_loops:
         return
     around, index = wrapped(script), file.names
@@ -294,11 +398,3 @@ def _wrapped_too_late(file: File, script: Script) -> Iterator[Hit]:
 
 def _calls(loop: Loop, name: str) -> bool:
     return any(loop.file.code(call.func) == name for call in calls_in(*loop.body))
-
-
-RULES = (
-    Rule("RK103", "device-fixed", "error", device_fixed),
-    Rule("RK104", "data-parallel", "error", data_parallel, frameworks=True),
-    Rule("RK105", "visible-devices-set", "error", visible_devices, frameworks=True),
-    Rule("RK106", "model-not-wrapped", "error", not_wrapped),
-)

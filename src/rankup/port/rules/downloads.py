@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from ...script.effects import Helper, Reached, asks_files, callee, fetched, leads_to, written
 from ...script.flow import call_name, given
-from ...script.names import Function, walk
+from ...script.names import Function, walk, words_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
 from .facts import calls_in, trains
 from .guards import rank0_first, runs
-from .rule import Hit, Rule
+from .rule import Hit, rule
 from .writing import changes_files
 
 if TYPE_CHECKING:
@@ -33,8 +33,34 @@ _FIRST = "let rank 0 go first: `with rankup.rank0_first():`"
 _LEAVING = (ast.Return, ast.Break, ast.Continue, ast.Yield)
 
 
+@rule("RK177", "warning", "a download in the job", frameworks=True)
 def downloads(file: File, script: Script) -> Iterator[Hit]:
-    """RK177: compute nodes have no network."""
+    """`download=True`, `from_pretrained("name")`, `pretrained=True`, `urlretrieve` and alike, also
+    in functions of other files; data sets that write files as they are constructed; files that
+    are made where they are missing.
+
+    ## Why it matters
+
+    Compute nodes have no network; where they have, all ranks fetch the same file at once.
+
+    ## Example
+
+    ```python
+    dataset = torchvision.datasets.MNIST("data", download=True)
+    ```
+
+    ## Use instead
+
+    ```python
+    with rankup.rank0_first():
+        dataset = torchvision.datasets.MNIST("data", download=True)
+    ```
+
+    ## What `rankup port` does
+
+    Puts `rankup.rank0_first` around it. `rankup fetch SCRIPT` fetches it beforehand, on the login
+    node.
+    """
     made: set[ast.AST] = set()
     if file is script.file:
         hits = [*_constructed(script), *_prepared(script)]
@@ -54,7 +80,7 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
             what = found.what if found is not None else f"{file.code(call.func)} downloads"
             if helper is not None:
                 where, first = next(_fetching(helper.reached))
-                what += f" ({where.path.name}:{where.line(first)[0]})"
+                what += f" ({where.short_place(first)})"
             yield Hit(
                 call,
                 f"{what} in the job: compute nodes have no network, and ranks would race",
@@ -87,9 +113,7 @@ def _fetching(functions: Iterable[Reached]) -> Iterator[tuple[File, ast.Call]]:
 def _ahead(file: File, script: Script, call: ast.Call) -> bool:
     """True where rank 0 goes first, or only a login node comes here."""
     tests = [up.test for up in file.names.up(call) if isinstance(up, ast.If)]
-    names = {one.id for test in tests for one in walk(test) if isinstance(one, ast.Name)}
-    names |= {one.attr for test in tests for one in walk(test) if isinstance(one, ast.Attribute)}
-    return bool(names & _LOGIN) or rank0_first(file, script, call)
+    return bool(words_in(tests) & _LOGIN) or rank0_first(file, script, call)
 
 
 def _fetched_first(context: Context, call: ast.Call) -> str | None:
@@ -296,6 +320,3 @@ def _makes(script: Script, call: ast.Call) -> bool:
 
 def _made_of_raw(file: File, call: ast.Call) -> bool:
     return file.names.called(call) in _MAKERS or call_name(call) == "extractall"
-
-
-RULES = (Rule("RK177", "download-in-job", "warning", downloads, frameworks=True),)

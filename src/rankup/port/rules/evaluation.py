@@ -21,7 +21,7 @@ from ..rewrite.values import Values, loader_origins, plain_batches
 from .decisions import read_after, shared_names
 from .guards import guard
 from .loaders import in_parts
-from .rule import Fix, Hit, Rule
+from .rule import Fix, Hit, rule
 
 _SHARD = "`for batch in rankup.shard(loader, train=False):`"
 _BY_HAND = (
@@ -51,8 +51,36 @@ class Leaving:
     lists: list[str] = field(default_factory=list)
 
 
+@rule("RK119", "warning", "evaluated by every rank")
 def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK119: every rank evaluates everything: exact, and no faster."""
+    """An evaluation loop over a loader that is not dealt.
+
+    ## Why it matters
+
+    Exact, but no faster than on one GPU. A script that is ported already may leave it so.
+
+    ## Example
+
+    ```python
+    with torch.no_grad():
+        for x, y in DataLoader(valid, batch_size=64):
+            metric.update(model(x), y)
+    ```
+
+    ## Use instead
+
+    ```python
+    with torch.no_grad():
+        for x, y in rankup.shard(DataLoader(valid, batch_size=64)):
+            metric.update(model(x), y)
+    ```
+
+    ## What `rankup port` does
+
+    Shards it where all that leaves the loop are sums over samples, or lists of their results in
+    order (`rankup.shard(loader, train=False)`, `rankup.total`); else every rank goes on to evaluate
+    everything, and the report says what stands in the way.
+    """
     if script.distributed:
         return  # what a port leaves as it is
     training = training_in(script, file)
@@ -264,15 +292,10 @@ def _fresh(script: Script, node: ast.AST, name: str, is_list: bool) -> bool:
     for at in chain:
         block = script.file.names.block(at)
         for before in reversed(block[: block.index(at)] if at in block else []):  # type: ignore[arg-type]
-            written = [
-                one
-                for one in script.inside(before, ast.Name, deep=False)
-                if one.id == name and isinstance(one.ctx, ast.Store)
-            ]
-            touched = any(one.id == name for one in script.inside(before, ast.Name, deep=False))
-            if not touched:
+            uses = [one for one in script.inside(before, ast.Name, deep=False) if one.id == name]
+            if not uses:
                 continue
-            if not written or not isinstance(before, ast.Assign):
+            if not isinstance(before, ast.Assign):
                 return False
             values = [
                 value
@@ -288,6 +311,3 @@ def _nothing(value: ast.expr, is_list: bool) -> bool:
         return isinstance(value, ast.List) and not value.elts
     found = literal(value)
     return type(found) in (int, float) and found == 0
-
-
-RULES = (Rule("RK119", "evaluated-by-all", "warning", evaluated_by_all),)

@@ -67,8 +67,13 @@ def by_hand(script: Script) -> bool:
 
 def ranked(script: Script, file: File, node: ast.AST) -> bool:
     """True where a value is made of the rank or of the number of ranks."""
-    made = [one.node for one in script.flow.origins(file, node)]
-    return any(names_rank(one) for one in (node, *made))
+    return any(names_rank(one) for _, one in with_origins(script, file, node))
+
+
+def with_origins(script: Script, file: File, node: ast.AST) -> list[tuple[File, ast.AST]]:
+    """An expression, and what its value is made by."""
+    made = [(one.file, one.node) for one in script.flow.origins(file, node)]
+    return [(file, node), *(one for one in made if one[1] is not node)]
 
 
 def names_rank(node: ast.AST) -> bool:
@@ -100,19 +105,19 @@ def samplers(script: Script, loader: Role | Origin) -> list[tuple[File, ast.AST]
     return found
 
 
-def distributed_sampler(file: File, node: ast.AST) -> bool:
+def distributed_sampler(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and ("Distributed" in call_name(node) or names_rank(node))
 
 
-def dealt(script: Script, loader: Role | Origin) -> bool:
+def sharded_loader(script: Script, loader: Role | Origin) -> bool:
     """True where a loader is made so that each rank gets its own part."""
     for file, node in samplers(script, loader):
-        if distributed_sampler(file, node):
+        if distributed_sampler(node):
             return True
         if isinstance(node, ast.Call) and any(
-            distributed_sampler(where, inner)
+            distributed_sampler(one.node)
             for arg in given(node)
-            for where, inner in ((one.file, one.node) for one in script.flow.origins(file, arg))
+            for one in script.flow.origins(file, arg)
         ):
             return True
         owner = script.flow.class_of(file, node)

@@ -13,7 +13,7 @@ from ...script.source import File
 from ...script.torch_names import COLLECTIVES, OUR_COLLECTIVES, words
 from .facts import anywhere, calls, loops_in
 from .guards import guard
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 # Names of the runtime that torch has not.
 _OURS = words(
@@ -26,8 +26,44 @@ _LOCAL_RANK = re.compile(r"['\"](?:LOCAL_RANK|SLURM_LOCALID)['\"]|get_node_local
 _WRAPS_ROUND = re.compile(r"%|device_count|local", re.IGNORECASE)
 
 
+@rule("RK101", "error", "no process group", frameworks=True)
 def no_group(file: File, script: Script) -> Iterator[Hit]:
-    """RK101: training that never joins the other ranks."""
+    """A script with a training loop that never joins the other ranks; for fastai a `Learner` that
+    trains outside of `distrib_ctx`, and one that uses rankup without `rankup.setup()`.
+
+    ## Why it matters
+
+    Every rank would train a model of its own on all of the data: N GPUs do the same work N times,
+    and the log looks right.
+
+    ## Example
+
+    ```python
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        F.cross_entropy(model(x.cuda()), y.cuda()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ```
+
+    ## Use instead
+
+    ```python
+    local_rank, rank, device, world_size = rankup.setup()
+    model = rankup.wrap(Net().to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ```
+
+    ## What `rankup port` does
+
+    Adds `rankup.setup()` after the imports; for fastai puts the training into `with
+    learn.distrib_ctx():`.
+    """
     if "rankup" not in script.runtimes and script.frameworks:
         for call in file.names.all(ast.Call):
             if file.names.called(call).startswith("rankup."):
@@ -57,8 +93,35 @@ def no_group(file: File, script: Script) -> Iterator[Hit]:
         )
 
 
+@rule("RK102", "warning", "process group never destroyed")
 def not_destroyed(file: File, script: Script) -> Iterator[Hit]:
-    """RK102: the group of torch.distributed is not taken down at the end."""
+    """`init_process_group` without a `destroy_process_group` anywhere.
+
+    ## Why it matters
+
+    NCCL warns of leaked resources, and a rank that ends first may leave the others hanging in their
+    last collective.
+
+    ## Example
+
+    ```python
+    torch.distributed.init_process_group("nccl")
+    ```
+
+    ## Use instead
+
+    ```python
+    torch.distributed.init_process_group("nccl")
+    try:
+        main()
+    finally:
+        torch.distributed.destroy_process_group()
+    ```
+
+    ## What `rankup port` does
+
+    Nothing to do: `rankup.setup()` leaves the group by itself when the process ends.
+    """
     if anywhere(script, "destroy_process_group", "cleanup_distributed"):
         return
     if any("destroy_process_group" in one.text for one in script.files):
@@ -72,8 +135,36 @@ def not_destroyed(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
+@rule("RK107", "error", "rank and local rank mixed up")
 def ranks_mixed_up(file: File, script: Script) -> Iterator[Hit]:
-    """RK107: the rank among all where the one on this node belongs, or the reverse."""
+    """The rank among all as the number of a GPU; the rank on the node as `rank=` of a sampler or a
+    group.
+
+    ## Why it matters
+
+    Both are equal on one node. On the second node rank 4 looks for a fifth GPU, or rank 0's data
+    are read once per node.
+
+    ## Example
+
+    ```python
+    torch.distributed.init_process_group("nccl")
+    rank = torch.distributed.get_rank()
+    torch.cuda.set_device(rank)
+    ```
+
+    ## Use instead
+
+    ```python
+    torch.distributed.init_process_group("nccl")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local_rank)
+    ```
+
+    ## What `rankup port` does
+
+    Nothing: a ported script has no such numbers. This is about ports made by hand.
+    """
     for call in file.names.all(ast.Call):
         name = call_name(call)
         for given in _devices_given(call, name):
@@ -132,14 +223,37 @@ def _text(file: File, script: Script, node: ast.expr) -> str:
 
 
 def _of_setup(file: File, name: ast.Name) -> str:
-    """Which of the four values of `setup()` a name is."""
+    """The variable or the call that one of the four values of `setup()` stands for."""
     _, bindings = file.names.bindings(name.id, file.names.scope(name))
     positions = {one.path[0] for one in bindings if one.path}
     return {0: "'LOCAL_RANK'", 1: "get_rank()"}.get(min(positions, default=9), "")
 
 
+@rule("RK108", "error", "setup() unpacked into other than four names", frameworks=True)
 def setup_unpacked(file: File, script: Script) -> Iterator[Hit]:
-    """RK108: `setup()` gives four values."""
+    """`local_rank, rank, device = rankup.setup()`.
+
+    ## Why it matters
+
+    It gives four values: `local_rank, rank, device, world_size`. Python stops with "too many values
+    to unpack", in the job. The course's own `setup()` gave three.
+
+    ## Example
+
+    ```python
+    local_rank, rank, device = rankup.setup()
+    ```
+
+    ## Use instead
+
+    ```python
+    local_rank, rank, device = rankup.setup()[:3]
+    ```
+
+    ## What `rankup port` does
+
+    Nothing: it writes `rankup.setup()` alone.
+    """
     for call, dotted in calls(file, "setup"):
         if dotted != "rankup.setup":
             continue
@@ -159,8 +273,30 @@ def setup_unpacked(file: File, script: Script) -> Iterator[Hit]:
                     )
 
 
+@rule("RK109", "error", "a name of the runtime called on torch", frameworks=True)
 def ours_on_torch(file: File, script: Script) -> Iterator[Hit]:
-    """RK109: `torch.save0` does not exist; `save0` does."""
+    """`torch.save0(…)`, `torch.print0(…)` and others that are rankup's.
+
+    ## Why it matters
+
+    A left-over of replacing `torch.save`: an AttributeError after the first epoch.
+
+    ## Example
+
+    ```python
+    torch.save0(model.state_dict(), "model.pt")
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.save0(model.state_dict(), "model.pt")
+    ```
+
+    ## What `rankup port` does
+
+    Writes `rankup.save0` in the place of `torch.save`.
+    """
     for node in file.names.all(ast.Attribute):
         if node.attr in _OURS and file.names.dotted(node).startswith("torch."):
             base = file.names.dotted(node.value)
@@ -172,8 +308,35 @@ def ours_on_torch(file: File, script: Script) -> Iterator[Hit]:
                 )
 
 
+@rule("RK182", "error", "a collective on one rank")
 def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
-    """RK182: a collective that only one rank comes to."""
+    """`all_reduce`, `barrier`, `rankup.mean` under a condition on the rank.
+
+    ## Why it matters
+
+    It waits for all ranks, and only some come: the job hangs.
+
+    ## Example
+
+    ```python
+    rank = rankup.setup().rank
+    if rank == 0:
+        print(rankup.mean(total, seen))
+    ```
+
+    ## Use instead
+
+    ```python
+    rank = rankup.setup().rank
+    mean = rankup.mean(total, seen)
+    if rank == 0:
+        print(mean)
+    ```
+
+    ## What `rankup port` does
+
+    Nothing: it never puts a collective under a condition.
+    """
     if not script.distributed:
         return
     for call in file.names.all(ast.Call):
@@ -192,7 +355,7 @@ def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
 
 
 def _both_ways(file: File, script: Script, call: ast.Call, name: str) -> bool:
-    """Whether the other ranks meet it elsewhere (`if rank != 0: barrier()`, then rank 0's)."""
+    """True where the other ranks meet it elsewhere (`if rank != 0: barrier()`, then rank 0's)."""
     function = file.names.function(call) or file.tree
     other = [
         one
@@ -201,13 +364,3 @@ def _both_ways(file: File, script: Script, call: ast.Call, name: str) -> bool:
     ]
     mine = guard(file, script, call)
     return any(guard(file, script, one) not in ("", mine) for one in other)
-
-
-RULES = (
-    Rule("RK101", "no-process-group", "error", no_group, frameworks=True),
-    Rule("RK102", "process-group-not-destroyed", "warning", not_destroyed),
-    Rule("RK107", "ranks-mixed-up", "error", ranks_mixed_up),
-    Rule("RK108", "setup-unpacked", "error", setup_unpacked, frameworks=True),
-    Rule("RK109", "runtime-name-on-torch", "error", ours_on_torch, frameworks=True),
-    Rule("RK182", "collective-on-one-rank", "error", one_rank_collective),
-)

@@ -1,4 +1,4 @@
-"""What grows over the batches of a loop, and is used as if it were of all ranks."""
+"""Values that grow over the batches of a loop, and are used as if they were of all ranks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,61 @@ from ...script.names import children, made_of, mentioned, walk
 from ...script.roles import Count, Loop, Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import anywhere, dealt, integer, loops_in, ported, sharded
+from .facts import anywhere, integer, loops_in, ported, sharded, sharded_loader
 from .guards import guard
 from .reduced import is_reduction, reduced
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 _COUNTED = re.compile(
     r"loss|acc|correct|right|hit|total|metric|score|error|err\b|mse|mae|dice|iou", re.I
 )
 _ADD = ("rankup.total", "rankup.gather")
 _SUMS = re.compile(r"\.sum\(|\bsum\(|\blen\(|\.size\(|\.shape\b|numel\(|\*|share\(")
-_TELLS = words(
+_LOGS = words(
     "print print0 log info debug warning write writerow set_postfix set_postfix_str "
     "set_description add_scalar add_scalars log_metrics log_metric"
 )
 _NO_VALUES = frozenset({"shape", "device", "dtype"})
 
 
+@rule("RK121", "error", "a number of this rank's batches only")
 def unreduced(file: File, script: Script) -> Iterator[Hit]:
-    """RK121: a mean over this rank's part, told as that of all."""
+    """A loss, a metric or a counter that grows over the batches and is told, returned or divided
+    without a reduction. Where `rankup.shard` deals the batches, also lists of outputs, and how
+    many batches there were.
+
+    ## Why it matters
+
+    Each rank has seen a part of the data. What rank 0 prints is the mean over its part, noisier and
+    another for each number of GPUs.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    correct = 0
+    with torch.no_grad():
+        for x, y in rankup.shard(valid_loader):
+            correct += (model(x).argmax(1) == y).sum().item()
+    print0(correct / len(valid_set))
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    correct = 0
+    with torch.no_grad():
+        for x, y in rankup.shard(valid_loader):
+            correct += (model(x).argmax(1) == y).sum().item()
+    print0(rankup.total(correct) / len(valid_set))
+    ```
+
+    ## What `rankup port` does
+
+    `rankup.total` after an evaluation loop; in training `rankup.batch_mean` and `rankup.batch_sum`
+    where the value is counted.
+    """
     for loop in loops_in(file, (*script.eval_loops, *script.train_loops)):
         left = left_local(file, script, loop)
         if left:
@@ -45,28 +81,28 @@ def unreduced(file: File, script: Script) -> Iterator[Hit]:
 def left_local(file: File, script: Script, loop: Loop) -> list[Count]:
     """The counts of a loop that are used after it without being put together."""
     # Where `rankup.shard` deals, it is certain that a rank counts its own batches.
-    dealt_here = ported(script) and parted(script, loop)
+    sharded_here = ported(script) and loop_sharded(script, loop)
     found = [
         one
         for one in loop.counts
-        if (_of_part(file, script, loop, one) if dealt_here else _by_name(one))
-        and (_used_after(file, loop, one.name) or (dealt_here and _told_inside(loop, one)))
+        if (_of_part(file, script, loop, one) if sharded_here else _by_name(one))
+        and (_used_after(file, loop, one.name) or (sharded_here and _logged_inside(loop, one)))
     ]
-    if dealt_here and loop in script.eval_loops:
+    if sharded_here and loop in script.eval_loops:
         found += _index(file, loop)
     if not found:
         return []
     if script.distributed:
         if guard(file, script, loop.node):
             return []
-        if loop in script.eval_loops and not parted(script, loop):
+        if loop in script.eval_loops and not loop_sharded(script, loop):
             return []  # every rank has it all
         found = [one for one in found if not reduced(file, script, loop, one)]
     return found
 
 
 def _by_name(count: Count) -> bool:
-    """What is added is a number of this batch, not a list of file names."""
+    """True of a count that adds a number of this batch, not a list of file names."""
     return (
         _COUNTED.search(count.name) is not None
         and not integer(count.value)
@@ -76,7 +112,7 @@ def _by_name(count: Count) -> bool:
 
 def _of_part(file: File, script: Script, loop: Loop, count: Count) -> bool:
     """True where it grows by what differs from rank to rank."""
-    if count.name in made_anew(loop):
+    if count.name in reassigned(loop):
         return False
     if integer(count.value):  # batches, or samples that a condition lets through
         return loop in script.eval_loops
@@ -105,7 +141,7 @@ def _method(count: Count) -> str:
 
 
 def _index(file: File, loop: Loop) -> list[Count]:
-    """What `enumerate` has counted when the loop is over: the batches of this rank."""
+    """The count of `enumerate` that is used behind the loop: the batches of this rank."""
     node = loop.node
     if not isinstance(node, ast.For) or not isinstance(node.target, ast.Tuple):
         return []
@@ -142,19 +178,54 @@ def _used_after(file: File, loop: Loop, name: str) -> bool:
     return False
 
 
-def _told_inside(loop: Loop, count: Count) -> bool:
+def _logged_inside(loop: Loop, count: Count) -> bool:
     return any(
-        isinstance(one, ast.Call) and told(one) and count.name in mentioned(one)
+        isinstance(one, ast.Call) and logs(one) and count.name in mentioned(one)
         for one in walk(*loop.body)
     )
 
 
+@rule("RK127", "error", "means added up as if they were sums")
 def means_added_up(file: File, script: Script) -> Iterator[Hit]:
-    """RK127: means over parts of batches, added up as if they were sums."""
+    """In a script that uses rankup: an evaluation that adds up means over batches, and gives the
+    result to `rankup.total`.
+
+    ## Why it matters
+
+    A rank has its part of each batch, so that with N ranks N means are added where one process adds
+    one: the total is N times too large, or badly weighted where the parts differ in size.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    total = 0.0
+    with torch.no_grad():
+        for x, y in rankup.shard(valid_loader):
+            total += F.cross_entropy(model(x), y).item()
+    print0(rankup.total(total) / len(valid_loader))
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    total = 0.0
+    with torch.no_grad():
+        for x, y in rankup.shard(valid_loader):
+            total += F.cross_entropy(model(x), y).item() * len(x)
+    print0(rankup.total(total) / len(valid))
+    ```
+
+    ## What `rankup port` does
+
+    Shards an evaluation only where what it adds up are sums over samples; one that adds up means
+    every rank goes over in full.
+    """
     if not ported(script):
         return
     for loop in loops_in(file, script.eval_loops):
-        if not parted(script, loop):
+        if not loop_sharded(script, loop):
             continue
         around: ast.AST = file.names.function(loop.node) or file.tree
         added = {
@@ -206,12 +277,45 @@ def _is_mean(file: File, script: Script, loop: Loop, value: ast.expr) -> bool:
     return found
 
 
+@rule("RK128", "error", "added up although every rank has it all")
 def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
-    """RK128: what every rank has counted in full, added up over the ranks."""
+    """In a script that uses rankup: an evaluation of which every rank goes over all of the data,
+    and `rankup.total` or `rankup.gather` of what it has counted.
+
+    ## Why it matters
+
+    Every rank has the whole number already; with N ranks the sum is N times too large.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    correct = 0
+    with torch.no_grad():
+        for x, y in DataLoader(valid, batch_size=64):
+            correct += (model(x).argmax(1) == y).sum().item()
+    print0(rankup.total(correct))
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    correct = 0
+    with torch.no_grad():
+        for x, y in rankup.shard(DataLoader(valid, batch_size=64), train=False):
+            correct += (model(x).argmax(1) == y).sum().item()
+    print0(rankup.total(correct))
+    ```
+
+    ## What `rankup port` does
+
+    Shards an evaluation and adds up behind it, or does neither.
+    """
     if not ported(script):
         return
     for loop in loops_in(file, script.eval_loops):
-        if parted(script, loop) or guard(file, script, loop.node):
+        if loop_sharded(script, loop) or guard(file, script, loop.node):
             continue
         names = {count.name for count in loop.counts}
         for one in walk(file.names.function(loop.node) or file.tree):
@@ -227,18 +331,18 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
                 break
 
 
-def parted(script: Script, loop: Loop) -> bool:
-    """Whether each rank has other batches in a loop."""
+def loop_sharded(script: Script, loop: Loop) -> bool:
+    """True where each rank has other batches in a loop."""
     return (
         sharded(script, loop)
-        or any(dealt(script, loader) for loader in loop.loaders)
+        or any(sharded_loader(script, loader) for loader in loop.loaders)
         or (not loop.loaders and anywhere(script, "deal"))
     )
 
 
-def told(call: ast.Call) -> bool:
-    """Whether a call prints, logs or draws what it is given."""
-    return call_name(call) in _TELLS
+def logs(call: ast.Call) -> bool:
+    """True where a call prints, logs or draws what it is given."""
+    return call_name(call) in _LOGS
 
 
 def of_batch(file: File, loop: Loop) -> set[str]:
@@ -257,7 +361,7 @@ def of_batch(file: File, loop: Loop) -> set[str]:
     return made_of(assigns, found, partial(_local_mentions, file), _names)
 
 
-def made_anew(loop: Loop) -> set[str]:
+def reassigned(loop: Loop) -> set[str]:
     """Names that every round gives another value: `loss += penalty` is no running sum."""
     found = _names(loop.node.target) if isinstance(loop.node, ast.For) else set()
     for one in loop.body:
@@ -286,10 +390,3 @@ def _local_mentions(file: File, node: ast.AST) -> set[str]:
 
 def _names(target: ast.AST) -> set[str]:
     return mentioned(target) - {"_"}
-
-
-RULES = (
-    Rule("RK121", "metric-not-reduced", "error", unreduced),
-    Rule("RK127", "means-added-up", "error", means_added_up),
-    Rule("RK128", "counted-by-all", "error", counted_by_all),
-)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...script.effects import Helper, Reached
 from ...script.flow import argument, call_name
+from ...script.loops import gradients_off
 from ...script.names import parameters, walk
 from ...script.roles import Script
 from ...script.source import File
@@ -77,7 +78,7 @@ def helpers_that_write(file: File, script: Script, *, checkpoint: bool) -> Itera
 def _at(helper: Helper) -> str:
     """The place of the first call that writes."""
     site = helper.sites[0]
-    return f"{site.file.path.name}:{site.file.line(site.node)[0]}"
+    return site.file.short_place(site.node)
 
 
 def _call_alone(context: Context, helper: Helper) -> str | None:
@@ -153,11 +154,12 @@ def _mode_after(context: Context, helper: Helper) -> str | None:
                 if one is not function:
                     return None
                 changed.add(file.code(node.func).rpartition(".")[0])
-            elif isinstance(node.func, ast.Name) and node.func.id in given:
-                around = [up for up in where.names.up(node) if isinstance(up, ast.With)]
-                heads = [where.code(item.context_expr) for up in around for item in up.items]
-                if not any("no_grad" in head or "inference_mode" in head for head in heads):
-                    return None  # a forward with gradients on is the start of an exchange
+            elif (
+                isinstance(node.func, ast.Name)
+                and node.func.id in given
+                and not any(gradients_off(where, up) for up in where.names.up(node))
+            ):
+                return None  # a forward with gradients on is the start of an exchange
     if not changed:
         return ""
     ends = file.code(function.body[-1])

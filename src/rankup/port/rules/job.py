@@ -1,4 +1,4 @@
-"""What differs in a job of many ranks: no network, nobody stops alone; what cannot be dealt."""
+"""Schedules for the steps of many ranks, and ranks that stop alone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,19 @@ from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import STEP_SCHEDULES, words
-from .facts import calls, calls_in, dealt, loops_in, names_rank, ranked, string, trains
+from .facts import (
+    calls,
+    calls_in,
+    loops_in,
+    names_rank,
+    ranked,
+    sharded_loader,
+    string,
+    trains,
+    with_origins,
+)
 from .reduced import is_reduction
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 if TYPE_CHECKING:
     from ..rewrite.context import Context
@@ -28,8 +38,35 @@ _EXPECTED = words(
 )
 
 
+@rule("RK179", "warning", "steps of a schedule counted by hand")
 def schedule_length(file: File, script: Script) -> Iterator[Hit]:
-    """RK179: a schedule for a number of steps that is counted by hand."""
+    """A number of training steps made of the size of the data set and the batch size.
+
+    ## Why it matters
+
+    With a batch per GPU there are N times fewer steps: the warm-up takes most of the run, and the
+    rate never comes down.
+
+    ## Example
+
+    ```python
+    scheduler = get_linear_schedule_with_warmup(
+        optimizer, num_warmup_steps=100, num_training_steps=len(dataset) // batch_size * epochs
+    )
+    ```
+
+    ## Use instead
+
+    ```python
+    scheduler = get_linear_schedule_with_warmup(
+        optimizer, num_warmup_steps=100, num_training_steps=len(loader) * epochs
+    )
+    ```
+
+    ## What `rankup port` does
+
+    Nothing at `--batch global`, where the number of steps stays the same.
+    """
     for call in file.names.all(ast.Call):
         if call_name(call) not in STEP_SCHEDULES and "schedule" not in call_name(call):
             continue
@@ -37,8 +74,7 @@ def schedule_length(file: File, script: Script) -> Iterator[Hit]:
             given = argument(call, name)
             if given is None:
                 continue
-            texts = [file.code(given)]
-            texts += [one.file.code(one.node) for one in script.flow.origins(file, given)]
+            texts = [where.code(one) for where, one in with_origins(script, file, given)]
             if any(re.search(r"len\(.*\)\s*//?.*batch", one) for one in texts) and not any(
                 "world" in one for one in texts
             ):
@@ -51,8 +87,51 @@ def schedule_length(file: File, script: Script) -> Iterator[Hit]:
                 break
 
 
+@rule("RK185", "warning", "a schedule times the number of ranks")
 def times_ranks(file: File, script: Script) -> Iterator[Hit]:
-    """RK185: a schedule or a learning rate that the number of ranks has changed."""
+    """In a script that joins the ranks: a schedule whose length is `len(loader)` times or by the
+    number of ranks; one that is stepped once for each rank; one that is stepped at each batch
+    for a number of steps counted on one GPU, where each rank has batches of its own; a learning
+    rate times the number of ranks where the batch keeps its size.
+
+    ## Why it matters
+
+    All ranks make one step together. `len(loader)` behind a `DistributedSampler` or `rankup.shard`
+    is the number of these steps, so that the schedule ends too early or never gets to its end. The
+    linear rule for the learning rate is for batches that grow with the ranks; those of
+    `rankup.shard` stay what they are.
+
+    ## Example
+
+    ```python
+    world = rankup.setup()
+    loader = rankup.shard(DataLoader(data, batch_size=64, shuffle=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, len(loader) * world.world_size)
+    for x, y in loader:
+        model(x).mean().backward()
+        optimizer.step()
+        schedule.step()
+    ```
+
+    ## Use instead
+
+    ```python
+    world = rankup.setup()
+    loader = rankup.shard(DataLoader(data, batch_size=64, shuffle=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, len(loader))
+    for x, y in loader:
+        model(x).mean().backward()
+        optimizer.step()
+        schedule.step()
+    ```
+
+    ## What `rankup port` does
+
+    Nothing is needed: batches stay those of one GPU, and so do their number, the schedule and the
+    learning rate. `--batch per-gpu` says what becomes of the learning rate.
+    """
     if not script.distributed:
         return
     for scheduler in script.schedulers:
@@ -74,7 +153,9 @@ def times_ranks(file: File, script: Script) -> Iterator[Hit]:
         if optimizer.file is not file or not isinstance(call, ast.Call) or not whole:
             continue
         rate = argument(call, "lr", 1)
-        if rate is not None and any(_times_ranks(one) for one in made_of(file, script, rate)):
+        if rate is not None and any(
+            _times_ranks(one) for _, one in with_origins(script, file, rate)
+        ):
             yield Hit(
                 rate,
                 "the learning rate grows with the number of ranks, and the batch does not: "
@@ -131,7 +212,7 @@ def _whole_batches(script: Script) -> bool:
 def _own_batches(script: Script) -> bool:
     """True where each rank has batches of the script's size."""
     return not _whole_batches(script) and any(
-        dealt(script, one)
+        sharded_loader(script, one)
         and isinstance(one.node, ast.Call)
         and (size := argument(one.node, "batch_size", 1)) is not None
         and not ranked(script, one.file, size)
@@ -147,7 +228,7 @@ def _loader_times_ranks(file: File, script: Script, value: ast.expr) -> bool:
             for call in calls_in(one)
             if call.args
         )
-        for one in made_of(file, script, value)
+        for _, one in with_origins(script, file, value)
     )
 
 
@@ -161,13 +242,42 @@ def _times_ranks(node: ast.AST) -> bool:
     )
 
 
-def made_of(file: File, script: Script, value: ast.expr) -> list[ast.AST]:
-    """An expression, and what the names in it stand for."""
-    return [value, *(one.node for one in script.flow.origins(file, value))]
-
-
+@rule("RK181", "error", "one rank leaves the step")
 def stops_alone(file: File, script: Script) -> Iterator[Hit]:
-    """RK181: one rank leaves, and the others wait for it."""
+    """A broad `except` around a training step; `break` or `continue` where this rank's loss is NaN.
+
+    ## Why it matters
+
+    The others wait for its part of the gradients until the time-out, ten minutes with NCCL. The log
+    then blames them.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    for x, y in rankup.shard(loader):
+        loss = F.cross_entropy(model(x), y)
+        if torch.isnan(loss):
+            break
+        loss.backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    for x, y in rankup.shard(loader):
+        loss = F.cross_entropy(model(x), y)
+        if torch.isnan(rankup.all_reduce(loss.detach(), op="sum")):
+            break
+        loss.backward()
+    ```
+
+    ## What `rankup port` does
+
+    Leaves a remark at the place. A rank that raises ends the job, and `rankup logs --cause` names
+    it.
+    """
     for node in file.names.all(ast.Try):
         for handler in node.handlers if trains(file, script, *node.body) else ():
             if _goes_on(file, handler):
@@ -219,10 +329,3 @@ def _leaves(body: list[ast.stmt]) -> bool:
         or (isinstance(one, ast.Call) and call_name(one) in ("exit", "_exit"))
         for one in walk(*body)
     )
-
-
-RULES = (
-    Rule("RK179", "schedule-length", "warning", schedule_length),
-    Rule("RK185", "schedule-times-ranks", "warning", times_ranks),
-    Rule("RK181", "one-rank-stops", "error", stops_alone),
-)

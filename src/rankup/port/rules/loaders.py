@@ -6,18 +6,17 @@ import ast
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name, first_argument, literal
+from ...script.flow import argument, call_name, literal
 from ...script.flow import given as arguments_of
-from ...script.names import Function, walk
+from ...script.names import Function
 from ...script.roles import LoopNode, Script
 from ...script.source import File
-from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
 from .chance import drawn_batches
-from .facts import by_hand, calls, calls_in, dealt, integer, ranked, samplers, sharded, string, true
-from .rule import Hit, Rule, refuse
+from .facts import by_hand, calls, calls_in, samplers, sharded, sharded_loader, true
+from .rule import Hit, refuse, rule
 from .unfit import not_data_parallel
 
 _SHARD = "`for batch in rankup.shard(loader):` gives each rank its part of every batch"
@@ -25,15 +24,37 @@ _EVERYTHING = "every rank would train on all of this data, the same again"
 _DONE = "each rank takes its part of every batch (rankup.shard)"
 _UNCLEAR = "this loop trains and evaluates, and which of them cannot be seen at its head"
 _UNSEEN = "where this loop has its batches from is not seen"
-_CONSTRUCTORS = words(
-    "ones zeros eye rand randn randint full empty arange tensor normal FloatTensor LongTensor "
-    "Tensor view reshape expand new_ones new_zeros new_full init_hidden"
-)
 _DEEPEST = 4
 
 
+@rule("RK111", "error", "data not dealt to the ranks")
 def not_sharded(file: File, script: Script) -> Iterator[Hit]:
-    """RK111: every rank trains on everything."""
+    """A training loop over a DataLoader that has neither a distributed sampler nor `rankup.shard`.
+
+    ## Why it matters
+
+    Every rank trains on the same batches. It costs N times as much and learns the same.
+
+    ## Example
+
+    ```python
+    loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Puts `rankup.shard(…)` around the loader, where it is made or where the loop starts.
+    """
     training = training_in(script, file)
     placed: set[ast.AST] = set()
     unseen: list[Loop] = []
@@ -64,7 +85,7 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
             if arg not in placed and _left_whole(file, script, None, arg):
                 placed.add(arg)
                 yield Hit(arg, _EVERYTHING, _SHARD, partial(_shard_argument, place=arg))
-    unfit = bool(unseen) and any(True for _ in not_data_parallel(file, script))
+    unfit = bool(unseen) and any(True for _ in not_data_parallel.look(file, script))
     for loop in unseen if not unfit else ():
         if placed:
             yield Hit(
@@ -101,7 +122,8 @@ def in_parts(file: File, script: Script, loop: Loop | None, source: ast.expr) ->
             break
         calls_there += [up] if isinstance(up, ast.Call) else []
     return any(call_name(call).endswith("shard") for call in calls_there) or any(
-        any(call_name(call) == "shard" for _, call in origin.through) or dealt(script, origin)
+        any(call_name(call) == "shard" for _, call in origin.through)
+        or sharded_loader(script, origin)
         for origin in script.flow.origins(file, source)
     )
 
@@ -272,8 +294,40 @@ def _handed_to_training(training: Training, name: ast.Name, parent: ast.AST, dep
     )
 
 
+@rule("RK112", "error", "no set_epoch")
 def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
-    """RK112: the same order in every epoch."""
+    """A `DistributedSampler` that shuffles for training, and no `set_epoch` anywhere.
+
+    ## Why it matters
+
+    Without it the sampler shuffles with the same seed in every epoch: the order, and so each batch,
+    is always the same.
+
+    ## Example
+
+    ```python
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=64, sampler=sampler)
+    for epoch in range(10):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=64, sampler=sampler)
+    for epoch in range(10):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Nothing to do: `rankup.shard` takes the order from the loader's own sampler.
+    """
     if any(".set_epoch(" in one.text for one in script.files):
         return
     trains = {node for loader in script.train_loaders for _, node in samplers(script, loader)}
@@ -287,8 +341,37 @@ def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
+@rule("RK113", "error", "evaluation padded or cut")
 def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
-    """RK113: samples evaluated twice, or not at all."""
+    """A `DistributedSampler` or `drop_last=True` on a loader that is only evaluated on.
+
+    ## Why it matters
+
+    The sampler repeats samples until every rank has as many, or drops some. The accuracy is then
+    that of another data set, and changes with the number of GPUs.
+
+    ## Example
+
+    ```python
+    valid = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=False))
+    with torch.no_grad():
+        for x, y in valid:
+            metric.update(model(x), y)
+    ```
+
+    ## Use instead
+
+    ```python
+    valid = DataLoader(dataset, batch_size=64)
+    with torch.no_grad():
+        for x, y in rankup.shard(valid):
+            metric.update(model(x), y)
+    ```
+
+    ## What `rankup port` does
+
+    Uses `rankup.shard`, which neither pads nor drops.
+    """
     trains = {node for loader in script.train_loaders for _, node in samplers(script, loader)}
     in_training = {loader.node for loader in script.train_loaders}
     for loader in script.eval_loaders:
@@ -317,10 +400,47 @@ def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
+@rule("RK117", "error", "a stream that every rank reads")
 def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
-    """RK117: every rank reads the same stream."""
+    """A loader over an `IterableDataset`, or a streaming data set, that nothing splits.
+
+    ## Why it matters
+
+    A stream has no positions that a sampler could deal. All ranks read the same samples.
+
+    ## Example
+
+    ```python
+    class Lines(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(open("lines.txt"))
+
+
+    loader = DataLoader(Lines(), batch_size=64)
+    for x in loader:
+        model(x).mean().backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    class Lines(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            return itertools.islice(open("lines.txt"), rank, None, world_size)
+
+
+    loader = DataLoader(Lines(), batch_size=64)
+    for x in loader:
+        model(x).mean().backward()
+    ```
+
+    ## What `rankup port` does
+
+    Nothing: it refuses, since `rankup.shard` has no positions to cut by.
+    """
     for loader in script.train_loaders:
-        if loader.file is not file or dealt(script, loader):
+        if loader.file is not file or sharded_loader(script, loader):
             continue
         if any(sharded(script, loop) for loop in script.train_loops if loader in loop.loaders):
             continue
@@ -353,167 +473,3 @@ def _iterable(script: Script, file: File, loader: ast.AST) -> str | None:
         ):
             return "a streaming data set"
     return None
-
-
-def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
-    """RK118: the last batch is shorter, and a rank's part of any batch is."""
-    training = training_in(script, file)
-    source, sizes = training.script, batch_sizes(training)
-    for loader in script.train_loaders:
-        size = argument(loader.node, "batch_size", 1) if isinstance(loader.node, ast.Call) else None
-        if isinstance(size, ast.Name | ast.Attribute):
-            sizes.add(loader.file.code(size))
-    for loop in training.loops if sizes else ():
-        if not loop.trains:
-            continue
-        batch = first_of_batch(training, loop)
-        own = {
-            one.id for one in source.inside(loop.node, ast.Name) if isinstance(one.ctx, ast.Store)
-        }
-        for call in source.inside(loop.node.body, ast.Call, deep=False):
-            makes = call_name(call) in _CONSTRUCTORS
-            if not makes and source.called(call) is None:
-                continue
-            alone = [one for arg in arguments_of(call) for one in _alone_or_in_tuple(arg)]
-            inner = source.inside(arguments_of(call), ast.Name, ast.Attribute) if makes else ()
-            for value in dict.fromkeys([*alone, *inner]):
-                code = source.code(value)
-                if code not in sizes - own:
-                    continue
-                fix = None
-                if makes and batch is not None and value in alone:
-                    fix = partial(_size_of_part, value=value, batch=batch)
-                yield Hit(
-                    value if makes else call,
-                    f"a shape of {code}: a rank's part of a batch is smaller",
-                    "take the size from the batch: len(batch), x.size(0)",
-                    fix,
-                    f"{code} is the size of the whole batch, of which a rank has a part: take "
-                    "the size from the batch",
-                )
-        for value in _made_before(training, loop, sizes, own):
-            code = source.code(value)
-            message = f"a shape of {code}, of the whole batch, meets a rank's part of a batch"
-            todo = "make it in the loop, of the size of its batch: len(batch), x.size(0)"
-            yield Hit(value, message, todo, left=f"{message}; {todo}")
-
-
-def _made_before(
-    training: Training, loop: Loop, sizes: set[str], own: set[str]
-) -> Iterator[ast.expr]:
-    """The sizes of what is made once, before a loop, and put together there with a batch."""
-    script, scope = training.script, training.script.scope(loop.node)
-    met = {
-        one.id
-        for node in script.inside(loop.node.body, ast.Call, ast.BinOp, deep=False)
-        for parts in [arguments_of(node) if isinstance(node, ast.Call) else [node.left, node.right]]
-        if len(parts) > 1
-        for one in parts
-        if isinstance(one, ast.Name) and one.id not in own
-    }
-    for name in sorted(met):
-        for where in dict.fromkeys((scope, script.tree)):
-            for statement, made in script.assigned(name, where):
-                if loop.node in script.above(statement):
-                    continue
-                for call in script.inside(made, ast.Call):
-                    if call_name(call) in _CONSTRUCTORS:
-                        shapes = [x for arg in arguments_of(call) for x in _alone_or_in_tuple(arg)]
-                        yield from (one for one in shapes if script.code(one) in sizes)
-
-
-def _size_of_part(context: Context, value: ast.expr, batch: str) -> str:
-    context.replace(value, f"{batch}.size(0)")
-    return "a batch here is this rank's part of it"
-
-
-def batch_sizes(training: Training) -> set[str]:
-    """What the script calls the sizes of its loaders' batches: `args.batch_size`."""
-    return {
-        training.script.code(arg)
-        for call in training.loader_calls
-        if (arg := argument(call, "batch_size", 1)) is not None and not integer(arg)
-    }
-
-
-def first_of_batch(training: Training, loop: Loop) -> str | None:
-    """The first name that a loop gives a tensor of the batch."""
-    if not isinstance(loop.node, ForNode):
-        return None
-    target: ast.expr = loop.node.target
-    if loop.index is not None and isinstance(target, ast.Tuple):
-        target = target.elts[1]
-    names = [name.id for name in training.script.inside(target, ast.Name)]
-    several = isinstance(target, ast.Tuple | ast.List)
-    return names[0] if names and several and names[0] != "_" else None
-
-
-def _alone_or_in_tuple(value: ast.expr) -> list[ast.expr]:
-    if isinstance(value, ast.Tuple | ast.List):
-        return value.elts
-    return [value]
-
-
-def workers(file: File, script: Script) -> Iterator[Hit]:
-    """RK178: a number of workers that fails or that all ranks have at once."""
-    for call in file.names.all(ast.Call):
-        if file.names.called(call) != "builtins.int":
-            continue
-        inner = first_argument(call)
-        if inner is None or "SLURM_CPUS_PER_TASK" not in file.code(inner):
-            continue
-        safe = isinstance(inner, ast.Call) and len(arguments_of(inner)) > 1
-        if not safe and not isinstance(inner, ast.BoolOp):
-            yield Hit(
-                call,
-                "SLURM_CPUS_PER_TASK may be unset (srun does not set it without --cpus-per-task), "
-                "and it counts the cores of a task, which all ranks of a node share",
-                'int(os.environ.get("SLURM_CPUS_PER_TASK", 1)) // local_world_size',
-            )
-    for loader in (*script.train_loaders, *script.eval_loaders):
-        if loader.file is file and isinstance(loader.node, ast.Call):
-            given = argument(loader.node, "num_workers", 5)
-            if (
-                given is not None
-                and not ranked(script, file, given)
-                and any(
-                    isinstance(one, ast.Call) and call_name(one) == "cpu_count"
-                    for one in walk(given)
-                )
-            ):
-                yield Hit(
-                    given,
-                    "every rank of a node would start a worker for each of its cores",
-                    "divide by the ranks of a node: len(os.sched_getaffinity(0)) // "
-                    "local_world_size",
-                )
-
-
-def effective_batch(file: File, script: Script) -> Iterator[Hit]:
-    """RK172: whose batch size is it, a GPU's or the run's?"""
-    if script.distributed:
-        return
-    for loader in script.train_loaders:
-        if loader.file is not file or not isinstance(loader.node, ast.Call):
-            continue
-        size = argument(loader.node, "batch_size", 1)
-        if size is not None and string(size) is None:
-            yield Hit(
-                loader.node,
-                f"batch_size={file.code(size)}: with a batch per GPU, N ranks train on batches N "
-                "times as large",
-                "rankup.shard keeps it the size of the whole batch; `rankup port --batch per-gpu` "
-                "says what becomes of the learning rate",
-            )
-            return
-
-
-RULES = (
-    Rule("RK111", "data-not-dealt", "error", not_sharded),
-    Rule("RK112", "no-set-epoch", "error", no_set_epoch),
-    Rule("RK113", "evaluation-padded", "error", evaluation_padded),
-    Rule("RK117", "iterable-not-split", "error", iterable_not_split),
-    Rule("RK118", "batch-size-in-shape", "warning", batch_size_in_shape),
-    Rule("RK178", "worker-count", "warning", workers),
-    Rule("RK172", "effective-batch", "warning", effective_batch),
-)

@@ -16,7 +16,7 @@ from ..rewrite.masked import MaskedMean, masked_means
 from ..rewrite.means import declared
 from ..rewrite.training import Training, training_in
 from .facts import calls
-from .rule import Hit, Rule, refuse
+from .rule import Hit, refuse, rule
 
 _VALID = "a mean over valid targets only: ranks have different numbers of them"
 _NUMBER = "int((targets != ignored).sum())"
@@ -27,8 +27,40 @@ _MIXED = (
 _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' throughout"
 
 
+@rule("RK123", "warning", "a loss that is a sum")
 def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK123: a loss that is a sum over the batch."""
+    """What a backward starts from, followed to where it is made: `reduction="sum"`,
+    `size_average=False`, `.sum()`, in a helper or another file, too. A sum that is divided by
+    the number of samples is none.
+
+    ## Why it matters
+
+    Ranks average their gradients. A mean over ranks of sums over their parts is 1/N of the sum over
+    the whole batch: the learning rate is off by N.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    for x, y in rankup.shard(loader):
+        loss = F.mse_loss(model(x), y, reduction="sum")
+        loss.backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    for x, y in rankup.shard(loader):
+        loss = F.mse_loss(model(x), y, reduction="sum")
+        rankup.summed(loss).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Writes `rankup.summed(loss)`, whose gradient is that of the whole sum. A loss that is a sum in
+    one part and a mean in another is refused: no weight of a rank is right for both.
+    """
     if _weighs_by_hand(script):
         return
     training = training_in(script, file)
@@ -63,8 +95,41 @@ def _weighs_by_hand(script: roles.Script) -> bool:
     )
 
 
+@rule("RK125", "warning", "a mean over masked units without count")
 def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK125: a mean over the targets that count, of which ranks have different numbers."""
+    """A loss with `ignore_index`, or with `weight=` for each class, or divided by the sum of a
+    mask, or that a language model of transformers computes of its `labels`, and no
+    `rankup.count`.
+
+    ## Why it matters
+
+    Ranks have different numbers of valid targets. Without them each rank weighs alike, and the
+    gradient is not that of the whole batch.
+
+    ## Example
+
+    ```python
+    for x, y in rankup.shard(loader):
+        loss = F.cross_entropy(model(x), y, ignore_index=-100)
+        loss.backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    for x, y in rankup.shard(loader):
+        loss = F.cross_entropy(model(x), y, ignore_index=-100)
+        rankup.count(int((y != -100).sum()))
+        loss.backward()
+    ```
+
+    ## What `rankup port` does
+
+    Writes `rankup.count((targets != ignored).sum())` behind the loss, where it is cross-entropy
+    with `ignore_index`, or of `labels` in transformers, and
+    `rankup.count(criterion.weight[targets].sum())` with `weight=`. Others it leaves to a person:
+    only you know which units the mean is over.
+    """
     counted = any(
         dotted == "rankup.count" for one in script.files for _, dotted in calls(one, "count")
     )
@@ -120,9 +185,3 @@ def _in_the_model(training: Training) -> Iterator[Hit]:
         inside = isinstance(scope, Function) and scope.name == "forward"
         if inside and argument(call, "ignore_index") is not None:
             yield Hit(call, _VALID, f"rankup.count({_NUMBER}) before backward()")
-
-
-RULES = (
-    Rule("RK123", "sum-reduced-loss", "warning", sum_reduced),
-    Rule("RK125", "mean-over-masked", "warning", masked_mean),
-)

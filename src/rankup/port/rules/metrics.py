@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 
 from ...script.flow import call_name, given
-from ...script.names import COMPREHENSIONS, Function, mentioned
+from ...script.names import COMPREHENSIONS, Function, elements, mentioned
 from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind
 from ..rewrite.training import Loop
 from ..rewrite.values import Values
 from .chance import draws
-from .loaders import batch_sizes
 from .readings import Region, Step, returns_reading, steps_of, value_of
+from .sizes import batch_sizes
 from .steering import steers
 
 _SHOWS = words(
@@ -45,7 +45,7 @@ class Numbers(Region):
         self.whole: set[str] = set()
         self._from_steps()
         self.whole = self._whole_names()
-        fixed = {**dict.fromkeys(self.losses.kinds, Kind.UNKNOWN)}
+        fixed = dict.fromkeys(self.losses.kinds, Kind.UNKNOWN)
         fixed |= dict.fromkeys(self.whole, Kind.FIXED)
         self.values = Values(context.training, loop, fixed)
 
@@ -61,9 +61,8 @@ class Numbers(Region):
             whole = returns_reading(self.context, function)
             step = Step(self.context, function, calls)
             target = one.targets[0]
-            parts = target.elts if isinstance(target, ast.Tuple) else [target]
             returned = [r.value for r in script.inside(function.body, ast.Return, deep=False)]
-            for number, part in enumerate(parts):
+            for number, part in enumerate(elements(target)):
                 name = script.dotted(part)
                 if number < len(whole) and whole[number] and len(self._given(name)) == 1:
                     self._step_values[name] = True
@@ -271,7 +270,7 @@ class Numbers(Region):
         script = self.script
         plans: dict[str, list[tuple[ast.expr, Kind]] | None] = {}
         for name, values in grown.items():
-            if name in self.losses.kinds or self._made_anew(name):
+            if name in self.losses.kinds or self._reassigned(name):
                 continue
             plan: list[tuple[ast.expr, Kind]] | None = []
             for at, value in values:
@@ -312,9 +311,9 @@ class Numbers(Region):
                 groups.setdefault(divisor, set()).update(mentioned(one.left) & sums)
         return list(groups.values())
 
-    def _made_anew(self, name: str) -> bool:
+    def _reassigned(self, name: str) -> bool:
         """True where each round gives a name another value: noise that is added is no counter."""
-        if name in self.values._targets:
+        if name in self.values.targets:
             return True
         for assign in self.script.inside(self.body, ast.Assign, deep=False):
             calls = self.script.inside(assign.value, ast.Call)
@@ -399,7 +398,9 @@ class Numbers(Region):
         if isinstance(node, ast.Attribute | ast.Subscript | ast.Name):
             return
         for child in ast.iter_child_nodes(node):
-            called = isinstance(node, ast.Call) and child is node.func and not _format(node)
+            called = (
+                isinstance(node, ast.Call) and child is node.func and call_name(node) != "format"
+            )
             if isinstance(child, ast.expr | ast.keyword | ast.FormattedValue) and not called:
                 self._show(child, alone)
 
@@ -497,7 +498,3 @@ class Numbers(Region):
                     f"{script.code(one)}: of this rank's part of a batch, divided by the size of "
                     "the whole: put rankup.batch_sum(…) around what is a sum over samples",
                 )
-
-
-def _format(call: ast.Call) -> bool:
-    return call_name(call) == "format"

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 
 from ...script import roles
-from ...script.flow import argument, call_name, is_none, model_wrapper
+from ...script.flow import argument, call_name, model_wrapper
 from ...script.flow import given as arguments_of
-from ...script.models import part_of
 from ...script.names import Function, walk
 from ...script.roles import LoopNode
 from ...script.source import File
-from ...script.torch_names import RETURNS_SELF, last, words
+from ...script.torch_names import last, words
 from ..rewrite.context import Context
-from ..rewrite.script import Script
-from ..rewrite.training import Model, Training, training_in
+from ..rewrite.training import Training, training_in
 from .facts import anywhere, calls, string, trained_here, wrapped
 from .guards import guard
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 # What a module has by itself, or what DistributedDataParallel hands on.
 _OF_MODULES = words(
@@ -35,13 +32,42 @@ _OF_MODULES = words(
 _SILENT = _OF_MODULES | {"__class__", "__dict__", "config", "save_pretrained"}
 _MODULE = re.compile(r"class\s+\w+\([\w., ]*\bModule\b")
 _BUFFERS = re.compile(r"register_buffer|BatchNorm|torchvision|timm|transformers|hub\.load")
-_READY = ("to", "cuda", "apply", "load_state_dict", "half", "float", "double", "requires_grad_")
 _WITH_BATCH_NORM = re.compile(r"(?:Lazy)?BatchNorm[123]d|resnet\d+")
 _FROZEN = re.compile(r"requires_grad\s*=\s*False|requires_grad_\(False\)")
 
 
+@rule("RK131", "error", "training past the wrapper")
 def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK131: training past the wrapper: gradients are not put together, without a word."""
+    """`model.module(x)` or `model.module.encode(x)` in a training step.
+
+    ## Why it matters
+
+    The wrapper exchanges gradients that its own forward has announced. What goes past it stays each
+    rank's own, without an error: after four steps parameters differ by 0.004.
+
+    ## Example
+
+    ```python
+    model = nn.parallel.DistributedDataParallel(Net().to(rankup.setup().device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model.module.encode(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    model = rankup.wrap(Net().to(rankup.setup().device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model.encode(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Nothing to do: it uses `rankup.wrap`, which lets custom methods through and exchanges their
+    gradients.
+    """
     if not script.distributed:
         return
     around = wrapped(script)
@@ -73,8 +99,42 @@ def _past_module(func: ast.expr) -> ast.expr | None:
     return None
 
 
+@rule("RK132", "warning", "a name of your own on the model")
 def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK132: names of one's own on a model, which a plain wrapper has not."""
+    """`model.encode(x)`, `model.hidden_size`: attributes and methods of the model outside of its
+    class.
+
+    ## Why it matters
+
+    DistributedDataParallel hides them (AttributeError), and the obvious way round, `.module`, ends
+    the exchange of gradients ([RK131](RK131.md)).
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    model = Net()
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model.encode(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    model = Net()
+    model = rankup.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model.encode(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Nothing to do: `rankup.wrap` keeps them.
+    """
     around = wrapped(script)
     if script.distributed and not any("ddp" in kinds for kinds in around.values()):
         return
@@ -95,9 +155,9 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
         origins = [one for one in script.flow.origins(file, node.value) if one.node in models]
         if script.distributed:
             origins = [one for one in origins if one.wrappers() == {"ddp"}]
-            origins = [one for one in origins if not _before_wrap(file, script, node, one)]
+            origins = [] if _before_wrap(file, node) else origins
         spelled = file.code(node)
-        if not origins or spelled in seen or not _own_class(file, script, origins[0].node, name):
+        if not origins or spelled in seen or not _own_class(script, origins[0].node, name):
             continue
         seen.add(spelled)
         yield Hit(
@@ -107,8 +167,8 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
         )
 
 
-def _own_class(file: File, script: roles.Script, made: ast.AST, name: str) -> bool:
-    """Whether it is an attribute of the model, as far as one can see."""
+def _own_class(script: roles.Script, made: ast.AST, name: str) -> bool:
+    """True where it is an attribute of the model, as far as one can see."""
     for where in script.files:
         if made in where.names.parents:
             owner = script.flow.class_of(where, made)
@@ -122,8 +182,8 @@ def _own_class(file: File, script: roles.Script, made: ast.AST, name: str) -> bo
     return True
 
 
-def _before_wrap(file: File, script: roles.Script, node: ast.AST, origin: object) -> bool:
-    """Whether a use stands above the wrapping, in the same function."""
+def _before_wrap(file: File, node: ast.AST) -> bool:
+    """True where a use stands above the wrapping, in the same function."""
     home = file.names.function(node)
     line = file.line(node)[0]
     for call in file.names.all(ast.Call):
@@ -136,8 +196,45 @@ def _before_wrap(file: File, script: roles.Script, node: ast.AST, origin: object
     return False
 
 
+@rule("RK133", "error", "a forward on one rank alone")
 def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK133: a forward through the wrapper on one rank: its buffers are a collective."""
+    """A call of the wrapped model under `if rank == 0:`. With DistributedDataParallel, only where
+    the model may have buffers: one whose class is in the script, and registers none, is passed
+    over.
+
+    ## Why it matters
+
+    The wrapper's forward may send buffers (batch norm, masks) to all ranks. Alone, rank 0 waits for
+    the others; where a training step follows it works by accident, and hangs at the last one.
+
+    ## Example
+
+    ```python
+    rank = rankup.setup().rank
+    model = nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if rank == 0:
+        picture = model(noise)
+    ```
+
+    ## Use instead
+
+    ```python
+    rank = rankup.setup().rank
+    model = nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if rank == 0:
+        picture = model.module(noise)
+    ```
+
+    ## What `rankup port` does
+
+    Nothing to do: without gradients `rankup.wrap` runs the bare model.
+
+    ## When to ignore it
+
+    The model has no buffers, and is made elsewhere.
+    """
     if not script.distributed:
         return
     around = wrapped(script)
@@ -162,16 +259,51 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
 
 
 def _may_have_buffers(script: roles.Script) -> bool:
-    """Whether DDP may have something to send in a forward: not for a model of the script's own
+    """True where DDP may have something to send in a forward: not for a model of the script's own
     that registers no buffer and takes none of those that do."""
     texts = [one.text for one in script.files]
     own = any(_MODULE.search(text) for text in texts)
     return not own or any(_BUFFERS.search(text) for text in texts)
 
 
+@rule("RK134", "error", "the model moved to the CPU and back")
 def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK134: a model moved to the CPU and back: gradients are no longer put together."""
-    message = "moving the model to the CPU and back ends the exchange of its gradients"
+    """`model.cpu()` or `model.to("cpu")` of the model that is trained, in a loop that trains or in
+    a function that is called there.
+
+    ## Why it matters
+
+    The wrapper holds on to the parameters on the GPU. After the round trip gradients are no longer
+    exchanged, without an error.
+
+    ## Example
+
+    ```python
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(10):
+        for x, y in rankup.shard(loader):
+            F.cross_entropy(model(x), y).backward()
+        model.cpu()
+        rankup.save0(model.state_dict(), "model.pt")
+        model.cuda()
+    ```
+
+    ## Use instead
+
+    ```python
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(10):
+        for x, y in rankup.shard(loader):
+            F.cross_entropy(model(x), y).backward()
+        rankup.save0(model.state_dict(), "model.pt")
+    ```
+
+    ## What `rankup port` does
+
+    Leaves a remark at the place.
+    """
     models = {one.node for one in script.models}
     training = training_in(script, file)
     for call, dotted in calls(file, "cpu", "to"):
@@ -186,9 +318,8 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
         if models & {one.node for one in script.flow.origins(file, call.func.value)}:
             yield Hit(
                 call,
-                message,
+                "moving the model to the CPU and back ends the exchange of its gradients",
                 "save its state_dict() without moving it",
-                left=f"{message}; save its state_dict() without moving it",
             )
 
 
@@ -207,8 +338,37 @@ def _while_training(training: Training, node: ast.AST) -> bool:
     )
 
 
+@rule("RK135", "warning", "batch norm")
 def batch_norm(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK135: statistics of a rank's part of the batch."""
+    """A batch norm layer in a single-GPU script.
+
+    ## Why it matters
+
+    Its statistics come from a rank's part of each batch. With few samples per GPU they are noisy.
+
+    ## Example
+
+    ```python
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+    model = rankup.wrap(nn.SyncBatchNorm.convert_sync_batchnorm(model))
+    ```
+
+    ## What `rankup port` does
+
+    Reports it; `--sync-bn` converts the layers, so that the statistics are those of the whole
+    batch.
+
+    ## When to ignore it
+
+    A GPU keeps 16 samples or more of each batch.
+    """
     if script.distributed or not script.train_loops or anywhere(script, "convert_sync_batchnorm"):
         return
     for node in (*file.names.all(ast.Attribute), *file.names.all(ast.Name)):
@@ -219,12 +379,12 @@ def batch_norm(file: File, script: roles.Script) -> Iterator[Hit]:
                 node,
                 "batch norm takes its statistics from a rank's part of each batch",
                 "nothing for 16 samples per GPU or more; `rankup port --sync-bn` takes all ranks'",
-                partial(_said, node=node),
+                partial(_batch_norm_left, node=node),
             )
             return
 
 
-def _said(context: Context, node: ast.AST) -> str:
+def _batch_norm_left(context: Context, node: ast.AST) -> str:
     if not context.options.sync_bn:
         context.leave(
             node,
@@ -235,8 +395,37 @@ def _said(context: Context, node: ast.AST) -> str:
     return ""
 
 
+@rule("RK136", "error", "wrapped in the wrong order")
 def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK136: an optimizer of parameters that sharding replaces; freezing after the wrapping."""
+    """An optimizer made before the model is sharded; parameters frozen after the model is wrapped.
+
+    ## Why it matters
+
+    Sharding replaces the parameters: the optimizer would update the old ones. DDP waits for the
+    gradients of all parameters that it was given.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.distributed.fsdp.fully_shard(model)
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    model = Net().cuda()
+    torch.distributed.fsdp.fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ```
+
+    ## What `rankup port` does
+
+    Wraps before the optimizer is made.
+    """
     if not script.distributed:
         return
     for scope in {file.names.function(one) for one in file.names.all(ast.Call)}:
@@ -277,184 +466,3 @@ def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
                     "freezes parameters after the wrapping: DDP waits for their gradients",
                     "freeze before the model is wrapped",
                 )
-
-
-def wrap_models(context: Context) -> None:
-    """`model = rankup.wrap(model)` behind the last line that makes it what it is."""
-    for model in (one for whole in context.training.models for one in _trained(context, whole)):
-        place = ready(context, model)
-        name = model.name
-        lines = [f"{name} = rankup.wrap({name})"]
-        if context.options.sync_bn:
-            sync = f"torch.nn.SyncBatchNorm.convert_sync_batchnorm({name})"
-            lines.insert(0, f"{name} = {sync}")
-        context.after(place, *lines)
-        context.done(place, f"gradients of {name} are exchanged (rankup.wrap)")
-
-
-def _trained(context: Context, model: Model) -> list[Model]:
-    """The models that a name holds one after another, each to be wrapped where it is made.
-
-    After its training a script may make the model anew, to show how a file is loaded: nothing
-    trains that one.
-    """
-    script, training = context.script, context.training
-    steps = [
-        call for call in script.inside(model.scope, ast.Call, deep=False) if training.trains(call)
-    ]
-    made = [one for one in model.made if not training.trains(one) and not _is_none(one)]
-    made = [one for one in made if not _gives_itself(script, one, model.name)] or made
-    made = [one for one in made if not _goes_on(context, one, model.name, steps)]
-    made = [one for one in made if not _behind_all(context, one, steps)] or made
-    if not made:
-        return [model]
-    common, _ = _common(script, made)
-    parts = _between_trainings(context, made, lambda _: common)
-    return [one for part in parts for one in _by_block(context, replace(model, made=part))]
-
-
-def _by_block(context: Context, whole: Model) -> list[Model]:
-    """A model that is made in several blocks, each of which may train it by itself."""
-    parts = _between_trainings(context, whole.made, lambda one: _blocks(context.script, one)[0])
-    blocks = {id(_blocks(context.script, part[0])[0]) for part in parts}
-    if len(blocks) == 1 or context.training.trains(ready(context, whole)):
-        return [replace(whole, made=part) for part in parts]
-    return [whole]
-
-
-def _between_trainings(
-    context: Context, made: Sequence[ast.AST], block_of: Callable[[ast.AST], list[ast.stmt]]
-) -> list[tuple[ast.AST, ...]]:
-    """Return what is made in the same block, with no training in between."""
-    script, groups = context.script, dict[tuple[int, int], list[ast.AST]]()
-    for one in sorted(made, key=script.line):
-        block = block_of(one)
-        before = [at for at in block if context.training.trains(at)]
-        passed = sum(script.line(at) < script.line(one) for at in before)
-        groups.setdefault((id(block), passed), []).append(one)
-    return [tuple(group) for group in groups.values()]
-
-
-def _common(script: Script, made: Sequence[ast.AST]) -> tuple[list[ast.stmt], int]:
-    """The innermost block around all of them, and the last of its statements with one."""
-    blocks = [_blocks(script, one) for one in made]
-    body = next(
-        block for block in blocks[0] if all(any(one is block for one in b) for b in blocks[1:])
-    )
-    last = max(
-        body.index(next(up for up in (one, *script.above(one)) if up in body))  # type: ignore[arg-type]
-        for one in made
-    )
-    return body, last
-
-
-def _gives_itself(script: Script, made: ast.AST, name: str) -> bool:
-    """True of `model = model.train()`, which is the same model."""
-    value = getattr(made, "value", None)
-    return (
-        isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Attribute)
-        and value.func.attr in RETURNS_SELF - {"compile"}
-        and script.dotted(value.func.value) == name
-    )
-
-
-def _is_none(made: ast.AST) -> bool:
-    value = getattr(made, "value", None)
-    return value is not None and is_none(value)
-
-
-def _goes_on(context: Context, made: ast.AST, name: str, steps: list[ast.Call]) -> bool:
-    """True where what has trained by now is given back changed: `model = model.to("cpu")`."""
-    script, value = context.script, getattr(made, "value", None)
-    if value is None or not any(script.line(step) < script.line(made) for step in steps):
-        return False
-    read = [
-        one for one in script.inside(value, ast.Name, ast.Attribute) if script.dotted(one) == name
-    ]
-    if not read:
-        return False
-    func = value.func if isinstance(value, ast.Call) else None
-    if not (isinstance(func, ast.Attribute) and script.dotted(func.value) == name):
-        context.leave(
-            made,
-            f"made of a {name} that is wrapped: give it rankup.unwrap({name}), and wrap what "
-            "trains from here on",
-        )
-    return True
-
-
-def _behind_all(context: Context, made: ast.AST, steps: list[ast.Call]) -> bool:
-    """True where nothing trains behind a line, in no further round of a loop either."""
-    script = context.script
-    loops = {up for up in script.above(made) if isinstance(up, LoopNode)}
-    return bool(steps) and all(
-        script.line(step) < script.line(made) and not loops & set(script.above(step))
-        for step in steps
-    )
-
-
-def ready(context: Context, model: Model) -> ast.AST:
-    """The statement after which the model is ready."""
-    script = context.script
-    # `model = fit(model, …)` gives back what it was given, and is too late.
-    making = [one for one in model.made if not context.training.trains(one)] or model.made
-    body, last = _common(script, making)
-    place: ast.AST = body[last]
-    names = (model.name, *_parts(script, model.name))
-    if context.training.trains(place):
-        return place
-    for statement in body[last + 1 :]:
-        if context.training.trains(statement) or isinstance(statement, ast.Return):
-            break
-        if any(_prepares(context, statement, name) for name in names):
-            place = statement
-    return place
-
-
-def _blocks(script: Script, node: ast.AST) -> list[list[ast.stmt]]:
-    """The blocks that a node stands in, the innermost first; none on the row of its head."""
-    blocks = [script.file.names.block(up) for up in (node, *script.above(node))]
-    return [one for one in blocks if one and script.first_on_line(script.span(one[0])[0])]
-
-
-def _parts(script: Script, name: str) -> list[str]:
-    """Return the names of a model's parts: `head` of `head = net.fc`."""
-    return [
-        script.dotted(assign.targets[0])
-        for assign in script.all(ast.Assign)
-        if (whole := part_of(assign.value)) is not None
-        and script.dotted(whole) == name
-        and script.dotted(assign.targets[0])
-    ]
-
-
-def _prepares(context: Context, statement: ast.AST, name: str) -> bool:
-    """True where a statement moves, loads, freezes or changes the model."""
-    script = context.script
-    if isinstance(statement, Function | ast.ClassDef):
-        return False
-    for call in script.inside(statement, ast.Call, deep=False):
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _READY:
-            target = script.dotted(call.func.value)
-            if target == name or target.startswith(name + "."):
-                return True
-    for assign in script.inside(statement, ast.Assign, deep=False):
-        target = script.code(assign.targets[0])
-        if target.startswith((f"{name}.", f"{name}[")):
-            return True
-        if target.endswith(".requires_grad") and re.search(
-            rf"\b{re.escape(name)}[.\[]", script.code(statement)
-        ):
-            return True
-    return False
-
-
-RULES = (
-    Rule("RK131", "bypasses-forward", "error", bypasses_forward),
-    Rule("RK132", "custom-attribute", "warning", custom_attribute),
-    Rule("RK133", "forward-on-one-rank", "error", forward_on_one),
-    Rule("RK134", "cpu-round-trip", "error", cpu_round_trip),
-    Rule("RK135", "batch-norm", "warning", batch_norm),
-    Rule("RK136", "wrap-order", "error", wrap_order),
-)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ...script.flow import call_name, returned
-from ...script.names import made_of, mentioned, walk
+from ...script.names import elements, made_of, mentioned, walk
 from ...script.roles import Script
 from ...script.source import File
 from ..rewrite.context import Context, Options
@@ -24,7 +24,7 @@ from .facts import ported
 from .guards import guard
 from .metrics import training_numbers
 from .reduced import shares
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 _DECISION, _LOSS = "RK122", "RK126"
 
@@ -65,11 +65,7 @@ class _Rehearsal(Context):
         if function is None:
             return False
         whole = _whole_names(file, function)
-        parts = [
-            part
-            for value in returned(function)
-            for part in (value.elts if isinstance(value, ast.Tuple) else [value])
-        ]
+        parts = [part for value in returned(function) for part in elements(value)]
         return bool(parts) and all(
             mentioned(part) & whole or _put_together(file, part) for part in parts
         )
@@ -120,8 +116,52 @@ def _rehearsed(script: Script, file: File) -> dict[str, dict[ast.AST, str]]:
     return context.found
 
 
+@rule("RK122", "error", "a decision by one rank's value")
 def decision(file: File, script: Script) -> Iterator[Hit]:
-    """RK122: ranks that decide differently."""
+    """The result of an evaluation by which something is decided: `if val_loss < best`, patience, a
+    scheduler's step, a file name, the end of a loop. Ranks that each evaluate everything differ
+    by rounding, by the buffers of batch norm and by what is drawn at random; ranks with a part
+    each have different values altogether.
+
+    ## Why it matters
+
+    Ranks disagree: one saves another model than the rest, learning rates part, or one rank stops
+    and the others wait for it until the time-out.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    total, seen = 0.0, 0
+    with torch.no_grad():
+        for x, y in rankup.shard(valid_loader):
+            total += F.cross_entropy(model(x), y, reduction="sum").item()
+            seen += len(y)
+    val_loss = total / seen
+    if val_loss < best:
+        best = val_loss
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    total, seen = 0.0, 0
+    with torch.no_grad():
+        for x, y in rankup.shard(valid_loader):
+            total += F.cross_entropy(model(x), y, reduction="sum").item()
+            seen += len(y)
+    val_loss = rankup.mean(total, seen)
+    if val_loss < best:
+        best = val_loss
+    ```
+
+    ## What `rankup port` does
+
+    Puts `rankup.broadcast` around the value, at the place that is named here: it is rank 0's on
+    every rank. An evaluation that is sharded has the value of all ranks already
+    ([RK119](RK119.md)).
+    """
     for node in _rehearsed(script, file).get(_DECISION, ()):
         if not guard(file, script, node):
             yield Hit(
@@ -133,8 +173,45 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
+@rule("RK126", "warning", "the loss of one rank's part")
 def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
-    """RK126: the loss of this rank's part of a batch, told as that of the batch."""
+    """In a script that uses rankup: a loss, or the length of a batch, that a training loop prints,
+    logs or stops by without `rankup.batch_mean` or `rankup.batch_sum`.
+
+    ## Why it matters
+
+    With `rankup.shard` a rank has its part of each batch. What rank 0 tells is the loss of that
+    part: noisier than the batch's, and another for each number of GPUs, so that two runs cannot be
+    compared by their logs.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    for step, (x, y) in enumerate(rankup.shard(loader)):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        print0(step, loss.item())
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    for step, (x, y) in enumerate(rankup.shard(loader)):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        print0(step, rankup.batch_mean(loss.item()))
+    ```
+
+    `batch_mean` is for all ranks: it has no place under `if rankup.is_root_process():`.
+
+    ## What `rankup port` does
+
+    Puts `rankup.batch_mean` or `rankup.batch_sum` around what a training loop reads of a loss.
+    """
     if not ported(script):
         return
     for node, call in _rehearsed(script, file).get(_LOSS, {}).items():
@@ -156,9 +233,3 @@ def _kept(file: File, node: ast.AST) -> bool:
     call = statement.value if isinstance(statement, ast.Expr) else None
     grows = isinstance(call, ast.Call) and call_name(call) in ("append", "extend", "update", "add")
     return isinstance(statement, ast.AugAssign) or grows
-
-
-RULES = (
-    Rule("RK122", "decision-not-reduced", "error", decision),
-    Rule("RK126", "loss-of-part", "warning", loss_of_part),
-)

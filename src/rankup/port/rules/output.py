@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from ...script.flow import argument, call_name, given
 from ...script.roles import Script
 from ...script.source import File
-from .facts import anywhere, calls, caught, ranked
+from .facts import anywhere, calls, caught, ported, ranked
 from .guards import guard
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 _LOGGERS = {
     "SummaryWriter": "TensorBoard",
@@ -32,11 +32,38 @@ _DIALOGS = {
 
 
 def _quiet(script: Script) -> bool:
-    return anywhere(script, "quiet") and "rankup" in script.runtimes
+    return anywhere(script, "quiet") and ported(script)
 
 
+@rule("RK174", "warning", "printed by every rank")
 def printed_by_all(file: File, script: Script) -> Iterator[Hit]:
-    """RK174: every line once per rank."""
+    """`print` and progress bars without a condition on the rank; one finding per file.
+
+    ## Why it matters
+
+    Every line appears once per rank, and bars draw over each other.
+
+    ## Example
+
+    ```python
+    for epoch in range(10):
+        print("epoch", epoch)
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    rankup.quiet()
+    for epoch in range(10):
+        print("epoch", epoch)
+    ```
+
+    ## What `rankup port` does
+
+    Adds `rankup.quiet()`: only rank 0 prints, draws and logs, also from modules that it does not
+    see.
+    """
     if _quiet(script) or _own_print(script):
         return
     found: list[ast.Call] = []
@@ -75,8 +102,32 @@ def _names_the_rank(file: File, script: Script, call: ast.Call) -> bool:
     return script.distributed and any(ranked(script, file, arg) for arg in given(call))
 
 
+@rule("RK175", "error", "logged by every rank")
 def logged_by_all(file: File, script: Script) -> Iterator[Hit]:
-    """RK175: a log of the run per rank."""
+    """`SummaryWriter`, `wandb.init`, MLflow and alike on every rank.
+
+    ## Why it matters
+
+    The run shows up N times, and files of one run are written by all.
+
+    ## Example
+
+    ```python
+    writer = SummaryWriter()
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    rankup.quiet()
+    writer = SummaryWriter()
+    ```
+
+    ## What `rankup port` does
+
+    Adds `rankup.quiet()`, after which these do nothing on the other ranks.
+    """
     if _quiet(script):
         return
     for call in file.names.all(ast.Call):
@@ -95,8 +146,31 @@ def logged_by_all(file: File, script: Script) -> Iterator[Hit]:
         )
 
 
+@rule("RK176", "error", "a terminal in a job", frameworks=True)
 def no_terminal(file: File, script: Script) -> Iterator[Hit]:
-    """RK176: nobody answers in a job."""
+    """`input()`, `breakpoint()`, `plt.show()`, the size of the terminal where no `try` has an
+    answer without one.
+
+    ## Why it matters
+
+    A job has no terminal and no screen: the call fails, or waits until the time is up.
+
+    ## Example
+
+    ```python
+    lr = float(input("learning rate: "))
+    ```
+
+    ## Use instead
+
+    ```python
+    lr = float(sys.argv[1])
+    ```
+
+    ## What `rankup port` does
+
+    Leaves a remark at the place.
+    """
     for call in file.names.all(ast.Call):
         message = _DIALOGS.get(file.names.called(call))
         starts = call_name(call) in ("popen", "check_output", "system", "run")
@@ -112,10 +186,3 @@ def no_terminal(file: File, script: Script) -> Iterator[Hit]:
 
 def _agg(files: Sequence[File]) -> bool:
     return any("Agg" in file.code(call) for file in files for call, _ in calls(file, "use"))
-
-
-RULES = (
-    Rule("RK174", "printed-by-all", "warning", printed_by_all),
-    Rule("RK175", "logged-by-all", "error", logged_by_all),
-    Rule("RK176", "no-terminal", "error", no_terminal, frameworks=True),
-)

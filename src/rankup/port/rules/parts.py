@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ...script import roles
 from ...script.flow import argument, call_name, given, literal
-from ...script.names import mentioned, words_in
+from ...script.names import assigned, mentioned, words_in
 from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.torch_names import words
@@ -18,15 +18,50 @@ from ..rewrite.means import NotSeen, check_mean
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
 from .facts import single, starred
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 _POOLS = words("set2set readout scatter_mean scatter_add scatter sum_nodes mean_nodes")
 _REDUCES = words("mean sum std var median quantile max min amax amin item kthvalue topk norm")
 _AVERAGED = "each rank's value is of its part of a batch, and ranks average them by samples"
 
 
+@rule("RK120", "warning", "samples of a batch mixed with each other")
 def mixed(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK120: samples of a batch that are mixed with each other."""
+    """`torch.randperm` in a training step: mixup, permuted views.
+
+    ## Why it matters
+
+    Each rank mixes the samples of its own part of a batch. That is as random as on one GPU, but
+    gives other pairs.
+
+    ## Example
+
+    ```python
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=64)
+    for x, y in loader:
+        mixed = 0.7 * x + 0.3 * x[torch.randperm(len(x))]
+        F.cross_entropy(model(mixed), y).backward()
+        optimizer.step()
+    ```
+
+    ## Use instead
+
+    ```python
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=64)
+    for x, y in loader:
+        mixed = 0.7 * x + 0.3 * x.flip(0)
+        F.cross_entropy(model(mixed), y).backward()
+        optimizer.step()
+    ```
+
+    ## What `rankup port` does
+
+    Says so in its report; nothing is to be done where any pairs do.
+    """
     if not single(script):
         return
     training = training_in(script, file)
@@ -49,8 +84,46 @@ def mixed(file: File, script: roles.Script) -> Iterator[Hit]:
             )
 
 
+@rule("RK129", "warning", "a loss not seen to be a mean")
 def no_mean(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK129: a loss that is not seen to be a mean over the samples."""
+    """What `.backward()` starts from, followed through functions, models and losses of the
+    repository; and a state that goes from batch to batch, is made of the batch, and is part of
+    the next loss.
+
+    ## Why it matters
+
+    A rank's loss is of its part of a batch, and ranks average its gradients by samples. That gives
+    those of the whole batch where the loss is a mean or a sum over samples; it does not for a ratio
+    of two sums, a maximum, or the logarithm of a mean.
+
+    ## Example
+
+    ```python
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=64)
+    for x, y in loader:
+        loss = torch.log((model(x) - y).pow(2).mean())
+        loss.backward()
+        optimizer.step()
+    ```
+
+    ## Use instead
+
+    ```python
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=64)
+    for x, y in loader:
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+    ```
+
+    ## What `rankup port` does
+
+    Leaves a remark at the loss.
+    """
     if not single(script):
         return
     training, said = training_in(script, file), set[ast.AST]()
@@ -62,7 +135,7 @@ def no_mean(file: File, script: roles.Script) -> Iterator[Hit]:
             statement = training.script.statement(node)
             if statement not in said:
                 said.add(statement)
-                line = f"{place.script.file.path.name}:{place.script.line(place.node)}"
+                line = place.script.file.short_place(place.node)
                 yield Hit(node, message if own else f"{message} ({line})", todo)
         if loss is not None and _over_nodes(training) and not said:
             yield Hit(
@@ -99,7 +172,7 @@ def _carried(training: Training) -> Iterator[Hit]:
                 continue
             read = [name for name in names if script.span(name)[0] < script.span(one)[1]]
             before = {name.id for name in read if isinstance(name.ctx, ast.Load)}
-            for name in sorted(mentioned(*_targets(one)) & local & before):
+            for name in sorted(mentioned(*assigned(one)) & local & before):
                 yield Hit(
                     one,
                     f"`{name}` goes from batch to batch and is made of this rank's part: ranks go "
@@ -116,12 +189,8 @@ def _feeding(training: Training, loop: Loop) -> set[str]:
         size = len(found)
         for one in assigns:
             assert isinstance(one, ast.Assign | ast.AugAssign)
-            found |= mentioned(one.value) if mentioned(*_targets(one)) & found else set()
+            found |= mentioned(one.value) if mentioned(*assigned(one)) & found else set()
     return found
-
-
-def _targets(one: ast.Assign | ast.AugAssign) -> list[ast.expr]:
-    return one.targets if isinstance(one, ast.Assign) else [one.target]
 
 
 def _not_seen(training: Training, loss: ast.expr) -> Iterator[tuple[NotSeen, str, str]]:
@@ -147,8 +216,47 @@ def _line_of(training: Training, loss: ast.expr | None, call: ast.Call) -> ast.A
     return max(made, key=script.line) if made else call
 
 
+@rule("RK137", "warning", "unfrozen behind the wrap")
 def unfrozen(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK137: layers that begin to train when the model was wrapped long ago."""
+    """`requires_grad_(True)` and `requires_grad = True` of a model, in the loop that trains it.
+
+    ## Why it matters
+
+    The wrapper decides once which gradients are exchanged. Layers that begin to train later part
+    from rank to rank, without a message.
+
+    ## Example
+
+    ```python
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=64)
+    for epoch in range(9):
+        if epoch == 3:
+            model.requires_grad_(True)
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    ```
+
+    ## Use instead
+
+    ```python
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loader = DataLoader(data, batch_size=64)
+    for epoch in range(9):
+        if epoch == 3:
+            optimizer.param_groups[0]["lr"] = 0.1
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    ```
+
+    ## What `rankup port` does
+
+    Leaves a remark at the place.
+    """
     training = training_in(script, file)
     models = {model.name.split(".")[0] for model in training.models}
     found: list[ast.AST] = [
@@ -178,8 +286,42 @@ def unfrozen(file: File, script: roles.Script) -> Iterator[Hit]:
             )
 
 
+@rule("RK173", "warning", "batches of which ranks have no equal parts")
 def unequal_batches(file: File, script: roles.Script) -> Iterator[Hit]:
-    """RK173: batches of which ranks have no equal parts."""
+    """A training loader whose batches have one sample, by `batch_size=1` or by default;
+    `batch_size=None`; `zip` of loaders with batches of different sizes.
+
+    ## Why it matters
+
+    Each rank takes its part of every batch. Of one sample rank 0 has all, and the other ranks are
+    idle.
+
+    ## Example
+
+    ```python
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data)
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    ```
+
+    ## Use instead
+
+    ```python
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=64)
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    ```
+
+    ## What `rankup port` does
+
+    Says so in its report.
+    """
     if not single(script):
         return
     training = training_in(script, file)
@@ -238,11 +380,3 @@ def _option(call: ast.Call) -> str:
     texts = [literal(one) for one in (*call.args, argument(call, "dest"))]
     names = [one for one in texts if isinstance(one, str) and not re.fullmatch("-[^-]", one)]
     return names[-1].lstrip("-").replace("-", "_") if names else ""
-
-
-RULES = (
-    Rule("RK120", "batch-mixed", "warning", mixed),
-    Rule("RK129", "loss-not-a-mean", "warning", no_mean),
-    Rule("RK137", "unfrozen-behind-wrap", "warning", unfrozen),
-    Rule("RK173", "unequal-batches", "warning", unequal_batches),
-)

@@ -15,7 +15,7 @@ from ...script.torch_names import words
 from .facts import anywhere, calls, string, trains
 from .guards import guard
 from .reduced import is_reduction
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 if TYPE_CHECKING:
     from ..rewrite.context import Context
@@ -26,19 +26,46 @@ _READERS = words(
 )
 
 
+@rule("RK149", "error", "read before it is written")
 def read_before_written(file: File, script: Script) -> Iterator[Hit]:
-    """RK149: all ranks read what rank 0 may still be writing."""
+    """A file that rank 0 alone writes, or will write once the script is ported, and that all ranks
+    read further down, without a barrier or another collective in between.
+
+    ## Why it matters
+
+    The other ranks do not wait for rank 0's disk: they find no file, an old one, or half of one. It
+    works on one node for weeks, and fails with the first slow file system.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    rankup.save0(model.state_dict(), "best.pt")
+    model.load_state_dict(torch.load("best.pt", map_location=rankup.here))
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    rankup.save0(model.state_dict(), "best.pt")
+    rankup.barrier()
+    model.load_state_dict(torch.load("best.pt", map_location=rankup.here))
+    ```
+
+    ## What `rankup port` does
+
+    `rankup.barrier()` before a `torch.load` that comes after the training, and before a file is
+    read that the same function has written.
+    """
     meetings = [
         file.line(call)[0]
         for call in file.names.all(ast.Call)
         if (is_reduction(file, call) or call_name(call) in ("barrier", "backward"))
         and not guard(file, script, call)
     ]
-    saved = {call for call, _ in _loaded_behind_training(file, script, meetings)}
-    for call, path in (
-        *_loaded_behind_training(file, script, meetings),
-        *_read_behind_write(file, script, meetings),
-    ):
+    saved = dict(_loaded_behind_training(file, script, meetings))
+    for call, path in (*saved.items(), *_read_behind_write(file, script, meetings)):
         if not guard(file, script, call):
             yield Hit(
                 call,
@@ -104,7 +131,7 @@ def _read_behind_write(
 
 
 def _either_or(file: File, one: ast.AST, other: ast.AST) -> bool:
-    """Whether two places stand in different branches of one `if`."""
+    """True where two places stand in different branches of one `if`."""
     around = set(file.names.up(other))
     chain = [one, *file.names.up(one)]
     for below, up in pairwise(chain):
@@ -135,11 +162,9 @@ def _named(path: ast.expr) -> ast.expr:
 def _read(file: File, call: ast.Call) -> ast.expr | None:
     """The path that a call reads from."""
     dotted = file.names.called(call)
-    if dotted in _READERS or (dotted == "h5py.File" and _reading(argument(call, "mode", 1))):
+    opens = dotted in ("h5py.File", "builtins.open") and _reading(argument(call, "mode", 1))
+    if dotted in _READERS or opens:
         first = first_argument(call)
-        return None if first is None else _named(first)
-    if dotted == "builtins.open":
-        first = first_argument(call) if _reading(argument(call, "mode", 1)) else None
         return None if first is None else _named(first)
     if isinstance(call.func, ast.Attribute) and call_name(call) in ("read_text", "read_bytes"):
         return _named(call.func.value)
@@ -162,6 +187,3 @@ def _last_write(file: File, call: ast.Call, before: int) -> int:
         if isinstance(up, ast.stmt):
             break
     return file.last_line(call)
-
-
-RULES = (Rule("RK149", "read-before-written", "error", read_before_written),)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...script.flow import call_name, literal
-from ...script.names import COMPREHENSIONS, Function, mentioned, walk
+from ...script.names import COMPREHENSIONS, Function, assigned, elements, mentioned, walk
 from ...script.roles import LoopNode
 from ...script.torch_names import words
 from ..rewrite.context import Context
@@ -87,7 +87,7 @@ class Region:
         for one in script.inside(self.body, ast.stmt, deep=False):
             if not isinstance(one, ast.Assign | ast.AugAssign | ast.AnnAssign):
                 continue
-            for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
+            for target in assigned(one):
                 whole = script.dotted(target)
                 for name in mentioned(target):
                     if whole in ("", name):
@@ -105,7 +105,7 @@ class Region:
                     self.losses.defined[name] = {one}
 
     def known(self, node: ast.AST) -> Kind | None:
-        """True where an expression is a loss, or a sum of them, and how it adds up over samples."""
+        """The kind of a loss, or of a sum of losses; None of another expression."""
         match node:
             case ast.Name() | ast.Attribute():
                 name = self.script.dotted(node)
@@ -165,6 +165,14 @@ class Region:
             case ast.Subscript(value=ast.Attribute(value=value, attr="data"), slice=at):
                 return self.known(value) if literal(at) == 0 else None
         return None
+
+    def holds_reading(self, node: ast.expr) -> bool:
+        """True of a reading of a loss, and of a name that is given nothing else."""
+        if self.reading(node) is not None:
+            return True
+        name = self.script.dotted(node)
+        values = [value_of(self.script, one, name) for one in self._given(name)] if name else []
+        return bool(values) and all(one is not None and self.reading(one) for one in values)
 
     def readings(self) -> Iterator[ast.expr]:
         """The largest readings of a loss in this region, those in a backward apart."""
@@ -246,20 +254,9 @@ def returns_reading(context: Context, function: Function) -> list[bool]:
     found: list[bool] = []
     for one in context.script.inside(function.body, ast.Return, deep=False):
         if one.value is not None:
-            parts = one.value.elts if isinstance(one.value, ast.Tuple) else [one.value]
-            whole = [
-                any(step.reading(part) is not None for part in [value]) or _made_whole(step, value)
-                for value in parts
-            ]
+            whole = [step.holds_reading(value) for value in elements(one.value)]
             found = whole if not found else [a and b for a, b in zip(found, whole, strict=False)]
     return found
-
-
-def _made_whole(step: Region, value: ast.expr) -> bool:
-    """True where a name was given the reading of a loss."""
-    name = step.script.dotted(value)
-    values = [value_of(step.script, one, name) for one in step._given(name)] if name else []
-    return bool(values) and all(one is not None and step.reading(one) for one in values)
 
 
 def value_of(script: Script, statement: ast.stmt, name: str) -> ast.expr | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from ...base.errors import UserError
-from ...base.findings import Finding, Level
+from ...base.findings import Finding, Level, page
 from ...script.roles import Script
 from ...script.source import File
 
@@ -45,18 +45,21 @@ class Rule:
     """A rule of `check` and `port`.
 
     Attributes:
-        code: `RK103`; its page is docs/rules/RK103.md.
-        name: in words with hyphens.
         look: a pure function of a file and the script that it belongs to; `check` calls it for the
             script and for each module of its repository that it imports, `port` for the script.
+            Its docstring is the rule's page, `docs/rules/CODE.md`, with examples that are tested.
         frameworks: whether it holds also where a framework (fastai, Lightning, …) trains.
     """
 
     code: str
-    name: str
     level: Level
+    title: str
     look: Look
     frameworks: bool = False
+
+    def page(self) -> str:
+        """Return the rule's page of the documentation."""
+        return page(self.code, self.title, self.look, before="## What it looks at\n\n")
 
     def findings(self, file: File, script: Script) -> list[Finding]:
         """Return the hits in a file as `check` prints them."""
@@ -78,6 +81,13 @@ class Rule:
             elif done is None:
                 text = hit.left or f"{hit.message}; {hit.todo}"
                 context.leave(hit.node, text, comment=hit.comment)
+
+
+def rule(
+    code: str, level: Level, title: str, *, frameworks: bool = False
+) -> Callable[[Look], Rule]:
+    """Make a function a rule."""
+    return lambda look: Rule(code, level, title, look, frameworks)
 
 
 def refuse(context: Context, node: ast.AST, reason: str) -> NoReturn:

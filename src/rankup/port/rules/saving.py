@@ -16,7 +16,7 @@ from .device import without_number
 from .facts import calls, starred, string, wrapped
 from .guards import by_every_rank, guard
 from .helpers import ALONE, by_helpers, helpers_that_write
-from .rule import Hit, Rule
+from .rule import Hit, rule
 from .writing import OWN_SAMPLES, written_by_root
 
 if TYPE_CHECKING:
@@ -27,8 +27,32 @@ _SAVE0 = "rankup.save0(state, path) writes on rank 0 alone, the old file or the 
 _ANYWHERE = 'map_location="cpu", or the rank\'s device'
 
 
+@rule("RK141", "error", "saved by every rank")
 def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
-    """RK141: all ranks write the same file."""
+    """`torch.save`, `save_pretrained` and alike outside of a condition on the rank.
+
+    ## Why it matters
+
+    All ranks write the same file at the same time. It may end up in pieces, and a crash in the
+    middle destroys the old one.
+
+    ## Example
+
+    ```python
+    torch.save(model.state_dict(), "model.pt")
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.save0(model.state_dict(), "model.pt")
+    ```
+
+    ## What `rankup port` does
+
+    Writes `rankup.save0`; what is saved by other means goes under `if rankup.is_root_process():`,
+    also the call of a function in another file that saves.
+    """
     around = wrapped(script)
     if any("fsdp" in around.get(one.node, ()) for one in script.models):
         return
@@ -61,7 +85,7 @@ def _saved_by_root(context: Context, site: Site) -> str:
 
 
 def _loads_safely(context: Context, value: ast.expr, depth: int = 0) -> bool:
-    """Return whether what is saved loads with `weights_only=True`, as far as can be seen."""
+    """True where what is saved loads with `weights_only=True`, as far as can be seen."""
     script = context.script
     if isinstance(value, ast.Dict):
         whole = all(value.keys)  # without `**others`
@@ -87,8 +111,34 @@ def _loads_safely(context: Context, value: ast.expr, depth: int = 0) -> bool:
     return False
 
 
+@rule("RK142", "error", "saved by local rank 0")
 def saved_by_local(file: File, script: Script) -> Iterator[Hit]:
-    """RK142: the first rank of every node writes."""
+    """A file that is written under `if local_rank == 0:`.
+
+    ## Why it matters
+
+    Every node has a local rank 0. On a shared file system they all write the same file.
+
+    ## Example
+
+    ```python
+    local_rank, rank, device, world_size = rankup.setup()
+    if local_rank == 0:
+        torch.save(model.state_dict(), "model.pt")
+    ```
+
+    ## Use instead
+
+    ```python
+    local_rank, rank, device, world_size = rankup.setup()
+    if rank == 0:
+        torch.save(model.state_dict(), "model.pt")
+    ```
+
+    ## What `rankup port` does
+
+    Nothing: it writes `rankup.save0`. This is about ports made by hand.
+    """
     for site in script.saves:
         if site.file is file and guard(file, script, site.node) == "local":
             yield Hit(
@@ -98,8 +148,35 @@ def saved_by_local(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
+@rule("RK143", "warning", "a whole module pickled")
 def module_pickled(file: File, script: Script) -> Iterator[Hit]:
-    """RK143: the whole module in a pickle, with its wrapper."""
+    """`torch.save(model, …)`.
+
+    ## Why it matters
+
+    The file holds the class by name, and the wrapper with it. `torch.load` refuses it by default
+    since PyTorch 2.6, and it breaks when the code moves.
+
+    ## Example
+
+    ```python
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.save(model, "model.pt")
+    ```
+
+    ## Use instead
+
+    ```python
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rankup.save0(model.state_dict(), "model.pt")
+    ```
+
+    ## What `rankup port` does
+
+    Saves the module without its wrapper, so that what loads it still does.
+    """
     models = {one.node for one in script.models}
     for call, dotted in calls(file, "save"):
         if dotted != "torch.save":
@@ -115,8 +192,30 @@ def module_pickled(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
+@rule("RK144", "error", "loaded without map_location")
 def load_place(file: File, script: Script) -> Iterator[Hit]:
-    """RK144: all ranks load onto the GPU that the file was saved from."""
+    """`torch.load` without `map_location`, or onto a numbered GPU.
+
+    ## Why it matters
+
+    Tensors go back to the GPU they were saved from: on every rank GPU 0, which runs out of memory.
+
+    ## Example
+
+    ```python
+    state = torch.load("model.pt")
+    ```
+
+    ## Use instead
+
+    ```python
+    state = torch.load("model.pt", map_location=rankup.here)
+    ```
+
+    ## What `rankup port` does
+
+    Adds `map_location=rankup.here`: this rank's own GPU.
+    """
     for site in script.loads:
         call = site.node
         if site.file is not file or not isinstance(call, ast.Call):
@@ -141,8 +240,36 @@ def _loaded_here(context: Context, call: ast.Call) -> str:
     return "loads onto this rank's own GPU (rankup.here)"
 
 
+@rule("RK148", "warning", "names that begin with module.")
 def prefixed(file: File, script: Script) -> Iterator[Hit]:
-    """RK148: names in the file begin with `module.`."""
+    """The `state_dict()` of a model in DistributedDataParallel is saved.
+
+    ## Why it matters
+
+    Every name in the file begins with `module.`, and the plain model does not load it.
+
+    ## Example
+
+    ```python
+    rank = rankup.setup().rank
+    model = nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rankup.save0(model.state_dict(), "model.pt")
+    ```
+
+    ## Use instead
+
+    ```python
+    rank = rankup.setup().rank
+    model = nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rankup.save0(model.module.state_dict(), "model.pt")
+    ```
+
+    ## What `rankup port` does
+
+    Nothing to do: `rankup.wrap` keeps the names.
+    """
     if not script.distributed:
         return
     for call, dotted in calls(file, "state_dict"):
@@ -163,12 +290,3 @@ def prefixed(file: File, script: Script) -> Iterator[Hit]:
                 "does not load it",
                 "model.module.state_dict(); rankup.wrap keeps the names",
             )
-
-
-RULES = (
-    Rule("RK141", "saved-by-all", "error", saved_by_all),
-    Rule("RK142", "saved-by-local-rank", "error", saved_by_local),
-    Rule("RK143", "module-pickled", "warning", module_pickled),
-    Rule("RK144", "load-without-map-location", "error", load_place),
-    Rule("RK148", "module-prefix", "warning", prefixed),
-)

@@ -13,8 +13,8 @@ from ...script.names import made_of, parameters, walk
 from ...script.roles import Script
 from ...script.source import File
 from ..rewrite.training import Training, training_in
-from .facts import anywhere
-from .rule import Hit, Rule
+from .facts import anywhere, starred
+from .rule import Hit, rule
 
 _PRODUCTS = ("mm", "matmul")
 _TRANSPOSED = ("t", "transpose")
@@ -36,8 +36,38 @@ _MESSAGE = (
 _TODO = "gather the features with gradients: torch.distributed.nn.functional.all_gather"
 
 
+@rule("RK124", "warning", "a loss between the samples of a batch")
 def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
-    """RK124: a loss that compares the samples of a batch with each other."""
+    """Contrastive losses by their names: InfoNCE, NT-Xent, SupCon, CLIP and alike; and in a
+    training step a product of something made of the batch with something of it transposed, `out
+    @ out.t()`, or `einsum("nc,mc->nm", …)`; also in a loss or in a model's `forward` of any file
+    of the repository.
+
+    ## Why it matters
+
+    Each sample is compared with the others of its batch. On N ranks it would see 1/N of them, which
+    is another objective.
+
+    ## Example
+
+    ```python
+    for a, b in rankup.shard(loader):
+        info_nce(model(a), model(b)).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    for a, b in rankup.shard(loader):
+        every = torch.distributed.nn.functional.all_gather(model(a))
+        info_nce(torch.cat(every), model(b)).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Refuses, with this reason. Gather the features with gradients, and decide what rows a rank
+    computes.
+    """
     if any("GatherLayer" in one.text or "distributed.nn" in one.text for one in script.files):
         return
     if script.distributed and anywhere(script, "all_gather", "all_gather_with_grad"):
@@ -65,8 +95,7 @@ def coupled(training: Training) -> Iterator[tuple[ast.AST, str]]:
             if found.file is script.file:
                 yield found.node, ""
             else:
-                at = f"{found.file.path.name}:{found.file.line(found.node)[0]}"
-                yield found.call or script.tree, at
+                yield found.call or script.tree, found.file.short_place(found.node)
             break
 
 
@@ -131,9 +160,7 @@ def _parameters_of(call: ast.Call, found: Reached, names: set[str]) -> set[str]:
     function = found[1]
     every = [one.arg for one in parameters(function.args)]
     own = 1 if every[:1] in (["self"], ["cls"]) else 0
-    if any(isinstance(one, ast.Starred) for one in call.args) or any(
-        one.arg is None for one in call.keywords
-    ):
+    if starred(call):
         return set(every[own:]) if any(_names_in(one) & names for one in given(call)) else set()
     taken = set()
     for position, name in enumerate(every[own:]):
@@ -146,9 +173,8 @@ def _parameters_of(call: ast.Call, found: Reached, names: set[str]) -> set[str]:
 def _compares(node: ast.AST, batch: set[str]) -> bool:
     if isinstance(node, ast.Call) and call_name(node) == "einsum":
         return _pairs(node, batch)
-    return any(
-        _root(left) in batch and _transposed(right) in batch for _, (left, right) in _products(node)
-    )
+    factors = _factors(node)
+    return factors is not None and _root(factors[0]) in batch and _transposed(factors[1]) in batch
 
 
 def _pairs(call: ast.Call, batch: set[str]) -> bool:
@@ -168,17 +194,16 @@ def _pairs(call: ast.Call, batch: set[str]) -> bool:
     return both and first != second and first in kept and second in kept
 
 
-def _products(
-    node: ast.AST,
-) -> Iterator[tuple[ast.expr, tuple[ast.expr, ast.expr]]]:
+def _factors(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """The factors of a product of matrices."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        yield node, (node.left, node.right)
+        return node.left, node.right
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return
-    if node.func.attr in _PRODUCTS and node.args:
-        factors = given(node)
-        first = factors[0] if len(factors) > 1 else node.func.value
-        yield node, (first, factors[-1])
+        return None
+    if node.func.attr not in _PRODUCTS or not node.args:
+        return None
+    factors = given(node)
+    return factors[0] if len(factors) > 1 else node.func.value, factors[-1]
 
 
 def _transposed(node: ast.expr) -> str:
@@ -208,6 +233,3 @@ def _root(node: ast.expr) -> str:
             node = node.func.value
         else:
             return node.id if isinstance(node, ast.Name) else ""
-
-
-RULES = (Rule("RK124", "batch-coupled-loss", "warning", batch_coupled),)

@@ -17,9 +17,9 @@ from ...script.torch_names import SEEDS
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
-from .chance import draws, draws_by_own
+from .chance import draws, draws_by_own, of_process
 from .facts import ported
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 _STEPS = {"step", "exit", "_exit"}
 _ALONE = "decides about a step, and in training each rank {}: they would step unequally often"
@@ -102,8 +102,42 @@ def _rank_0s(file: File, node: ast.AST) -> bool:
     )
 
 
+@rule("RK186", "error", "a draw that decides about a step")
 def steering_draw(file: File, script: Script) -> Iterator[Hit]:
-    """RK186: a random draw that decides about a step, by which ranks part."""
+    """A random draw in a training loop that decides whether a batch is passed over, how many steps
+    there are, or when the loop ends.
+
+    ## Why it matters
+
+    In a training loop each rank draws random numbers of its own, for its part of the batch. Ranks
+    that step unequally often wait for each other for ever.
+
+    ## Example
+
+    ```python
+    rankup.setup()
+    for x, y in rankup.shard(loader):
+        if random.random() < 0.1:
+            continue
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    for x, y in rankup.shard(loader):
+        if rankup.broadcast(random.random()) < 0.1:
+            continue
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    ```
+
+    ## What `rankup port` does
+
+    Puts `rankup.broadcast` around the draw: it is rank 0's on every rank.
+    """
     if script.distributed and not ported(script):
         return  # a script of its own seeds: its ranks may draw alike
     training = training_in(script, file)
@@ -154,8 +188,40 @@ def _decided_by_rank_0(context: Context, loop: LoopNode, one: ast.AST, test: ast
         )
 
 
+@rule("RK187", "error", "a clock that decides about a step")
 def steering_clock(file: File, script: Script) -> Iterator[Hit]:
-    """RK187: a clock that decides about a step or about the end of a training."""
+    """A test by the time, or by a name that is made of it, in a training loop or at its head, that
+    ends the loop or decides about a step.
+
+    ## Why it matters
+
+    The ranks' clocks are read at different moments. One stops a step before the others, which wait
+    for it for ever.
+
+    ## Example
+
+    ```python
+    start = time.time()
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+        if time.time() - start > 3600:
+            break
+    ```
+
+    ## Use instead
+
+    ```python
+    start = time.time()
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+        if rankup.broadcast(time.time() - start > 3600):
+            break
+    ```
+
+    ## What `rankup port` does
+
+    Puts `rankup.broadcast` around the test: rank 0's clock decides for all.
+    """
     if script.distributed and not ported(script):
         return
     training = training_in(script, file)
@@ -173,7 +239,7 @@ def steering_clock(file: File, script: Script) -> Iterator[Hit]:
             if mentioned(*node.targets) & names
         ]
         ends = isinstance(one, ast.While) or steers(training, one)
-        if ends and any(_reads_clock(file, node) for node in (one.test, *made)):
+        if ends and any(of_process(file, node) for node in (one.test, *made)):
             yield Hit(
                 one,
                 _ALONE.format("has a clock of its own"),
@@ -182,21 +248,44 @@ def steering_clock(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
-def _reads_clock(file: File, node: ast.AST) -> bool:
-    return any(
-        isinstance(one, ast.Call) and file.names.called(one).startswith(("time.", "datetime."))
-        for one in walk(node)
-    )
-
-
 def _rank_0s_clock(context: Context, test: ast.expr) -> str:
     context.alike.add(test)
     context.around(test, "rankup.broadcast(")
     return "rank 0's clock decides for all ranks (rankup.broadcast)"
 
 
+@rule("RK188", "warning", "a seed amid the batches")
 def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
-    """RK188: a seed amid the batches, or a generator with one seed, makes the ranks draw alike."""
+    """`torch.manual_seed(…)`, `np.random.seed(…)` or `random.seed(…)` in a loop over the batches of
+    a training; and there, draws from a generator that the script makes with one seed for all
+    ranks (`np.random.default_rng(0)`).
+
+    ## Why it matters
+
+    In a training loop each rank draws noise of its own, for its own samples. From that seed on all
+    ranks draw the same noise for different samples. So they do from a generator of the script's
+    own: `rankup.shard` parts the random states of Python, NumPy and torch alone.
+
+    ## Example
+
+    ```python
+    for x, y in rankup.shard(loader):
+        torch.manual_seed(0)
+        F.cross_entropy(model(x + torch.randn_like(x)), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    torch.manual_seed(0)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x + torch.randn_like(x)), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Leaves a comment at the place.
+    """
     if script.distributed and not ported(script):
         return
     training = training_in(script, file)
@@ -220,10 +309,3 @@ def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
                     "add the rank to its seed, or draw without it",
                 )
                 break
-
-
-RULES = (
-    Rule("RK186", "draw-that-steers", "error", steering_draw),
-    Rule("RK187", "clock-that-steers", "error", steering_clock),
-    Rule("RK188", "seed-in-a-pass", "warning", seed_in_a_pass),
-)

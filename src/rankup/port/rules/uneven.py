@@ -13,26 +13,109 @@ from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import COLLECTIVES, OUR_COLLECTIVES
 from .facts import anywhere, calls_in, loops_in, true
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 _WAITS = COLLECTIVES | OUR_COLLECTIVES
 
 
+@rule("RK183", "error", "a collective in a loop that ranks go round unequally often")
 def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
-    """RK183: a collective in a loop of which one rank may have a round less."""
+    """`rankup.batch_mean`, `rankup.mean`, `all_reduce` and the like inside an evaluation over a
+    loader that `rankup.shard` has dealt; also in a loop that trains *and* evaluates, one
+    function with `train=` or one loop over phases.
+
+    ## Why it matters
+
+    Nothing is padded in an evaluation: of a last batch of one sample one rank has it and the others
+    have no batch at all. A collective inside the loop then waits for ranks that have left it: the
+    job hangs, and only with data of such a size.
+
+    ## Example
+
+    ```python
+    valid = rankup.shard(DataLoader(valid_set, batch_size=64))
+
+
+    @torch.no_grad()
+    def evaluate(model):
+        right = 0
+        for x, y in valid:
+            right += rankup.all_reduce((model(x).argmax(1) == y).sum().item())
+        return right
+    ```
+
+    ## Use instead
+
+    ```python
+    valid = rankup.shard(DataLoader(valid_set, batch_size=64))
+
+
+    @torch.no_grad()
+    def evaluate(model):
+        right = 0
+        for x, y in valid:
+            right += (model(x).argmax(1) == y).sum().item()
+        return rankup.total(right)
+    ```
+
+    Where one loop serves both, `rankup.shard(loader, train=True)` lets all ranks go round equally
+    often: one that has nothing of a batch computes on a sample of weight zero, which `batch_mean`
+    and `batch_sum` leave out.
+
+    ## What `rankup port` does
+
+    It puts evaluations together behind the loop, and deals with `train=True` what a loop for both
+    goes over.
+    """
     if anywhere(script, "parallelize"):
         return  # where a forward needs all ranks, all of them go round equally often
     for loop in loops_in(file, script.eval_loops):
         if any(not true(argument(call, "train")) for call in _shards(script, loop)):
-            yield from _waiting(file, loop, list(calls_in(*loop.body)))
+            yield from _waiting(file, list(calls_in(*loop.body)))
     for loop in loops_in(file, script.train_loops):
         if _also_evaluates(script, loop) and _uneven(script, loop):
             always = [call for call in calls_in(*loop.body) if not _conditional(loop, call)]
-            yield from _waiting(file, loop, always)
+            yield from _waiting(file, always)
 
 
+@rule("RK184", "error", "a stand-in that is counted")
 def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
-    """RK184: an evaluation that counts the samples that only keep a rank in step."""
+    """An evaluation over a loader that `rankup.shard(loader, train=True)` has dealt, without
+    `batch_mean` or `batch_sum` in it.
+
+    ## Why it matters
+
+    With `train=True` all ranks go round equally often: one for which nothing is left of a short
+    batch gets a sample of another rank. It has weight zero in `batch_mean` and `batch_sum`; added
+    up by hand it counts twice.
+
+    ## Example
+
+    ```python
+    valid = rankup.shard(DataLoader(valid_set, batch_size=64), train=True)
+    right = 0
+    with torch.no_grad():
+        for x, y in valid:
+            right += (model(x).argmax(1) == y).sum().item()
+    print0(rankup.total(right))
+    ```
+
+    ## Use instead
+
+    ```python
+    valid = rankup.shard(DataLoader(valid_set, batch_size=64), train=True)
+    right = 0
+    with torch.no_grad():
+        for x, y in rankup.shard(valid, train=False):
+            right += (model(x).argmax(1) == y).sum().item()
+    print0(rankup.total(right))
+    ```
+
+    ## What `rankup port` does
+
+    It deals for each loop that evaluates alone with `train=False`, where another loop trains from
+    the same loader.
+    """
     if anywhere(script, "parallelize"):
         return
     for loop in loops_in(file, script.eval_loops):
@@ -49,7 +132,7 @@ def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
             )
 
 
-def _waiting(file: File, loop: Loop, calls: list[ast.Call]) -> Iterator[Hit]:
+def _waiting(file: File, calls: list[ast.Call]) -> Iterator[Hit]:
     for call in calls:
         dotted = file.names.called(call)
         if call_name(call) in _WAITS and dotted.startswith(("rankup.", "torch.distributed.")):
@@ -81,7 +164,7 @@ def _shards(script: Script, loop: Loop) -> list[ast.Call]:
 
 
 def _uneven(script: Script, loop: Loop) -> bool:
-    """Whether one of the loaders is dealt as an evaluation where a loop evaluates."""
+    """True where one of the loaders is dealt as an evaluation where a loop evaluates."""
     shards = _shards(script, loop)
     loose = [call for call in shards if not true(argument(call, "train"))]
     # What shuffles is trained on, as a rule; where nothing else is there it is evaluated, too.
@@ -94,7 +177,7 @@ def _shuffles(call: ast.Call) -> bool:
 
 
 def _also_evaluates(script: Script, loop: Loop) -> bool:
-    """Whether a loop that trains is gone round in evaluations as well."""
+    """True where a loop that trains is gone round in evaluations as well."""
     if _gradients_off(script, loop.file, loop.node, set()):
         return True
     several = len(loop.loaders) > 1 or any(
@@ -116,7 +199,7 @@ def _also_evaluates(script: Script, loop: Loop) -> bool:
 
 
 def _conditional(loop: Loop, call: ast.AST) -> bool:
-    """Whether a call in a loop is passed over where a condition says so."""
+    """True where a call in a loop is passed over where a condition says so."""
     index = loop.file.names
     inner = itertools.takewhile(lambda up: up is not loop.node, index.up(call))
     if any(isinstance(up, ast.If | ast.IfExp) for up in inner):
@@ -128,7 +211,7 @@ def _conditional(loop: Loop, call: ast.AST) -> bool:
 
 
 def _gradients_off(script: Script, file: File, node: ast.AST, seen: set[ast.AST]) -> bool:
-    """Whether a loop may begin with gradients off: around it, or where its function is called."""
+    """True where gradients may be off: around a place, or where its function is called."""
     for up in file.names.up(node):
         if gradients_off(file, up):
             return True
@@ -141,9 +224,3 @@ def _gradients_off(script: Script, file: File, node: ast.AST, seen: set[ast.AST]
                 for where, call in script.flow.callers.get(up, ())
             )
     return False
-
-
-RULES = (
-    Rule("RK183", "collective-in-uneven-loop", "error", waits_in_uneven_loop),
-    Rule("RK184", "stand-in-counted", "error", stand_ins_counted),
-)

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator
 
 from ...script.flow import Flow, argument, call_name, given, literal
-from ...script.names import Function, targets_of, words_in
+from ...script.names import Function, elements, targets_of, words_in
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS
 from ..rewrite.script import ForNode, Where
 from ..rewrite.training import Loop, Training, training_in, unpacked
 from .facts import single
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 _GRAPHS = {"torch_geometric", "dgl"}
 _STREAM = "has no positions by which rankup.shard could cut its batches"
@@ -36,8 +36,33 @@ _PIPES = {"IterableWrapper", "WebDataset", "WebLoader", "DataPipeline"}
 Reason = tuple[str, str]  # the message and what to do
 
 
+@rule("RK191", "error", "cannot be data-parallel as it stands", frameworks=True)
 def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
-    """RK191: training that is not over batches of independent samples."""
+    """LBFGS; reinforcement learning in an environment; batches that come from no torch DataLoader:
+    a whole graph, a stream, a pipe, a torchtext iterator, slices cut by hand; a batch sampler
+    that chooses what is together in a batch; a state that is made for the size of the whole
+    batch.
+
+    ## Why it matters
+
+    There are no batches of independent samples that ranks could share.
+
+    ## Example
+
+    ```python
+    optimizer = torch.optim.LBFGS(model.parameters())
+    ```
+
+    ## Use instead
+
+    ```python
+    optimizer = torch.optim.AdamW(model.parameters())
+    ```
+
+    ## What `rankup port` does
+
+    Refuses, with this reason.
+    """
     for call in file.names.all(ast.Call):
         if file.names.called(call).endswith(".LBFGS"):
             yield Hit(
@@ -117,7 +142,7 @@ def _loops_over_loader(training: Training) -> bool:
 
 
 def _batches_of(training: Training) -> str:
-    """What the innermost loop around the training goes over, if that may be batches."""
+    """The name that the innermost loop around the training goes over, if it has one."""
     for loop in training.loops:
         if loop.trains and (written := training.script.dotted(loop.source)):
             return written
@@ -157,7 +182,7 @@ def _unsharded(training: Training) -> Hit | None:
                 continue
             if origin.file is script.file:
                 return Hit(origin.node, *reason)
-            place = f"{origin.file.path.name}:{origin.file.line(origin.node)[0]}"
+            place = origin.file.short_place(origin.node)
             return Hit(loop.node, f"{reason[0]} ({place})", reason[1])
     return None
 
@@ -237,7 +262,7 @@ def _cut_by_hand(training: Training) -> Hit | None:
 
 
 def _cuts(training: Training, node: ForNode) -> bool:
-    """Whether the counter of a loop over numbers says where to cut, here or one call away."""
+    """True where the counter of a loop over numbers says where to cut, here or one call away."""
     script = training.script
     over = unpacked(script, node.iter)
     if not isinstance(over, ast.Call) or script.name(over.func) not in ("range", "numpy.arange"):
@@ -278,7 +303,7 @@ def _state_of_a_batch(training: Training) -> Hit | None:
         for _, value in training.script.assigned(kept, script.scope(loop.node)) if kept else ():
             if not isinstance(value, ast.Call) or loop.node in script.above(value):
                 continue
-            if any(script.code(one) in sizes for arg in given(value) for one in _each(arg)):
+            if any(script.code(one) in sizes for arg in given(value) for one in elements(arg)):
                 return Hit(
                     value,
                     f"`{kept}` goes from each batch to the next and is made for the whole batch, "
@@ -287,10 +312,6 @@ def _state_of_a_batch(training: Training) -> Hit | None:
                     f"(`{script.code(value.func)}(x.size(0))`), or port it by hand",
                 )
     return None
-
-
-def _each(node: ast.expr) -> list[ast.expr]:
-    return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
 
 
 def _kept(training: Training, loop: Loop) -> str:
@@ -305,6 +326,3 @@ def _kept(training: Training, loop: Loop) -> str:
                 if isinstance(one, ast.Name) and one.id in passed:
                     return one.id
     return ""
-
-
-RULES = (Rule("RK191", "not-data-parallel", "error", not_data_parallel, frameworks=True),)

@@ -16,7 +16,7 @@ from ...script.torch_names import words
 from .facts import calls, caught, ranked
 from .guards import by_every_rank, guard, rank0_first, runs
 from .helpers import ALONE, by_helpers, harmless, helpers_that_write, keeps_state, made_in
-from .rule import Hit, Rule
+from .rule import Hit, rule
 
 if TYPE_CHECKING:
     from ..rewrite.context import Context
@@ -42,8 +42,37 @@ _UNKNOWN_TURN = (
 )
 
 
+@rule("RK146", "warning", "a file that every rank writes")
 def written_by_all(file: File, script: Script) -> Iterator[Hit]:
-    """RK146: a log, a table, a picture that every rank writes."""
+    """What writes a file on every rank: `open(…, "w")`, `path.open("w")`, `write_text`; NumPy,
+    SciPy, pandas, PIL, Matplotlib with its animations, OpenCV, imageio; `json.dump`,
+    `yaml.dump`; `h5py.File(…, "w")`, `ZipFile`, `memmap`; logs. Followed through the script's
+    own files, star imports and packages of its repository.
+
+    ## Why it matters
+
+    Lines get mixed up, and pictures are overwritten while others read them.
+
+    ## Example
+
+    ```python
+    log = open("log.txt", "w")
+    ```
+
+    ## Use instead
+
+    ```python
+    log = open(rankup.path0("log.txt"), "w")
+    ```
+
+    ## What `rankup port` does
+
+    Writes `rankup.path0(path)`, or lets rank 0 alone make the call: also that of a function in
+    another file which does nothing but write. A block of `with h5py.File(…, "w")` goes under `if
+    rankup.is_root_process():` where nothing in it is needed later. A data set whose constructor
+    writes files is constructed by `rankup.rank0_first`. What gives back something that is used, or
+    draws random numbers, is left as it is and named.
+    """
     yield from helpers_that_write(file, script, checkpoint=False)
     elsewhere = {site.node for helper in by_helpers(script) for site in helper.sites}
     for site in script.saves:
@@ -89,7 +118,7 @@ def written_by_root(context: Context, site: Site) -> str | None:
 
 
 def _where_missing(context: Context, call: ast.Call) -> bool:
-    """Return whether rank 0 makes a file before the others look, which then find it."""
+    """True where rank 0 makes a file before the others look, which then find it."""
     above = list(context.script.above(call))
     return any(up in context.missing for up in above) or (
         context.goes_first(call)
@@ -116,7 +145,7 @@ def _object(context: Context, site: Site) -> str | None:
 
 
 def _self_contained(context: Context, block: ast.With) -> bool:
-    """Return whether the ranks that leave a block out stay as those that run it."""
+    """True where the ranks that leave a block out stay as those that run it."""
     script, training = context.script, context.training
     if not script.first_on_line(script.span(block)[0]) or context.needs_all(block):
         return False
@@ -138,7 +167,7 @@ def _self_contained(context: Context, block: ast.With) -> bool:
 
 
 def _used_behind(context: Context, block: ast.With) -> bool:
-    """Whether a name that a block gives a value is read elsewhere, but where it is given anew."""
+    """True where a name that a block gives a value is read elsewhere, with that value."""
     script = context.script
     stored = {
         one.id
@@ -155,7 +184,7 @@ def _used_behind(context: Context, block: ast.With) -> bool:
 
 
 def _binds(node: ast.AST, name: str) -> bool:
-    """Return whether a `with` or `for` gives a name its value for the statements in it."""
+    """True where a `with` or `for` gives a name its value for the statements in it."""
     targets: list[ast.AST] = []
     if isinstance(node, ast.With):
         targets = [one.optional_vars for one in node.items if one.optional_vars is not None]
@@ -194,8 +223,32 @@ def _by_function(context: Context, call: ast.Call) -> bool:
     return True
 
 
+@rule("RK145", "error", "ranks race for a folder", frameworks=True)
 def file_race(file: File, script: Script) -> Iterator[Hit]:
-    """RK145: the second rank fails at what the first has done."""
+    """`os.mkdir`, `makedirs` without `exist_ok`, and what removes or renames, on every rank.
+
+    ## Why it matters
+
+    The first rank succeeds and the second one fails, or takes away what the first has just written.
+
+    ## Example
+
+    ```python
+    os.makedirs("out")
+    ```
+
+    ## Use instead
+
+    ```python
+    os.makedirs("out", exist_ok=True)
+    ```
+
+    ## What `rankup port` does
+
+    Adds `exist_ok=True`; what removes runs on rank 0, with a barrier behind it, where all ranks
+    come by whatever files they find. Around `if not os.path.exists(path):` and what makes the file
+    it puts `with rankup.rank0_first():`.
+    """
     for call in file.names.all(ast.Call):
         makes = _makes_folder(file, call)
         if not makes and not changes_files(file, call):
@@ -275,8 +328,31 @@ def _changed_by_root(context: Context, call: ast.Call) -> str | None:
     return "rank 0 alone changes files; the others wait"
 
 
+@rule("RK147", "error", "a name made of the time")
 def name_of_its_own(file: File, script: Script) -> Iterator[Hit]:
-    """RK147: a name made of the time: each rank's is another."""
+    """A folder or run name from `strftime`, `datetime.now()` or a UUID.
+
+    ## Why it matters
+
+    Each rank makes its own. Half of the run's files are in one folder, half in the one of a second
+    later.
+
+    ## Example
+
+    ```python
+    run_name = "run-" + time.strftime("%H%M%S")
+    ```
+
+    ## Use instead
+
+    ```python
+    run_name = rankup.broadcast("run-" + time.strftime("%H%M%S"))
+    ```
+
+    ## What `rankup port` does
+
+    Makes the name on rank 0 for all where it sees it; else it leaves a remark.
+    """
     for node in _clock_names(file):
         if guard(file, script, node) or rank0_first(file, script, node):
             continue
@@ -329,10 +405,3 @@ def _tells_time(file: File, call: ast.Call) -> bool:
         if isinstance(up, ast.stmt):
             return False
     return False
-
-
-RULES = (
-    Rule("RK145", "file-race", "error", file_race, frameworks=True),
-    Rule("RK146", "written-by-all", "warning", written_by_all),
-    Rule("RK147", "name-per-rank", "error", name_of_its_own),
-)

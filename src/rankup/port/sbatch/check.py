@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ...base.findings import Finding
+from ...base.findings import Finding, silenced
 from ...base.text import clean
 from . import rules_form, rules_nodes, rules_use
 from .rule import Hit, Rule
@@ -19,7 +19,6 @@ _USE = tuple(
     if isinstance(one, Rule)
 )
 RULES = (*_FORM, *_USE)
-_NOQA = re.compile(r"#\s*noqa\b(?::\s*([A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*))?", re.IGNORECASE)
 _SHELL = re.compile(r"#!.*\b(?:ba|da|z|k)?sh\b")
 
 
@@ -61,8 +60,4 @@ def _silenced(script: BatchScript, code: str, line: int, above: int | None) -> b
     texts = [script.lines[line - 1]] if line <= len(script.lines) else []
     if above is not None and script.lines[above - 1].lstrip().startswith("#"):
         texts.append(script.lines[above - 1])
-    for text in texts:
-        match = _NOQA.search(text)
-        if match and (match[1] is None or code in re.split(r"[,\s]+", match[1].upper())):
-            return True
-    return False
+    return any(silenced(code, text) for text in texts)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...base.findings import Level
+from ...base.findings import Level, page
 from .script import BatchScript
 
 if TYPE_CHECKING:
     from ..rewrite.edits import Edits
 
 _NOQA = (
-    "Where it is meant to be so, `# noqa: {code}` says so: at the end of the line, or in a line "
-    "above the command."
+    "\n\nWhere it is meant to be so, `# noqa: {code}` says so: at the end of the line, or in a "
+    "line above the command."
 )
 
 
@@ -57,8 +56,7 @@ class Rule:
 
     def page(self) -> str:
         """Return the rule's page of the documentation."""
-        page = f"# {self.code}: {self.title}\n\n{inspect.getdoc(self.look)}\n\n{_NOQA}\n"
-        return page.replace("{code}", self.code)
+        return page(self.code, self.title, self.look, behind=_NOQA.format(code=self.code))
 
 
 def rule(code: str, level: Level, title: str, *, whole: bool = False) -> Callable[[Look], Rule]:

@@ -1,0 +1,256 @@
+"""The size of a batch, which is a rank's part of it, and the workers that load it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import partial
+
+from ...script.flow import argument, call_name, first_argument
+from ...script.flow import given as arguments_of
+from ...script.names import elements, walk
+from ...script.roles import Script
+from ...script.source import File
+from ...script.torch_names import words
+from ..rewrite.context import Context
+from ..rewrite.script import ForNode
+from ..rewrite.training import Loop, Training, training_in
+from .facts import integer, ranked, string
+from .rule import Hit, rule
+
+_CONSTRUCTORS = words(
+    "ones zeros eye rand randn randint full empty arange tensor normal FloatTensor LongTensor "
+    "Tensor view reshape expand new_ones new_zeros new_full init_hidden"
+)
+
+
+@rule("RK118", "warning", "the batch size in a shape")
+def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
+    """A tensor in the training loop whose shape is the loader's batch size.
+
+    ## Why it matters
+
+    The last batch of an epoch is shorter, and so is a rank's part of any batch: shapes do not fit.
+
+    ## Example
+
+    ```python
+    loader = DataLoader(dataset, batch_size=batch_size)
+    for x, _ in rankup.shard(loader):
+        label = torch.full((batch_size,), 1.0)
+        criterion(model(x), label).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    loader = DataLoader(dataset, batch_size=batch_size)
+    for x, _ in rankup.shard(loader):
+        label = torch.full((x.size(0),), 1.0)
+        criterion(model(x), label).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Takes the size from the batch where it is sure which; elsewhere it leaves a remark.
+    """
+    training = training_in(script, file)
+    source, sizes = training.script, batch_sizes(training)
+    for loader in script.train_loaders:
+        size = argument(loader.node, "batch_size", 1) if isinstance(loader.node, ast.Call) else None
+        if isinstance(size, ast.Name | ast.Attribute):
+            sizes.add(loader.file.code(size))
+    for loop in training.loops if sizes else ():
+        if not loop.trains:
+            continue
+        batch = first_of_batch(training, loop)
+        own = {
+            one.id for one in source.inside(loop.node, ast.Name) if isinstance(one.ctx, ast.Store)
+        }
+        for call in source.inside(loop.node.body, ast.Call, deep=False):
+            makes = call_name(call) in _CONSTRUCTORS
+            if not makes and source.called(call) is None:
+                continue
+            alone = [one for arg in arguments_of(call) for one in elements(arg)]
+            inner = source.inside(arguments_of(call), ast.Name, ast.Attribute) if makes else ()
+            for value in dict.fromkeys([*alone, *inner]):
+                code = source.code(value)
+                if code not in sizes - own:
+                    continue
+                fix = None
+                if makes and batch is not None and value in alone:
+                    fix = partial(_size_of_part, value=value, batch=batch)
+                yield Hit(
+                    value if makes else call,
+                    f"a shape of {code}: a rank's part of a batch is smaller",
+                    "take the size from the batch: len(batch), x.size(0)",
+                    fix,
+                    f"{code} is the size of the whole batch, of which a rank has a part: take "
+                    "the size from the batch",
+                )
+        for value in _made_before(training, loop, sizes, own):
+            code = source.code(value)
+            message = f"a shape of {code}, of the whole batch, meets a rank's part of a batch"
+            todo = "make it in the loop, of the size of its batch: len(batch), x.size(0)"
+            yield Hit(value, message, todo, left=f"{message}; {todo}")
+
+
+def _made_before(
+    training: Training, loop: Loop, sizes: set[str], own: set[str]
+) -> Iterator[ast.expr]:
+    """The sizes of what is made once, before a loop, and put together there with a batch."""
+    script, scope = training.script, training.script.scope(loop.node)
+    met = {
+        one.id
+        for node in script.inside(loop.node.body, ast.Call, ast.BinOp, deep=False)
+        for parts in [arguments_of(node) if isinstance(node, ast.Call) else [node.left, node.right]]
+        if len(parts) > 1
+        for one in parts
+        if isinstance(one, ast.Name) and one.id not in own
+    }
+    for name in sorted(met):
+        for where in dict.fromkeys((scope, script.tree)):
+            for statement, made in script.assigned(name, where):
+                if loop.node in script.above(statement):
+                    continue
+                for call in script.inside(made, ast.Call):
+                    if call_name(call) in _CONSTRUCTORS:
+                        shapes = [one for arg in arguments_of(call) for one in elements(arg)]
+                        yield from (one for one in shapes if script.code(one) in sizes)
+
+
+def _size_of_part(context: Context, value: ast.expr, batch: str) -> str:
+    context.replace(value, f"{batch}.size(0)")
+    return "a batch here is this rank's part of it"
+
+
+def batch_sizes(training: Training) -> set[str]:
+    """The expressions for the sizes of the loaders' batches: `args.batch_size`."""
+    return {
+        training.script.code(arg)
+        for call in training.loader_calls
+        if (arg := argument(call, "batch_size", 1)) is not None and not integer(arg)
+    }
+
+
+def first_of_batch(training: Training, loop: Loop) -> str | None:
+    """The first name that a loop gives a tensor of the batch."""
+    if not isinstance(loop.node, ForNode):
+        return None
+    target: ast.expr = loop.node.target
+    if loop.index is not None and isinstance(target, ast.Tuple):
+        target = target.elts[1]
+    names = [name.id for name in training.script.inside(target, ast.Name)]
+    several = isinstance(target, ast.Tuple | ast.List)
+    return names[0] if names and several and names[0] != "_" else None
+
+
+@rule("RK178", "warning", "a number of workers that fails or is too high")
+def workers(file: File, script: Script) -> Iterator[Hit]:
+    """`int(os.environ["SLURM_CPUS_PER_TASK"])`; `num_workers=os.cpu_count()`.
+
+    ## Why it matters
+
+    The variable may be unset, and counts the cores of a task, which all ranks of a node share. As
+    many workers as cores on each of four ranks are four times too many.
+
+    ## Example
+
+    ```python
+    loader = DataLoader(dataset, num_workers=os.cpu_count())
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    loader = DataLoader(dataset, num_workers=os.cpu_count() // local_world_size)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Leaves it.
+    """
+    for call in file.names.all(ast.Call):
+        if file.names.called(call) != "builtins.int":
+            continue
+        inner = first_argument(call)
+        if inner is None or "SLURM_CPUS_PER_TASK" not in file.code(inner):
+            continue
+        safe = isinstance(inner, ast.Call) and len(arguments_of(inner)) > 1
+        if not safe and not isinstance(inner, ast.BoolOp):
+            yield Hit(
+                call,
+                "SLURM_CPUS_PER_TASK may be unset (srun does not set it without --cpus-per-task), "
+                "and it counts the cores of a task, which all ranks of a node share",
+                'int(os.environ.get("SLURM_CPUS_PER_TASK", 1)) // local_world_size',
+            )
+    for loader in (*script.train_loaders, *script.eval_loaders):
+        if loader.file is file and isinstance(loader.node, ast.Call):
+            given = argument(loader.node, "num_workers", 5)
+            if (
+                given is not None
+                and not ranked(script, file, given)
+                and any(
+                    isinstance(one, ast.Call) and call_name(one) == "cpu_count"
+                    for one in walk(given)
+                )
+            ):
+                yield Hit(
+                    given,
+                    "every rank of a node would start a worker for each of its cores",
+                    "divide by the ranks of a node: len(os.sched_getaffinity(0)) // "
+                    "local_world_size",
+                )
+
+
+@rule("RK172", "warning", "whose batch size is it")
+def effective_batch(file: File, script: Script) -> Iterator[Hit]:
+    """The batch size of a single-GPU script's training loader.
+
+    ## Why it matters
+
+    With this batch on each GPU the run trains on batches N times as large, and needs another
+    learning rate. With it as the whole batch the run stays the same run.
+
+    ## Example
+
+    ```python
+    loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    rankup.setup()
+    loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    for x, y in rankup.shard(loader):
+        F.cross_entropy(model(x), y).backward()
+    ```
+
+    ## What `rankup port` does
+
+    Keeps the size of the whole batch (`--batch global`). `--batch per-gpu` prints the effective
+    batch, and what the linear and the square-root rule would make of the learning rate; it never
+    rescales by itself.
+    """
+    if script.distributed:
+        return
+    for loader in script.train_loaders:
+        if loader.file is not file or not isinstance(loader.node, ast.Call):
+            continue
+        size = argument(loader.node, "batch_size", 1)
+        if size is not None and string(size) is None:
+            yield Hit(
+                loader.node,
+                f"batch_size={file.code(size)}: with a batch per GPU, N ranks train on batches N "
+                "times as large",
+                "rankup.shard keeps it the size of the whole batch; `rankup port --batch per-gpu` "
+                "says what becomes of the learning rate",
+            )
+            return
