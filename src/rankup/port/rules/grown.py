@@ -12,7 +12,7 @@ from ...script.names import children, made_of, mentioned, walk
 from ...script.roles import Count, Loop, Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import anywhere, integer, loops_in, ported, sharded, sharded_loader
+from .facts import integer, loop_sharded, loops_in, ported
 from .guards import guard
 from .reduced import is_reduction, reduced
 from .rule import Hit, rule
@@ -329,15 +329,6 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
                     "go over rankup.shard(loader, train=False), or leave this out",
                 )
                 break
-
-
-def loop_sharded(script: Script, loop: Loop) -> bool:
-    """True where each rank has other batches in a loop."""
-    return (
-        sharded(script, loop)
-        or any(sharded_loader(script, loader) for loader in loop.loaders)
-        or (not loop.loaders and anywhere(script, "deal"))
-    )
 
 
 def logs(call: ast.Call) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...script.effects import Helper, Reached
 from ...script.flow import argument, call_name
 from ...script.loops import gradients_off
-from ...script.names import parameters, walk
+from ...script.names import bound_in, parameters, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import (
@@ -183,8 +183,7 @@ def made_in(body: Sequence[ast.AST]) -> set[str]:
         for value, target in made:
             same = isinstance(value, ast.Call) and call_name(value) in RETURNS_SELF
             if not same and not isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
-                names = [one for one in walk(target) if isinstance(one, ast.Name)]
-                found |= {one.id for one in names if isinstance(one.ctx, ast.Store)}
+                found |= bound_in(walk(target))
     return found
 
 

@@ -224,7 +224,8 @@ def _loader_times_ranks(file: File, script: Script, value: ast.expr) -> bool:
     return any(
         _times_ranks(one)
         and any(
-            call_name(call) == "len" and script.kinds(file, call.args[0]) & {"train_loader"}
+            call_name(call) == "len"
+            and any(role.kind == "train_loader" for role in script.of(file, call.args[0]))
             for call in calls_in(one)
             if call.args
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ...script.flow import call_name, given
-from ...script.names import COMPREHENSIONS, Function, elements, mentioned
+from ...script.names import COMPREHENSIONS, Function, bound_in, elements, mentioned, walk
 from ...script.torch_names import words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind
@@ -414,12 +414,7 @@ class Numbers(Region):
         late = False
         for statement in later:
             inside = list(script.inside(statement, ast.AST, deep=False))
-            given_ = {
-                one.id
-                for one in inside
-                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-            }
-            if given_ & self.losses.kinds.keys():
+            if bound_in(inside) & self.losses.kinds.keys():
                 return
             # By the batches of a further loop over parts the runtime would weigh it.
             late = late or any(
@@ -445,7 +440,7 @@ class Numbers(Region):
     def _rest(self) -> None:
         """Say once for each loop what it shows of rank 0's part of a batch."""
         local = self.local_names() - self.losses.kinds.keys()
-        whole = batch_sizes(self.context.training) - self._stored()
+        whole = batch_sizes(self.context.training) - bound_in(walk(self.where))
         for call in self.script.inside(self.body, ast.Call, deep=False):
             if call_name(call) not in _SHOWS or not self._mine(call):
                 continue
@@ -478,10 +473,6 @@ class Numbers(Region):
             if any(one in later and script.span(one)[1] <= at for one in self._given(name.id)):
                 return True
         return False
-
-    def _stored(self) -> set[str]:
-        names = self.script.inside(self.where, ast.Name)
-        return {one.id for one in names if isinstance(one.ctx, ast.Store)}
 
     def _divided(self, call: ast.Call, local: set[str], whole: set[str]) -> None:
         """Say where something of this rank's part is divided by the size of the whole batch."""
