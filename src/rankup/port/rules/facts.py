@@ -14,6 +14,7 @@ from ...script.loops import gradients_off, taken_from
 from ...script.names import Function, walk
 from ...script.roles import Loop, Role, Script
 from ...script.source import File
+from ...script.torch_names import EXITS
 
 # Names that tell the rank or the number of ranks: `local_rank`, `get_world_size`, `shard_id`; not
 # `lora_rank`, nor rankup itself, nor `rank0_first`, whose value is the same on all ranks.
@@ -246,6 +247,14 @@ def caught(file: File, node: ast.AST) -> bool:
         if isinstance(up, ast.Try):
             return bool(up.handlers)
     return False
+
+
+def ends(*nodes: ast.AST) -> bool:
+    """True where some statements raise, or end the process."""
+    return any(
+        isinstance(one, ast.Raise) or (isinstance(one, ast.Call) and call_name(one) in EXITS)
+        for one in walk(*nodes)
+    )
 
 
 def loops_in(file: File, loops: Iterable[Loop]) -> list[Loop]:

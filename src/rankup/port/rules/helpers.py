@@ -16,9 +16,9 @@ from ...script.source import File
 from ...script.torch_names import (
     COLLECTIVES,
     DRAWING_METHODS,
-    DRAWS,
     OUR_COLLECTIVES,
     RETURNS_SELF,
+    is_draw,
     words,
 )
 from .facts import trains
@@ -204,7 +204,7 @@ def keeps_state(file: File, body: Sequence[ast.AST], own: set[str]) -> bool:
                 name, dotted = call_name(node), file.names.called(node)
                 if name in _CHANGING | DRAWING_METHODS or (name in _COLLECTIVES and dotted):
                     return False
-                if dotted in DRAWS or dotted.startswith(("random.", "numpy.random.")):
+                if is_draw(dotted):
                     return False
                 grows = name in _GROWING and _method(node) and not dotted
                 if grows and _root(node.func) not in own:
