@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 
 from .flow import Flow, call_name, first_argument, literal
-from .models import is_loader, role
+from .models import is_loader, role, unique
 from .names import Function, walk
 from .roles import Count, Loop, LoopNode, Role, RoleKind
 from .source import File
@@ -18,19 +18,19 @@ _DEPTH = 5  # callers of the function with the backward that are looked through 
 
 def find_loops(
     flow: Flow, models: Iterable[Role]
-) -> tuple[tuple[Loop, ...], tuple[Loop, ...], tuple[tuple[bool, Role], ...]]:
-    """Training loops, evaluation loops, and (trains, loader) for each loader in one of them."""
+) -> tuple[tuple[Loop, ...], tuple[Loop, ...], tuple[Role, ...], tuple[Role, ...]]:
+    """Training loops, evaluation loops, and the loaders of each."""
     reached: dict[LoopNode, tuple[File, list[Backward]]] = {}
     for file in flow.files:
         for call in file.names.all(ast.Call):
             if is_backward(call):
                 for where, node in _loops_of(flow, file, call, _DEPTH):
                     reached.setdefault(node, (where, []))[1].append((file, call))
-    loaders: list[tuple[bool, Role]] = []
+    train_loaders, eval_loaders = list[Role](), list[Role]()
     train = []
     for node, (file, backwards) in reached.items():
         iterated, found = _iterated(flow, file, node, "train_loader")
-        loaders += [(True, one) for one in found]
+        train_loaders += found
         train.append(Loop(file, node, iterated, found, tuple(backwards), counts(file, node)))
     trains = set(reached)
     around = {up for node, (where, _) in reached.items() for up in where.names.up(node)}
@@ -51,9 +51,9 @@ def find_loops(
                 continue
             if not _evaluates(flow, file, node, nodes):
                 continue
-            loaders += [(False, one) for one in found]
+            eval_loaders += found
             evaluation.append(Loop(file, node, iterated, found, (), counts(file, node)))
-    return tuple(train), tuple(evaluation), tuple(loaders)
+    return tuple(train), tuple(evaluation), unique(train_loaders), unique(eval_loaders)
 
 
 def is_backward(call: ast.Call) -> bool:

@@ -266,13 +266,3 @@ def find_schedulers(flow: Flow) -> tuple[Role, ...]:
         for call in file.names.all(ast.Call)
         if call_name(call) in SCHEDULES or "lr_scheduler." in file.names.called(call)
     )
-
-
-def find_loaders(
-    loaders: tuple[tuple[bool, Role], ...],
-) -> tuple[tuple[Role, ...], tuple[Role, ...]]:
-    """Those of training and those of evaluation loops."""
-    return (
-        unique(one for trains, one in loaders if trains),
-        unique(one for trains, one in loaders if not trains),
-    )

@@ -417,6 +417,11 @@ def targets_of(target: ast.AST) -> list[ast.AST]:
     return [target]
 
 
+def bound_in(nodes: Iterable[ast.AST]) -> set[str]:
+    """The plain names among some nodes that are given values there."""
+    return {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+
+
 def elements(node: ast.expr) -> list[ast.expr]:
     """The parts of a tuple or a list; anything else is its own."""
     return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]

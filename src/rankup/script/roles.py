@@ -144,17 +144,6 @@ class Script:
         return bool(self.runtimes)
 
     @cached_property
-    def everyone(self) -> tuple[Role, ...]:
-        return (
-            *self.models,
-            *self.optimizers,
-            *self.schedulers,
-            *self.train_loaders,
-            *self.eval_loaders,
-            *self.losses,
-        )
-
-    @cached_property
     def training_functions(self) -> frozenset[Function]:
         """Functions that run inside a training step, with gradients on."""
         from .loops import training_functions
@@ -171,7 +160,9 @@ class Script:
     @cached_property
     def _by_node(self) -> dict[ast.AST, list[Role]]:
         found: dict[ast.AST, list[Role]] = {}
-        for role in self.everyone:
+        loaders = (*self.train_loaders, *self.eval_loaders)
+        made = (*self.models, *self.optimizers, *self.schedulers, *self.losses)
+        for role in (*made, *loaders):
             found.setdefault(role.node, []).append(role)
         return found
 
@@ -182,7 +173,3 @@ class Script:
             for origin in self.flow.origins(file, node)
             for role in self._by_node.get(origin.node, ())
         )
-
-    def kinds(self, file: File, node: ast.AST) -> frozenset[str]:
-        """The kinds of `of`."""
-        return frozenset(role.kind for role in self.of(file, node))

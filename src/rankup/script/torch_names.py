@@ -46,6 +46,12 @@ STEP_SCHEDULES = words(
     "OneCycleLR get_scheduler get_linear_schedule_with_warmup get_cosine_schedule_with_warmup "
     "get_constant_schedule_with_warmup get_polynomial_decay_schedule_with_warmup"
 )
+# Calls that print, log or draw what they are given.
+SHOWING = words(
+    "print print0 log info debug warning error write writelines writerow set_postfix "
+    "set_postfix_str set_description set_description_str add_scalar add_scalars log_metrics "
+    "log_metric"
+)
 METRIC_METHODS = frozenset({"update", "add", "append", "extend", "add_batch"})
 
 # Losses that are means over samples of one shape, or sums, by their `reduction`.
@@ -89,6 +95,8 @@ SEEDS = words("manual_seed seed manual_seed_all seed_everything set_seed fix_see
 SEEDING = words(
     "seed Random RandomState default_rng Generator getstate setstate get_state set_state"
 )
+# Calls that end a process.
+EXITS = words("exit _exit abort quit")
 # What a reinforcement learner draws its data from.
 ENVIRONMENTS = words("gym gymnasium pettingzoo procgen dm_control stable_baselines3 envpool")
 
@@ -109,6 +117,11 @@ HF_TRAINERS = words(
     "Trainer Seq2SeqTrainer SFTTrainer DPOTrainer ORPOTrainer PPOTrainer RewardTrainer "
     "SentenceTransformerTrainer GRPOTrainer"
 )
+
+
+def is_draw(dotted: str) -> bool:
+    """True of the full name of a function that draws at random."""
+    return dotted in DRAWS or dotted.startswith(("random.", "numpy.random."))
 
 
 def last(dotted: str) -> str:

@@ -7,7 +7,7 @@ import ast
 from .effects import find_losses, find_sites
 from .flow import Flow, call_name
 from .loops import find_loops
-from .models import find_loaders, find_models, find_optimizers, find_schedulers
+from .models import find_models, find_optimizers, find_schedulers
 from .roles import Script
 from .source import File, local_modules
 from .torch_names import FRAMEWORKS, HF_TRAINERS, last, root
@@ -28,8 +28,7 @@ def understand(file: File, known: dict[str, File] | None = None) -> Script:
         return Script(file, flow.files, flow)
     optimizers = find_optimizers(flow)
     models = find_models(flow, optimizers)
-    train, evaluation, loaders = find_loops(flow, models)
-    train_loaders, eval_loaders = find_loaders(loaders)
+    train, evaluation, train_loaders, eval_loaders = find_loops(flow, models)
     return Script(
         file,
         flow.files,

@@ -12,6 +12,7 @@ from pathlib import Path
 from ...base.errors import UserError
 from ...base.text import clean
 from ...script.flow import argument, literal
+from ...script.loops import is_backward
 from ...script.names import RUNTIME
 from ...script.source import File, read
 from ...script.understand import understand
@@ -21,8 +22,8 @@ from ..rules.evaluation import Obstacle, obstacle
 from ..rules.facts import integer
 from ..rules.metrics import training_numbers
 from ..rules.steering import decided_alike
+from ..rules.unfit import TWO_FILES
 from ..rules.wrapping import wrap_models
-from . import refusals
 from .context import Context, Note, Options
 from .edits import Edits
 from .script import Script
@@ -67,6 +68,13 @@ _FIXES: tuple[str | Callable[[Context], None], ...] = (
     "RK120",
     "RK188",
 )
+_LAUNCHED = {
+    "transformers.Trainer": "a Hugging Face Trainer",
+    "transformers.Seq2SeqTrainer": "a Hugging Face Trainer",
+    "trl.SFTTrainer": "a Hugging Face Trainer (trl)",
+    "accelerate.Accelerator": "accelerate",
+}
+_LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 _EXAMPLE = 4
 _TRAINING = {"fit", "fit_one_cycle", "fine_tune", "fit_flat_cos", "fit_sgdr"}
 _CONTEXT = "with {learner}.distrib_ctx():"
@@ -142,17 +150,17 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
     training = training_in(understand(file), file)
     script = training.script
     if not file.concerns_training:
-        todo = refusals.trained_in(script) or "Name the script that trains"
+        todo = _trained_in(script) or "Name the script that trains"
         raise UserError(f"{path} is no PyTorch training script: it does not import torch. {todo}")
     if _ported(script):
         return Ported(
             path, text, text, why=f"{path.name} is ported already: it calls rankup.setup()"
         )
-    why = refusals.framework(script)
+    why = _framework(script)
     if why is not None:
         return Ported(path, text, text, why=why)
     edits = Edits(file)
-    taken_name = refusals.own_name(script)
+    taken_name = _own_name(script)
     if taken_name is not None:
         raise UserError(
             f"{path}:{taken_name}: `rankup` is a name of the script's own, and would hide the "
@@ -160,9 +168,9 @@ def _port(file: File, options: Options, vendor: bool) -> Ported:
         )
     if vendor and "rankup" in script.modules:
         raise UserError(f"{path} imports rankup, which --vendor would hide: leave --vendor out")
-    if refusals.fastai(script):
+    if script.modules & {"fastai", "fastbook"}:
         return _finish(port_learner(Context(script, training, options, edits), path), path, vendor)
-    taken = refusals.distributed(script)
+    taken = _distributed(script)
     if taken is not None:
         raise UserError(f"{path}:{taken[0]}: {taken[1]}; port takes the single-GPU script")
     context = Context(script, training, options, edits)
@@ -232,10 +240,64 @@ def _ported(script: Script) -> bool:
     )
 
 
+def _framework(script: Script) -> str | None:
+    """The reason why a script needs no rewrite: a framework joins its ranks."""
+    for call in script.all(ast.Call):
+        name = script.name(call.func)
+        if name in _LAUNCHED:
+            return (
+                f"the script uses {_LAUNCHED[name]}, which joins the ranks that torchrun starts by "
+                "itself: start it as it is with `rankup run`; its batch sizes count per GPU"
+            )
+        if name.split(".")[0] in _LIGHTNING and name.split(".")[-1] in ("Trainer", "Fabric"):
+            return (
+                "the script uses Lightning, which needs launch settings alone: "
+                f'`{name.split(".")[-1]}(devices="auto", num_nodes=int(os.environ.get('
+                '"SLURM_JOB_NUM_NODES", 1)), strategy="ddp")`, started with `rankup run`'
+            )
+    return None
+
+
+def _distributed(script: Script) -> tuple[int, str] | None:
+    """The line and the reason, where a script is distributed already by another's hand."""
+    for call in script.all(ast.Call):
+        name = script.name(call.func)
+        last = name.split(".")[-1]
+        if last in ("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard") or (
+            last == "init_process_group" or last == "DistributedSampler"
+        ):
+            return script.line(call), f"{last}(…) makes the script distributed already"
+        if name in ("deepspeed.initialize", "horovod.torch.init", "ray.train.torch.prepare_model"):
+            return script.line(call), f"{name}(…) makes the script distributed already"
+    return None
+
+
+def _own_name(script: Script) -> int | None:
+    """The line where a script gives the name `rankup` to something else."""
+    lines = [
+        script.line(one.target)
+        for scope in script.file.names.scopes
+        for one in script.file.names.members(scope).get("rankup", ())
+        if not (
+            one.kind == "import" and isinstance(one.node, ast.Import) and one.dotted == "rankup"
+        )
+    ]
+    return min(lines, default=None)
+
+
+def _trained_in(script: Script) -> str:
+    """The file of the repository that trains, and what to do; empty where there is none."""
+    for file in script.flow.files:
+        for call in file.names.all(ast.Call):
+            if is_backward(call):
+                return f"It trains in {file.short_place(call)}; {TWO_FILES}"
+    return ""
+
+
 def _refuse(path: Path, context: Context) -> None:
     training = context.training
     if not training.backwards and not training.elsewhere:
-        todo = refusals.trained_in(context.script) or "Name the script that trains"
+        todo = _trained_in(context.script) or "Name the script that trains"
         raise UserError(f"{path} is no training script: no .backward() in it. {todo}")
     script = context.script.understood
     for rule in RULES:
@@ -249,7 +311,7 @@ def _refuse(path: Path, context: Context) -> None:
         raise UserError(
             f"{path}:{line}: which model is trained cannot be seen: no optimizer is made of "
             "`model.parameters()` of a model that this script makes and names. Name it in this "
-            f"script; where it is given by another file, {refusals.TWO_FILES}"
+            f"script; where it is given by another file, {TWO_FILES}"
         )
     if training.unresolved:
         line = context.script.line(training.unresolved[0])

@@ -11,16 +11,13 @@ from ...script.flow import argument, call_name
 from ...script.names import RUNTIME, Function, children, walk
 from ...script.roles import LoopNode
 from ...script.source import File, candidates, roots
-from ...script.torch_names import DRAWING_METHODS, SEEDING, words
+from ...script.torch_names import DRAWING_METHODS, SEEDING, is_draw, words
 from ..rules.facts import string
 from .context import Context
 from .script import Script
 
-# What draws from the states that all processes have, by its full name and by its last word.
-_DRAWING = (
-    "random.", "numpy.random.", "torch.rand", "torch.normal", "torch.bernoulli",
-    "torch.multinomial", "torch.nn.init.", "torchvision.models.",
-)  # fmt: skip
+# These draw initial values or orders from the states that all processes have.
+_DRAWING = ("torch.nn.init.", "torchvision.models.")
 _DRAWING_CALLS = DRAWING_METHODS | words(
     "random_split train_test_split sample "
     "Linear Embedding LSTM GRU RNN Bilinear MultiheadAttention Conv1d Conv2d Conv3d "
@@ -119,7 +116,7 @@ def _works_at_import(context: Context) -> bool:
 
 
 def _documents(statement: ast.AST) -> bool:
-    """A docstring, or an import from the future."""
+    """True of a docstring."""
     return isinstance(statement, ast.Expr) and string(statement.value) is not None
 
 
@@ -207,4 +204,4 @@ def _draws_itself(file: File, call: ast.Call) -> bool:
     own = argument(call, "generator") or argument(call, "random_state")
     if name in SEEDING or own is not None:
         return False
-    return dotted.startswith(_DRAWING) or name in _DRAWING_CALLS
+    return is_draw(dotted) or dotted.startswith(_DRAWING) or name in _DRAWING_CALLS

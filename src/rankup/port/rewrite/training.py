@@ -14,6 +14,7 @@ from ...script.models import is_loader, makes_optimizer, part_of, with_parameter
 from ...script.names import (
     Function,
     assigned,
+    bound_in,
     made_of,
     mentioned,
     root_name,
@@ -383,11 +384,7 @@ class Training:
     def _condition(self, node: LoopNode | Function, call: ast.Call) -> tuple[ast.expr, bool] | None:
         """The test under which a call in a loop or a function runs, and which way it goes."""
         script = self.script
-        bound = {
-            one.id
-            for one in script.inside(node, ast.Name, deep=False)
-            if isinstance(one.ctx, ast.Store)
-        }
+        bound = bound_in(script.inside(node, ast.Name, deep=False))
 
         def chooses(test: ast.expr) -> bool:
             """False where it depends on the round: on what the loop gives names, or on chance."""

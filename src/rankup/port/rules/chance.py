@@ -12,7 +12,7 @@ from ...script.flow import given as arguments_of
 from ...script.names import Function, walk
 from ...script.roles import LoopNode, Script
 from ...script.source import File
-from ...script.torch_names import DRAWS, SEEDING, SEEDS, root, words
+from ...script.torch_names import SEEDING, SEEDS, is_draw, root, words
 from ..rewrite.context import Context
 from ..rewrite.training import Training, training_in
 from .facts import anywhere, calls, names_rank, ported, with_origins
@@ -84,9 +84,8 @@ def _drawing(file: File, node: ast.AST) -> Iterator[ast.Call]:
     """The calls in a piece of code that draw from the random states of the process."""
     for call in walk(node):
         if isinstance(call, ast.Call):
-            name = file.names.called(call)
-            known = name.startswith(("random.", "numpy.random.")) or name in DRAWS
-            if known and call_name(call) not in SEEDING | {"shuffle"}:
+            drawn = is_draw(file.names.called(call))
+            if drawn and call_name(call) not in SEEDING | {"shuffle"}:
                 yield call
 
 

@@ -13,17 +13,15 @@ from ...script.flow import argument, call_name, given, returned
 from ...script.loops import gradients_off
 from ...script.names import Function, assigned, elements, mentioned, targets_of
 from ...script.roles import LoopNode
-from ...script.torch_names import words
+from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
 from ..rewrite.losses import function_of
 from ..rewrite.script import Scope, Script
 from .reduced import shares
 
 # Calls that show or keep a number, or make another of it.
-_HARMLESS = words(
-    "print log info debug warning error write writelines writerow format set_postfix "
-    "set_postfix_str set_description set_description_str add_scalar add_scalars log_metrics "
-    "log_metric append extend insert update round float int str repr len sum min max abs mean "
+_HARMLESS = SHOWING | words(
+    "format append extend insert update round float int str repr len sum min max abs mean "
     "median std item tolist cpu numpy detach double to sorted zip enumerate list tuple dict "
     "items values join savefig plot save dump dumps isoformat"
 )

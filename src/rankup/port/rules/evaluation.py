@@ -19,8 +19,8 @@ from ..rewrite.script import ForNode, Script
 from ..rewrite.training import Loop, Training, training_in
 from ..rewrite.values import Values, loader_origins, plain_batches
 from .decisions import read_after, shared_names
+from .facts import in_parts
 from .guards import guard
-from .loaders import in_parts
 from .rule import Fix, Hit, rule
 
 _SHARD = "`for batch in rankup.shard(loader, train=False):`"
@@ -91,7 +91,7 @@ def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
         )  # a helper, or another script
         if loop.trains or elsewhere or guard(file, script, loop.node):
             continue
-        if any(in_parts(file, script, loop, one) for one in training.sources(loop)):
+        if any(in_parts(script, file, one) for one in training.sources(loop)):
             continue
         found = obstacle(training, loop)
         if isinstance(found, Leaving):

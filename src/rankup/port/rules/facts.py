@@ -14,6 +14,7 @@ from ...script.loops import gradients_off, taken_from
 from ...script.names import Function, walk
 from ...script.roles import Loop, Role, Script
 from ...script.source import File
+from ...script.torch_names import EXITS
 
 # Names that tell the rank or the number of ranks: `local_rank`, `get_world_size`, `shard_id`; not
 # `lora_rank`, nor rankup itself, nor `rank0_first`, whose value is the same on all ranks.
@@ -140,21 +141,22 @@ def sharded_loader(script: Script, loader: Role | Origin) -> bool:
     return False
 
 
-def sharded(script: Script, loop: Loop, loader: Role | None = None) -> bool:
-    """True where a loop's batches come through `rankup.shard`, or an accelerator's `prepare`.
+def in_parts(script: Script, file: File, source: ast.expr) -> bool:
+    """True where each rank has a part of what an expression at the head of a loop gives."""
+    around = itertools.takewhile(lambda up: not isinstance(up, ast.stmt), file.names.up(source))
+    calls_there = [*calls_in(source), *(up for up in around if isinstance(up, ast.Call))]
+    return any(call_name(call).endswith("shard") for call in calls_there) or any(
+        any(call_name(call) == "shard" for _, call in origin.through)
+        or sharded_loader(script, origin)
+        for origin in script.flow.origins(file, source)
+    )
 
-    Args:
-        loader: the one of its loaders that is asked about; any of them without one.
-    """
-    for expression in taken_from(loop.file, loop.node):
-        around = itertools.takewhile(lambda up: up is not loop.node, loop.file.names.up(expression))
-        here = any(isinstance(up, ast.Call) and call_name(up).endswith("shard") for up in around)
-        for origin in script.flow.origins(loop.file, expression):
-            if loader is not None and origin.node is not loader.node:
-                continue
-            if here or any(call_name(call) == "shard" for _, call in origin.through):
-                return True
-    return False
+
+def loop_sharded(script: Script, loop: Loop) -> bool:
+    """True where each rank has other batches in a loop."""
+    if any(in_parts(script, loop.file, one) for one in taken_from(loop.file, loop.node)):
+        return True
+    return not loop.loaders and anywhere(script, "deal")
 
 
 @lru_cache(maxsize=1)
@@ -245,6 +247,14 @@ def caught(file: File, node: ast.AST) -> bool:
         if isinstance(up, ast.Try):
             return bool(up.handlers)
     return False
+
+
+def ends(*nodes: ast.AST) -> bool:
+    """True where some statements raise, or end the process."""
+    return any(
+        isinstance(one, ast.Raise) or (isinstance(one, ast.Call) and call_name(one) in EXITS)
+        for one in walk(*nodes)
+    )
 
 
 def loops_in(file: File, loops: Iterable[Loop]) -> list[Loop]:

@@ -11,8 +11,8 @@ from ...script.flow import call_name, given
 from ...script.names import children, made_of, mentioned, walk
 from ...script.roles import Count, Loop, Script
 from ...script.source import File
-from ...script.torch_names import words
-from .facts import anywhere, integer, loops_in, ported, sharded, sharded_loader
+from ...script.torch_names import SHOWING
+from .facts import integer, loop_sharded, loops_in, ported
 from .guards import guard
 from .reduced import is_reduction, reduced
 from .rule import Hit, rule
@@ -22,10 +22,6 @@ _COUNTED = re.compile(
 )
 _ADD = ("rankup.total", "rankup.gather")
 _SUMS = re.compile(r"\.sum\(|\bsum\(|\blen\(|\.size\(|\.shape\b|numel\(|\*|share\(")
-_LOGS = words(
-    "print print0 log info debug warning write writerow set_postfix set_postfix_str "
-    "set_description add_scalar add_scalars log_metrics log_metric"
-)
 _NO_VALUES = frozenset({"shape", "device", "dtype"})
 
 
@@ -180,7 +176,7 @@ def _used_after(file: File, loop: Loop, name: str) -> bool:
 
 def _logged_inside(loop: Loop, count: Count) -> bool:
     return any(
-        isinstance(one, ast.Call) and logs(one) and count.name in mentioned(one)
+        isinstance(one, ast.Call) and call_name(one) in SHOWING and count.name in mentioned(one)
         for one in walk(*loop.body)
     )
 
@@ -329,20 +325,6 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
                     "go over rankup.shard(loader, train=False), or leave this out",
                 )
                 break
-
-
-def loop_sharded(script: Script, loop: Loop) -> bool:
-    """True where each rank has other batches in a loop."""
-    return (
-        sharded(script, loop)
-        or any(sharded_loader(script, loader) for loader in loop.loaders)
-        or (not loop.loaders and anywhere(script, "deal"))
-    )
-
-
-def logs(call: ast.Call) -> bool:
-    """True where a call prints, logs or draws what it is given."""
-    return call_name(call) in _LOGS
 
 
 def of_batch(file: File, loop: Loop) -> set[str]:

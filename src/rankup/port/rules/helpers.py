@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from ...script.effects import Helper, Reached
 from ...script.flow import argument, call_name
 from ...script.loops import gradients_off
-from ...script.names import parameters, walk
+from ...script.names import bound_in, parameters, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import (
     COLLECTIVES,
     DRAWING_METHODS,
-    DRAWS,
     OUR_COLLECTIVES,
     RETURNS_SELF,
+    is_draw,
     words,
 )
 from .facts import trains
@@ -190,8 +190,7 @@ def made_in(body: Sequence[ast.AST]) -> set[str]:
         for value, target in made:
             same = isinstance(value, ast.Call) and call_name(value) in RETURNS_SELF
             if not same and not isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
-                names = [one for one in walk(target) if isinstance(one, ast.Name)]
-                found |= {one.id for one in names if isinstance(one.ctx, ast.Store)}
+                found |= bound_in(walk(target))
     return found
 
 
@@ -212,7 +211,7 @@ def keeps_state(file: File, body: Sequence[ast.AST], own: set[str]) -> bool:
                 name, dotted = call_name(node), file.names.called(node)
                 if name in _CHANGING | DRAWING_METHODS or (name in _COLLECTIVES and dotted):
                     return False
-                if dotted in DRAWS or dotted.startswith(("random.", "numpy.random.")):
+                if is_draw(dotted):
                     return False
                 grows = name in _GROWING and _method(node) and not dotted
                 if grows and _root(node.func) not in own:

@@ -12,10 +12,11 @@ from ...script.flow import argument, call_name, given, literal
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
-from ...script.torch_names import STEP_SCHEDULES, words
+from ...script.torch_names import EXITS, STEP_SCHEDULES, words
 from .facts import (
     calls,
     calls_in,
+    ends,
     loops_in,
     names_rank,
     ranked,
@@ -224,7 +225,8 @@ def _loader_times_ranks(file: File, script: Script, value: ast.expr) -> bool:
     return any(
         _times_ranks(one)
         and any(
-            call_name(call) == "len" and script.kinds(file, call.args[0]) & {"train_loader"}
+            call_name(call) == "len"
+            and any(role.kind == "train_loader" for role in script.of(file, call.args[0]))
             for call in calls_in(one)
             if call.args
         )
@@ -312,11 +314,7 @@ def _decided(context: Context, test: ast.expr) -> str | None:
 def _goes_on(file: File, handler: ast.ExceptHandler) -> bool:
     if handler.type is not None and file.code(handler.type) in _EXPECTED:
         return False
-    return not any(
-        isinstance(one, ast.Raise)
-        or (isinstance(one, ast.Call) and call_name(one) in ("exit", "_exit", "abort"))
-        for one in walk(*handler.body)
-    )
+    return not ends(*handler.body)
 
 
 def _is_nan(file: File, test: ast.expr) -> bool:
@@ -326,6 +324,6 @@ def _is_nan(file: File, test: ast.expr) -> bool:
 def _leaves(body: list[ast.stmt]) -> bool:
     return any(
         isinstance(one, (ast.Break, ast.Continue, ast.Return))
-        or (isinstance(one, ast.Call) and call_name(one) in ("exit", "_exit"))
+        or (isinstance(one, ast.Call) and call_name(one) in EXITS)
         for one in walk(*body)
     )

@@ -15,7 +15,7 @@ from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
 from .chance import drawn_batches
-from .facts import by_hand, calls, calls_in, samplers, sharded, sharded_loader, true
+from .facts import by_hand, calls, in_parts, loop_sharded, samplers, sharded_loader, true
 from .rule import Hit, refuse, rule
 from .unfit import not_data_parallel
 
@@ -111,21 +111,7 @@ def _left_whole(file: File, script: Script, loop: Loop | None, source: ast.expr)
         return False
     if any(_iterable(script, one.file, one.node) for one in script.flow.origins(file, source)):
         return False  # RK117
-    return not in_parts(file, script, loop, source)
-
-
-def in_parts(file: File, script: Script, loop: Loop | None, source: ast.expr) -> bool:
-    """True where each rank has a part of what a loop goes over."""
-    calls_there = list(calls_in(source))
-    for up in file.names.up(source):
-        if isinstance(up, ast.stmt) or (loop is not None and up is loop.node):
-            break
-        calls_there += [up] if isinstance(up, ast.Call) else []
-    return any(call_name(call).endswith("shard") for call in calls_there) or any(
-        any(call_name(call) == "shard" for _, call in origin.through)
-        or sharded_loader(script, origin)
-        for origin in script.flow.origins(file, source)
-    )
+    return not in_parts(script, file, source)
 
 
 def _functions_given_loaders(script: Script) -> set[ast.AST]:
@@ -442,7 +428,7 @@ def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
     for loader in script.train_loaders:
         if loader.file is not file or sharded_loader(script, loader):
             continue
-        if any(sharded(script, loop) for loop in script.train_loops if loader in loop.loaders):
+        if any(loop_sharded(script, loop) for loop in script.train_loops if loader in loop.loaders):
             continue
         made = _iterable(script, file, loader.node)
         if made is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from ...script.flow import call_name, given
-from ...script.names import COMPREHENSIONS, Function, elements, mentioned
-from ...script.torch_names import words
+from ...script.names import COMPREHENSIONS, Function, bound_in, elements, mentioned, walk
+from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
 from ..rewrite.losses import Kind
 from ..rewrite.training import Loop
@@ -16,11 +16,7 @@ from .readings import Region, Step, returns_reading, steps_of, value_of
 from .sizes import batch_sizes
 from .steering import steers
 
-_SHOWS = words(
-    "print log info debug warning write set_postfix set_postfix_str set_description "
-    "set_description_str add_scalar add_scalars log_metrics log_metric update append writerow "
-    "progress_bar scalar"
-)
+_SHOWS = SHOWING | words("update append progress_bar scalar")
 
 
 def training_numbers(context: Context) -> None:
@@ -45,7 +41,7 @@ class Numbers(Region):
         self.whole: set[str] = set()
         self._from_steps()
         self.whole = self._whole_names()
-        fixed = dict.fromkeys(self.losses.kinds, Kind.UNKNOWN)
+        fixed = dict.fromkeys(self.kinds, Kind.UNKNOWN)
         fixed |= dict.fromkeys(self.whole, Kind.FIXED)
         self.values = Values(context.training, loop, fixed)
 
@@ -74,9 +70,9 @@ class Numbers(Region):
                         continue
                     value = value.elts[number]
                 kind = step.known(value)
-                if kind is not None and name not in self.losses.kinds:
-                    self.losses.kinds[name] = kind
-                    self.losses.defined[name] = {one}
+                if kind is not None and name not in self.kinds:
+                    self.kinds[name] = kind
+                    self.defined[name] = {one}
 
     def _whole_names(self) -> set[str]:
         """Names that hold nothing but readings of the loss, which are of the whole batch."""
@@ -111,7 +107,7 @@ class Numbers(Region):
 
     def _made_of_others(self, name: str, local: set[str]) -> bool:
         """True where a name is given its values in each round, and of nothing that is local."""
-        if name in self.loop.batch or name in self.losses.kinds:
+        if name in self.loop.batch or name in self.kinds:
             return False
         statements = self._given(name)
         values = [value_of(self.script, one, name) for one in statements]
@@ -270,7 +266,7 @@ class Numbers(Region):
         script = self.script
         plans: dict[str, list[tuple[ast.expr, Kind]] | None] = {}
         for name, values in grown.items():
-            if name in self.losses.kinds or self._reassigned(name):
+            if name in self.kinds or self._reassigned(name):
                 continue
             plan: list[tuple[ast.expr, Kind]] | None = []
             for at, value in values:
@@ -414,12 +410,7 @@ class Numbers(Region):
         late = False
         for statement in later:
             inside = list(script.inside(statement, ast.AST, deep=False))
-            given_ = {
-                one.id
-                for one in inside
-                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-            }
-            if given_ & self.losses.kinds.keys():
+            if bound_in(inside) & self.kinds.keys():
                 return
             # By the batches of a further loop over parts the runtime would weigh it.
             late = late or any(
@@ -444,8 +435,8 @@ class Numbers(Region):
 
     def _rest(self) -> None:
         """Say once for each loop what it shows of rank 0's part of a batch."""
-        local = self.local_names() - self.losses.kinds.keys()
-        whole = batch_sizes(self.context.training) - self._stored()
+        local = self.local_names() - self.kinds.keys()
+        whole = batch_sizes(self.context.training) - bound_in(walk(self.where))
         for call in self.script.inside(self.body, ast.Call, deep=False):
             if call_name(call) not in _SHOWS | {"extend"} or not self._mine(call):
                 continue
@@ -478,10 +469,6 @@ class Numbers(Region):
             if any(one in later and script.span(one)[1] <= at for one in self._given(name.id)):
                 return True
         return False
-
-    def _stored(self) -> set[str]:
-        names = self.script.inside(self.where, ast.Name)
-        return {one.id for one in names if isinstance(one.ctx, ast.Store)}
 
     def _divided(self, call: ast.Call, local: set[str], whole: set[str]) -> None:
         """Say where something of this rank's part is divided by the size of the whole batch."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...script.flow import call_name, literal
@@ -28,27 +27,24 @@ _FORMS = words("cpu cuda to float double half clone")
 _READS = words("item detach cpu numpy float double clone tolist data")
 
 
-@dataclass
-class _Known:
-    """The losses of a loop or of a step: how each adds up, and where it gets its value."""
-
-    kinds: dict[str, Kind] = field(default_factory=dict)
-    defined: dict[str, set[ast.AST]] = field(default_factory=dict)
-
-
 class Region:
     """A piece of code in which backwards stand: a loop's body, or a function's.
 
     Args:
         where: the loop or the function.
         backwards: those in it.
+
+    Attributes:
+        kinds: of each loss by its name, how it adds up over samples.
+        defined: the statements that give it its value.
     """
 
     def __init__(self, context: Context, where: ast.AST, backwards: list[ast.Call]) -> None:
         self.context, self.script = context, context.script
         self.where = where
         self.body: list[ast.stmt] = where.body  # type: ignore[attr-defined]
-        self.losses = _Known()
+        self.kinds: dict[str, Kind] = {}
+        self.defined: dict[str, set[ast.AST]] = {}
         self.wrapped: list[ast.AST] = []
         for call in sorted(backwards, key=self.script.span):
             self._differentiated(call)
@@ -71,8 +67,8 @@ class Region:
         if kind is Kind.MIXED:
             return
         at = self.script.span(call)[0]
-        self.losses.kinds[name] = Kind.SUM if summed or kind is Kind.SUM else Kind.MEAN
-        self.losses.defined.setdefault(name, set()).update(
+        self.kinds[name] = Kind.SUM if summed or kind is Kind.SUM else Kind.MEAN
+        self.defined.setdefault(name, set()).update(
             one for one in self._given(name) if self.script.span(one)[0] < at
         )
 
@@ -98,20 +94,20 @@ class Region:
         """Names of sums of known losses: `errD = errD_real + errD_fake`."""
         for one in self.script.inside(self.body, ast.Assign, deep=False):
             name = self.script.dotted(one.targets[0])
-            if name and name not in self.losses.kinds and isinstance(one.value, ast.BinOp):
+            if name and name not in self.kinds and isinstance(one.value, ast.BinOp):
                 kind = self.known(one.value)
                 if kind is not None and len(self._given(name)) == 1:
-                    self.losses.kinds[name] = kind
-                    self.losses.defined[name] = {one}
+                    self.kinds[name] = kind
+                    self.defined[name] = {one}
 
     def known(self, node: ast.AST) -> Kind | None:
         """The kind of a loss, or of a sum of losses; None of another expression."""
         match node:
             case ast.Name() | ast.Attribute():
                 name = self.script.dotted(node)
-                if name not in self.losses.kinds or not self._reached(node, name):
+                if name not in self.kinds or not self._reached(node, name):
                     return None
-                return self.losses.kinds[name]
+                return self.kinds[name]
             case ast.BinOp(op=ast.Add() | ast.Sub(), left=left, right=right):
                 kinds = {self.known(left), self.known(right)}
                 return kinds.pop() if len(kinds) == 1 else None
@@ -128,7 +124,7 @@ class Region:
         before = [one for one in given_ if self.script.span(one)[1] <= at] or given_
         while before and self._another_form(before[-1], name):
             before.pop()
-        return not before or before[-1] in self.losses.defined[name]
+        return not before or before[-1] in self.defined[name]
 
     def _another_form(self, statement: ast.stmt, name: str) -> bool:
         """True of `loss = loss.float()`."""
@@ -238,7 +234,7 @@ class Step(Region):
     def local_names(self) -> set[str]:
         """All that it is given or makes may be of this rank's part of the batch."""
         own = self.context.script.parameters(self.function) - {"self", "epoch", "step", "i"}
-        return own | set(self.losses.kinds)
+        return own | set(self.kinds)
 
     def write(self) -> None:
         for node in list(self.readings()):

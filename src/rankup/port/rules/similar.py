@@ -20,15 +20,11 @@ _PRODUCTS = ("mm", "matmul")
 _TRANSPOSED = ("t", "transpose")
 _SAME = ("contiguous", "detach", "float", "half")
 _MOST = 60  # functions that a loop leads to
-
-
 _NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
 _CONTRASTIVE = re.compile(
     r"nt_?xent|info_?nce|contrastive|simclr|sup_?con|clip_?loss|barlow|vicreg|batch_?hard",
     re.IGNORECASE,
 )
-
-
 _MESSAGE = (
     "a contrastive loss compares the samples of a batch with each other: each rank would only see "
     "its own"

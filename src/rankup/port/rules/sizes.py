@@ -8,7 +8,7 @@ from functools import partial
 
 from ...script.flow import argument, call_name, first_argument
 from ...script.flow import given as arguments_of
-from ...script.names import elements, walk
+from ...script.names import bound_in, elements, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
@@ -64,9 +64,7 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
         if not loop.trains:
             continue
         batch = first_of_batch(training, loop)
-        own = {
-            one.id for one in source.inside(loop.node, ast.Name) if isinstance(one.ctx, ast.Store)
-        }
+        own = bound_in(walk(loop.node))
         for call in source.inside(loop.node.body, ast.Call, deep=False):
             makes = call_name(call) in _CONSTRUCTORS
             if not makes and source.called(call) is None:

@@ -13,7 +13,7 @@ from ...script.flow import call_name, given
 from ...script.names import mentioned, walk
 from ...script.roles import LoopNode, Script
 from ...script.source import File
-from ...script.torch_names import SEEDS
+from ...script.torch_names import EXITS, SEEDS
 from ..rewrite.context import Context
 from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
@@ -21,7 +21,7 @@ from .chance import draws, draws_by_own, of_process
 from .facts import ported
 from .rule import Hit, rule
 
-_STEPS = {"step", "exit", "_exit"}
+_STEPS = EXITS | {"step"}
 _ALONE = "decides about a step, and in training each rank {}: they would step unequally often"
 
 

@@ -13,7 +13,7 @@ from ...script.names import walk
 from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import calls, caught, ranked
+from .facts import calls, caught, ends, ranked
 from .guards import by_every_rank, guard, rank0_first, runs
 from .helpers import ALONE, by_helpers, harmless, helpers_that_write, keeps_state, made_in
 from .rule import Hit, rule
@@ -283,11 +283,7 @@ def _ends_the_script(file: File, call: ast.Call) -> bool:
     above = list(file.names.up(call))
     asks = [one for one in above if isinstance(one, ast.If) and "exists" in file.code(one.test)]
     tries = [one for one in above if isinstance(one, ast.Try)]
-    return bool(asks) and any(
-        isinstance(node, ast.Raise)
-        or (isinstance(node, ast.Call) and call_name(node) in ("exit", "_exit", "quit"))
-        for node in walk(*tries[0].handlers)
-    )
+    return bool(asks) and ends(*tries[0].handlers)
 
 
 def changes_files(file: File, call: ast.Call) -> bool:
