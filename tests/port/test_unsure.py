@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import rankup
 from rankup.base.errors import UserError
 from rankup.port.check import check
 from rankup.port.rewrite.ported import Ported, port
@@ -108,6 +110,8 @@ def test_the_model_is_wrapped_and_no_part_of_it(part: str, tmp_path: Path) -> No
     ported = _ported(tmp_path, text.replace("optimizer = ", made + "optimizer = ")).text
     assert "requires_grad = True\nnet = rankup.wrap(net)\n" in ported
     assert "rankup.wrap(head)" not in ported
+    (tmp_path / "train_dist.py").write_text(ported)
+    assert "RK106" not in {one.code for one in check([tmp_path / "train_dist.py"])}
     text = text.replace("optimizer = ", made + "optimizer = ").replace("net(x), y", "head(x), y")
     assert "head = rankup.wrap(head)" in _ported(tmp_path, text).text
 
@@ -141,6 +145,16 @@ def test_a_port_names_a_helpers_file_for_rank_0(tmp_path: Path) -> None:
     assert "Notes(rankup.path0('log'))" in ported.text
     (tmp_path / "train_dist.py").write_text(ported.text)
     assert "RK146" not in {one.code for one in check([tmp_path / "train_dist.py"])}
+
+
+def test_a_model_made_of_a_trained_one_is_given_what_there_is(tmp_path: Path) -> None:
+    """The advice names nothing that rankup has not."""
+    more = "net = torch.nn.Sequential(net, torch.nn.Linear(2, 2))\n"
+    more += "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+    ported = _ported(tmp_path, HEAD + EPOCHS + more + EPOCHS)
+    advice = next(note.text for note in ported.left if "made of a net" in note.text)
+    assert 'getattr(net, "module", net)' in advice
+    assert all(hasattr(rankup, name) for name in re.findall(r"rankup\.(\w+)", advice))
 
 
 def test_a_shape_of_the_whole_batch_made_before_the_loop_is_said(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ def _owners(flow: Flow, file: File, given: ast.expr, sure: float) -> list[Role]:
     found = (
         _model_role(origin, sure)
         for where, receiver in receivers
-        for origin in flow.origins(where, _whole(receiver))
+        for part in flow.origins(where, _whole(receiver))
+        for origin in _whole_of(flow, part)
     )
     return [one for one in found if one is not None]
 
@@ -193,6 +194,13 @@ def part_of(node: ast.AST) -> ast.expr | None:
                 at = inner
             case _:
                 return None
+
+
+def _whole_of(flow: Flow, origin: Origin) -> list[Origin]:
+    """Return what makes the model of which something is a part, else where that is from."""
+    whole = part_of(origin.node)
+    made = flow.origins(origin.file, whole) if whole is not None else ()
+    return [one for one in made if isinstance(one.node, ast.Call)] or [origin]
 
 
 def _model_role(origin: Origin, sure: float) -> Role | None:

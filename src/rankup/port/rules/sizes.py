@@ -98,10 +98,12 @@ def _made_before(
 ) -> Iterator[ast.expr]:
     """The sizes of what is made once, before a loop, and put together there with a batch."""
     script, scope = training.script, training.script.scope(loop.node)
+    body = loop.node.body
+    together = [arguments_of(one) for one in script.inside(body, ast.Call, deep=False)]
+    together += [[one.left, one.right] for one in script.inside(body, ast.BinOp, deep=False)]
     met = {
         one.id
-        for node in script.inside(loop.node.body, ast.Call, ast.BinOp, deep=False)
-        for parts in [arguments_of(node) if isinstance(node, ast.Call) else [node.left, node.right]]
+        for parts in together
         if len(parts) > 1
         for one in parts
         if isinstance(one, ast.Name) and one.id not in own

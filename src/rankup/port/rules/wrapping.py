@@ -118,8 +118,8 @@ def _goes_on(context: Context, made: ast.AST, name: str, steps: list[ast.Call]) 
     if not (isinstance(func, ast.Attribute) and script.dotted(func.value) == name):
         context.leave(
             made,
-            f"made of a {name} that is wrapped: give it rankup.unwrap({name}), and wrap what "
-            "trains from here on",
+            f"made of a {name} that is wrapped: give it what is inside, "
+            f'`getattr({name}, "module", {name})`, and wrap what trains from here on',
         )
     return True
 
