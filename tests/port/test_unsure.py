@@ -100,6 +100,75 @@ def test_a_model_that_a_training_gives_back_is_wrapped_before_it(tmp_path: Path)
     assert ported.text.index("net = rankup.wrap(net)") < ported.text.index("net = fit(net)")
 
 
+@pytest.mark.parametrize("part", ["net[1]", "list(net.children())[-1]"])
+def test_the_model_is_wrapped_and_no_part_of_it(part: str, tmp_path: Path) -> None:
+    """A part that is wrapped by itself exchanges nothing in a forward of the whole model."""
+    made = f"head = {part}\nfor p in head.parameters():\n    p.requires_grad = True\n"
+    text = (HEAD + EPOCHS).replace("SGD(net.parameters", "SGD(head.parameters")
+    ported = _ported(tmp_path, text.replace("optimizer = ", made + "optimizer = ")).text
+    assert "requires_grad = True\nnet = rankup.wrap(net)\n" in ported
+    assert "rankup.wrap(head)" not in ported
+    text = text.replace("optimizer = ", made + "optimizer = ").replace("net(x), y", "head(x), y")
+    assert "head = rankup.wrap(head)" in _ported(tmp_path, text).text
+
+
+def test_lists_of_a_training_are_rank_0s_and_said_so(tmp_path: Path) -> None:
+    put = "hits.extend(net(x).argmax(1).tolist())"
+    text = HEAD + "hits = []\n" + EPOCHS + "    print(sum(hits))\n"
+    ported = _ported(tmp_path, text, after_each_step=put)
+    assert "x: of rank 0's part of the batch" in " ".join(note.text for note in ported.left)
+
+
+def test_what_is_written_in_an_evaluation_is_of_whole_batches(tmp_path: Path) -> None:
+    text = f"import numpy\n{HEAD}def train():\n" + "".join(
+        f"    {line}\n" for line in EPOCHS.split("    with")[0].splitlines()
+    )
+    text += (
+        "def show():\n    for x, y in test:\n        numpy.save('out', net(x))\n\ntrain()\nshow()\n"
+    )
+    ported = _ported(tmp_path, text)
+    assert "rankup.is_root_process(): numpy.save" in ported.text
+    assert not [note for note in ported.left if "is of rank 0's part of a batch" in note.text]
+
+
+def test_a_port_names_a_helpers_file_for_rank_0(tmp_path: Path) -> None:
+    """What the port has put right, a check of the port does not find."""
+    (tmp_path / "notes.py").write_text(
+        "class Notes:\n    def __init__(self, path):\n        self.file = open(path, 'w')\n"
+    )
+    text = f"from notes import Notes\n{HEAD}notes = Notes('log')\n{EPOCHS}"
+    ported = _ported(tmp_path, text, after_each_step="notes.file.write('step')")
+    assert "Notes(rankup.path0('log'))" in ported.text
+    (tmp_path / "train_dist.py").write_text(ported.text)
+    assert "RK146" not in {one.code for one in check([tmp_path / "train_dist.py"])}
+
+
+def test_a_shape_of_the_whole_batch_made_before_the_loop_is_said(tmp_path: Path) -> None:
+    """Labels of the whole batch beside a rank's part of it end the first step with an error."""
+    text = HEAD.replace("batch_size=8)\ntest", "batch_size=size)\ntest").replace(
+        "loader =", "size = 8\nreal = torch.ones(size, 2)\nloader ="
+    )
+    used = _ported(tmp_path, text + EPOCHS.replace("net(x), y)", "net(x), real)"))
+    assert "make it in the loop" in next(n.text for n in used.left if "size" in n.text)
+    assert "RK118" in {one.code for one in check([tmp_path / "train.py"])}
+    shown = _ported(tmp_path, text + EPOCHS, in_each_epoch="net(real)")
+    assert not [note for note in shown.left if "make it in the loop" in note.text]
+
+
+def test_a_draw_that_chooses_the_model_is_rank_0s(tmp_path: Path) -> None:
+    """Ranks that train different models wait for each other forever."""
+    text = "import random\n" + (HEAD + EPOCHS).replace(
+        "optimizer = ", "other = torch.nn.Linear(4, 2)\noptimizer = "
+    ).replace("SGD(net.parameters()", "SGD([*net.parameters(), *other.parameters()]")
+    chosen = "if random.random() < 0.5:\n            loss = loss + other(x).mean()\n        "
+    text = text.replace("optimizer.zero_grad()", chosen + "optimizer.zero_grad()")
+    ported = _ported(tmp_path, text).text
+    assert "if rankup.broadcast(random.random()) < 0.5:" in ported
+    assert "RK186" in {one.code for one in check([tmp_path / "train.py"])}
+    both = text.replace("loss + other(x).mean()", "loss * 2")
+    assert "rankup.broadcast(random" not in _ported(tmp_path, both).text
+
+
 @pytest.mark.parametrize(("head", "deals"), [("", False), ("net.eval()\n", True)])
 def test_a_model_in_its_evaluation_mode_may_train(head: str, deals: bool, tmp_path: Path) -> None:
     """Without a shuffle it is the mode that tells the ranks what the batches are for."""

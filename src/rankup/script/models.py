@@ -13,6 +13,7 @@ from .torch_names import LOADERS, OPTIMIZERS, SCHEDULES, last, words
 
 _DEEPEST = 3  # names that are followed from one to the next
 _PARAMETERS = frozenset({"parameters", "named_parameters", "trainable_parameters"})
+_GIVE_PARTS = words("children modules get_submodule")
 _GIVE_LOADERS = words("splits iters get_data get_dls build_dl get_dl")
 _NOT_LOADERS = words("builtins.range builtins.open builtins.dict os.listdir")
 
@@ -174,6 +175,24 @@ def _whole(node: ast.expr) -> ast.expr:
     if isinstance(chain[-1], ast.Name) and chain[-1].id == "self" and len(chain) > 1:
         return chain[-2]
     return chain[-1] if isinstance(chain[-1], ast.Name) else node
+
+
+def part_of(node: ast.AST) -> ast.expr | None:
+    """Return the model of which an expression names a part: `net` of `list(net.children())[-1]`."""
+    at = node
+    while True:
+        match at:
+            case ast.Attribute(value=ast.Name(id="self")) | ast.Name():
+                return at if at is not node else None
+            case ast.Attribute() | ast.Subscript():
+                at = at.value
+            case ast.Call(func=ast.Attribute(attr=name)) if name in _GIVE_PARTS:
+                assert isinstance(at.func, ast.Attribute)
+                at = at.func.value
+            case ast.Call(func=ast.Name(id="list" | "next" | "iter"), args=[inner]):
+                at = inner
+            case _:
+                return None
 
 
 def _model_role(origin: Origin, sure: float) -> Role | None:

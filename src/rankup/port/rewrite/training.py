@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from ...script import roles
 from ...script.flow import call_name, given, is_none
 from ...script.loops import drawn_from, gradients_off, is_backward
-from ...script.models import is_loader, makes_optimizer, with_parameters
+from ...script.models import is_loader, makes_optimizer, part_of, with_parameters
 from ...script.names import (
     Function,
     assigned,
@@ -479,6 +479,11 @@ def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
             return models  # the caller's is wrapped, whatever the function assigns to it
         for where in (scope, script.tree):
             made = [node for node, _ in script.assigned(written, where)]
+            whole = _called_instead(
+                script, written, [v for _, v in script.assigned(written, where)]
+            )
+            if whole is not None:
+                return _made(script, whole, depth + 1)
             if made:
                 return [Model(written, where, tuple(made))]
         if "." not in written:
@@ -487,6 +492,18 @@ def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
         if written == "self":
             return []
     return []
+
+
+def _called_instead(script: Script, name: str, values: list[ast.expr]) -> ast.expr | None:
+    """Return the model that is called, where a name holds a part of it that is not: `net.fc`.
+
+    Gradients are exchanged of what is called through its wrapper, and of no part beside it.
+    """
+    called = {script.dotted(call.func) for call in script.all(ast.Call)}
+    wholes = [part_of(value) for value in values]
+    if len(wholes) != 1 or wholes[0] is None or name in called:
+        return None
+    return wholes[0] if script.dotted(wholes[0]) in called else None
 
 
 def unpacked(script: Script, expression: ast.expr) -> ast.expr:

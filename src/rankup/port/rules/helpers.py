@@ -50,7 +50,14 @@ def by_helpers(script: Script) -> list[Helper]:
         and not guard(script.file, script, helper.call)
         and not rank0_first(script.file, script, helper.call)
         and any(by_every_rank(script, site) for site in helper.sites)
+        and not _to_nowhere(helper)
     ]
+
+
+def _to_nowhere(helper: Helper) -> bool:
+    """True where the ranks but the first hand a helper a file that nothing is written to."""
+    path = _handed_to_open(helper)
+    return isinstance(path, ast.Call) and call_name(path) == "path0"
 
 
 def helpers_that_write(file: File, script: Script, *, checkpoint: bool) -> Iterator[Hit]:

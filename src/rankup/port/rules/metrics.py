@@ -438,7 +438,7 @@ class Numbers(Region):
         local = self.local_names() - self.kinds.keys()
         whole = batch_sizes(self.context.training) - bound_in(walk(self.where))
         for call in self.script.inside(self.body, ast.Call, deep=False):
-            if call_name(call) not in _SHOWS or not self._mine(call):
+            if call_name(call) not in _SHOWS | {"extend"} or not self._mine(call):
                 continue
             self._divided(call, local, whole)
             rest = {

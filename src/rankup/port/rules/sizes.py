@@ -86,6 +86,35 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
                     f"{code} is the size of the whole batch, of which a rank has a part: take "
                     "the size from the batch",
                 )
+        for value in _made_before(training, loop, sizes, own):
+            code = source.code(value)
+            message = f"a shape of {code}, of the whole batch, meets a rank's part of a batch"
+            todo = "make it in the loop, of the size of its batch: len(batch), x.size(0)"
+            yield Hit(value, message, todo, left=f"{message}; {todo}")
+
+
+def _made_before(
+    training: Training, loop: Loop, sizes: set[str], own: set[str]
+) -> Iterator[ast.expr]:
+    """The sizes of what is made once, before a loop, and put together there with a batch."""
+    script, scope = training.script, training.script.scope(loop.node)
+    met = {
+        one.id
+        for node in script.inside(loop.node.body, ast.Call, ast.BinOp, deep=False)
+        for parts in [arguments_of(node) if isinstance(node, ast.Call) else [node.left, node.right]]
+        if len(parts) > 1
+        for one in parts
+        if isinstance(one, ast.Name) and one.id not in own
+    }
+    for name in sorted(met):
+        for where in dict.fromkeys((scope, script.tree)):
+            for statement, made in script.assigned(name, where):
+                if loop.node in script.above(statement):
+                    continue
+                for call in script.inside(made, ast.Call):
+                    if call_name(call) in _CONSTRUCTORS:
+                        shapes = [one for arg in arguments_of(call) for one in elements(arg)]
+                        yield from (one for one in shapes if script.code(one) in sizes)
 
 
 def _size_of_part(context: Context, value: ast.expr, batch: str) -> str:

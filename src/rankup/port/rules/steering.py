@@ -56,9 +56,31 @@ def _branches(
         inside = list(script.inside(loop.node.body, ast.AST, deep=False)) if loop.trains else []
         for one in reversed(inside):
             if isinstance(one, ast.If | ast.While | ast.IfExp | ForNode) and (
-                steers(training, one) or any(meets(block) for block in _blocks(one))
+                _parts(training, one, meets) or _chooses_model(training, loop, one)
             ):
                 yield loop, one, one.iter if isinstance(one, ForNode) else one.test
+
+
+def _parts(training: Training, node: ast.AST, meets: Callable[[ast.AST], bool]) -> bool:
+    return steers(training, node) or any(meets(block) for block in _blocks(node))
+
+
+def _chooses_model(training: Training, loop: Loop, node: ast.AST) -> bool:
+    """True where a branch decides which models take part in a step, and in its collectives."""
+    script = training.script
+    nearest = next((up for up in script.above(node) if isinstance(up, LoopNode)), None)
+    if nearest is not loop.node or not isinstance(node, ast.If | ast.IfExp):
+        return False
+    models = {model.name for model in training.models}
+    used = [
+        {
+            script.dotted(call.func)
+            for call in script.inside(getattr(node, name), ast.Call)
+            if script.dotted(call.func) in models
+        }
+        for name in ("body", "orelse")
+    ]
+    return used[0] != used[1]
 
 
 def _drawn(training: Training, loop: Loop, head: ast.expr) -> list[ast.expr]:
@@ -141,7 +163,7 @@ def decided_alike(context: Context) -> None:
                 context.around(draw, "rankup.broadcast(")
                 done = "what decides about a step is drawn by rank 0 (rankup.broadcast)"
                 context.done(draw, done)
-        if not isinstance(one, ForNode):
+        if not isinstance(one, ForNode) and _parts(context.training, one, context.meets):
             _decided_by_rank_0(context, loop.node, one, head)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...script.flow import is_none
+from ...script.models import part_of
 from ...script.names import Function
 from ...script.roles import LoopNode
 from ...script.torch_names import RETURNS_SELF
@@ -140,12 +141,13 @@ def _ready(context: Context, model: Model) -> ast.AST:
     making = [one for one in model.made if not context.training.trains(one)] or model.made
     body, last = _common(script, making)
     place: ast.AST = body[last]
+    names = (model.name, *_parts(script, model.name))
     if context.training.trains(place):
         return place
     for statement in body[last + 1 :]:
         if context.training.trains(statement) or isinstance(statement, ast.Return):
             break
-        if _prepares(context, statement, model.name):
+        if any(_prepares(context, statement, name) for name in names):
             place = statement
     return place
 
@@ -154,6 +156,17 @@ def _blocks(script: Script, node: ast.AST) -> list[list[ast.stmt]]:
     """The blocks that a node stands in, the innermost first; none on the row of its head."""
     blocks = [script.file.names.block(up) for up in (node, *script.above(node))]
     return [one for one in blocks if one and script.first_on_line(script.span(one[0])[0])]
+
+
+def _parts(script: Script, name: str) -> list[str]:
+    """Return the names of a model's parts: `head` of `head = net.fc`."""
+    return [
+        script.dotted(assign.targets[0])
+        for assign in script.all(ast.Assign)
+        if (whole := part_of(assign.value)) is not None
+        and script.dotted(whole) == name
+        and script.dotted(assign.targets[0])
+    ]
 
 
 def _prepares(context: Context, statement: ast.AST, name: str) -> bool:

@@ -108,7 +108,10 @@ def written_by_root(context: Context, site: Site) -> str | None:
         return None
     named = {one.id for one in walk(call) if isinstance(one, ast.Name)}
     if any(
-        loop.trains and context.training.derived(loop) & named for loop in context.training.loops
+        loop.trains
+        and script.scope(loop.node) is script.scope(call)
+        and context.training.derived(loop) & named
+        for loop in context.training.loops
     ):
         context.leave(call, "what is written here is of rank 0's part of a batch", comment=False)
     return "rank 0 alone writes this"
