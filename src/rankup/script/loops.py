@@ -169,7 +169,7 @@ def _evaluates(flow: Flow, file: File, node: LoopNode, models: set[ast.AST]) -> 
         if gradients_off(file, inner):
             return True
         if isinstance(inner, ast.Call):
-            if call_name(inner) == "eval" or "eval" in call_name(inner).lower():
+            if "eval" in call_name(inner).lower():
                 return True
             if isinstance(inner.func, (ast.Name, ast.Attribute)) and models & {
                 origin.node for origin in flow.origins(file, inner.func)

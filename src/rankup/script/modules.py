@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..base.errors import UserError
 from .flow import Flow
-from .names import Binding
+from .names import Binding, words_in
 from .source import File, from_bytes, module_names, reached, read, roots
 
 _MOST_FILES = 200
@@ -316,6 +316,4 @@ def _catches(caught: ast.expr | None) -> bool:
 
 def _about_this_python(test: ast.expr) -> bool:
     """True of a condition about the interpreter, or that never holds in one that runs."""
-    names = {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
-    names |= {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-    return bool(names & _PYTHONS)
+    return bool(words_in(test) & _PYTHONS)

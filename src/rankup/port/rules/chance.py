@@ -1,4 +1,4 @@
-"""What is drawn at random: equal on all ranks where it decides, different where it is data."""
+"""Random draws: equal on all ranks where they decide, different where they are data."""
 
 from __future__ import annotations
 

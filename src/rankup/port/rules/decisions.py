@@ -340,7 +340,8 @@ def read_after(script: Script, node: ast.AST, name: str) -> bool:
     uses = [one for one in script.uses(scope, name) if one not in own]
     later = sorted((one for one in uses if script.span(one)[0] >= end), key=script.span)
     if later:
-        return not isinstance(later[0].ctx, ast.Store) or _is_grown(script, later[0])
+        grown = isinstance(script.parents[later[0]], ast.AugAssign)
+        return grown or not isinstance(later[0].ctx, ast.Store)
     around = [up for up in script.above(node) if isinstance(up, LoopNode)]
     again = sorted(
         (one for one in uses if around and around[-1] in script.above(one)), key=script.span
@@ -348,10 +349,6 @@ def read_after(script: Script, node: ast.AST, name: str) -> bool:
     if again:
         return not isinstance(again[0].ctx, ast.Store)
     return bool(around) and bool(own) and isinstance(own[0].ctx, ast.Load)
-
-
-def _is_grown(script: Script, name: ast.Name) -> bool:
-    return isinstance(script.parents[name], ast.AugAssign)
 
 
 def decides(

@@ -1,4 +1,4 @@
-"""Which GPU: each rank its own. After `rankup.setup()` plain "cuda" is this rank's."""
+"""The GPU of each rank. After `rankup.setup()` plain "cuda" is this rank's."""
 
 from __future__ import annotations
 

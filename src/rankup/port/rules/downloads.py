@@ -1,4 +1,4 @@
-"""What is downloaded or made of raw files: rank 0 goes first, and not in the job at best."""
+"""Downloads, and data made of raw files: rank 0 goes first, and not in the job at best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `port` would put together over the ranks, in a script of any kind: decisions and losses.
+"""Decisions and losses that `port` would put together over the ranks, in any kind of script.
 
 The changes that `port` makes are tried on a file, and nothing is written. What it would change is a
 hit: in a ported script only what is missing there.

@@ -1,4 +1,4 @@
-"""What is of a rank's part of a batch and stays so: said at its line, before a port and by it."""
+"""Values of a rank's part of a batch that stay so: `check` and `port` say it at their line."""
 
 from __future__ import annotations
 

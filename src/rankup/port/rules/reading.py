@@ -1,4 +1,4 @@
-"""What one rank writes and all ranks read: a race, unless they meet in between."""
+"""Files that one rank writes and all ranks read: a race, unless they meet in between."""
 
 from __future__ import annotations
 

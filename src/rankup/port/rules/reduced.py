@@ -1,4 +1,4 @@
-"""True where a value that grew over this rank's batches is put together over the ranks."""
+"""Values that grow over this rank's batches, and are put together over the ranks."""
 
 from __future__ import annotations
 

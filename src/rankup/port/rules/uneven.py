@@ -1,4 +1,4 @@
-"""What waits for all ranks in a loop that they go round unequally often."""
+"""Calls that wait for all ranks in a loop that they go round unequally often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no training over batches of independent samples, which ranks could share."""
+"""Trainings that are not over batches of independent samples, which ranks could share."""
 
 from __future__ import annotations
 
