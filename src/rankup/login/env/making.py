@@ -189,7 +189,8 @@ def _put_rankup(folder: Path) -> None:
         python = sys.executable
         if importlib.util.find_spec("pip") is None:  # an environment that uv has made
             python = getattr(sys, "_base_executable", python)
-        words = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", work, what]
+        # Twice quiet: of errors alone, and not of an index of several that lacks rankup.
+        words = [python, "-m", "pip", "wheel", "-qq", "--no-deps", "--wheel-dir", work, what]
         # Equal sources give equal bytes, which a lock names.
         code = _run(words, Path(work), {**os.environ, "SOURCE_DATE_EPOCH": "315532800"})
         if code == 130:
