@@ -159,7 +159,8 @@ def test_a_model_made_of_a_trained_one_is_given_what_there_is(tmp_path: Path) ->
 
 def test_a_file_that_is_changed_twice_is_rank_0s_twice(tmp_path: Path) -> None:
     """A barrier does not come between a condition and what it guards."""
-    text = HEAD + "def mend():\n" + "    with open('f', 'r+b') as f:\n        n = f.fileno()\n" * 2
+    block = "    with open('f', 'r+b') as f:\n        n = f.fileno()\n"
+    text = HEAD + f"def mend():\n{block}\n    # again\n{block}"
     ported = _ported(tmp_path, text + "\n" + EPOCHS + "mend()\n").text
     assert ported.count("if rankup.is_root_process():\n        with open('f'") == 2
 
