@@ -157,6 +157,14 @@ def test_a_model_made_of_a_trained_one_is_given_what_there_is(tmp_path: Path) ->
     assert all(hasattr(rankup, name) for name in re.findall(r"rankup\.(\w+)", advice))
 
 
+def test_a_file_that_is_changed_twice_is_rank_0s_twice(tmp_path: Path) -> None:
+    """A barrier does not come between a condition and what it guards."""
+    block = "    with open('f', 'r+b') as f:\n        n = f.fileno()\n"
+    text = HEAD + f"def mend():\n{block}\n    # again\n{block}"
+    ported = _ported(tmp_path, text + "\n" + EPOCHS + "mend()\n").text
+    assert ported.count("if rankup.is_root_process():\n        with open('f'") == 2
+
+
 def test_a_shape_of_the_whole_batch_made_before_the_loop_is_said(tmp_path: Path) -> None:
     """Labels of the whole batch beside a rank's part of it end the first step with an error."""
     text = HEAD.replace("batch_size=8)\ntest", "batch_size=size)\ntest").replace(

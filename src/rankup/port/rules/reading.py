@@ -81,8 +81,9 @@ def _wait(context: Context, call: ast.Call, word: str) -> str | None:
         return ""
     if place is None or not context.script.first_on_line(context.script.span(place)[0]):
         return None
-    if "rankup.barrier()" in context.edits.lines_at(context.script.span(place)[0]):
-        return ""
+    put = context.edits.lines_at(context.script.span(place)[0])
+    if "rankup.barrier()" in put or "if rankup.is_root_process():" in put:
+        return ""  # the others wait, or do not come there
     context.before(place, "rankup.barrier()")
     return f"waits until rank 0 has {word} (rankup.barrier)"
 
