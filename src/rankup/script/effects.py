@@ -50,6 +50,8 @@ def _table(text: str) -> dict[str, tuple[int, str]]:
 # a dot says it by itself, whatever library it is of.
 _WRITERS = _table("""
     torch.save                       1  f
+    torch.jit.save                   1  f
+    torch.onnx.export                2  f
     torchaudio.save                  0  uri
     torchvision.io.write_jpeg        1  filename
     torchvision.io.write_png         1  filename
