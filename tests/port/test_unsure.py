@@ -104,7 +104,7 @@ def test_a_model_that_a_training_gives_back_is_wrapped_before_it(tmp_path: Path)
 
 @pytest.mark.parametrize("part", ["net[1]", "list(net.children())[-1]"])
 def test_the_model_is_wrapped_and_no_part_of_it(part: str, tmp_path: Path) -> None:
-    """A part that is wrapped by itself exchanges nothing in a forward of the whole model."""
+    """What the loop calls is wrapped: a part of it that DDP has would run beside DDP's forward."""
     made = f"head = {part}\nfor p in head.parameters():\n    p.requires_grad = True\n"
     text = (HEAD + EPOCHS).replace("SGD(net.parameters", "SGD(head.parameters")
     ported = _ported(tmp_path, text.replace("optimizer = ", made + "optimizer = ")).text

@@ -275,6 +275,19 @@ def test_a_pickled_model_is_the_bare_model(ranks: RankPool, tmp_path: Path) -> N
     ranks.run(2, _pickled, tmp_path)
 
 
+def _scripted(world: World) -> None:
+    wrapped = wrap(_start())
+    inputs = torch.ones(2, 4)
+    wrapped(inputs).mean().backward()
+    if world.is_root:  # as a script does at its end
+        for made in (torch.jit.script(wrapped), torch.jit.trace(wrapped, inputs)):
+            assert torch.equal(made(inputs), wrapped(inputs))
+
+
+def test_a_wrapped_model_can_be_made_a_script(ranks: RankPool) -> None:
+    ranks.run(2, _scripted)
+
+
 def _frozen(world: World) -> None:
     model = _start().requires_grad_(False)
     with torch.no_grad():

@@ -114,6 +114,10 @@ class Wrapped(DistributedDataParallel):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """The user's own model, of which torch.jit.script makes a script."""
+        return self.module
+
     # `model[0]`, `for layer in model`, as with Sequential: Python asks the class for these.
 
     def __getitem__(self, place: Any) -> Any:
