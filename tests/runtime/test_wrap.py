@@ -276,7 +276,8 @@ def test_a_pickled_model_is_the_bare_model(ranks: RankPool, tmp_path: Path) -> N
 
 
 def _scripted(world: World) -> None:
-    wrapped = wrap(_start())
+    _start()
+    wrapped = wrap(nn.Sequential(nn.Linear(4, 3), nn.ReLU()))
     inputs = torch.ones(2, 4)
     wrapped(inputs).mean().backward()
     if world.is_root:  # as a script does at its end
