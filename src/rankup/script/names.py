@@ -366,7 +366,12 @@ def _below(node: ast.AST) -> list[ast.AST]:
             pairs = zip(node.keys, node.values, strict=True)
             found = [one for pair in pairs for one in pair if one is not None]
         case _:
-            found = list(ast.iter_child_nodes(node))
+            for name in node._fields:
+                value = getattr(node, name, None)
+                if isinstance(value, ast.AST):
+                    found.append(value)
+                elif isinstance(value, list):
+                    found += [one for one in value if isinstance(one, ast.AST)]
     return [one for one in found if not isinstance(one, _NO_PLACE)]
 
 

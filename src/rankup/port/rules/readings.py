@@ -143,12 +143,8 @@ class Region:
         """
         if not isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
             return None
-        names = [call_name(one) for one in walk(node) if isinstance(one, ast.Call)]
-        data = any(isinstance(one, ast.Attribute) and one.attr == "data" for one in walk(node))
         function = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if not (data or function or set(names) & _CUTS):
-            return None
-        return self._read(node)
+        return self._read(node) if function or any(map(_cuts, walk(node))) else None
 
     def _read(self, node: ast.AST) -> Kind | None:
         match node:
@@ -288,3 +284,10 @@ def steps_of(context: Context) -> dict[Function, list[ast.Call]]:
         if isinstance(scope, Function) and not loops & set(script.above(call)):
             found.setdefault(scope, []).append(call)
     return found
+
+
+def _cuts(node: ast.AST) -> bool:
+    """True of `.data` and of calls that give a value without its graph."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "data"
+    return isinstance(node, ast.Call) and call_name(node) in _CUTS
