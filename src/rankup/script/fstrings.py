@@ -36,7 +36,9 @@ def _correct_string(node: ast.JoinedStr, text: str, offset: _Offset) -> None:
     if len(fields) != len(values):
         return  # within another f-string's format: its own place is not known either
     for (begin, end), value in zip(fields, values, strict=True):
-        _move(value, text, start + begin, start + end)
+        before = code[:begin]
+        line = before.count("\n") + before.count("\r") - before.count("\r\n")
+        _move(value, text, start + begin, start + end, node.lineno - 1 + line)
 
 
 def _values(node: ast.JoinedStr) -> Iterator[ast.expr]:
@@ -116,17 +118,21 @@ def _closing(code: str, at: int) -> int:
     return at
 
 
-def _move(value: ast.expr, text: str, start: int, end: int) -> None:
-    """Copy the positions of the same expression, parsed at its place, onto its nodes."""
-    line = text.count("\n", 0, start) + text.count("\r", 0, start) - text.count("\r\n", 0, start)
+def _move(value: ast.expr, text: str, start: int, end: int, line: int) -> None:
+    """Copy the positions of the same expression, parsed at its place, onto its nodes.
+
+    Args:
+        line: the lines above.
+    """
     begin = max(text.rfind("\n", 0, start), text.rfind("\r", 0, start)) + 1
     column = len(text[begin:start].encode())
     parsed = ast.parse(f"({text[start:end]})", mode="eval").body
     if parsed.col_offset == 0 and parsed.lineno == 1:  # a tuple without parentheses of its own
         parsed.col_offset, parsed.end_col_offset = 1, (parsed.end_col_offset or 1) - 1
     for one, other in zip(ast.walk(value), ast.walk(parsed), strict=True):
+        if not hasattr(other, "lineno"):
+            continue
         for row, place in (("lineno", "col_offset"), ("end_lineno", "end_col_offset")):
-            if hasattr(other, row):
-                first = getattr(other, row) == 1
-                setattr(one, row, getattr(other, row) + line)
-                setattr(one, place, getattr(other, place) + (column - 1 if first else 0))
+            number = getattr(other, row)
+            setattr(one, row, number + line)
+            setattr(one, place, getattr(other, place) + (column - 1 if number == 1 else 0))
