@@ -253,3 +253,12 @@ def test_loaders_side_by_side_of_different_sizes(size: int, said: bool, tmp_path
     made = f"wide = DataLoader(data, batch_size={size})\n"
     ported = _ported(tmp_path, text.replace("net = torch", made + "net = torch", 1))
     assert any("of the last loader's batch" in note.text for note in ported.left) == said
+
+
+def test_a_model_is_traced_without_its_wrapper(tmp_path: Path) -> None:
+    text = HEAD + EPOCHS + 'torch.onnx.export(net, torch.ones(1, 2), "b.onnx")\n'
+    text += "def keep(model):\n    torch.jit.trace(model, torch.ones(1, 2)).save('net.pt')\n"
+    text += "keep(net)\n"
+    ported = _ported(tmp_path, text).text
+    assert 'onnx.export(getattr(net, "module", net), torch.ones(1, 2), "b.onnx")' in ported
+    assert 'torch.jit.trace(getattr(model, "module", model), torch.ones(1, 2))' in ported

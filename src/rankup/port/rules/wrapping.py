@@ -11,11 +11,13 @@ from ...script.flow import is_none
 from ...script.models import part_of
 from ...script.names import Function
 from ...script.roles import LoopNode
-from ...script.torch_names import RETURNS_SELF
+from ...script.torch_names import RETURNS_SELF, words
 from ..rewrite.context import Context
 from ..rewrite.script import Script
 from ..rewrite.training import Model
 
+# They follow a forward, which the wrapper's own work would be a part of.
+_TRACES = words("torch.jit.trace torch.export.export torch.onnx.export torch.onnx.dynamo_export")
 _READY = ("to", "cuda", "apply", "load_state_dict", "half", "float", "double", "requires_grad_")
 
 
@@ -30,6 +32,20 @@ def wrap_models(context: Context) -> None:
             lines.insert(0, f"{name} = {sync}")
         context.after(place, *lines)
         context.done(place, f"gradients of {name} are exchanged (rankup.wrap)")
+    _trace_what_is_inside(context)
+
+
+def _trace_what_is_inside(context: Context) -> None:
+    """`torch.onnx.export(getattr(model, "module", model), …)`."""
+    script, trained = context.script, context.training.trained
+    for call in script.all(ast.Call):
+        if script.name(call.func) not in _TRACES or not call.args:
+            continue
+        model = call.args[0]
+        name = script.dotted(model)
+        if name and trained & {one.node for one in script.flow.origins(script.file, model)}:
+            context.replace(model, f'getattr({name}, "module", {name})')
+            context.done(call, f"{name} is traced without its wrapper")
 
 
 def _trained(context: Context, model: Model) -> list[Model]:
