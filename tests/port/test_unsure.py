@@ -261,4 +261,4 @@ def test_a_model_is_traced_without_its_wrapper(tmp_path: Path) -> None:
     text += "keep(net)\n"
     ported = _ported(tmp_path, text).text
     assert 'onnx.export(getattr(net, "module", net), torch.ones(1, 2), "b.onnx")' in ported
-    assert 'torch.jit.trace(getattr(model, "module", model), torch.ones(1, 2))' in ported
+    assert 'process(): torch.jit.trace(getattr(model, "module", model), torch.ones(1, 2))' in ported

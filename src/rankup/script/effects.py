@@ -140,7 +140,13 @@ _STREAMS = ("io.BytesIO", "io.StringIO", "sys.stdout", "sys.stderr")
 _MODE = frozenset("rwaxbtU+-:|gzx2*")
 # Libraries whose objects have a `save(path)` that writes.
 _CHAIN = 8  # of `picture.convert("L").resize(size)`
-_SAVED_BY = ("PIL.", "matplotlib.animation.", "torchvision.transforms.", "tokenizers.")
+_SAVED_BY = (
+    "PIL.",
+    "matplotlib.animation.",
+    "torchvision.transforms.",
+    "tokenizers.",
+    "torch.jit.",
+)
 
 
 def find_losses(flow: Flow) -> tuple[Role, ...]:
@@ -257,7 +263,7 @@ def _opened_before(flow: Flow, file: File, target: ast.expr) -> bool:
 
 
 def _saves_itself(flow: Flow, file: File, call: ast.Call) -> bool:
-    """True of a picture's or an animation's `save(path)`: `Image.fromarray(x).save(path)`."""
+    """True of `save(path)` of a picture (`Image.fromarray(x)`), an animation or a TorchScript."""
     assert isinstance(call.func, ast.Attribute)
     for origin in flow.origins(file, call.func.value):
         where, node = origin.file, origin.node
