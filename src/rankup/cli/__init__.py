@@ -14,11 +14,9 @@ from . import (  # noqa: F401 - the verbs register themselves
     mesh,
     monitor,
     port,
-    porting,
     report,
     run,
     scale,
-    verify,
     views,
 )
 from .app import app

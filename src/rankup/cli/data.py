@@ -194,7 +194,7 @@ def stage(
 
 
 def _alive(job: str) -> bool | None:
-    """Whether a job of Slurm lives; None where Slurm does not say."""
+    """Return True for a job that Slurm still has; None where Slurm does not say."""
     import os
 
     from ..slurm.client import Client, SlurmError

@@ -1,4 +1,4 @@
-"""Verbs that bring a single-GPU script to many ranks: check."""
+"""Verbs that bring a single-GPU script to many ranks: check, port and verify."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ..base.errors import EXIT_FAILED, UserError
 from .app import app
 
 
@@ -33,13 +34,84 @@ def check(
     ignore: Annotated[str, typer.Option(help="Codes not to report.")] = "",
 ) -> None:
     """Say what in a script stands in the way of many ranks; exit code 1 when something does."""
-    from ..base.errors import EXIT_FAILED
     from ..port.check import check as look
     from ..port.formats import formatted
 
     found = look(files, _codes(select), _codes(ignore))
     print(formatted(found, style.value), end="")
     raise typer.Exit(EXIT_FAILED if found else 0)
+
+
+@app.command()
+def port(
+    file: Annotated[Path, typer.Argument(help="A training script (.py), or a batch file of one.")],
+    batch: Annotated[
+        str, typer.Option(help="What the script's batch size means: global, or per-gpu.")
+    ] = "global",
+    strategy: Annotated[str, typer.Option(hidden=True)] = "ddp",
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Replace the file instead of writing FILE_dist.py.")
+    ] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print the changes and write nothing.")
+    ] = False,
+    vendor: Annotated[
+        bool, typer.Option("--vendor", help="Copy the runtime beside it: runs without rankup.")
+    ] = False,
+    sync_bn: Annotated[
+        bool, typer.Option("--sync-bn", help="Batch norm over the batches of all ranks.")
+    ] = False,
+    shard_eval: Annotated[
+        bool,
+        typer.Option("--shard-eval", help="List what stands in the way of sharding evaluations."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a FILE_dist.py that was edited.")
+    ] = False,
+) -> None:
+    """Rewrite a single-GPU script so that it runs on any number of GPUs."""
+    from ..port.rewrite.command import port_file
+
+    if strategy != "ddp":
+        raise UserError(
+            f"port --strategy {strategy}: port copies the model to each GPU (ddp) and does not "
+            "shard it; docs/your-script-split.md shows how to shard it with rankup.parallelize"
+        )
+    port_file(
+        file,
+        batch=batch,
+        in_place=in_place,
+        diff=diff,
+        vendor=vendor,
+        sync_bn=sync_bn,
+        force=force,
+        shard_eval=shard_eval,
+    )
+
+
+@app.command()
+def verify(
+    original: Annotated[str, typer.Argument(help="The script for one GPU.")],
+    ported: Annotated[
+        str | None, typer.Argument(help="Its port; without one `port` makes it.")
+    ] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(help="After `--`: what both scripts are given.")
+    ] = None,
+    stand_ins: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Modules for packages that are missing. Repeatable."),
+    ] = None,
+    time: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="Limit of each run.")
+    ] = 120.0,
+) -> None:
+    """Prove on CPU ranks that a port still computes what the original does."""
+    from ..port.verify import Request
+    from ..port.verify import verify as start
+
+    request = Request(original, ported, tuple(args or ()), tuple(stand_ins or ()), time)
+    raise typer.Exit(start(request))
 
 
 def _codes(text: str) -> tuple[str, ...]:

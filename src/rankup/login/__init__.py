@@ -1,1 +1,1 @@
-"""What makes a script ready for the queue, where there is a network: doctor, env, fetch."""
+"""The verbs of a login node, where there is a network: doctor, env, fetch."""

@@ -280,7 +280,6 @@ for step in range(4):
 
 @pytest.mark.timeout(600)
 def test_a_library_built_upon_the_clock_and_a_sampler_without_an_end(tmp_path: Path) -> None:
-    pytest.importorskip("pandas")
     (tmp_path / "one.py").write_text(LIBRARIES, encoding="utf-8")
     found = results(tmp_path, LIBRARIES, {"port": port(tmp_path / "one.py").text})
     assert not [one for one in found["port"] if one.state == "differs"]

@@ -29,9 +29,9 @@ _COMMAND = re.compile(r"(?:^|[;&|]|\bthen\b)\s*(module|ml)\s+([^;&|#<>]*)")
 _LOAD = ("load", "add", "try-load", "swap", "switch")
 # What else `ml` does; any other word is a module that it loads.
 _OTHERS = (
-    *("unload", "del", "rm", "purge", "list", "avail", "av", "spider", "show", "use", "unuse"),
-    *("save", "restore", "reset", "refresh", "update", "keyword", "whatis", "help", "overview"),
-)
+    "unload", "del", "rm", "purge", "list", "avail", "av", "spider", "show", "use", "unuse", "save",
+    "restore", "reset", "refresh", "update", "keyword", "whatis", "help", "overview",
+)  # fmt: skip
 _START = re.compile(rf"#!/bin/bash\n{_HEADER}([0-9a-f]{{64}})\n")
 
 

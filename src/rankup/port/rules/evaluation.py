@@ -53,7 +53,7 @@ class Leaving:
 
 @rule("RK119", "warning", "evaluated by every rank")
 def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
-    """An evaluation loop over a loader that is not dealt.
+    """An evaluation loop over a loader that is not sharded.
 
     ## Why it matters
 

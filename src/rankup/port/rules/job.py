@@ -83,7 +83,7 @@ def schedule_length(file: File, script: Script) -> Iterator[Hit]:
                     given,
                     "steps counted from the data set and the batch size: with a batch per GPU "
                     "there are fewer",
-                    "count len(loader) after the data are dealt",
+                    "count len(loader) after the data are sharded",
                 )
                 break
 

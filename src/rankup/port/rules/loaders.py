@@ -27,7 +27,7 @@ _UNSEEN = "where this loop has its batches from is not seen"
 _DEEPEST = 4
 
 
-@rule("RK111", "error", "data not dealt to the ranks")
+@rule("RK111", "error", "data not sharded over the ranks")
 def not_sharded(file: File, script: Script) -> Iterator[Hit]:
     """A training loop over a DataLoader that has neither a distributed sampler nor `rankup.shard`.
 

@@ -21,7 +21,7 @@ _WAITS = COLLECTIVES | OUR_COLLECTIVES
 @rule("RK183", "error", "a collective in a loop that ranks go round unequally often")
 def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
     """`rankup.batch_mean`, `rankup.mean`, `all_reduce` and the like inside an evaluation over a
-    loader that `rankup.shard` has dealt; also in a loop that trains *and* evaluates, one
+    loader that `rankup.shard` has sharded; also in a loop that trains *and* evaluates, one
     function with `train=` or one loop over phases.
 
     ## Why it matters
@@ -80,7 +80,7 @@ def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
 
 @rule("RK184", "error", "a stand-in that is counted")
 def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
-    """An evaluation over a loader that `rankup.shard(loader, train=True)` has dealt, without
+    """An evaluation over a loader that `rankup.shard(loader, train=True)` has sharded, without
     `batch_mean` or `batch_sum` in it.
 
     ## Why it matters
@@ -126,7 +126,7 @@ def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
         if not inside & {"rankup.batch_sum", "rankup.batch_mean"} and loop.iterated is not None:
             yield Hit(
                 loop.iterated,
-                "dealt with train=True, so that a rank without a part of a short batch gets a "
+                "sharded with train=True, so that a rank without a part of a short batch gets a "
                 "stand-in sample, which is counted here",
                 "`for batch in rankup.shard(loader, train=False):`, or rankup.batch_sum in it",
             )
@@ -164,7 +164,7 @@ def _shards(script: Script, loop: Loop) -> list[ast.Call]:
 
 
 def _uneven(script: Script, loop: Loop) -> bool:
-    """True where one of the loaders is dealt as an evaluation where a loop evaluates."""
+    """True where one of the loaders is sharded as an evaluation where a loop evaluates."""
     shards = _shards(script, loop)
     loose = [call for call in shards if not true(argument(call, "train"))]
     # What shuffles is trained on, as a rule; where nothing else is there it is evaluated, too.
