@@ -137,17 +137,23 @@ def examine(
     path = None if script is None else user_path(script, "SCRIPT")
     mark = secrets.token_hex(8)
     # Slurm's commands are ended below, with all they have started, and not by the client's limit.
-    client = Client(timeout=limit + 60, environment={**os.environ, MARK: mark})
+    environment = {**os.environ, MARK: mark}
+    client = Client(timeout=limit + 60, environment=environment)
     deadline = Deadline(limit)
     facts = Facts(Deadline(limit - _FOR_THE_ANSWERS), client, path, args, ranks)
     asked = [(one, one.place) for one in questions]
     if path is not None:
         asked += [(one, path.name or str(path)) for one in OF_A_SCRIPT]
-    futures = [start(partial(_findings, one, facts, place)) for one, place in asked]
+    futures = []
+    done = False
     try:
+        for one, place in asked:
+            futures.append(start(partial(_findings, one, facts, place)))
         answers = [deadline.wait(future, None) for future in futures]
+        done = all(future.done() for future in (*futures, *facts.futures.values()))
     finally:
-        if not all(future.done() for future in (*futures, *facts.futures.values())):
+        if not done:
+            environment["PATH"] = os.devnull  # a thread that goes on finds no next command
             end_all(mark)
     found = [finding for answer in answers for finding in answer or ()]
     places = [place for (_, place), answer in zip(asked, answers, strict=True) if answer is None]
