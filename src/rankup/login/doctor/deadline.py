@@ -23,6 +23,9 @@ D = TypeVar("D")
 # ends its own children, and nobody else's.
 MARK = "RANKUP_DOCTOR"
 _ROUNDS = 3
+# A signal that the kernel hands to another thread does not wake the main thread out of its wait:
+# Python acts on it when that thread goes on.
+_SIGNAL_SECONDS = 0.1
 
 
 class Deadline:
@@ -46,8 +49,9 @@ class Deadline:
         Raises:
             Exception: what its function raised.
         """
-        done, _ = wait([future], self.left())
-        return future.result() if done else otherwise
+        while not future.done() and (left := self.left()):
+            wait([future], min(left, _SIGNAL_SECONDS))
+        return future.result() if future.done() else otherwise
 
 
 def start(function: Callable[[], T]) -> Future[T]:
