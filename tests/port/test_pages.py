@@ -30,6 +30,12 @@ class Net(nn.Module):
     def encode(self, x):
         return x
 """
+# What an example does not make is as in most scripts.
+_MODEL = """\
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+_LOADER = "loader = DataLoader(dataset, batch_size=64)\n"
 # For examples without a training loop of their own, so that they are about training at all.
 _LOOP = """\
 for x, y in rankup.shard(loader_from_elsewhere):
@@ -45,7 +51,10 @@ def examples(code: str) -> list[str]:
 
 
 def codes(example: str) -> set[str]:
-    parts = [_IMPORTS, _CLASS, example]
+    parts = [_IMPORTS, _CLASS]
+    parts += [] if "model = " in example else [_MODEL]
+    parts += [] if "loader = " in example else [_LOADER]
+    parts.append(example)
     if ".backward()" not in example:
         parts.append(_LOOP)
     source = from_bytes(Path("train.py"), "\n".join(parts).encode())

@@ -40,11 +40,8 @@ def no_group(file: File, script: Script) -> Iterator[Hit]:
 
     ```python
     model = Net().cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in loader:
         F.cross_entropy(model(x.cuda()), y.cuda()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
     ```
 
     ## Use instead
@@ -52,11 +49,8 @@ def no_group(file: File, script: Script) -> Iterator[Hit]:
     ```python
     local_rank, rank, device, world_size = rankup.setup()
     model = rankup.wrap(Net().to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in rankup.shard(loader):
         F.cross_entropy(model(x.to(device)), y.to(device)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
     ```
 
     ## What `rankup port` does

@@ -107,11 +107,9 @@ def times_ranks(file: File, script: Script) -> Iterator[Hit]:
     ```python
     world = rankup.setup()
     loader = rankup.shard(DataLoader(data, batch_size=64, shuffle=True))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, len(loader) * world.world_size)
     for x, y in loader:
         model(x).mean().backward()
-        optimizer.step()
         schedule.step()
     ```
 
@@ -120,11 +118,9 @@ def times_ranks(file: File, script: Script) -> Iterator[Hit]:
     ```python
     world = rankup.setup()
     loader = rankup.shard(DataLoader(data, batch_size=64, shuffle=True))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, len(loader))
     for x, y in loader:
         model(x).mean().backward()
-        optimizer.step()
         schedule.step()
     ```
 

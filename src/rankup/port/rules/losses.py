@@ -29,7 +29,7 @@ _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' t
 
 @rule("RK123", "warning", "a loss that is a sum")
 def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
-    """What a backward starts from, followed to where it is made: `reduction="sum"`,
+    """The value that a backward starts from, followed to where it is made: `reduction="sum"`,
     `size_average=False`, `.sum()`, in a helper or another file, too. A sum that is divided by
     the number of samples is none.
 

@@ -49,7 +49,6 @@ def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ```python
     model = nn.parallel.DistributedDataParallel(Net().to(rankup.setup().device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in rankup.shard(loader):
         F.cross_entropy(model.module.encode(x), y).backward()
     ```
@@ -58,7 +57,6 @@ def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ```python
     model = rankup.wrap(Net().to(rankup.setup().device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in rankup.shard(loader):
         F.cross_entropy(model.encode(x), y).backward()
     ```
@@ -212,7 +210,6 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
     ```python
     rank = rankup.setup().rank
     model = nn.parallel.DistributedDataParallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if rank == 0:
         picture = model(noise)
     ```
@@ -222,7 +219,6 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
     ```python
     rank = rankup.setup().rank
     model = nn.parallel.DistributedDataParallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if rank == 0:
         picture = model.module(noise)
     ```

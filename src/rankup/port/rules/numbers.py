@@ -191,7 +191,6 @@ def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
     for step, (x, y) in enumerate(rankup.shard(loader)):
         loss = F.cross_entropy(model(x), y)
         loss.backward()
-        optimizer.step()
         print0(step, loss.item())
     ```
 
@@ -202,7 +201,6 @@ def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
     for step, (x, y) in enumerate(rankup.shard(loader)):
         loss = F.cross_entropy(model(x), y)
         loss.backward()
-        optimizer.step()
         print0(step, rankup.batch_mean(loss.item()))
     ```
 

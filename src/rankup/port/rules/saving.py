@@ -160,16 +160,12 @@ def module_pickled(file: File, script: Script) -> Iterator[Hit]:
     ## Example
 
     ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.save(model, "model.pt")
     ```
 
     ## Use instead
 
     ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rankup.save0(model.state_dict(), "model.pt")
     ```
 
@@ -253,7 +249,6 @@ def prefixed(file: File, script: Script) -> Iterator[Hit]:
     ```python
     rank = rankup.setup().rank
     model = nn.parallel.DistributedDataParallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rankup.save0(model.state_dict(), "model.pt")
     ```
 
@@ -262,7 +257,6 @@ def prefixed(file: File, script: Script) -> Iterator[Hit]:
     ```python
     rank = rankup.setup().rank
     model = nn.parallel.DistributedDataParallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rankup.save0(model.module.state_dict(), "model.pt")
     ```
 

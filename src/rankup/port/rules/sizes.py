@@ -26,7 +26,8 @@ _CONSTRUCTORS = words(
 
 @rule("RK118", "warning", "the batch size in a shape")
 def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
-    """A tensor in the training loop whose shape is the loader's batch size.
+    """A tensor whose shape is the loader's batch size: made in the training loop, or before it and
+    put together there with a batch.
 
     ## Why it matters
 

@@ -120,7 +120,6 @@ def steering_draw(file: File, script: Script) -> Iterator[Hit]:
         if random.random() < 0.1:
             continue
         F.cross_entropy(model(x), y).backward()
-        optimizer.step()
     ```
 
     ## Use instead
@@ -131,7 +130,6 @@ def steering_draw(file: File, script: Script) -> Iterator[Hit]:
         if rankup.broadcast(random.random()) < 0.1:
             continue
         F.cross_entropy(model(x), y).backward()
-        optimizer.step()
     ```
 
     ## What `rankup port` does

@@ -44,7 +44,7 @@ _UNKNOWN_TURN = (
 
 @rule("RK146", "warning", "a file that every rank writes")
 def written_by_all(file: File, script: Script) -> Iterator[Hit]:
-    """What writes a file on every rank: `open(…, "w")`, `path.open("w")`, `write_text`; NumPy,
+    """Calls that write a file on every rank: `open(…, "w")`, `path.open("w")`, `write_text`; NumPy,
     SciPy, pandas, PIL, Matplotlib with its animations, OpenCV, imageio; `json.dump`,
     `yaml.dump`; `h5py.File(…, "w")`, `ZipFile`, `memmap`; logs. Followed through the script's
     own files, star imports and packages of its repository.
