@@ -12,8 +12,8 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.cli import main
+from rankup.port.rules import Rule
 from rankup.port.sbatch import RULES, check, is_batch
-from rankup.port.sbatch.rule import Rule
 
 from .scripts import MANY, ONE, beside
 

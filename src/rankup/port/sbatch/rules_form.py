@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...base.errors import nearest
+from ..rules.rule import Hit, rule
 from . import options
-from .rule import Hit, rule
 from .script import BatchScript
 
 # Without these a job is another one than was meant, or is refused.
@@ -187,7 +187,7 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
                 option.line,
                 f"sbatch {'has' if typed else 'itself has'} no option {dash}{option.name}",
                 close if like and len(option.name) > 1 else "man sbatch lists those that it has",
-                "error" if typed else "warning",  # a plugin of the site may have that
+                level="error" if typed else "warning",  # a plugin of the site may have that
             )
         elif (option.value or "").startswith("="):
             yield Hit(
@@ -201,7 +201,7 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
                 option.line,
                 f"--{option.name}={option.value}: variables are not expanded in a directive",
                 "write the value, or give it to sbatch on the command line",
-                "warning",
+                level="warning",
             )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..rules.rule import Hit, rule
 from .launches import Launch, base_name
-from .rule import Hit, rule
 from .script import BatchScript
 
 _IDS = re.compile(r"\bSLURM_(?:NODEID|PROCID|LOCALID)\b")

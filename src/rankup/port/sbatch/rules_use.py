@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rules.rule import Hit, rule
 from .launches import Launch
-from .rule import Hit, rule
 from .rules_form import judged
 from .script import BatchScript
 from .shell import Command
