@@ -45,15 +45,10 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    dataset = torchvision.datasets.MNIST("data", download=True)
-    ```
-
-    ## Use instead
-
-    ```python
-    with rankup.rank0_first():
-        dataset = torchvision.datasets.MNIST("data", download=True)
+    ```diff
+    -dataset = torchvision.datasets.MNIST("data", download=True)
+    +with rankup.rank0_first():
+    +    dataset = torchvision.datasets.MNIST("data", download=True)
     ```
 
     ## What `rankup port` does

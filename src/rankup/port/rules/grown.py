@@ -38,24 +38,14 @@ def unreduced(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    correct = 0
-    with torch.no_grad():
-        for x, y in rankup.shard(valid_loader):
-            correct += (model(x).argmax(1) == y).sum().item()
-    print0(correct / len(valid_set))
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    correct = 0
-    with torch.no_grad():
-        for x, y in rankup.shard(valid_loader):
-            correct += (model(x).argmax(1) == y).sum().item()
-    print0(rankup.total(correct) / len(valid_set))
+    ```diff
+     rankup.setup()
+     correct = 0
+     with torch.no_grad():
+         for x, y in rankup.shard(valid_loader):
+             correct += (model(x).argmax(1) == y).sum().item()
+    -print0(correct / len(valid_set))
+    +print0(rankup.total(correct) / len(valid_set))
     ```
 
     ## What `rankup port` does
@@ -196,24 +186,15 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    total = 0.0
-    with torch.no_grad():
-        for x, y in rankup.shard(valid_loader):
-            total += F.cross_entropy(model(x), y).item()
-    print0(rankup.total(total) / len(valid_loader))
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    total = 0.0
-    with torch.no_grad():
-        for x, y in rankup.shard(valid_loader):
-            total += F.cross_entropy(model(x), y).item() * len(x)
-    print0(rankup.total(total) / len(valid))
+    ```diff
+     rankup.setup()
+     total = 0.0
+     with torch.no_grad():
+         for x, y in rankup.shard(valid_loader):
+    -        total += F.cross_entropy(model(x), y).item()
+    -print0(rankup.total(total) / len(valid_loader))
+    +        total += F.cross_entropy(model(x), y).item() * len(x)
+    +print0(rankup.total(total) / len(valid))
     ```
 
     ## What `rankup port` does
@@ -265,24 +246,14 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    correct = 0
-    with torch.no_grad():
-        for x, y in DataLoader(valid, batch_size=64):
-            correct += (model(x).argmax(1) == y).sum().item()
-    print0(rankup.total(correct))
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    correct = 0
-    with torch.no_grad():
-        for x, y in rankup.shard(DataLoader(valid, batch_size=64), train=False):
-            correct += (model(x).argmax(1) == y).sum().item()
-    print0(rankup.total(correct))
+    ```diff
+     rankup.setup()
+     correct = 0
+     with torch.no_grad():
+    -    for x, y in DataLoader(valid, batch_size=64):
+    +    for x, y in rankup.shard(DataLoader(valid, batch_size=64), train=False):
+             correct += (model(x).argmax(1) == y).sum().item()
+     print0(rankup.total(correct))
     ```
 
     ## What `rankup port` does

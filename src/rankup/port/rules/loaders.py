@@ -37,18 +37,11 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    loader = DataLoader(dataset, batch_size=64, shuffle=True)
-    for x, y in loader:
-        F.cross_entropy(model(x), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    loader = DataLoader(dataset, batch_size=64, shuffle=True)
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model(x), y).backward()
+    ```diff
+     loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    -for x, y in loader:
+    +for x, y in rankup.shard(loader):
+         F.cross_entropy(model(x), y).backward()
     ```
 
     ## What `rankup port` does
@@ -291,23 +284,13 @@ def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, batch_size=64, sampler=sampler)
-    for epoch in range(10):
-        for x, y in loader:
-            F.cross_entropy(model(x), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, batch_size=64, sampler=sampler)
-    for epoch in range(10):
-        sampler.set_epoch(epoch)
-        for x, y in loader:
-            F.cross_entropy(model(x), y).backward()
+    ```diff
+     sampler = DistributedSampler(dataset)
+     loader = DataLoader(dataset, batch_size=64, sampler=sampler)
+     for epoch in range(10):
+    +    sampler.set_epoch(epoch)
+         for x, y in loader:
+             F.cross_entropy(model(x), y).backward()
     ```
 
     ## What `rankup port` does
@@ -338,20 +321,13 @@ def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    valid = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=False))
-    with torch.no_grad():
-        for x, y in valid:
-            metric.update(model(x), y)
-    ```
-
-    ## Use instead
-
-    ```python
-    valid = DataLoader(dataset, batch_size=64)
-    with torch.no_grad():
-        for x, y in rankup.shard(valid):
-            metric.update(model(x), y)
+    ```diff
+    -valid = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=False))
+    +valid = DataLoader(dataset, batch_size=64)
+     with torch.no_grad():
+    -    for x, y in valid:
+    +    for x, y in rankup.shard(valid):
+             metric.update(model(x), y)
     ```
 
     ## What `rankup port` does
@@ -396,29 +372,16 @@ def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    class Lines(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(open("lines.txt"))
+    ```diff
+     class Lines(torch.utils.data.IterableDataset):
+         def __iter__(self):
+    -        return iter(open("lines.txt"))
+    +        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    +        return itertools.islice(open("lines.txt"), rank, None, world_size)
 
-
-    loader = DataLoader(Lines(), batch_size=64)
-    for x in loader:
-        model(x).mean().backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    class Lines(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-            return itertools.islice(open("lines.txt"), rank, None, world_size)
-
-
-    loader = DataLoader(Lines(), batch_size=64)
-    for x in loader:
-        model(x).mean().backward()
+     loader = DataLoader(Lines(), batch_size=64)
+     for x in loader:
+         model(x).mean().backward()
     ```
 
     ## What `rankup port` does

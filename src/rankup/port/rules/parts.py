@@ -36,18 +36,11 @@ def mixed(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    for x, y in loader:
-        mixed = 0.7 * x + 0.3 * x[torch.randperm(len(x))]
-        F.cross_entropy(model(mixed), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    for x, y in loader:
-        mixed = 0.7 * x + 0.3 * x.flip(0)
-        F.cross_entropy(model(mixed), y).backward()
+    ```diff
+     for x, y in loader:
+    -    mixed = 0.7 * x + 0.3 * x[torch.randperm(len(x))]
+    +    mixed = 0.7 * x + 0.3 * x.flip(0)
+         F.cross_entropy(model(mixed), y).backward()
     ```
 
     ## What `rankup port` does
@@ -90,18 +83,11 @@ def no_mean(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    for x, y in loader:
-        loss = torch.log((model(x) - y).pow(2).mean())
-        loss.backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    for x, y in loader:
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+    ```diff
+     for x, y in loader:
+    -    loss = torch.log((model(x) - y).pow(2).mean())
+    +    loss = F.mse_loss(model(x), y)
+         loss.backward()
     ```
 
     ## What `rankup port` does
@@ -211,23 +197,14 @@ def unfrozen(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    for epoch in range(9):
-        if epoch == 3:
-            model.requires_grad_(True)
-        for x, y in loader:
-            F.cross_entropy(model(x), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    for epoch in range(9):
-        if epoch == 3:
-            optimizer.param_groups[0]["lr"] = 0.1
-        for x, y in loader:
-            F.cross_entropy(model(x), y).backward()
+    ```diff
+    +optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+     for epoch in range(9):
+         if epoch == 3:
+    -        model.requires_grad_(True)
+    +        optimizer.param_groups[0]["lr"] = 0.1
+         for x, y in loader:
+             F.cross_entropy(model(x), y).backward()
     ```
 
     ## What `rankup port` does
@@ -275,17 +252,10 @@ def unequal_batches(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    loader = DataLoader(data)
-    for x, y in loader:
-        F.cross_entropy(model(x), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    for x, y in loader:
-        F.cross_entropy(model(x), y).backward()
+    ```diff
+    -loader = DataLoader(data)
+     for x, y in loader:
+         F.cross_entropy(model(x), y).backward()
     ```
 
     ## What `rankup port` does

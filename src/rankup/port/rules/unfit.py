@@ -50,14 +50,9 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    optimizer = torch.optim.LBFGS(model.parameters())
-    ```
-
-    ## Use instead
-
-    ```python
-    optimizer = torch.optim.AdamW(model.parameters())
+    ```diff
+    -optimizer = torch.optim.LBFGS(model.parameters())
+    +optimizer = torch.optim.AdamW(model.parameters())
     ```
 
     ## What `rankup port` does
