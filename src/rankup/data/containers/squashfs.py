@@ -122,9 +122,12 @@ class _Blocks:
                 yield data
             at, left = at + size, left - wanted
         if left:
-            if inode.fragment != self._fragment[0]:
-                self._fragment = (inode.fragment, _fragment(image, inode.fragment))
-            tail = memoryview(self._fragment[1])[inode.inner : inode.inner + left]
+            # Read once: another thread may put its own there at any moment.
+            number, data = self._fragment
+            if number != inode.fragment:
+                data = _fragment(image, inode.fragment)
+                self._fragment = (inode.fragment, data)
+            tail = memoryview(data)[inode.inner : inode.inner + left]
             if len(tail) != left:
                 image.bad("a file goes past the end of its fragment")
             yield tail
@@ -133,7 +136,7 @@ class _Blocks:
         return {"_path": self._path, "_image": None, "_fragment": (NONE, b"")}
 
     def __del__(self) -> None:
-        if self._image is not None:
+        if os is not None and self._image is not None:  # else the interpreter ends
             os.close(self._image.descriptor)
 
 
