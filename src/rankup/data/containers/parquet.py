@@ -25,7 +25,7 @@ _PIECE = 16 << 20  # bytes of the pieces that a larger one is decoded in
 
 
 def scan(path: Path, choice: Choice) -> Index:
-    """A Parquet file, or a folder of them or with them in `data/`; see `Format.scan`.
+    """A Parquet file, or a folder of them or with them in folders; see `Format.scan`.
 
     Files named `train-00000-of-00002.parquet` are split `train`, others by the last word of their
     name where that is a split's. All lengths are read, and with them each chosen column once.
