@@ -40,16 +40,19 @@ def files_below(path: Path, suffix: str, split: str) -> list[File]:
         return [File("", found or split, "")]
     names = sorted(
         os.path.relpath(one, path)
-        for folder in (path, path / "data")
-        for one in folder.glob(f"*{suffix}")
+        for pattern in (f"*{suffix}", f"*/*{suffix}")
+        for one in path.glob(pattern)
         if not one.name.startswith(".") and one.is_file()
     )
     if not names:
-        raise UserError(f"{path} has no {suffix} files, neither directly nor in a folder data/")
-    splits = [split_of(Path(name).name.removesuffix(suffix)) for name in names]
-    return in_order(
-        File(name, found or split, found or "") for name, found in zip(names, splits, strict=True)
-    )
+        raise UserError(f"{path} has no {suffix} files, neither directly nor one folder below")
+    files = []
+    for name in names:
+        folder, _, base = name.rpartition("/")
+        own = folder if _KNOWN_SPLITS.match(folder) else ""
+        told = split_of(base.removesuffix(suffix)) or own
+        files.append(File(name, told or split, told))
+    return in_order(files)
 
 
 def in_order(files: Iterable[File]) -> list[File]:

@@ -63,7 +63,7 @@ def install(given: Spec) -> tuple[Journal, Ending]:
     main_process = int(os.environ.get(MAIN, os.getpid()))
     journal = Journal(given.events, given.script, given.shadow)
     hook = Hook()
-    ending = Ending(given, journal, hook, main_process)
+    ending = Ending(journal, hook, main_process)
     training = Training(journal, ending)
     files = Files(journal, given.shadow, given.ignored, given.free, given.folder)
     net = Network(journal, block=given.block, main=main_process, used=training.network_used)
