@@ -42,7 +42,7 @@ def _said(events: Sequence[Event], **end: object) -> str:
 
 
 def test_a_stop_is_what_counts_however_the_child_ended() -> None:
-    stop = event("stop", reached="batch and forward", open=[])
+    stop = event("stop", reached="batch and forward")
     for why in ("exit", "stopped", "time"):
         assert _outcome([stop], why=why, code=-9).reached == "first batch and forward"
     assert _outcome([event("stop", reached="")]).reached == ""

@@ -17,7 +17,7 @@ from ...base.amounts import size
 from ...base.text import say
 from ...sandbox import environment, namespace
 from ...sandbox.copies import Sandbox, sandbox
-from ...sandbox.events import Event, Journal, of
+from ...sandbox.events import Event, Journal
 from ...sandbox.inside import spec
 from ...sandbox.watch import Ended, Interrupt, Limits, watch
 from ...site.caches import Caches
@@ -123,8 +123,7 @@ def attempt(
         if cut and outcome.reached:
             outcome = explain.incomplete(seen)
         copy = str(box.copy)
-        open_then = {path for event in of(seen, "stop") for path in event.texts("open")}
-        writing = {path.removeprefix(copy) for path in ended.writing} | open_then
+        writing = {path.removeprefix(copy) for path in ended.writing}
         traceback = _read(box.folder / spec.TRACEBACK)
         yield Attempt(box, seen, ended, outcome, traceback, frozenset(writing | cut))
 
