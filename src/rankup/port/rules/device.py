@@ -6,12 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...script.flow import argument, call_name, first_argument, given, model_wrapper
 from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import words
+from ..rewrite.context import Context
 from .facts import (
     anywhere,
     by_hand,
@@ -25,9 +25,6 @@ from .facts import (
     wrapped,
 )
 from .rule import Hit, rule
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
 
 _FIXED = re.compile(r"(?:cuda|xpu|hip):\d+")
 _BEGUN = re.compile(r"(?:cuda|xpu|hip):(?:%d|%s|\{\})?")

@@ -6,17 +6,18 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...script.flow import argument, call_name, given, literal
 from ...script.names import walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import EXITS, STEP_SCHEDULES, words
+from ..rewrite.context import Context
 from .facts import (
     calls,
     calls_in,
     ends,
+    is_reduction,
     loops_in,
     names_rank,
     ranked,
@@ -25,11 +26,7 @@ from .facts import (
     trains,
     with_origins,
 )
-from .reduced import is_reduction
 from .rule import Hit, rule
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
 
 # Schedules of which an argument is a number of steps.
 _COUNTING = words("StepLR MultiStepLR CosineAnnealingLR CosineAnnealingWarmRestarts LinearLR")

@@ -6,19 +6,15 @@ import ast
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from ...script.flow import argument, call_name, first_argument
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import anywhere, calls, string, trains
+from ..rewrite.context import Context
+from .facts import anywhere, calls, is_reduction, string, trains
 from .guards import guard
-from .reduced import is_reduction
 from .rule import Hit, rule
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
 
 _READERS = words(
     "torch.load numpy.load numpy.loadtxt numpy.genfromtxt pandas.read_csv pandas.read_json "

@@ -6,21 +6,18 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...script.flow import argument, call_name
 from ...script.flow import given as arguments_of
 from ...script.roles import Script, Site
 from ...script.source import File
+from ..rewrite.context import Context
 from .device import without_number
 from .facts import calls, starred, string, wrapped
 from .guards import by_every_rank, guard
 from .helpers import ALONE, by_helpers, helpers_that_write
 from .rule import Hit, rule
 from .writing import OWN_SAMPLES, written_by_root
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
 
 _FIXED = re.compile(r"cuda:\d+")
 _SAVE0 = "rankup.save0(state, path) writes on rank 0 alone, the old file or the new one"

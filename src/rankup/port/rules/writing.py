@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...script.effects import callee, leads_to
 from ...script.flow import argument, call_name, given, literal
@@ -13,13 +12,11 @@ from ...script.names import walk
 from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
+from ..rewrite.context import Context
 from .facts import calls, caught, ends, ranked
 from .guards import by_every_rank, guard, rank0_first, runs
 from .helpers import ALONE, by_helpers, harmless, helpers_that_write, keeps_state, made_in
 from .rule import Hit, rule
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
 
 # Calls that fail on the second rank, since the first has done it.
 _CHANGERS = words("os.remove os.unlink os.rename os.rmdir shutil.rmtree shutil.move os.replace")
