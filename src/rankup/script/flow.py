@@ -317,6 +317,11 @@ def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr
     return call.args[position]
 
 
+def receiver(call: ast.Call) -> ast.expr | None:
+    """`model` of `model.eval()`; None of a call of a plain name."""
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
 def given(call: ast.Call) -> list[ast.expr]:
     """The values of all arguments of a call, by position and by keyword."""
     return [*call.args, *(keyword.value for keyword in call.keywords)]

@@ -86,7 +86,7 @@ def _loaded_behind_training(
         return
     for site in script.loads:
         call = site.node
-        if site.file is not file or not isinstance(call, ast.Call) or not call.args:
+        if site.file is not file or not call.args:
             continue
         statement = file.names.statement(call)
         block = file.names.block(statement)
@@ -136,10 +136,10 @@ def _written_by_one(file: File, script: Script) -> Iterator[tuple[str, ast.Call]
         if path is not None:
             yield file.code(_named(path)), call
     for site in script.saves:
-        if site.file is file and site.path is not None:
-            assert isinstance(site.node, ast.Call)
-            if not script.distributed or guard(file, script, site.node) == "rank0":
-                yield file.code(_named(site.path)), site.node
+        if site.file is not file or site.path is None:
+            continue
+        if not script.distributed or guard(file, script, site.node) == "rank0":
+            yield file.code(_named(site.path)), site.node
 
 
 def _named(path: ast.expr) -> ast.expr:
