@@ -142,13 +142,6 @@ class Script:
         return bool(self.runtimes)
 
     @cached_property
-    def training_functions(self) -> frozenset[Function]:
-        """Functions that run inside a training step, with gradients on."""
-        from .loops import training_functions
-
-        return training_functions(self.flow, self.train_loops)
-
-    @cached_property
     def helpers(self) -> tuple[Helper, ...]:
         """The script's calls of functions in other files."""
         from .effects import find_helpers

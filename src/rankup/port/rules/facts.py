@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from ...script.effects import callee, leads_to
 from ...script.flow import Origin, argument, call_name, given, literal, model_wrapper
-from ...script.loops import gradients_off, taken_from
+from ...script.loops import taken_from
 from ...script.names import Function, walk
 from ...script.roles import Loop, Role, Script
 from ...script.source import File
@@ -198,18 +198,6 @@ def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
 def _trainers(script: Script) -> dict[Function, bool]:
     """The functions of a script that were asked about, with whether they lead to a backward."""
     return {}
-
-
-def trained_here(file: File, script: Script, node: ast.AST) -> bool:
-    """True of a place that runs in a training step with gradients on."""
-    for up in file.names.up(node):
-        if gradients_off(file, up):
-            return False
-        if any(up is loop.node for loop in script.train_loops):
-            return True
-        if isinstance(up, Function):
-            return up in script.training_functions
-    return False
 
 
 def string(node: ast.AST | None) -> str | None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 
 from ...script import roles
 from ...script.flow import Origin, argument, call_name, model_wrapper
 from ...script.flow import given as arguments_of
+from ...script.loops import gradients_off
 from ...script.names import walk
 from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.torch_names import last, words
 from ..rewrite.context import Context
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, string, trained_here, wrapped
+from .facts import anywhere, calls, string, wrapped
 from .guards import guard
 from .rule import Hit, rule
 
@@ -63,10 +64,10 @@ def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
     """
     if not script.distributed:
         return
-    around = wrapped(script)
+    around, training = wrapped(script), training_in(script, file)
     for call in file.names.all(ast.Call):
         inner = _past_module(call.func)
-        if inner is None or not trained_here(file, script, call):
+        if inner is None or not _in_a_step(training, call):
             continue
         kinds = set().union(*(around.get(o.node, set()) for o in script.flow.origins(file, inner)))
         if kinds & {"ddp", "rankup"}:
@@ -75,6 +76,24 @@ def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
                 "computes past the wrapper: these gradients stay each rank's own, without an error",
                 "call the wrapped model itself; rankup.wrap lets model.encode(x) through",
             )
+
+
+def _in_a_step(training: Training, node: ast.AST) -> bool:
+    """True of a place that runs in a training step with gradients on."""
+    script = training.script
+    if any(gradients_off(script.file, up) for up in script.above(node)):
+        return False
+    steps = {script.scope(call) for call in training.backwards} - {script.tree}
+    loops = [loop.node for loop in training.loops if loop.trains]
+    return script.scope(node) in steps or _below(training, node, loops.__contains__)
+
+
+def _below(training: Training, node: ast.AST, runs: Callable[[ast.AST], bool]) -> bool:
+    """True of a place in something, and in a function that is called there."""
+    script = training.script
+    calls = [calls for function, calls in script.calls_of.items() if function is script.scope(node)]
+    places = (node, *chain.from_iterable(calls))
+    return any(runs(up) for place in places for up in script.above(place))
 
 
 def _past_module(func: ast.expr) -> ast.expr | None:
@@ -244,6 +263,10 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
     """
     models = {one.node for one in script.models}
     training = training_in(script, file)
+
+    def training_loop(node: ast.AST) -> bool:
+        return isinstance(node, LoopNode) and training.trains(node)
+
     for call, dotted in calls(file, "cpu", "to"):
         device = argument(call, "device", 0)
         away = string(device) == "cpu" if call_name(call) == "to" else not arguments_of(call)
@@ -251,7 +274,7 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
             continue
         if not isinstance(file.names.parents[call], ast.Expr | ast.Assign | ast.Attribute):
             continue
-        if not _while_training(training, call):
+        if not _below(training, call, training_loop):
             continue
         if models & {one.node for one in script.flow.origins(file, call.func.value)}:
             yield Hit(
@@ -259,17 +282,6 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
                 "moving the model to the CPU and back ends the exchange of its gradients",
                 "save its state_dict() without moving it",
             )
-
-
-def _while_training(training: Training, node: ast.AST) -> bool:
-    """True in a loop that trains, and in a function that is called there."""
-    script = training.script
-    calls = [calls for function, calls in script.calls_of.items() if function is script.scope(node)]
-    return any(
-        isinstance(up, LoopNode) and training.trains(up)
-        for place in (node, *chain.from_iterable(calls))
-        for up in script.above(place)
-    )
 
 
 @rule("RK135", "warning", "batch norm")
