@@ -23,7 +23,7 @@ from ...site import places
 from ...site.caches import Caches, caches
 from ...site.config import Config
 from ...site.profile import Profile
-from .. import code, offline, record
+from .. import offline, record
 from ..record import Item, Record
 from . import came, explain
 from .came import same_name
@@ -98,7 +98,7 @@ class _Fetch:
         self._stack = stack
         self._items: tuple[Item, ...] = earlier.items if earlier else ()
         self._offline: Mapping[str, str] = earlier.offline if earlier else {}
-        self._code = code.digests(start.script)  # as it is started, whatever is edited meanwhile
+        self._code = record.code_of(start.script)  # as it is started, whatever is edited meanwhile
         self._came: dict[str, str] = {}  # URLs, and the paths of their files
         self._proof: record.Proof = "none"
         self._problems: list[str] = []
