@@ -1,4 +1,6 @@
-"""The stamps of an environment, against its files as they are now; read, never run.
+"""The folder of an environment, and its stamps against its files as they are now; read, never run.
+
+An environment is `./env`, or the nearest one above.
 
 `setup.sh` writes both stamps: `venv/.made` once the venv is whole, `venv/.installed` once all
 packages are there. Each is lines of NAME=VALUE.

@@ -28,7 +28,7 @@ from ..record import Item, Record
 from . import came, explain
 from .came import same_name
 from .request import Request
-from .start import Attempt, Network, Start, attempt, fresh_line, show
+from .start import Attempt, Network, Start, attempt, clear_line, show
 
 _NAMED = 5  # files that the script has made, by name
 _LAZY = "its samples are downloaded one by one while batches are drawn"
@@ -112,7 +112,7 @@ class _Fetch:
         say(f"running {shown} here, in a copy and without a GPU, until it trains ({most})")
         done = self._attempt(self._start)
         if done.needs_pretending:
-            fresh_line()
+            clear_line()
             for line in done.outcome.lines:
                 say(line)
             say("once more, telling it that there is a GPU, and that it is the one rank of a world")
