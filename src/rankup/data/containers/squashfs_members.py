@@ -104,7 +104,7 @@ def indexed(source: Index, out: Path) -> Index:
         fields=tuple(fields),
         sizes=np.array([out.stat().st_size], np.int64),
         times=None,
-        frames=None,
+        blocks=None,
         facts=facts,
     )
 
