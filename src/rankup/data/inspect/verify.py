@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from ...base.errors import UserError
-from .. import indexes, keys, npz, stamp
+from .. import indexes, keys, stamp
 from ..blocks import Blocks
 from ..containers.grouping import LONE
 from ..errors import BadContainer
@@ -124,7 +124,6 @@ def index_damage(root: Path) -> list[Damage]:
     if not beside.is_file():
         return []
     try:
-        found = [Damage(str(beside), one) for one in npz.damaged(beside)]
         index = indexes.load(beside)
     except BadContainer as error:
         return [Damage(str(beside), str(error))]
@@ -132,7 +131,7 @@ def index_damage(root: Path) -> list[Damage]:
         unfit = stamp.unfit(index, root)
     except UserError as error:
         unfit = str(error)
-    return [*found, Damage(str(root), unfit)] if unfit else found
+    return [Damage(str(root), unfit)] if unfit else []
 
 
 def name(index: Index, row: int, field: int) -> str:

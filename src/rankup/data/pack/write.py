@@ -277,7 +277,7 @@ def stream(pack: Pack, source: Index, base: Path) -> tuple[Index, int]:
         SourceProblem: a source is not as it was scanned.
         UserError, OSError: see `squashfs_write.write`; there is no image then.
     """
-    from ..containers import squashfs_members, squashfs_write
+    from ..containers import squashfs, squashfs_write
 
     work, reader = pack.work, Reader(source, base)
     journal.clear(work.data)
@@ -308,7 +308,7 @@ def stream(pack: Pack, source: Index, base: Path) -> tuple[Index, int]:
             done += max(span.length, 0)
 
         squashfs_write.write(
-            squashfs_members.members(source, chunks),
+            squashfs.members(source, chunks),
             work.data,
             block=shape(pack.request).block,
             processors=pack.workers,
@@ -317,7 +317,7 @@ def stream(pack: Pack, source: Index, base: Path) -> tuple[Index, int]:
     reader.close()
     if looker is not None:
         work.note(looker.take())
-    index = squashfs_members.indexed(source, work.data)
+    index = squashfs.indexed(source, work.data, hashes)
     fields = tuple(
         replace(field, hash=column) for field, column in zip(index.fields, hashes, strict=True)
     )

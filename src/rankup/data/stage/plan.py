@@ -120,11 +120,10 @@ def complete(plan: Plan, part: Part, folder: Path, threads: int) -> None:
     at = folder / find.INDEX
     if plan.packed:
         shutil.copyfile(indexes.place(plan.source), at)
-        wrong = npz.damaged(at)
-        if wrong:
-            raise BadContainer(
-                f"{indexes.place(plan.source)} is damaged: {wrong[0]}; restore it, or pack again"
-            )
+        try:
+            npz.load(at)
+        except BadContainer as error:
+            raise BadContainer(f"{indexes.place(plan.source)}, copied: {error}") from None
     else:
         indexes.save(plan.index, at)
     if plan.packed and np.array_equal(plan.cuts, plan.sizes):
