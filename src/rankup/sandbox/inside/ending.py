@@ -74,24 +74,24 @@ def flush() -> None:
 
 
 def without_ours(
-    error: BaseException,
+    error: BaseException, folders: tuple[str, ...] = (HERE,)
 ) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """An exception and those it came from, without the calls of this package."""
+    """An exception and those it came from, without the calls of files in these folders."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
         one = todo.pop()
         if one is not None and id(one) not in seen:
             seen.add(id(one))
-            one.__traceback__ = _theirs(one.__traceback__)
+            one.__traceback__ = _theirs(one.__traceback__, folders)
             todo += [one.__cause__, one.__context__]
     return type(error), error, error.__traceback__
 
 
-def _theirs(calls: TracebackType | None) -> TracebackType | None:
+def _theirs(calls: TracebackType | None, folders: tuple[str, ...]) -> TracebackType | None:
     kept: list[TracebackType] = []
     while calls is not None:
-        if not calls.tb_frame.f_code.co_filename.startswith(HERE):
+        if not calls.tb_frame.f_code.co_filename.startswith(folders):
             kept.append(calls)
         calls = calls.tb_next
     first = None
