@@ -21,7 +21,7 @@ file before it has content. libhdf5 then has no part in the writing, nor has MPI
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from h5py import h5d, h5p, h5s, h5t
 
 from ...base.errors import UserError
 from ...base.files import pwrite_all
+from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, UInt64s
 from ..pack.layout import UNIT, Piece, Shape
 from ..strings import Strings
@@ -81,10 +82,20 @@ class Hdf5Layout:
         return layout
 
     def attach(self, root: Path) -> Hdf5Layout:
-        """The layout with the places that the file has."""
+        """The layout with the places that the file has.
+
+        Raises:
+            BadContainer: another version of rankup has begun it.
+        """
         with opened(root) as file:
-            # What is empty has no place; the samples in it, of no bytes, are at the beginning.
-            places = {path: file[path].id.get_offset() or 0 for path in _columns(self.index)}
+            try:
+                # What is empty has no place; the samples in it, of no bytes, are at the beginning.
+                places = {path: file[path].id.get_offset() or 0 for path in _columns(self.index)}
+            except KeyError as error:
+                raise BadContainer(
+                    f"{root} was begun by another version of rankup ({error}): remove "
+                    f"{root.parent} and pack anew"
+                ) from None
         return _placed(self.index, self.units, places, root.stat().st_size)
 
     def before(self, start: int, stop: int) -> Iterator[Piece]:
