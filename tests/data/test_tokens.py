@@ -17,8 +17,8 @@ from rankup.data import BadSample, Loader, PackedDataset, Pad, Tokens, Windows
 from rankup.data.errors import BadContainer
 from rankup.data.orders import ByLength
 from rankup.data.stage import release, stage
-from rankup.data.text import tokenize
 from rankup.data.tokens import text
+from rankup.recipes.text import tokenize
 
 from ..conftest import TextFiles
 
