@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from .effects import find_losses, find_sites
+from .effects import find_sites
 from .flow import Flow, call_name
 from .loops import find_loops, is_backward
 from .models import find_models, find_optimizers, find_schedulers
@@ -43,7 +43,6 @@ def understand(file: File, known: dict[str, File] | None = None) -> Script:
         find_schedulers(flow),
         train_loaders,
         eval_loaders,
-        find_losses(flow),
         train,
         evaluation,
         *find_sites(flow),

@@ -205,7 +205,7 @@ def _with_others(script: roles.Script) -> roles.Script:
         for file in others
         for code in _OTHERS
         for hit in _RULES[code].look(file, script)
-        if hit.fix is not None and script.comes_to(file, hit.node)
+        if hit.fix is not None and script.comes_to(file, hit.at)
     }
     return replace(script, also=frozenset(also)) if also else script
 
@@ -339,7 +339,7 @@ def _refuse(port: list[Context]) -> None:
         for context in port:
             file = context.script.file
             for hit in rule.look(file, context.script.understood):
-                place = f"{file.path}:{file.line(hit.node)[0]}"
+                place = f"{file.path}:{file.line(hit.at)[0]}"
                 raise UserError(f"{place}: not ported: {hit.message}; {hit.todo}")
     models = [model for one in trainings for model in one.models]
     for training in trainings:
