@@ -13,8 +13,8 @@ import numpy as np
 
 from _lowcomm_runs import WORKERS, Run, Setting, run
 from common import table
-from rankup.data.text import TokenFile, open_tokens
 from rankup.recipes.options import TOKENS, LanguageModelOptions
+from rankup.recipes.text import TokenFile, open_tokens
 
 _RARE = 10  # a word seen fewer times is unknown, to all alike; saves most of the time
 _VALID_WORDS = 10_000  # of the validation text

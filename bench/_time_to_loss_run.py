@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rankup.data.text import TokenFile, open_tokens
 from rankup.recipes.language_model import LanguageModel
 from rankup.recipes.options import TOKENS, LanguageModelOptions
+from rankup.recipes.text import TokenFile, open_tokens
 from rankup.runtime.world import setup
 from rankup.train import loop
 

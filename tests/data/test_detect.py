@@ -15,8 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data import npz
+from rankup.data import npz, opened
 from rankup.data.containers.detect import detect
+from rankup.data.inspect import show
+from rankup.data.pack.command import pack
+from rankup.data.pack.request import Request
 
 
 def _tar(path: Path, kind: int, mode: str = "w") -> None:
@@ -78,6 +81,51 @@ def test_folders_are_known_by_what_is_in_them(tmp_path: Path) -> None:
     for name in ("state.json", "data-00000-of-00001.arrow", "dataset_info.json"):
         (state / name).write_bytes(b"")
     assert detect(state) == "hf"
+
+
+@pytest.mark.parametrize("kind", ["tar", "arrow", "parquet"])
+def test_a_folder_for_each_split_holds_samples_not_files(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "set"
+    for split, rows in (("train", [b"a", b"b", b"c", b"d"]), ("val", [b"e", b"f"])):
+        (root / split).mkdir(parents=True)
+        for number in range(2):
+            path = root / split / f"{number:06}.{kind}"
+            part = rows[number::2]
+            if kind == "tar":
+                with tarfile.open(path, "w") as tar:
+                    for data in part:
+                        info = tarfile.TarInfo(f"{data.decode()}.jpg")
+                        info.size = len(data)
+                        tar.addfile(info, io.BytesIO(data))
+                continue
+            table = pa.table({"image": pa.array(part, pa.binary())})
+            if kind == "parquet":
+                pq.write_table(table, path)
+            else:
+                with pa.ipc.new_file(str(path), table.schema) as out:
+                    out.write(table)
+    (root / "README.md").write_text("what it is")
+    assert detect(root) == kind
+    with opened.open(root) as samples:
+        found = {
+            one.name: sorted(bytes(samples.read(row)) for row in range(one.start, one.stop))
+            for one in samples.index.splits
+        }
+    assert found == {"train": [b"a", b"b", b"c", b"d"], "val": [b"e", b"f"]}
+    assert show(str(root)) == 0
+    assert "6 samples" in capsys.readouterr().out
+    assert pack(Request(str(root), str(tmp_path / "out.h5"))) == 0
+    assert show(str(tmp_path / "out.h5"), as_json=True) == 0
+    assert '"samples": 4' in capsys.readouterr().out
+
+
+def test_class_folders_with_a_stray_tar_are_files(tmp_path: Path) -> None:
+    for name in ("cat/1.jpg", "cat/code.tar", "dog/2.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    assert detect(tmp_path) == "files"
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import gc
 import multiprocessing
 import random
 import re
-import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from rankup.base.errors import UserError
 from rankup.data import Loader, PackedDataset, engines
 from rankup.data.engines import Inline, cores_of_rank
 from rankup.data.making import Fetch
-from rankup.data.options import Options
 from rankup.data.processes import Processes
 from rankup.data.threads import Threads
 
@@ -66,16 +66,19 @@ def test_what_a_transform_may_return(tmp_path: Path, engine: str) -> None:
     one = loader(data, 4, **options(engine))
     found = list(one)
     one.close()
-    assert _equal(found, expected)
+    assert _equal(found, expected, strides=engine == "threads")  # torch's workers choose their own
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: Any, other: Any, strides: bool) -> bool:
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.stride() == other.stride() and one.equal(other)
+        alike = not strides or one.stride() == other.stride()
+        return one.dtype == other.dtype and alike and one.equal(other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(
+            _equal(one[key], other[key], strides) for key in one
+        )
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(_equal, one, other, [strides] * len(one)))
     return bool(one == other)
 
 
@@ -98,14 +101,6 @@ def test_batches_that_are_kept_stay_as_they_are(tmp_path: Path) -> None:
     gc.collect()
     assert epochs(one, 1) == epochs(loader(data, 1), 2)[90:]
     one.close()
-
-
-def test_memory_is_used_again(tmp_path: Path) -> None:
-    data = PackedDataset(small(tmp_path, 80), None, Large())
-    one = loader(data, 4, **options("fork"))
-    places = {images.data_ptr() for _ in range(3) for images, _ in one}
-    one.close()
-    assert len(places) <= 7  # ahead, handed out, and the one that the loop held until then
 
 
 @pytest.mark.parametrize("engine", ["none", *ENGINES[:2]])
@@ -227,8 +222,7 @@ def test_the_engine_that_suits(
 
     def made(transform: Any, **options: Any) -> type:
         fetch = Fetch(PackedDataset(path, None, transform), options.pop("collate", None))
-        wanted = {"workers": 1, "kind": "auto", "prefetch": 2, "context": None, "timeout": 1.0}
-        return type(engines.engine(fetch, Options(**{**wanted, **options}, pin_memory=False)))
+        return type(engines.engine(fetch, **{"workers": 1, **options}))
 
     assert made(Digest()) is Threads
     assert made(Digest(releases_gil=False)) is made(digest) is Processes
@@ -254,10 +248,9 @@ def test_the_engine_that_suits(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("container", ["zip", "squashfs"])
-def test_threads_read_compressed_samples(tmp_path: Path, container: str) -> None:
+def test_threads_read_compressed_samples(tmp_path: Path) -> None:
     """What decompresses is no place for two threads: each has its own."""
-    path = feeding.contained(tmp_path, container, 120)
+    path = feeding.contained(tmp_path, "zip", 120)
     name = feeding.PackedDataset(path, "train").samples.splits[0]
     data = PackedDataset(path, name, digest)
     expected = epochs(loader(data, 5), 4)
@@ -266,15 +259,38 @@ def test_threads_read_compressed_samples(tmp_path: Path, container: str) -> None
     one.close()
 
 
-def test_few_files_are_open(tmp_path: Path) -> None:
-    """Batches that are kept do not use up the file descriptors."""
-    data = PackedDataset(small(tmp_path, 300), None, Large())
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    one = loader(data, 1, **options("fork"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-    try:
-        kept = list(one)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        one.close()
-    assert len(kept) == 300
+_DECOY = """
+import ctypes, os, shutil, sys
+import torch
+from rankup.data import Loader, PackedDataset
+
+torch.set_num_threads(4)
+(own,) = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}
+shutil.copy(own, sys.argv[2])
+decoy = ctypes.CDLL(sys.argv[2])
+decoy.omp_set_num_threads(7)
+first = next(line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line)
+
+
+def threads(data, rng):
+    return torch.tensor([torch.get_num_threads(), decoy.omp_get_max_threads()])
+
+
+data = PackedDataset(sys.argv[1], None, threads, labels=False)
+loader = Loader(data, 10, workers=1, kind="threads", quiet=True)
+print(first == sys.argv[2], [batch.unique(dim=0)[:, 0].tolist() for batch in loader])
+print(torch.get_num_threads(), decoy.omp_get_max_threads())
+"""
+
+
+def test_the_openmp_of_another_package_is_not_torchs(tmp_path: Path) -> None:
+    """scikit-learn's, say, which stands before torch's in the list of what is mapped."""
+    decoy = tmp_path / "libgomp-other.so.1"
+    done = subprocess.run(
+        [sys.executable, "-c", _DECOY, small(tmp_path, 20), decoy],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("True [[1], [1]]\n4 7\n", "")

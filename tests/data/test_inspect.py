@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,3 +147,16 @@ def test_names_cannot_draw_on_the_terminal(
     capsys.readouterr()
     assert show(str(tmp_path / "p"), verify=True) == 1
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_zip_bomb_is_shown_without_being_inflated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/1.jpg", bytes(64 << 20))
+    tracemalloc.start()
+    told = _told(tmp_path / "x.zip", capsys)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert told["first"][0]["fields"]["data"] == {"bytes": 64 << 20}  # type: ignore[index]
+    assert most < 16 << 20

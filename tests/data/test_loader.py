@@ -70,6 +70,14 @@ def test_lengths(tmp_path: Path) -> None:
         assert len(alone) == sum(count is not None and count[0] > 0 for count in counts)
 
 
+def test_no_process_group_is_started(tmp_path: Path) -> None:
+    before = torch.distributed.is_initialized()
+    data = PackedDataset(small(tmp_path, 20), None, Digest())
+    assert len(Loader(data, 10, workers=0)) == 2
+    assert len(Batches(orders.Sequential(20), 10)) == 2
+    assert torch.distributed.is_initialized() == before
+
+
 def test_wrong_values(tmp_path: Path) -> None:
     data = PackedDataset(small(tmp_path, 20), None, Digest())
     for wrong in (

@@ -1,14 +1,14 @@
-"""Arrays in one mapped .npz: what numpy reads, what is refused, and that damage is found."""
+"""Arrays in one mapped .npz: what numpy reads, and what is refused."""
 
 from __future__ import annotations
 
 import random
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from rankup.data import npz
 from rankup.data.errors import BadContainer
@@ -33,38 +33,37 @@ def test_numpy_reads_what_was_saved_and_so_do_we(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(read, array)
             assert not loaded[name].flags.writeable
             assert not array.size or loaded[name].ctypes.data % array.itemsize == 0
-    assert npz.damaged(path) == []
     assert [one.name for one in tmp_path.iterdir()] == ["a.npz"]
 
 
-def test_so_is_one_of_any_byte(tmp_path: Path) -> None:
+def test_a_flip_of_any_byte_is_refused_when_it_is_opened(tmp_path: Path) -> None:
     """Headers, padding, dates, checksums too: some of it zipfile passes over, or cannot read."""
     path = tmp_path / "a.npz"
     npz.save(path, {"a": np.arange(3), "b": np.zeros(0, np.uint8)})
     whole = path.read_bytes()
     for at, byte in enumerate(whole):
         path.write_bytes(whole[:at] + bytes([byte ^ (1 << at % 8)]) + whole[at + 1 :])
-        _is_damaged(path)
+        with pytest.raises(BadContainer):
+            npz.load(path)
     for data in (whole[:-1], whole[:-30], whole + b"x", whole + bytes(100)):
         path.write_bytes(data)
-        _is_damaged(path)
         with pytest.raises(BadContainer, match=r"end as it should|no \.npz"):
             npz.load(path)
 
 
-def _is_damaged(path: Path) -> None:
-    with suppress(BadContainer):
-        assert npz.damaged(path) != []
+def test_the_array_that_has_changed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    npz.save(path, ARRAYS)
+    data = bytearray(path.read_bytes())
+    data[data.index(ARRAYS["grid"].tobytes()) + 5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadContainer, match="its array 'grid' has changed"):
+        npz.load(path)
 
 
 def test_foreign_archives_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez_compressed(path, a=np.arange(5))
-    with pytest.raises(BadContainer, match="compressed"):
-        npz.load(path)
-    np.savez(path, a=np.array([{}], dtype=object))
-    with pytest.raises(BadContainer, match="object"):
-        npz.load(path)
     np.savez(path, a=np.arange(5))
     with pytest.raises(BadContainer, match="end as it should"):
         npz.load(path)
@@ -78,8 +77,25 @@ def test_foreign_archives_are_refused(tmp_path: Path) -> None:
         npz.load(path)
 
 
+def test_an_archive_with_the_right_hash_may_still_be_hostile(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    for compression, array, why in (
+        (zipfile.ZIP_DEFLATED, np.arange(5), "compressed"),
+        (zipfile.ZIP_STORED, np.array([{}], dtype=object), "object"),
+        (zipfile.ZIP_STORED, np.asfortranarray(np.zeros((2, 3))), "cannot be mapped"),
+    ):
+        with zipfile.ZipFile(path, "w", compression) as archive, archive.open("a.npy", "w") as file:
+            np.lib.format.write_array(file, array)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.comment = b"xxh3 of all before: " + bytes(16)
+        data = path.read_bytes()[:-16]
+        path.write_bytes(data + xxhash.xxh3_64_hexdigest(data).encode())
+        with pytest.raises(BadContainer, match=why):
+            npz.load(path)
+
+
 @pytest.mark.parametrize("rounds", [150, pytest.param(1500, marks=pytest.mark.slow)])
-def test_whatever_happens_to_a_file_it_is_read_or_refused(tmp_path: Path, rounds: int) -> None:
+def test_whatever_happens_to_a_file_it_is_refused(tmp_path: Path, rounds: int) -> None:
     path = tmp_path / "a.npz"
     npz.save(path, ARRAYS)
     whole = path.read_bytes()
@@ -91,8 +107,7 @@ def test_whatever_happens_to_a_file_it_is_read_or_refused(tmp_path: Path, rounds
         if draw.random() < 0.3:
             del data[draw.randrange(len(data)) :]
         path.write_bytes(data)
-        try:
-            for array in npz.load(path).values():
-                array.sum()
-        except BadContainer:
-            pass
+        if data == whole:
+            continue
+        with pytest.raises(BadContainer):
+            npz.load(path)

@@ -68,6 +68,19 @@ def test_splits(tmp_path: Path) -> None:
         val.subset([4])
 
 
+@pytest.mark.parametrize("column", ["labels", "keys_data", "offset_0", "length_0"])
+def test_a_bit_that_flips_in_the_index_is_refused(tmp_path: Path, column: str) -> None:
+    """A wrong label, name or sample would else be trained on, also with `verify`."""
+    path = small(tmp_path, 10)
+    index = path / "index.npz"
+    data = bytearray(index.read_bytes())
+    with np.load(index) as arrays:
+        data[data.index(arrays[column].tobytes()) + 8] ^= 1
+    index.write_bytes(data)
+    with pytest.raises(BadContainer, match=f"its array '{column}' has changed"):
+        PackedDataset(path, verify=True)
+
+
 def test_arrays_and_several_fields(tmp_path: Path) -> None:
     path = _arrays(tmp_path)
     x = PackedDataset(path, field="x", labels=False)

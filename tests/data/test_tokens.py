@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data import Loader, PackedDataset, Pad, Tokens, Windows
+from rankup.data import BadSample, Loader, PackedDataset, Pad, Tokens, Windows
 from rankup.data.errors import BadContainer
-from rankup.data.making import BadSample
 from rankup.data.orders import ByLength
 from rankup.data.stage import release, stage
-from rankup.data.text import tokenize
 from rankup.data.tokens import text
+from rankup.recipes.text import tokenize
 
 from ..conftest import TextFiles
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.port.check import SYNTAX, check, check_python, split
-from rankup.port.formats import formatted
+from rankup.port.check import SYNTAX, check, check_python, formatted, split
 from rankup.port.rewrite.ported import port
 from rankup.script.source import from_bytes
 from tests.conftest import RunRankup

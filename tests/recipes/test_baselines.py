@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankup.data.text import tokenize
+from rankup.recipes.text import tokenize
 from tests.conftest import TextFiles
 
 from .baselines import bigram, unigram

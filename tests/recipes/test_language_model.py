@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data.text import TokenFile
 from rankup.parallel.initial import initialize
 from rankup.recipes.language_model import LanguageModel, Windows, log_frequencies
 from rankup.recipes.models.transformer import Shape, Transformer
 from rankup.recipes.options import LanguageModelOptions
+from rankup.recipes.text import TokenFile
 from tests.conftest import TextFiles
 from tests.pool import RankPool
 from tests.train.runs import losses, train_text

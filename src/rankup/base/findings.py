@@ -41,15 +41,9 @@ class Finding:
     todo: str = ""
 
 
-def page(
-    code: str, title: str, finds: Callable[..., Any], before: str = "", behind: str = ""
-) -> str:
-    """Return a code's page of the documentation: the docstring of the function that finds it.
-
-    Args:
-        before, behind: what pages of this kind have in common.
-    """
-    return f"# {code}: {title}\n\n{before}{inspect.getdoc(finds)}{behind}\n"
+def page(code: str, title: str, finds: Callable[..., Any], before: str = "") -> str:
+    """Return a code's page of the documentation: the docstring of the function that finds it."""
+    return f"# {code}: {title}\n\n{before}{inspect.getdoc(finds)}\n"
 
 
 def silenced(code: str, line: str) -> bool:

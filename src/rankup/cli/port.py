@@ -35,7 +35,7 @@ def check(
 ) -> None:
     """Say what in a script stands in the way of many ranks; exit code 1 when something does."""
     from ..port.check import check as look
-    from ..port.formats import formatted
+    from ..port.check import formatted
 
     found = look(files, _codes(select), _codes(ignore))
     print(formatted(found, style.value), end="")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..base.errors import UserError
+
 if TYPE_CHECKING:
+    from .bad import BadSample
     from .batches import Batches
     from .dali.loader import DaliLoader
-    from .iterable import PackedIterable
     from .loader import Loader
-    from .making import BadSample
     from .opened import Samples
     from .opened import open as open
     from .padding import Pad
@@ -25,7 +26,6 @@ _HOME = {
     "PackedDataset": "reader",
     "Loader": "loader",
     "Batches": "batches",
-    "PackedIterable": "iterable",
     "Pad": "padding",
     "Tokens": "tokens",
     "Windows": "tokens",
@@ -33,7 +33,7 @@ _HOME = {
     "text": "tokens",
     "Shaped": "transforms",
     "Transform": "transforms",
-    "BadSample": "making",
+    "BadSample": "bad",
     "DaliLoader": "dali.loader",
 }
 # Rooms that are public themselves, as in `rankup.data.photos`.
@@ -46,7 +46,6 @@ __all__ = [
     "DaliLoader",
     "Loader",
     "PackedDataset",
-    "PackedIterable",
     "Pad",
     "Samples",
     "Shaped",
@@ -61,6 +60,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"rankup.data.{name}")
+    if name == "PackedIterable":
+        raise UserError(
+            "rankup.data.PackedIterable is gone: rankup.data.Loader(PackedDataset(…), "
+            "global_batch, shuffle=orders.Blocks(…)) gives its batches, and behind torch's own "
+            "DataLoader(PackedDataset(…), batch_sampler=Batches(orders.Blocks(…), global_batch))"
+        )
     if name not in _HOME:
         raise AttributeError(f"module 'rankup.data' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"rankup.data.{_HOME[name]}"), name)

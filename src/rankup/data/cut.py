@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
+
 from ..base.errors import UserError
 from ..runtime.deal import LEDGER
 from ..runtime.shard import part
-from ..runtime.world import setup
+from ..runtime.world import launched
 from .draw import Draw, draws
 from .orders import Ordering
 from .place import Place
@@ -126,7 +128,9 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None or world_size is None:
         if (rank is None) != (world_size is None):
             raise UserError("give rank and world_size together, or neither")
-        setup()
+        if not dist.is_initialized():  # whoever makes batches does not start a process group
+            alone = launched()
+            return alone.rank, alone.world_size
         # Ranks that share a model's forward, as under tensor parallelism, get the same samples.
         mine = LEDGER.place()
         return mine.rank, mine.size
@@ -137,6 +141,8 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 def _refuse_uneven(n: int, global_batch: int) -> None:
     """Where a forward is a collective, a rank with a batch less would leave the others waiting."""
+    if not dist.is_initialized():
+        return
     mine, least = LEDGER.place(), min(n % global_batch or global_batch, global_batch)
     if mine.together and n and least < mine.size:
         raise UserError(

@@ -14,7 +14,6 @@ from ..base.errors import UserError
 from ..site.gpus import usable_cores
 from .draw import Draw
 from .making import ROOM, Fetch, Made, pinned
-from .options import Options
 from .processes import Processes
 from .threads import Threads
 from .transforms import Shaped, own_generators
@@ -30,27 +29,39 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def engine(fetch: Fetch, options: Options) -> Engine:
-    """The engine that was asked for, or that suits the data set.
+def engine(
+    fetch: Fetch,
+    workers: int | None = None,
+    kind: str = "auto",
+    *,
+    prefetch: int = 2,
+    context: str | None = None,
+    timeout: float = 1800.0,
+    pin_memory: bool = False,
+) -> Engine:
+    """Return the engine that was asked for, or that suits the data set; options as of `Loader`.
 
     Raises:
         UserError: no such kind or context, or numbers below the least.
     """
-    if options.kind not in ("auto", "threads", "processes"):
-        raise UserError(f"kind={options.kind!r} is not known: auto, threads or processes")
+    if kind not in ("auto", "threads", "processes"):
+        raise UserError(f"kind={kind!r} is not known: auto, threads or processes")
     known = multiprocessing.get_all_start_methods()
-    if options.context is not None and options.context not in known:
-        raise UserError(f"context={options.context!r} is not known: {', '.join(known)}")
-    workers = default_workers() if options.workers is None else options.workers
+    if context is not None and context not in known:
+        raise UserError(f"context={context!r} is not known: {', '.join(known)}")
+    count = default_workers() if workers is None else workers
     for name, number, least in (
-        ("workers", workers, 0), ("timeout", options.timeout, 0), ("prefetch", options.prefetch, 1),
-    ):  # fmt: skip
+        ("workers", count, 0),
+        ("timeout", timeout, 0),
+        ("prefetch", prefetch, 1),
+    ):
         if not number >= least:
             raise UserError(f"{name}={number} is below {least}, the least that makes sense")
-    if workers == 0:
-        return Inline(fetch, options.pin_memory)
-    threads = options.kind == "threads" or (options.kind == "auto" and suits_threads(fetch))
-    return Threads(fetch, workers, options) if threads else Processes(fetch, workers, options)
+    if count == 0:
+        return Inline(fetch, pin_memory)
+    if kind == "threads" or (kind == "auto" and suits_threads(fetch)):
+        return Threads(fetch, count, prefetch, timeout, pin_memory)
+    return Processes(fetch, count, prefetch, context, timeout)
 
 
 def default_workers() -> int:

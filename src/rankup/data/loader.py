@@ -12,15 +12,15 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from ..base.errors import UserError
-from ..runtime.collectives import all_gather_object
 from ..runtime.deal import LEDGER
 from . import device as devices
-from . import engines, tally
+from . import engines
 from .ahead import along
+from .bad import Bad, Tally
 from .cut import Cut
 from .draw import Draw
 from .errors import BadContainer
-from .making import Bad, Fetch, Made, handed_out
+from .making import Fetch, Made, handed_out
 from .orders import Ordering, Sequential, Shuffled
 from .splits import unwrapped
 
@@ -44,8 +44,7 @@ class Loader:
     was dealt.
 
     A data set whose policy is to go on without bad samples (`on_bad` of `PackedDataset`) has them
-    counted: at the end of an epoch the ranks put together what they met, and rank 0 prints a line
-    to stderr. Where another data set stands around it, each rank counts and prints its own.
+    counted: at the end of an epoch each rank that met some prints a line to stderr.
 
     Args:
         dataset: map-style; a `PackedDataset` for augmentation that is keyed by sample.
@@ -72,8 +71,7 @@ class Loader:
             where there is one.
         device: where batches are handed out; the next one is copied to a GPU while this one is
             trained on. By default they stay in memory.
-        rank, world_size: by default those of this process; given, no other rank is asked for what
-            it met at the end of an epoch.
+        rank, world_size: by default those of this process.
         quiet: do not say how many workers there are by default; by default where `$RANKUP_QUIET`
             is set. Bad samples are reported all the same.
 
@@ -122,7 +120,6 @@ class Loader:
             shuffle = Shuffled(count, seed or 0) if shuffle else Sequential(count)
         if train is None:
             train = not isinstance(shuffle, Sequential)
-        self._alone = rank is not None  # then the other ranks are nobody that could be asked
         self._cut = Cut.of(
             shuffle, global_batch, seed, rank=rank, world_size=world_size, train=train,
             drop_last=drop_last, samples=count,
@@ -134,9 +131,10 @@ class Loader:
         self._quiet = bool(os.environ.get(QUIET)) if quiet is None else quiet
         pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._pin = pin
-        fetch = Fetch(dataset, collate)
-        options = engines.Options(workers, kind, prefetch, context, timeout, pin)
-        self._engine = engines.engine(fetch, options)
+        self._engine = engines.engine(
+            Fetch(dataset, collate), workers, kind,
+            prefetch=prefetch, context=context, timeout=timeout, pin_memory=pin,
+        )  # fmt: skip
         if workers is None and not self._quiet and self._rank == 0:
             _say_workers(engines.default_workers(), type(self._engine).__name__.lower())
         self._place = self._cut.place()
@@ -187,7 +185,7 @@ class Loader:
         check = getattr(self.dataset, "check", None)
         if check is not None:
             check(place.epoch)
-        counted = tally.Tally(self.order.n, self._world_size)
+        counted = Tally(self.order.n, self._world_size)
         dealt: tuple[int, int] | None = None
         batches = self._batches()
         try:
@@ -211,7 +209,9 @@ class Loader:
             batches.close()
         if check is not None:
             _check_again(check, place.epoch)
-        self._report(counted)
+        line = counted.report(place.epoch)
+        if line:  # never quiet: the run is another one than was asked for
+            print(f"rankup data: rank {self._rank}: {line}", file=sys.stderr, flush=True)
         place.set(place.epoch + 1)
 
     def _batches(self) -> Generator[tuple[Draw, Made, Any], None, None]:
@@ -226,20 +226,6 @@ class Loader:
         finally:
             if isinstance(made, Generator):  # what it is ahead is not left to a garbage collector
                 made.close()
-
-    def _report(self, counted: tally.Tally) -> None:
-        """At the end of an epoch: all ranks come here, as all have come to the end."""
-        on_bad = getattr(self.dataset, "on_bad", None)
-        if on_bad == "raise":
-            return
-        # What data sets of others stand around, nobody can see: each rank speaks for itself.
-        alone = self._alone or on_bad is None
-        ranks = [counted.summary] if alone else all_gather_object(counted.summary)
-        line = tally.report(ranks, self.order.n, self.epoch, on_bad or "")
-        where = f"rank {self._rank}: " if on_bad is None else ""
-        # Never quiet: the run is another one than was asked for.
-        if line and (self._rank == 0 or on_bad is None):
-            print(f"rankup data: {where}{line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """End the workers; a `for` that follows starts new ones."""

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,30 +14,12 @@ import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from ..base.errors import UserError
+from .bad import Bad
 from .draw import Draw
-from .errors import BadContainer
 from .index import Int64s
 from .transforms import key_of, seed_process
 
 _REUSED = 1 << 16  # bytes of a batch from which on its memory is used again
-
-
-class BadSample(BadContainer):
-    """A sample cannot be read or made, and the policy is to raise."""
-
-
-class Bad(NamedTuple):
-    """A sample that could not be made.
-
-    Attributes:
-        sample: its number in the data set.
-        name: split and key.
-        why: the error.
-    """
-
-    sample: int
-    name: str
-    why: str
 
 
 @dataclass
@@ -47,7 +29,7 @@ class Made:
     Attributes:
         inputs: a tensor of all samples, or a list of what the transform made of each.
         labels: int64 (k,); None where the data has none.
-        bad: samples that were left out or replaced.
+        bad: samples that were left out.
         count: samples that count, see `Draw`.
     """
 

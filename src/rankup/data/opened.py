@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..base.errors import UserError
 from . import finding
-from .containers import Choice, Fallback, module
+from .containers import Choice, Fallback, files, module, squashfs
 from .errors import BadContainer
 from .index import Field, Index
 from .spans import How, Spans, way
@@ -70,6 +70,10 @@ def open(
             # Formats go by names, too, and the copy of what a link leads to has another.
             alike = not index.container and copy.root.name == root.name
             near = copy.root if alike else None
+    mounted = squashfs.files_of(root if near is None else near)
+    if mounted not in (root, near):
+        index = files.scan(mounted, choice)
+        return Samples(index, mounted, way(mounted, how), staged=False)
     read = way(root, how)
     # Of a source that cannot be seen any more the copy tells as much.
     there = root if near is None or root.exists() else near

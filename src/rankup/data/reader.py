@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,17 +16,17 @@ from torch.utils.data import Dataset
 from ..base.errors import UserError
 from ..runtime.keys import derive
 from . import same, transforms
+from .bad import Bad, BadSample, SharedTally
 from .draw import Draw
 from .errors import BadContainer
 from .index import Field, Int64s
-from .making import AROUND, Bad, BadSample, Made, Rows, allocate
+from .making import AROUND, Made, Rows, allocate
 from .opened import Samples, open
-from .outside import Outside
 from .rows import gather
 from .sampled import Batch, Mine, check_transform, note
 from .transforms import Shaped, Transform
 
-OnBad = Literal["raise", "replace", "drop"]
+OnBad = Literal["raise", "drop"]
 _LOOK = 30.0  # seconds between looks at the files
 _TRIES = 20  # samples that are tried in the place of a bad one
 # Never the fault of a sample.
@@ -55,15 +54,14 @@ class PackedDataset(Dataset[Any]):
         field: the field, or several; by default the first one.
         labels: whether items have labels; by default where the data has any.
         seed: that augmentation is drawn from, with epoch and sample; the Loader's own comes first.
-        on_bad: what to do about a sample that cannot be made: `raise`, `replace` it by another one
-            (the same on every rank), or `drop` it; in training its gradient is then zero, the
-            others weigh what they would have weighed. Where nothing is left of a batch, a sample
-            stands in that does not count. Errors that are surely in the transform's own code
-            (TypeError, NameError, AttributeError, ImportError) are always raised. A Loader counts
-            bad samples of all ranks; in torch's own DataLoader the workers of each rank count
-            theirs, say so on stderr, and stop at as many. There, and with `shard`, gradients are
-            weighed by what was dealt, not by what was left: with `drop` they are not the same on
-            any number of ranks, with `replace` they are.
+        on_bad: what to do about a sample that cannot be made: `raise`, or `drop` it; in training
+            its gradient is then zero, the others weigh what they would have weighed. Where nothing
+            is left of a batch, a sample stands in that does not count. Errors that are surely in
+            the transform's own code (TypeError, NameError, AttributeError, ImportError) are always
+            raised. A Loader counts bad samples, as do the workers of torch's own DataLoader: they
+            say so on stderr, and stop at more than one in a hundred. Behind torch's DataLoader, and
+            with `shard`, gradients are weighed by what was sharded, not by what was left: there
+            they are not the same on any number of ranks.
         verify: compare each sample's bytes with its hash as they are read.
 
     Raises:
@@ -84,8 +82,11 @@ class PackedDataset(Dataset[Any]):
         on_bad: OnBad = "raise",
         verify: bool = False,
     ) -> None:
-        if on_bad not in ("raise", "replace", "drop"):
-            raise UserError(f"on_bad={on_bad!r} is not known: raise, replace or drop")
+        if on_bad not in ("raise", "drop"):
+            raise UserError(
+                f"on_bad={on_bad!r} is not known: raise, or drop (a sample is no more replaced by "
+                f"another one)"
+            )
         check_transform(transform)
         samples = open(path)
         if split is None and len(samples.splits) > 1:
@@ -110,7 +111,7 @@ class PackedDataset(Dataset[Any]):
         self._rows: Int64s | None = None
         # Seen by workers that are there already.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
-        self._outside = Outside()
+        self._tally = SharedTally()
         self._noted = same.noted(self.samples)
         self._checked: tuple[object, ...] = ()  # in which process, epoch and time
         self._mine = Mine()
@@ -202,7 +203,7 @@ class PackedDataset(Dataset[Any]):
         if not rows.made.count:
             raise BadSample(
                 f"sample {sample} was dropped, and one sample alone cannot be left out: take "
-                f"batches (__getitems__), or on_bad='replace'"
+                f"batches (__getitems__)"
             )
         return rows[0]
 
@@ -221,10 +222,9 @@ class PackedDataset(Dataset[Any]):
             around.bad += made.bad
             return Rows.of(made)
         whole = len(self.samples)
-        done = "replaced" if self.on_bad == "replace" else "dropped"
-        self._outside.count(draw.epoch, len(draw), made.bad, whole, done)
+        self._tally.add(draw.epoch, len(draw), made.bad, whole)
         if drew and draw is not samples:  # parts of one data set count together
-            self._outside.repeats(draw.epoch, whole if self._rows is None else 2 * whole)
+            self._tally.warn_of_repeats(draw.epoch, whole if self._rows is None else 2 * whole)
         return Rows.of(made)
 
     def make(self, draw: Draw) -> Made:
@@ -247,11 +247,10 @@ class PackedDataset(Dataset[Any]):
         batch = Batch(shaped, len(draw), key)
         bad: list[Bad] = []
         for sample in draw:
-            others = self._others(sample, key) if self.on_bad == "replace" else ()
-            self._one(chain((sample,), others), key, batch, bad)
+            self._add(sample, batch, bad)
         count = min(draw.count, len(batch.rows))
         if not batch.rows and len(draw):  # this rank steps with the others: see `Draw.count`
-            self._one(self._others(draw[0], key), key, batch, bad)
+            self._stand_in(draw[0], key, batch, bad)
         return self._made(batch, count, bad), batch.drew
 
     def _arrays(self, draw: Draw) -> Made | None:
@@ -270,30 +269,29 @@ class PackedDataset(Dataset[Any]):
             return None
         return Made(inputs, self._labels_of(rows), draw.count)
 
-    def _one(self, candidates: Iterable[int], key: int, batch: Batch, bad: list[Bad]) -> None:
-        """Add the first sample that can be made."""
-        tries = 0
-        for sample in candidates:
-            row = self.row(sample)
-            try:
-                batch.add(row, self._read(row), self.transform)
-                return
-            except _MISTAKES as error:
-                note(error, f"at the sample {self.samples.path(row)}")
-                raise
-            except Exception as error:
-                bad.append(self._bad(sample, row, error))
-            tries += 1
-        if tries >= _TRIES:
-            raise BadSample(
-                f"{_TRIES} samples tried in the place of a bad one are bad, too; the last is "
-                f"{bad[-1].name}: {bad[-1].why}"
-            )
+    def _add(self, sample: int, batch: Batch, bad: list[Bad]) -> bool:
+        """Make a sample; return whether that could be done."""
+        row = self.row(sample)
+        try:
+            batch.add(row, self._read(row), self.transform)
+        except _MISTAKES as error:
+            note(error, f"at the sample {self.samples.path(row)}")
+            raise
+        except Exception as error:
+            bad.append(self._bad(sample, row, error))
+            return False
+        return True
 
-    def _others(self, sample: int, key: int) -> Iterator[int]:
-        """Samples to take the place of a bad one: the same on any rank and in any worker."""
+    def _stand_in(self, sample: int, key: int, batch: Batch, bad: list[Bad]) -> None:
+        """Make another sample, which does not count: the same on any rank and in any worker."""
         for attempt in range(_TRIES):
-            yield derive(key, "replace", self.row(sample), attempt) % len(self)
+            other = derive(key, "replace", self.row(sample), attempt) % len(self)
+            if self._add(other, batch, bad):
+                return
+        raise BadSample(
+            f"{_TRIES} samples tried in the place of a bad one are bad, too; the last is "
+            f"{bad[-1].name}: {bad[-1].why}"
+        )
 
     def _read(self, row: int) -> Any:
         if isinstance(self.field, tuple):
@@ -318,7 +316,7 @@ class PackedDataset(Dataset[Any]):
         if self.on_bad == "raise":
             raise BadSample(
                 f"{name} in {self.samples.root} cannot be made (sample {sample}): {why}. "
-                f"on_bad='replace' or 'drop' would go on"
+                f"on_bad='drop' would go on without it"
             ) from error
         return Bad(sample, name, why)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,27 @@ class Strings:
         cells = np.frombuffer(np.ascontiguousarray(rows).tobytes(), np.uint8)
         cells = cells.reshape(len(rows), width)
         return cls(cells[np.arange(width) < lengths[:, None]], ends)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Strings]) -> Strings:
+        """The strings of several, one after another."""
+        if not parts:
+            return cls.of([])
+        ends = np.zeros(sum(map(len, parts)) + 1, np.int64)
+        np.cumsum(np.concatenate([np.diff(part.ends) for part in parts]), out=ends[1:])
+        return cls(np.concatenate([part.data for part in parts]), ends)
+
+    @classmethod
+    def numbered(cls, counts: Sequence[int], width: int, suffix: str = "") -> Strings:
+        """The numbers of rows, from 0 on in each part, with zeros in front so that they sort."""
+        width = max(width, len(str(max(counts, default=0))))
+        rows = np.concatenate([np.empty(0, np.int64), *map(np.arange, counts)])
+        cells = np.empty((len(rows), width + len(suffix)), np.uint8)
+        for place in range(width):  # all at once would take nine times the memory
+            cells[:, place] = rows // 10 ** (width - 1 - place) % 10 + ord("0")
+        cells[:, width:] = np.frombuffer(suffix.encode(), np.uint8)
+        ends = np.arange(len(rows) + 1, dtype=np.int64) * (width + len(suffix))
+        return cls(cells.reshape(-1), ends)
 
     def __len__(self) -> int:
         return len(self.ends) - 1

@@ -25,7 +25,6 @@ import torch
 from ..base.errors import UserError
 from .draw import Draw
 from .making import ROOM, Fetch, Made, Reused, Room, pinned
-from .options import Options
 
 _GRACE = 5.0  # seconds in which threads may finish the batches that they are at
 
@@ -35,10 +34,12 @@ _Jobs = SimpleQueue[tuple[Draw, "Future[Made]"] | None]
 class Threads:
     """The engine; see `engines.Engine`."""
 
-    def __init__(self, fetch: Fetch, workers: int, options: Options) -> None:
+    def __init__(
+        self, fetch: Fetch, workers: int, prefetch: int, timeout: float, pin_memory: bool
+    ) -> None:
         self._fetch, self._count = fetch, workers
-        self._ahead, self._timeout = workers * options.prefetch, options.timeout
-        self._pin = options.pin_memory
+        self._ahead, self._timeout = workers * prefetch, timeout
+        self._pin = pin_memory
         self._jobs: _Jobs | None = None
         self._pid = 0
         self._end: weakref.finalize[Any, Any] | None = None
@@ -159,20 +160,25 @@ def one_thread() -> None:
 
     `torch.set_num_threads` would slow down matrix products of the whole process.
     """
-    torch.get_num_threads()  # first sets this thread's number to that of the process
-    library = _openmp()
-    if library is not None:
+    # The first call sets this thread's number to that of the process.
+    if torch.get_num_threads() == 1:
+        return
+    for library in _openmp():
+        before = library.omp_get_max_threads()
         library.omp_set_num_threads(1)
+        if torch.get_num_threads() == 1:
+            return
+        library.omp_set_num_threads(before)  # it is that of another package
 
 
 @cache
-def _openmp() -> ctypes.CDLL | None:
-    """The OpenMP library that torch has loaded."""
-    with suppress(OSError, AttributeError):
+def _openmp() -> list[ctypes.CDLL]:
+    """Return the OpenMP libraries of this process: torch's, and those of other packages."""
+    found = {}
+    with suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             path = line.split(maxsplit=5)[-1]
             if any(name in Path(path).name for name in ("libgomp", "libiomp5", "libomp.so")):
-                library = ctypes.CDLL(path)
-                library.omp_set_num_threads  # noqa: B018 - raises where it has none
-                return library
-    return None
+                with suppress(OSError):
+                    found[path] = ctypes.CDLL(path)
+    return [one for one in found.values() if hasattr(one, "omp_set_num_threads")]

@@ -70,8 +70,7 @@ def demo() -> int:
 def _port(script: Path) -> tuple[int, Path]:
     """Check, port, verify; verify's exit code, and the port."""
     from ..port import verify
-    from ..port.check import check
-    from ..port.formats import formatted
+    from ..port.check import check, formatted
     from ..port.rewrite.command import port_file
 
     ported = script.with_name(f"{script.stem}_dist.py")

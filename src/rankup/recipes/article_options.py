@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,19 +13,22 @@ from typing import Any, ClassVar
 from ..base.errors import UserError
 from ..base.files import user_path
 from ..base.flags import flag
-from ..data import articles, subwords
-from ..data.articles import Article
 from ..login import record
 from ..parallel.layout import Layout
 from ..site import config
 from ..train.options import TrainOptions
-from . import fetched
+from . import articles, fetched
+from .articles import Article
+from .vocabulary import PIECES, Pieces
 
 ARTICLES = "articles"
 NEW = "new"
 _FINE_TUNED = "google-t5/t5-base"
 _PREFIX = "summarize: "  # what T5 was taught to do with what follows
 _XSUM = "xsum"
+# T5's own numbers for them.
+PAD, END = 0, 1
+SPECIAL = ("<pad>", "</s>", "<unk>")
 
 
 @dataclass(frozen=True)
@@ -108,19 +112,19 @@ class SummarizationOptions(TrainOptions):
         Raises:
             UserError: articles, a model or a library are missing, or are not what they should be.
         """
-        subwords.require("tokenizers", "transformers", "rouge_score")
+        _require("tokenizers", "transformers", "rouge_score")
         project = config.load(Path.cwd()).project(Path.cwd())
         parts = articles.splits(self._given(), self._most())
         weights = self._weights(project)
         if weights is None:
             texts = (text for article in parts["train"] for text in article)
-            tokenizer = subwords.train(texts, self.vocab_size)
-            shape, prefix, files = self._shape(tokenizer.get_vocab_size()), "", []
+            tokenizer = Pieces.trained(texts, self.vocab_size, SPECIAL, prefix_space=True)
+            shape, prefix, files = self._shape(tokenizer.size), "", []
         else:
-            tokenizer = subwords.load(weights / "tokenizer.json")
+            tokenizer = Pieces.read(weights / PIECES, "--model")
             shape, files = _config_of(weights), _files_of(weights)
             prefix = _PREFIX
-            if tokenizer.get_vocab_size() > shape["vocab_size"]:
+            if tokenizer.size > shape["vocab_size"]:
                 raise UserError(f"{weights}: its tokenizer has more tokens than the model")
         shape["dropout_rate"] = self.dropout
         about = {
@@ -182,10 +186,19 @@ class SummarizationOptions(TrainOptions):
             "d_ff": 4 * self.dim,
             "num_layers": self.layers,
             "num_heads": self.heads,
-            "pad_token_id": subwords.PAD,
-            "decoder_start_token_id": subwords.PAD,
-            "eos_token_id": subwords.END,
+            "pad_token_id": PAD,
+            "decoder_start_token_id": PAD,
+            "eos_token_id": END,
         }
+
+
+def _require(*modules: str) -> None:
+    """UserError where one of these libraries of the extra `hf` is not here."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"{' and '.join(missing)} not installed for {sys.executable}: pip install 'rankup[hf]'"
+        )
 
 
 def _articles(path: str | None, option: str) -> Iterable[Article] | None:

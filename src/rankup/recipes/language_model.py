@@ -16,8 +16,6 @@ from torch import nn
 
 from ..base.errors import UserError
 from ..base.text import say
-from ..data.text import TokenFile, open_tokens
-from ..data.vocabulary import UNKNOWN, Tokens, opened
 from ..runtime.world import setup
 from ..train.gossip.loop import train as train_by_gossip
 from ..train.loop import train
@@ -27,6 +25,8 @@ from .asked import Asked
 from .draw import Draw, restored
 from .models.transformer import Shape, Transformer
 from .options import TOKENS, LanguageModelOptions
+from .text import TokenFile, open_tokens
+from .vocabulary import UNKNOWN, Tokens, opened
 
 _COUNTED = 1 << 24  # tokens at a time
 _IGNORED = -100  # a target that is not there: cross_entropy's own default

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ..base import amounts
 from ..base.errors import UserError
 from ..base.files import user_path
-from ..data.text import BPE_SIZE, tokenize
-from ..data.vocabulary import BYTES, Pieces
 from .image_options import ImageClassificationOptions, read_classes
 from .options import LanguageModelOptions
+from .text import BPE_SIZE, tokenize
+from .vocabulary import BYTES, Pieces
 
 if TYPE_CHECKING:
     import torch

@@ -10,12 +10,8 @@ import torch
 from ..data import engines
 from ..data.draw import Draw
 from ..data.making import Fetch, Made, handed_out
-from ..data.options import Options
 from ..data.reader import PackedDataset
 from ..train.task import Batch
-
-_TIMEOUT = 1800.0  # seconds in which a batch has to be there
-_PREFETCH = 2  # batches that a worker is ahead
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,7 @@ class Photos:
 
             return engine(self.dataset, making.most, making.workers, making.device)
         pin = making.device.type == "cuda"
-        options = Options(making.workers, "auto", _PREFETCH, None, _TIMEOUT, pin)
-        return engines.engine(Fetch(self.dataset), options)
+        return engines.engine(Fetch(self.dataset), making.workers, pin_memory=pin)
 
 
 def _batch(made: Made) -> Batch:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,9 +17,8 @@ from torch import nn
 from ..base.errors import UserError
 from ..base.files import open_regular, write_json
 from ..base.text import clean
-from ..data import articles, subwords
 from ..data.orders import ByLength
-from ..data.pairs import IGNORED, Pairs
+from ..data.padding import Pad
 from ..runtime.collectives import all_gather_object, barrier
 from ..runtime.world import World, setup
 from ..train.evaluate import to_device
@@ -28,13 +28,59 @@ from ..train.optimizer import build_optimizer
 from ..train.place import Place
 from ..train.plan import Plan, micro_batches
 from ..train.task import Batch
+from . import articles
 from .article_options import ARTICLES, SummarizationOptions
 from .asked import Asked
 from .models import t5
+from .vocabulary import PIECES, Pieces
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 _EXAMPLES = 3
 _WIDTH = 100
+IGNORED = -100  # a target that is not there: cross_entropy's own default
+
+
+class Pairs:
+    """The articles of a part as samples: (sources, targets) of a batch, each of its own length.
+
+    Args:
+        pad: what sources are filled up with; targets are with `IGNORED`.
+        by_length: sample i is the i-th shortest article, so that an evaluation, which takes them
+            in turn, fills up little.
+
+    Attributes:
+        rows: of each sample, the number of its article.
+        keys: of each article, what sorts it: its length, among equals that of its summary.
+    """
+
+    def __init__(self, split: articles.Split, pad: int, by_length: bool = False) -> None:
+        self.split, self.pad = split, pad
+        sources, targets = split.lengths.T
+        self.keys = sources * (targets.max() + 1) + targets
+        self.rows = np.argsort(self.keys, kind="stable") if by_length else np.arange(len(sources))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def count(self, samples: torch.Tensor) -> int:
+        """Tokens of the summaries."""
+        return int(self.split.lengths[self.rows[samples.numpy()], 1].sum())
+
+    def batch(self, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 (n, longest article) and (n, longest summary)."""
+        rows = self.rows[samples.numpy()].tolist()
+        sources = [self.split.source(row).astype(np.int64) for row in rows]
+        targets = [self.split.target(row).astype(np.int64) for row in rows]
+        return Pad(self.pad)(sources).values, Pad(IGNORED)(targets).values
+
+    def padding(self, batches: Iterable[torch.Tensor]) -> float:
+        """The share of the tokens of these batches, in articles and summaries, that fill up."""
+        real = places = 0
+        for samples in batches:
+            lengths = self.split.lengths[self.rows[samples.numpy()]]
+            real += int(lengths.sum())
+            places += len(lengths) * int(lengths.max(axis=0).sum())
+        return 1 - real / places
 
 
 class Summarization:
@@ -53,7 +99,7 @@ class Summarization:
         self.config, self.weights = about["config"], [Path(file) for file in about["weights"]]
         self.pad, self.end = self.config["pad_token_id"], about["end"]
         self.prefix: str = about["prefix"]
-        self.tokenizer = subwords.load(directory / "tokenizer.json")
+        self.tokenizer = Pieces.read(directory / PIECES, "the run's")
         self.train, self.valid, self.test = (
             Pairs(articles.open_split(directory, name), self.pad, by_length=name != "train")
             for name in articles.SPLITS
@@ -81,11 +127,7 @@ class Summarization:
         return t5.flops_per_target(model, sources / targets)
 
     def text(self, tokens: Iterable[int]) -> str:
-        return clean(
-            self.tokenizer.decode(
-                [int(token) for token in tokens], skip_special_tokens=True
-            ).strip()
-        )
+        return clean(self.tokenizer.decode([int(token) for token in tokens], special=False).strip())
 
     def summaries(
         self, state: Mapping[str, Any], batches: Iterable[torch.Tensor], device: torch.device,
@@ -183,10 +225,10 @@ def generate(
     asked.only("summarization", "prompt", "file", "max_tokens", "beams")
     task = Summarization(options, directory / ARTICLES)
     text = " ".join(asked_text(asked).split())
-    ids = task.tokenizer.encode(task.prefix + text, add_special_tokens=False).ids
+    ids = task.tokenizer.encode(task.prefix + text)
     most = options.source_len - 1
     if len(ids) > most:
-        cut = task.tokenizer.decode(ids[:most]).removeprefix(task.prefix)
+        cut = task.tokenizer.decode(ids[:most], special=False).removeprefix(task.prefix)
         yield f"note: read up to “…{clean(cut[-40:])}”, {most} of its {len(ids)} tokens"
     source = torch.tensor([[*ids[:most], task.end]])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -165,7 +165,7 @@ def sweep(area: Path) -> None:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
             found.append(folder)
-            Tree(None, str(folder)).kill()
+            Tree(str(folder)).kill()
             temporary = Path((folder / _MARKER).read_text(encoding="utf-8"))
             ours = temporary.lstat().st_uid == os.getuid() and not temporary.is_symlink()
             # Not that of a project from which this one was copied.

@@ -14,12 +14,12 @@ from typing import Literal
 
 import psutil
 
+from ..site import cgroup
 from .processes import Tree, orphans_come_here
 
 Why = Literal["exit", "stopped", "time", "memory", "interrupt"]
 _LOOK = 0.1  # seconds between two looks
 _WEIGH = 0.3
-_GRACE = 2.0  # for a child to end once one of its processes says that all is done
 _MOST = 16 * 10**9
 
 
@@ -41,7 +41,7 @@ class Ended:
     """How a child ended.
 
     Attributes:
-        why: by itself; `stopped` where one of its processes said so; else what ended it.
+        why: by itself; `stopped` once one of its processes said so; else what ended it.
         code: its exit code, negative for a signal; None where we ended it.
         memory: the most that was seen, in bytes.
         writing: files that its processes had open for writing when we ended them.
@@ -117,7 +117,7 @@ def watch(
             stdout=stdout,
             start_new_session=True,
         )
-        tree = Tree(process.pid, mark, others)
+        tree = Tree(mark, others)
         try:
             why, peak = _wait(process, tree, limits, interrupt, look, start)
             if why == "time":
@@ -127,7 +127,7 @@ def watch(
         finally:
             left = tree.kill()
             code = None if process.pid in left else process.wait()
-    ours = why in ("time", "memory", "interrupt")
+    ours = why != "exit"
     seconds = time.monotonic() - start
     return Ended(why, None if ours else code, seconds, peak, frozenset(writing), tuple(left))
 
@@ -140,10 +140,11 @@ def _wait(
     look: Callable[[], bool],
     start: float,
 ) -> tuple[Why, int]:
-    peak, weighed, said = 0, 0.0, None
+    peak = 0
+    weighed = 0.0
     while True:
-        if look() and said is None:
-            said = time.monotonic()
+        if look():
+            return "stopped", peak
         try:
             process.wait(_LOOK)
         except subprocess.TimeoutExpired:
@@ -153,8 +154,6 @@ def _wait(
         now = time.monotonic()
         if interrupt.number is not None:
             return "interrupt", peak
-        if said is not None and now - said > _GRACE:
-            return "stopped", peak
         if now - start > limits.seconds:
             return "time", peak
         if now - weighed > _WEIGH:
@@ -167,32 +166,8 @@ def _wait(
 def default_memory() -> int:
     """Half of the memory that is free for this process, 16 GB at most."""
     free = psutil.virtual_memory().available
-    for left in _group_left():
-        free = min(free, left)
+    for own in cgroup.own():
+        for group in cgroup.upwards(own):
+            if bounds := group.memory():
+                free = min(free, max(0, bounds[0] - bounds[1]))
     return min(_MOST, free // 2)
-
-
-def _group_left() -> list[int]:
-    """The memory that the control groups of this process leave it; login nodes have them."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
-        return []
-    own = next((line[3:] for line in lines if line.startswith("0::/")), None)
-    if own is None:
-        return []
-    root = Path("/sys/fs/cgroup")
-    folder, found = root / own.lstrip("/"), []
-    while folder.is_relative_to(root) and ".." not in folder.parts:
-        try:
-            most = (folder / "memory.max").read_text(encoding="ascii").strip()
-            held = int((folder / "memory.current").read_text(encoding="ascii"))
-            fields = (folder / "memory.stat").read_text(encoding="ascii").split()
-            # What was read from files is let go of as soon as somebody needs the room.
-            files = int(fields[fields.index("file") + 1])
-            if most != "max":
-                found.append(max(0, int(most) - held + files))
-        except (OSError, ValueError):
-            pass
-        folder = folder.parent
-    return found

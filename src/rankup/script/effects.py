@@ -1,4 +1,4 @@
-"""Losses, and the calls that write or read files."""
+"""The calls that write, read or fetch files, and the functions of other files that they are in."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .downloads import fetches
-from .flow import Flow, Origin, argument, call_name, first_argument, is_none, literal
-from .models import role, unique
+from .flow import Flow, argument, call_name, first_argument, is_none, literal
 from .names import Function, walk
-from .roles import Role, Site
+from .roles import Site
 from .source import File
-from .torch_names import last, root, words
+from .torch_names import root, words
 
 Reached = tuple[File, Function]
 
@@ -147,21 +146,6 @@ _SAVED_BY = (
     "tokenizers.",
     "torch.jit.",
 )
-
-
-def find_losses(flow: Flow) -> tuple[Role, ...]:
-    """Calls that make or compute a loss: `nn.CrossEntropyLoss()`, `F.nll_loss(…)`."""
-    found = []
-    for file in flow.files:
-        for call in file.names.all(ast.Call):
-            dotted = file.names.called(call)
-            name = last(dotted) or call_name(call)
-            ours = dotted.startswith("torch.nn")
-            if ours and (name.endswith(("Loss", "_loss")) or "cross_entropy" in name):
-                found.append(role("loss", Origin(file, call), 1.0))
-            elif not dotted and (name.endswith("Loss") or name == "criterion"):
-                found.append(role("loss", Origin(file, call), 0.6))
-    return unique(found)
 
 
 def find_sites(flow: Flow) -> tuple[tuple[Site, ...], tuple[Site, ...]]:

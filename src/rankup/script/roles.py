@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .source import File
 
 LoopNode = ast.For | ast.AsyncFor | ast.While
-RoleKind = Literal["model", "optimizer", "scheduler", "train_loader", "eval_loader", "loss"]
+RoleKind = Literal["model", "optimizer", "scheduler", "train_loader", "eval_loader"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +127,6 @@ class Script:
     schedulers: tuple[Role, ...] = ()
     train_loaders: tuple[Role, ...] = ()
     eval_loaders: tuple[Role, ...] = ()
-    losses: tuple[Role, ...] = ()
     train_loops: tuple[Loop, ...] = ()
     eval_loops: tuple[Loop, ...] = ()
     saves: tuple[Site, ...] = ()
@@ -161,7 +160,7 @@ class Script:
     def _by_node(self) -> dict[ast.AST, list[Role]]:
         found: dict[ast.AST, list[Role]] = {}
         loaders = (*self.train_loaders, *self.eval_loaders)
-        made = (*self.models, *self.optimizers, *self.schedulers, *self.losses)
+        made = (*self.models, *self.optimizers, *self.schedulers)
         for role in (*made, *loaders):
             found.setdefault(role.node, []).append(role)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from .effects import find_losses, find_sites
+from .effects import find_sites
 from .flow import Flow, call_name
 from .loops import find_loops
 from .models import find_models, find_optimizers, find_schedulers
@@ -40,7 +40,6 @@ def understand(file: File, known: dict[str, File] | None = None) -> Script:
         find_schedulers(flow),
         train_loaders,
         eval_loaders,
-        find_losses(flow),
         train,
         evaluation,
         *find_sites(flow),

@@ -108,7 +108,8 @@ def pack(root: Path, splits: Mapping[str, Sequence[Sample]], **how: Any) -> Arro
             put(*piece)
     for file, handle in enumerate(handles):
         handle.close()
-        inside = written[file][len(layout.files[file].head) : int(layout.end[file])]
+        begin, end = len(layout.columns.head(file)), len(layout.tails[file])
+        inside = written[file][begin : len(written[file]) - end]
         assert inside.all(), "bytes that no piece covers"
     layout.finish(root, hashes)
     assert [path.stat().st_size for path in paths] == layout.sizes.tolist()

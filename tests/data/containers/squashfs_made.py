@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
-from rankup.data.containers import squashfs
-from rankup.data.containers.squashfs_members import indexed, members
+import rankup
+from rankup.data.containers.squashfs import indexed, members, release
 from rankup.data.containers.squashfs_write import Buffer, write
 from rankup.data.index import Field, Index, Split
 from rankup.data.spans import Spans
@@ -28,6 +29,19 @@ def needs_tools() -> None:
     """Skip where squashfs-tools are missing; in CI fail."""
     missing = [name for name in ("mksquashfs", "unsquashfs") if shutil.which(name) is None]
     require(f"no {' and no '.join(missing)}" if missing else "", os.environ)
+
+
+def needs_fuse() -> None:
+    """Skip where no image can be mounted; in CI fail."""
+    missing = "" if Path("/dev/fuse").exists() else "no /dev/fuse"
+    require(missing or ("" if shutil.which("squashfuse") else "no squashfuse"), os.environ)
+
+
+@pytest.fixture
+def unmounted() -> Iterator[None]:
+    """Nothing stays mounted behind a test."""
+    yield
+    release()
 
 
 def fill(root: Path, files: Mapping[str, bytes]) -> Path:
@@ -68,21 +82,20 @@ def mksquashfs(folder: Path, out: Path, *options: str) -> Path:
     return out
 
 
-def contents(path: Path, index: Index) -> dict[str, bytes]:
-    """All samples of a lone field, by split's name and key, read as a reader does."""
+def contents(path: Path, index: Index | None = None) -> dict[str, bytes]:
+    """All samples of a lone field, by split's name and key, read as a reader does.
+
+    Args:
+        index: of ours; without one the image is opened as one of others.
+    """
+    if index is None:
+        needs_fuse()
+        with rankup.data.open(path) as samples:
+            return {samples.path(row): bytes(samples.read(row)) for row in range(len(samples))}
     spans = Spans(path, index.files, index.sizes, "pread")
-    behind = squashfs.fallback(index, path)
     (field,) = index.fields
-    found = {}
-    for row in range(len(index)):
-        offset, length = int(field.offset[row]), int(field.length[row])
-        if offset >= 0:
-            data = bytes(spans.read(0, offset, length))
-        else:
-            data = b"".join(behind.chunks(field.name, ~offset))
-        assert len(data) == length
-        found[index.path(row)] = data
-    return found
+    places = zip(field.offset.tolist(), field.length.tolist(), strict=True)
+    return {index.path(row): bytes(spans.read(0, *place)) for row, place in enumerate(places)}
 
 
 def source_of(
@@ -115,7 +128,8 @@ def packed(out: Path, files: Mapping[str, bytes], processors: int = 2, block: in
     index, data = source_of(files)
     files_of = members(index, lambda _, row: pieces(data[row]))
     write(files_of, out, block=block, processors=processors)
-    return indexed(index, out)
+    hashes = np.array([[xxhash.xxh3_64_intdigest(one) for one in data]], np.uint64)
+    return indexed(index, out, hashes)
 
 
 def pieces(data: bytes, size: int = 300_000) -> Iterator[Buffer]:

@@ -35,6 +35,16 @@ def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
         assert table["hash"].to_pylist() == hashes
 
 
+def test_the_bytes_are_those_of_pyarrow_s_own_writer(tmp_path: Path) -> None:
+    pack(tmp_path / "out", {"train": samples(700)})
+    path = tmp_path / "out" / "train.arrow"
+    found = pa.ipc.open_file(pa.memory_map(str(path)))
+    with pa.ipc.new_file(str(tmp_path / "x.arrow"), found.schema) as writer:
+        for number in range(found.num_record_batches):
+            writer.write(found.get_batch(number))
+    assert (tmp_path / "x.arrow").read_bytes() == path.read_bytes()
+
+
 @pytest.mark.slow
 def test_hugging_face_reads_it_with_its_classes(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
@@ -62,9 +72,17 @@ def test_the_scan_finds_what_the_layout_planned(tmp_path: Path) -> None:
     assert mine.file is not None
     for one, other in ((mine.offset, its.offset), (mine.length, its.length), (mine.file, its.file)):
         assert one.tolist() == other.tolist()
-    assert its.hash is not None
     assert read(found, tmp_path / "out") == [s for part in splits.values() for s in part]
     assert found.sizes.tolist() == layout.sizes.tolist()
+
+
+def test_our_file_without_its_index_is_read_like_any_other(tmp_path: Path) -> None:
+    pack(tmp_path / "out", {"odd": samples(5), "test": samples(3, seed=1)})
+    found = arrow.scan(tmp_path / "out", Choice())
+    assert [one.name for one in found.fields] == ["data"]  # their hashes are no samples
+    assert [(one.name, one.stop) for one in found.splits] == [("test", 3), ("odd", 8)]
+    path = tmp_path / "out" / "odd.arrow"
+    assert read(arrow.scan(path, Choice()), path) == samples(5)
 
 
 def test_several_fields_and_arrays(tmp_path: Path) -> None:
@@ -92,21 +110,16 @@ def test_several_fields_and_arrays(tmp_path: Path) -> None:
         ("y", "<i8", ()),
         ("none", "<f8", (0, 4)),
     ]
-    pack(tmp_path / "out", {"train": parts}, fields=fields, labels=False, classes=())
+    parts_ = {"train": parts}
+    layout = pack(tmp_path / "out", parts_, fields=fields, labels=False, classes=())
     table = _table(tmp_path / "out" / "train.arrow")
     table.validate(full=True)
     assert np.array(table["x"].to_pylist(), "<f4").tolist() == x.tolist()
     assert table["y"].to_pylist() == y.tolist()
     assert np.array(table["b"].to_pylist()).tolist() == b.astype(int).tolist()
     assert table["key_"].to_pylist() == [one.key.decode() for one in parts]
-    found = arrow.scan(tmp_path / "out", Choice())
-    assert [(f.name, f.dtype, f.shape) for f in found.fields] == fields
-    assert found.labels is None
-    assert read(found, tmp_path / "out") == parts
-    some = arrow.scan(tmp_path / "out", Choice(fields=("y", "x")))
-    assert sorted(f.name for f in some.fields) == ["x", "y"]
-    with pytest.raises(UserError, match="no field 'w'"):
-        arrow.scan(tmp_path / "out", Choice(fields=("w",)))
+    assert [(f.name, f.dtype, f.shape) for f in layout.index.fields] == fields
+    assert read(layout.index, tmp_path / "out") == parts
 
 
 def test_keys_that_are_no_utf8_stay_as_they_are(tmp_path: Path) -> None:

@@ -6,31 +6,30 @@ import csv
 import errno
 import io
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data.containers import Choice, squashfs
-from rankup.data.containers.squashfs_members import LABELS, folders, indexed, members
+from rankup.data.containers.squashfs import LABELS, files_of, folders, indexed, members
 from rankup.data.containers.squashfs_write import Member, write
+from rankup.data.errors import BadContainer
 from rankup.data.index import Field, Index, Split
 from rankup.data.strings import Strings
 
-from ...slurm.fixtures import require
 from .squashfs_made import (
     BLOCK,
     contents,
+    needs_fuse,
     needs_tools,
     odd_files,
     packed,
@@ -40,21 +39,9 @@ from .squashfs_made import (
     source_of,
     tree,
 )
+from .squashfs_made import unmounted as unmounted
 
-
-@contextmanager
-def mounted(image: Path, at: Path) -> Iterator[Path]:
-    """The image through squashfuse."""
-    missing = "" if Path("/dev/fuse").exists() else "no /dev/fuse"
-    require(missing or ("" if shutil.which("squashfuse") else "no squashfuse"), os.environ)
-    at.mkdir()
-    subprocess.run(["squashfuse", str(image), str(at)], check=True, timeout=120)
-    try:
-        yield at
-    finally:
-        fuse = shutil.which("fusermount3") or shutil.which("fusermount")
-        leave = [fuse, "-u", "-z"] if fuse else ["umount", "--lazy"]
-        subprocess.run([*leave, str(at)], check=True, timeout=120)
+pytestmark = pytest.mark.usefixtures("unmounted")
 
 
 def test_photos_come_back_through_every_tool(data_root: Path | None, tmp_path: Path) -> None:
@@ -63,7 +50,6 @@ def test_photos_come_back_through_every_tool(data_root: Path | None, tmp_path: P
     index = packed(image, files)
     assert (index.fields[0].offset >= 0).all()
     same(contents(image, index), files)
-    same(contents(image, squashfs.scan(image, Choice())), files)
     subprocess.run(
         ["unsquashfs", "-quiet", "-no-progress", "-d", str(tmp_path / "out"), str(image)],
         check=True,
@@ -71,9 +57,10 @@ def test_photos_come_back_through_every_tool(data_root: Path | None, tmp_path: P
         capture_output=True,
     )
     same(tree(tmp_path / "out"), files)
-    with mounted(image, tmp_path / "mount") as at:
-        same(tree(at), files)
-        assert {path.stat().st_mtime for path in at.rglob("*")} == {0}
+    needs_fuse()
+    at = files_of(image)
+    same(tree(at), files)
+    assert {path.stat().st_mtime for path in at.rglob("*")} == {0}
 
 
 def test_every_file_lies_in_one_piece(tmp_path: Path) -> None:
@@ -90,7 +77,7 @@ def test_every_file_lies_in_one_piece(tmp_path: Path) -> None:
     index = packed(image, files)
     assert (index.fields[0].offset >= 0).all()
     same(contents(image, index), files)
-    same(contents(image, squashfs.scan(image, Choice())), files)
+    same(contents(image), files)
 
 
 def test_two_images_are_the_same_with_any_number_of_processors(tmp_path: Path) -> None:
@@ -166,9 +153,8 @@ def test_labels_of_a_list_are_in_the_image_as_a_hidden_list(tmp_path: Path) -> N
     index = indexed(source, image)
     assert index.labels is source.labels
     assert index.classes == source.classes
-    same(contents(image, squashfs.scan(image, Choice())), files)
-    with mounted(image, tmp_path / "mount") as at:
-        text = (at / LABELS.decode()).read_text()
+    same(contents(image), files)
+    text = (files_of(image) / LABELS.decode()).read_text()
     assert list(csv.reader(io.StringIO(text))) == [
         ["path", "label"],
         ["train/1.jpg", 'a "dog"'],
@@ -181,6 +167,20 @@ def test_labels_that_folders_tell_need_no_list(tmp_path: Path) -> None:
     source, data = source_of({"train/cat/1": b"1", "val/dog/2": b"2"}, [0, 1], ["cat", "dog"])
     names = [one.path for one in members(source, lambda _, row: [data[row]])]
     assert names == [b"train/cat/1", b"val/dog/2"]
+
+
+def test_what_mksquashfs_leaves_out_or_orders_otherwise_is_refused(tmp_path: Path) -> None:
+    needs_tools()
+    source, data = source_of({"train/1": b"11", "train/2": b"22", "train/3": b"3"})
+    image = tmp_path / "i.sqsh"
+    twice = [Member(b"train/1", 2, (b"11",)), Member(b"train/2", 2, (b"22",))]
+    write([*twice, Member(b"train/1", 1, (b"3",))], image)
+    with pytest.raises(BadContainer, match="ends at byte 100, not 101; two samples"):
+        indexed(source, image)
+    hashes = np.array([[xxhash.xxh3_64_intdigest(one) for one in data]], np.uint64)
+    write(reversed([*twice, Member(b"train/3", 1, (b"3",))]), image)
+    with pytest.raises(BadContainer, match="train/1 lies elsewhere"):
+        indexed(source, image, hashes)
 
 
 def broken() -> Iterator[bytes]:
@@ -272,7 +272,7 @@ def test_sizes_around_a_block(
     index = packed(image, files, block=4096)
     assert (index.fields[0].offset >= 0).all()
     same(contents(image, index), files)
-    same(contents(image, squashfs.scan(image, Choice())), files)
+    same(contents(image), files)
 
 
 @pytest.mark.slow

@@ -129,8 +129,9 @@ def test_a_member_written_twice_counts_once(tmp_path: Path) -> None:
 
 def test_hidden_files_are_passed_over(tmp_path: Path) -> None:
     files = [("a/1", b"1"), ("a/._1", b"x"), (".git/x", b"x"), ("__MACOSX/a/1", b"x")]
-    found, index = scanned(foreign(tmp_path / "x.tar", [*files, ("a/Thumbs.db", b"x")]))
-    assert found == {"a/1": b"1"}
+    files += [("a/Thumbs.db", b"x"), ("a/holidayThumbs.db", b"2"), ("a/mydesktop.ini", b"3")]
+    found, index = scanned(foreign(tmp_path / "x.tar", files))
+    assert found == {"a/1": b"1", "a/holidayThumbs.db": b"2", "a/mydesktop.ini": b"3"}
     assert index.facts["skipped"] == {"hidden": 4}
 
 

@@ -37,11 +37,12 @@ HOME = Path("/p/home/jusers/me")
         (Space(("$HOME",), Path("/h"), 100 * GB, 60 * GB, 10**6, 99), "warning", "99 files"),
         (Space(("project",), Path("/p"), 100 * GB, 0, 0, 0), "warning", "full"),
         (Space(("runs",), Path("/r"), GB, GB, 0, 0, read_only=True), "error", "read-only"),
+        (Space(("scratch",), Path("/s"), GB * 100, GB * 60), "ok", "unused for 90 days"),
         (Space(("data",), Path("/d"), problem="Stale file handle"), "warning", "Stale"),
     ],
 )
 def test_space(one: Space, level: str, part: str) -> None:
-    [found] = asked(folders.space, spaces=[one])
+    [found] = asked(folders.space, spaces=[one], profile=JURECA)
     assert (found.code, found.level) == ("RK512", level)
     assert part in found.message
 
@@ -95,18 +96,6 @@ def test_what_is_not_known_says_how_to_find_out() -> None:
     assert (found.level, found.todo) == ("ok", "`srun -N1 -n1 ls -d '/arch/my x'`")
 
 
-def test_without_the_project_s_variables_jutil_is_named() -> None:
-    def project(site: profile.Profile, environment: Mapping[str, str]) -> list[Finding]:
-        return asked(
-            folders.project_folders, profile=site, environment=environment, config=Config()
-        )
-
-    [found] = project(JURECA, {})
-    assert "jutil env activate -p PROJECT" in found.todo
-    assert project(JURECA, {"PROJECT": "/p/project1/x", "SCRATCH": "/p/s/x"}) == []
-    assert project(GENERIC, {}) == []
-
-
 def test_the_runs_folder_is_the_one_that_run_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,19 +112,6 @@ def test_the_runs_folder_is_the_one_that_run_takes(
     (tmp_path / "rankup.toml").unlink()
     (tmp_path / "runs").mkdir()
     assert runs() == tmp_path / "runs"
-
-
-def test_little_shared_memory_is_a_warning() -> None:
-    [found] = asked(folders.shared_memory, shared_memory=(16384 * 4096, 16384 * 4096))
-    assert (found.level, found.code) == ("warning", "RK517")
-    assert "67.1 MB of 67.1 MB" in found.message
-    assert asked(folders.shared_memory, shared_memory=None) == []
-
-
-def test_the_days_after_which_scratch_deletes_are_said() -> None:
-    [found] = asked(folders.purge, profile=JURECA, scratch=Path("/p/scratch/x"))
-    assert (found.level, "90 days" in found.message) == ("ok", True)
-    assert asked(folders.purge, profile=JURECA, scratch=None) == []
 
 
 def judged(

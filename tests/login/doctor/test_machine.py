@@ -8,7 +8,7 @@ import pytest
 
 from rankup.base.findings import Finding
 from rankup.login.doctor import facts, machine
-from rankup.login.doctor.facts import Address, Machine
+from rankup.login.doctor.facts import Machine
 from rankup.site import profile
 from rankup.site.config import Config
 from rankup.slurm.partitions import partitions
@@ -25,23 +25,15 @@ def levels(findings: list[Finding]) -> list[tuple[str, str]]:
     return [(one.code, one.level) for one in findings]
 
 
-def test_the_clue_and_what_is_not_sure_are_said() -> None:
+def test_the_clue_what_is_not_sure_and_the_kind_of_node_are_said() -> None:
     known = Machine(JURECA, "$SYSTEMNAME=jurecadc", "jrlogin05", True, "")
-    found = [
-        finding
-        for question in (machine.machine, machine.unsure, machine.login_node)
-        for finding in asked(question, machine=known, profile=JURECA)
-    ]
-    assert [one.code for one in found] == ["RK501", "RK502", "RK503"]
-    assert "jureca-dc ($SYSTEMNAME=jurecadc)" in found[0].message
-    assert found[1].message == "nobody has confirmed: mounts"
-    assert "login node" in found[2].message
-
-
-def test_what_is_not_sure_of_the_nodes_that_jobs_go_to_is_said() -> None:
-    site = replace(JURECA, partition="dc-h100")
-    [found] = asked(machine.unsure, profile=site)
-    assert found.message == (
+    said, unsure, node = asked(machine.machine, machine=known)
+    assert "jureca-dc ($SYSTEMNAME=jurecadc)" in said.message
+    assert unsure.message == "nobody has confirmed: mounts"
+    assert "login node" in node.message
+    known = replace(known, profile=replace(JURECA, partition="dc-h100"))
+    [_, unsure, _] = asked(machine.machine, machine=known)
+    assert unsure.message == (
         "nobody has confirmed: mounts, partitions.dc-h100, partitions.dc-h100.cores"
     )
 
@@ -69,11 +61,11 @@ def test_presence(site: profile.Profile, presence: str, level: str) -> None:
     assert levels(asked(machine.slurm, profile=site, presence=presence)) == [("RK505", level)]
 
 
-def partitions_of(wanted: str | None) -> list[Finding]:
+def partitions_of(wanted: str | None, site: profile.Profile = GENERIC) -> list[Finding]:
     job = {} if wanted is None else {"partition": wanted}
     return asked(
         machine.partitions,
-        profile=GENERIC,
+        profile=site,
         presence="answers",
         partitions=LIVE,
         config=Config(job=job),
@@ -103,7 +95,8 @@ def test_the_partition_that_jobs_go_to_being_down_is_a_warning() -> None:
 
 def test_a_profile_that_says_something_else_than_slurm_is_a_warning() -> None:
     site = profile.override(GENERIC, {"partitions": {"booster": {"gpus": 4, "cores": 8}}})
-    [found] = asked(machine.difference, profile=site, presence="answers", partitions=LIVE)
+    *_, found = partitions_of(None, site)
+    assert (found.level, found.place) == ("warning", "profile")
     assert "gpus is 4 in the profile, 2 says Slurm" in found.message
 
 
@@ -134,26 +127,3 @@ def test_internet() -> None:
     assert none.level == "ok"
     assert "none; dc-gpu-devel have some" in none.message
     assert judged(JURECA, True).level == "ok"
-
-
-@pytest.mark.parametrize(
-    ("resolved", "level", "part"),
-    [
-        (Address("jrc1", "10.0.0.1", "10.1.0.1", ""), "ok", "jrc1i is 10.0.0.1"),
-        (Address("jrc1", "", "10.1.0.1", ""), "warning", "jrc1i does not resolve"),
-        (Address("jrc1", "", "", "10.9.9.9"), "ok", "NodeAddr is 10.9.9.9"),
-        (Address("jrc1", "", "", "jrc1"), "warning", "no IPv4 address"),
-        (Address("jrc1", None, "10.1.0.1", ""), "warning", "did not answer"),
-        (Address("jrc1", "10.0.0.1", None, ""), "ok", "jrc1i is 10.0.0.1"),
-    ],
-)
-def test_names_of_nodes(resolved: Address, level: str, part: str) -> None:
-    [found] = asked(machine.node_names, profile=JURECA, addresses=[resolved])
-    assert found.level == level
-    assert part in found.message
-
-
-def test_a_name_is_resolved_by_the_real_resolver() -> None:
-    # Loopback is nobody else's: as in the job script it does not count.
-    [found] = facts.resolve(["localhost"], "", {"localhost": "127.0.0.1"})
-    assert found == Address("localhost", "", "", "127.0.0.1")

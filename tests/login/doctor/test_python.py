@@ -8,7 +8,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ import pytest
 
 from rankup.base.findings import Finding
 from rankup.login.doctor import facts, python
-from rankup.login.doctor.facts import Facts, Python, Torch
-from rankup.login.question import Question
+from rankup.login.doctor.facts import Python, Torch
 from rankup.site import profile
 from rankup.site.config import Config
 from tests.login.doctor.known import asked
@@ -157,9 +155,7 @@ def test_one_that_only_a_finder_knows_is_found(
 
 
 def torch(*found: Torch) -> Finding:
-    [finding] = asked(
-        python.torch, torches=list(found), project=Path("/no"), python=replace(HERE, venv=False)
-    )
+    [finding] = asked(python.torch, torches=list(found))
     return finding
 
 
@@ -184,71 +180,15 @@ def test_too_old_for_fsdp2(version: str, level: str) -> None:
     assert torch().level == "warning"
 
 
-def files(question: Question[Facts], project: Path, *torches: Torch) -> list[Finding]:
-    here = replace(HERE, venv=False)
-    found = asked(question, torches=torches, project=project, python=here)
-    return [one for one in found if one.place != "torch"]
-
-
-@pytest.mark.parametrize(
-    ("line", "wrong"),
-    [
-        ("torch==2.4.1", True),
-        ("torch==2.4.*", True),
-        ("torch<2.7", True),
-        ("torch~=2.5", True),
-        ("torch>=2.1,<2.5", True),
-        ("torch>=2.7", False),
-        ("torch<3", False),
-        ("torch==2.8.0+cu128  # pinned", False),
-        ("torch", False),
-        ("torchvision==0.19", False),
-        ("torch-geometric==2.4", False),
-    ],
-)
-def test_requirements_that_ask_for_an_old_one(tmp_path: Path, line: str, wrong: bool) -> None:
-    (tmp_path / "requirements.txt").write_text(f"numpy\n{line}\n")
-    found = files(python.torch, tmp_path)
-    places = [one.place for one in found if one.level == "error"]
-    assert places == (["requirements.txt:2"] if wrong else [])
-
-
 def test_twice_on_the_path_says_which_one_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     venv = make_torch(tmp_path / "venv")
     module = make_torch(tmp_path / "module", "2.5.1")
     monkeypatch.setattr(sys, "path", [str(venv), str(module), str(venv)])
-    [found] = asked(
-        python.torch_twice,
-        torches=facts.torches(),
-        project=tmp_path,
-        python=replace(HERE, venv=False),
-    )
+    [found] = asked(python.torch_twice, torches=facts.torches())
     assert (found.code, found.level) == ("RK523", "warning")
     assert f"2.8.0+cu128 in {venv} is taken, behind it 2.5.1 in {module}" in found.message
-
-
-def test_a_module_and_a_requirement_are_twice(tmp_path: Path) -> None:
-    env = tmp_path / "env"
-    env.mkdir()
-    (env / "modules.sh").write_text(
-        "module purge\nmodule load Stages/2024  # not PyTorch\nmodule load GCC PyTorch/2.1.2\n"
-    )
-    (env / "requirements.txt").write_text("# torch is here\ntorch >= 2.7\n")
-    [twice] = files(python.torch_twice, tmp_path)
-    assert (twice.code, twice.level) == ("RK523", "warning")
-    assert twice.place == "env/requirements.txt:2"
-    assert "the module PyTorch/2.1.2 (env/modules.sh:3)" in twice.message
-    assert twice.todo.startswith("take one out: PyTorch/2.1.2 of modules.sh and ask for torch>=2.8")
-
-
-def test_files_that_are_no_text_are_read(tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").write_bytes(b"\xff\xfe\x00torch\n" * 10)
-    assert files(python.torch, tmp_path) == []
-    (tmp_path / "modules.sh").mkdir()
-    with pytest.raises(OSError, match="directory"):  # becomes a finding
-        files(python.torch_twice, tmp_path)
 
 
 CPU = Torch(Path("/v"), "2.8.0+cpu", "CPUs")

@@ -140,25 +140,3 @@ def test_these_modules_bring_a_torch(name: str) -> None:
 @pytest.mark.parametrize("name", ["Python", "TensorFlow", "Stages/2026", "torchbearer", "torque"])
 def test_these_modules_bring_none(name: str) -> None:
     assert not texts.brings_torch(name)
-
-
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [
-        ("module load GCC PyTorch/2.1.2", ["GCC", "PyTorch/2.1.2"]),
-        ("module load 'PyTorch' || return", ["PyTorch"]),
-        ("ml Python PyTorch -CUDA", ["Python", "PyTorch"]),
-        ("ml load PyTorch; ml torchvision", ["PyTorch", "torchvision"]),
-        ('if [ -n "$A" ]; then module --quiet load PyTorch; fi', ["PyTorch"]),
-        ("module swap CUDA/11 CUDA/12", ["CUDA/11", "CUDA/12"]),
-        ("module unload PyTorch", []),
-        ("module purge", []),
-        ("ml purge", []),
-        ("ml unload PyTorch", []),
-        ("module use /p/project1/pytorch", []),
-        ("export TORCH_HOME=/p/torch", []),
-        ("ENV=x; export HTML=pytorch", []),
-    ],
-)
-def test_what_a_line_of_bash_loads(line: str, names: list[str]) -> None:
-    assert texts.loaded(line) == names

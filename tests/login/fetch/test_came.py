@@ -15,9 +15,9 @@ from rankup.login.fetch.came import (
     made,
     needed,
     of_programs,
-    renewed,
     with_earlier,
     without_outputs,
+    written_by_name,
 )
 from rankup.login.record import Item
 from rankup.sandbox.events import Event
@@ -316,9 +316,9 @@ def test_what_is_begun_anew_and_then_renamed_is_new() -> None:
     assert made([old("/d/x.part", "append"), rename("/d/x.part", "/d/x")]) == []
 
 
-def test_what_was_there_and_is_downloaded_again_is_known() -> None:
+def test_what_is_written_under_the_name_of_a_url_is_known() -> None:
     again = old("/d/x.tgz", "truncate")
-    assert set(renewed([url("http://a/x.tgz"), again])) == {"/d/x.tgz"}
-    assert renewed([url("http://a/other"), again]) == {}
+    assert written_by_name([url("http://a/x.tgz"), again]) == {"/d/x.tgz"}
+    assert written_by_name([url("http://a/other"), again]) == set()
     part = rename("/d/x.tgz.part", "/d/x.tgz", existed=True)
-    assert set(renewed([url("http://a/x.tgz"), part])) == {"/d/x.tgz"}
+    assert written_by_name([url("http://a/x.tgz"), part]) == {"/d/x.tgz"}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from rankup.login.fetch.explain import First, Outcome, missing, outcome, wanted
+from rankup.login.fetch.explain import Outcome, missing, outcome, wanted
 from rankup.sandbox.events import Event
 
-from .handmade import LIMITS, ended, event, new, url
+from .handmade import LIMITS, ended, event, url
 
 HERE = Path("/home/ada")
 WANTED = """Traceback (most recent call last):
@@ -42,7 +42,7 @@ def _said(events: Sequence[Event], **end: object) -> str:
 
 
 def test_a_stop_is_what_counts_however_the_child_ended() -> None:
-    stop = event("stop", reached="batch and forward", open=[])
+    stop = event("stop", reached="batch and forward")
     for why in ("exit", "stopped", "time"):
         assert _outcome([stop], why=why, code=-9).reached == "first batch and forward"
     assert _outcome([event("stop", reached="")]).reached == ""
@@ -137,8 +137,8 @@ def _ended_by(kind: str, message: str) -> Event:
     return event("end", code=1, error=WANTED, type=kind, message=message)
 
 
-def _missing(events: Sequence[Event], first: First | None = None) -> list[str]:
-    return missing(events, ended(1), LIMITS, first, HERE)
+def _missing(events: Sequence[Event], brought: Mapping[str, str] | None = None) -> list[str]:
+    return missing(events, ended(1), LIMITS, brought, HERE)
 
 
 def test_what_was_wanted_is_said_once_with_its_last_place() -> None:
@@ -162,13 +162,10 @@ def test_a_program_that_was_given_a_url_wanted_it() -> None:
 
 
 def test_a_script_that_downloads_at_every_start_is_told_to_look_first() -> None:
-    before = [url("http://a/big.bin"), new("/data/big.bin")]
     second = [url("http://a/big.bin"), _ended_by("urllib.error.URLError", "")]
     advice = "it downloads at every start: let it look for /data/big.bin first"
-    here = First(before, reached=True, files={"/data/big.bin"})
-    assert _missing(second, here)[-1] == advice
-    gone = First(before, reached=True, files=set())
-    assert advice not in _missing(second, gone)
+    assert _missing(second, {"http://a/big.bin": "/data/big.bin"})[-1] == advice
+    assert advice not in _missing(second, {})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import subprocess
 from pathlib import Path
 
@@ -12,9 +11,10 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.cli import main
+from rankup.port.rules import Rule
 from rankup.port.sbatch import RULES, check, is_batch
-from rankup.port.sbatch.rule import Rule
 
+from ..test_pages import before_and_after
 from .scripts import MANY, ONE, beside
 
 GOLDEN = Path(__file__).parents[2] / "slurm" / "golden"
@@ -93,9 +93,8 @@ def test_the_page_is_the_rule_and_its_examples_are_true(tmp_path: Path, rule: Ru
     if os.environ.get("RANKUP_GOLDEN") == "write":
         page.write_text(rule.page())
     assert page.read_text() == rule.page()
-    bad, good = re.findall(r"^```bash\n(.*?)^```", rule.page(), re.MULTILINE | re.DOTALL)
     found = []
-    for example in (bad, good):
+    for example in before_and_after(rule.page()):
         whole = example.startswith("#!") or rule.code == "RK153"
         found.append(codes(beside(tmp_path, example if whole else FRAME + example)))
     assert rule.code in {code for code, _ in found[0]}

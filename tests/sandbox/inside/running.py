@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -81,7 +83,7 @@ class Runner:
         environment: Mapping[str, str] | None = None,
         timeout: float = 250,
         before: tuple[str, ...] = (),
-        meanwhile: Callable[[subprocess.Popen[str]], None] | None = None,
+        meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None,
         **spec: Any,
     ) -> Ended:
         """Run `text` as `train.py` with these arguments.
@@ -99,26 +101,39 @@ class Runner:
             (self.state / name).unlink(missing_ok=True)
         whole = {"script": str(script), "args": args, "threads": 2, **spec}
         (self.state / "spec.json").write_text(json.dumps(whole), encoding="utf-8")
-        process = subprocess.Popen(
-            [*before, sys.executable, "-c", _START],
-            cwd=script.parent,
-            env={**self._environment(), "RANKUP_SANDBOX": str(self.state), **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            if meanwhile is not None:
-                meanwhile(process)
-            out, err = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            pytest.fail(f"more than {timeout:g} s\n{self._ended(process, *process.communicate())}")
-        finally:
-            _kill(process)
-        return self._ended(process, out, err)
+        with ExitStack() as stack:
+            out, err = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+            process = subprocess.Popen(
+                [*before, sys.executable, "-c", _START],
+                cwd=script.parent,
+                env={
+                    **self._environment(),
+                    "RANKUP_SANDBOX": str(self.state),
+                    **(environment or {}),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+            end = time.monotonic() + timeout
+            try:
+                if meanwhile is not None:
+                    meanwhile(process)
+                while process.poll() is None and not self._stopped():
+                    if time.monotonic() > end:
+                        pytest.fail(f"more than {timeout:g} s\n{self._ended(process, out, err)}")
+                    time.sleep(0.02)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            return self._ended(process, out, err)
+
+    def _stopped(self) -> bool:
+        """The script stands still, and waits for its parent to end it."""
+        events = self.state / "events.jsonl"
+        return events.exists() and '"event": "stop"' in events.read_text(encoding="utf-8")
 
     def plainly(self, *args: str) -> subprocess.CompletedProcess[str]:
         """What Python itself makes of the same script."""
@@ -136,13 +151,11 @@ class Runner:
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
         return {**kept, "TMPDIR": str(self.temporary)}
 
-    def _ended(self, process: subprocess.Popen[str], out: str, err: str) -> Ended:
+    def _ended(self, process: subprocess.Popen[bytes], *streams: IO[str]) -> Ended:
         lines = (self.state / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        for stream in streams:
+            stream.seek(0)
+        out, err = (stream.read() for stream in streams)
         with suppress(FileNotFoundError):
             err += (self.state / "traceback.txt").read_text(encoding="utf-8")
-        return Ended(process.returncode, out, err, tuple(map(json.loads, lines)))
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        return Ended(process.poll() or 0, out, err, tuple(map(json.loads, lines)))

@@ -184,7 +184,7 @@ def test_the_bounds_hold_in_the_script_and_in_what_it_starts(run: Runner) -> Non
 def test_sigusr2_writes_where_the_script_is(run: Runner) -> None:
     stack = run.state / "stack.txt"
 
-    def ask(process: subprocess.Popen[str]) -> None:
+    def ask(process: subprocess.Popen[bytes]) -> None:
         _until(run.state / "events.jsonl", "waiting")
         process.send_signal(signal.SIGUSR2)
         _until(stack, "in wait")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ...login.web import Web
@@ -61,7 +59,6 @@ _CHILDREN = """\
 def _stopped(done: Ended, reached: str, where: str) -> None:
     stop = done.one("stop")
     assert (stop["reached"], stop["where"]) == (reached, where), done.explain()
-    assert done.code == 0
     assert not done.of("end")
     assert not done.of("problem")
 
@@ -77,8 +74,6 @@ def test_a_flat_script_stops_at_the_first_forward_after_a_batch(run: Runner) -> 
         "Sequential",
         "train.py:18",
     )
-    opened = [Path(path).name for path in done.one("stop")["open"]]
-    assert opened == ["log.txt"]
     assert not done.of("lazy")
 
 

@@ -36,7 +36,7 @@ def test_the_script_does_not_go_on(run: Runner, module: str) -> None:
     assert done.code != 0
     end = done.one("end")
     assert end["unknown"].startswith(f"{module}, change "), end
-    assert done.of("stop") == []
+    assert done.one("stop")["reached"] == ""
 
 
 def test_a_name_less_is_only_told_where_the_script_can_do_without(run: Runner) -> None:

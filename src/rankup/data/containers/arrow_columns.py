@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LABELS = ("label", "labels", "target", "targets", "y", "cls")
 KEYS = ("key", "__key__", "id", "path")
+ABOUT = b"rankup"  # key of the schema's metadata in a file that rankup has written
 
 Path = tuple[str, ...]  # of a column: its name, and of a struct's member that of the member
 
@@ -53,8 +54,6 @@ class Roles:
         label, key: where they are.
         asked: whether the user has named the key; else it is one only if its values are fit for it.
         classes: names of the labels, where the table knows them.
-        hashes: for each field the column with them, in our own files.
-        split: of our own files, its name and folder.
     """
 
     fields: tuple[Column, ...]
@@ -62,8 +61,6 @@ class Roles:
     key: Path | None = None
     asked: bool = False
     classes: tuple[str, ...] = ()
-    hashes: tuple[Path, ...] = ()
-    split: tuple[str, str] | None = None
 
 
 def roles(
@@ -93,7 +90,7 @@ def roles(
     key_path: Path | None = (key,) if key else None
     fields = []
     for name in choice.fields or schema.names:
-        if not choice.fields and name in (label, key):
+        if not choice.fields and (name in (label, key) or _is_hash(schema, name)):
             continue
         column = _column(name, plain(schema.field(name).type), where)
         if not keys.safe(name.encode("utf-8", "surrogateescape")) or "/" in name:
@@ -177,6 +174,12 @@ def is_bytes(type_: Any) -> bool:
     return is_text(type_) or (
         t.is_binary(type_) or t.is_large_binary(type_) or t.is_binary_view(type_)
     )
+
+
+def _is_hash(schema: pa.Schema, name: str) -> bool:
+    """Whether a column is of the hashes that rankup has put into its own file."""
+    ours = ABOUT in (schema.metadata or {})
+    return ours and name.rstrip("_").endswith("hash") and str(schema.field(name).type) == "uint64"
 
 
 def _has_path(type_: Any) -> bool:

@@ -5,11 +5,13 @@ Shared by Arrow files, Hugging Face's folders and Parquet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +19,31 @@ import numpy.typing as npt
 from ...base.errors import UserError
 from .. import keys as key_rules
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split, UInt64s, data_path
+from ..index import Field, Index, Int64s, Split, split_order
 from ..strings import Strings
 from . import Choice
-from .arrow_columns import Column, Roles, features_of, roles, same
+from .arrow_columns import ABOUT, Column, Roles, features_of, is_text, roles, same
 from .arrow_columns import Path as ColumnPath
-from .arrow_files import File, in_order
-from .arrow_table import Spans, Table
-from .arrow_tables import Reader, Tables
-from .arrow_values import Labels, Unfit, as_array, broken, joined
+from .arrow_tables import Opener, Reader, pack
+from .arrow_values import (
+    Labels,
+    Names,
+    Unfit,
+    as_array,
+    broken,
+    check_full,
+    lengths,
+    member,
+    places,
+    value,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# As Hugging Face names the files of a split: `train-00000-of-00008.parquet`.
+_NUMBERED = re.compile(r"^(.+?)-\d{2,6}-of-\d{2,6}$")
+_KNOWN_SPLITS = re.compile(r"^(train|training|val|valid|validation|dev|test|testing)$", re.I)
 # What every key that is not safe has in it, see `keys.safe`, but for too many bytes.
 _DOUBTFUL = r"\\|\x00|(^|/)\.{0,2}(/|$)"
 _BEGINS = {
@@ -45,9 +59,17 @@ _BEGINS = {
 }
 
 
-Opener = Callable[[Path], AbstractContextManager[Table]]
-# Of the columns of one file: what is taken.
-Ours = Callable[["pa.Schema", Mapping[str, Any], str], Roles]
+class File(NamedTuple):
+    """A file of a data set.
+
+    Attributes:
+        name: relative to the container, empty where it is that itself.
+        split, folder: what its rows belong to.
+    """
+
+    name: str
+    split: str
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,22 +81,60 @@ class Source:
         root: the folder, or the file.
         files: in the order of their splits.
         opener: opens one.
-        fallback: makes what reads values that do not lie in one piece.
         features: Hugging Face's description, where it is not in the files.
-        ours: what is taken from a file that rankup wrote.
     """
 
     container: str
     root: Path
     files: Sequence[File]
     opener: Opener
-    reader: Callable[[Path], Reader]
     features: Mapping[str, Any]
-    ours: Ours | None = None
+
+
+def files_below(path: Path, suffix: str, split: str) -> list[File]:
+    """Return the files of a folder with their splits, in order; a file that is given is the only
+    one.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not path.is_dir():
+        found = split_of(path.name.removesuffix(suffix))
+        return [File("", found or split, "")]
+    names = sorted(
+        os.path.relpath(one, path)
+        for pattern in (f"*{suffix}", f"*/*{suffix}")
+        for one in path.glob(pattern)
+        if not one.name.startswith(".") and one.is_file()
+    )
+    if not names:
+        raise UserError(f"{path} has no {suffix} files, neither directly nor one folder below")
+    files = []
+    for name in names:
+        folder, _, base = name.rpartition("/")
+        own = folder if _KNOWN_SPLITS.match(folder) else ""
+        told = split_of(base.removesuffix(suffix)) or own
+        files.append(File(name, told or split, told))
+    return in_order(files)
+
+
+def in_order(files: Iterable[File]) -> list[File]:
+    """By split, then as they came."""
+    return sorted(files, key=lambda one: split_order(one.split))
+
+
+def split_of(stem: str) -> str | None:
+    """The split that a file's name tells: `imagenet-train`, `test-00000-of-00002`."""
+    numbered = _NUMBERED.match(stem)
+    stem = numbered[1] if numbered else stem
+    last = re.split(r"[-_.]", stem)[-1]
+    if _KNOWN_SPLITS.match(last):
+        return last
+    return stem if numbered else None
 
 
 def scan(source: Source, choice: Choice) -> Index:
-    """The index of all rows of some files, in their order.
+    """Return the index of all rows of some files, in their order.
 
     Raises:
         BadContainer, UserError, OSError: as `Format.scan`.
@@ -83,26 +143,28 @@ def scan(source: Source, choice: Choice) -> Index:
     while True:
         files, taken = _roles(source, choice, unfit)
         if taken.key is None:
-            names = None
-            break
+            return _index(source, files, taken, None)
         try:
             names = _keys(source, files, taken.key)
-            break
         except Unfit as why:
-            if taken.asked or taken.split:
+            if taken.asked:
                 raise BadContainer(
                     f"{source.root}: column {taken.key[0]!r} cannot be keys: {why}"
                 ) from None
             unfit.append(taken.key)
-    return _index(source, files, taken, names)
+        else:
+            return _index(source, files, taken, names)
 
 
 @contextmanager
-def _open(source: Source, file: File) -> Iterator[tuple[Table, Path]]:
+def _open(source: Source, file: File) -> Iterator[tuple[Reader, Path]]:
     path = source.root / file.name if file.name else source.root
     try:
-        with source.opener(path) as table:
-            yield table, path
+        reader = source.opener(path)
+        try:
+            yield reader, path
+        finally:
+            reader.close()
     except (UserError, Unfit):
         raise
     except broken() as error:
@@ -113,117 +175,162 @@ def _open(source: Source, file: File) -> Iterator[tuple[Table, Path]]:
 
 
 def _roles(source: Source, choice: Choice, unfit: Sequence[ColumnPath]) -> tuple[list[File], Roles]:
-    """Of all files, and these with the splits that our own ones know."""
+    """Return what all files have in common, and these with the splits that our own ones are."""
     found, files = [], []
     for file in source.files:
-        with _open(source, file) as (table, path):
-            features = source.features or features_of(table.schema.metadata)
-            if table.about is not None and source.ours and not (choice.label or choice.key):
-                taken = source.ours(table.schema, table.about, str(path))
-            else:
-                taken = roles(table.schema, choice, features, str(path), unfit)
-        found.append((str(path), taken))
-        files.append(File(file.name, *taken.split) if taken.split else file)
-    order = in_order(files)
-    taken = same(found)
-    if choice.fields and taken.split:
-        wanted = [n for n in range(len(taken.fields)) if taken.fields[n].name in choice.fields]
-        known = {one.name for one in taken.fields}
-        for name in choice.fields:
-            if name not in known:
-                raise UserError(
-                    f"no field {name!r} in {source.root}; it has {', '.join(sorted(known))}"
-                )
-        taken = Roles(
-            tuple(taken.fields[n] for n in wanted),
-            taken.label,
-            taken.key,
-            taken.asked,
-            taken.classes,
-            tuple(taken.hashes[n] for n in wanted),
-            taken.split,
-        )
-    return order, taken
+        with _open(source, file) as (reader, path):
+            metadata = reader.schema.metadata
+            features = source.features or features_of(metadata)
+            found.append((str(path), roles(reader.schema, choice, features, str(path), unfit)))
+        if metadata and ABOUT in metadata:  # rankup names its files after their splits
+            file = file._replace(split=path.stem, folder=path.stem)
+        files.append(file)
+    return in_order(files), same(found)
 
 
 def _keys(source: Source, files: Sequence[File], path: ColumnPath) -> Strings:
     import pyarrow.compute as pc
 
-    parts: list[Strings] = []
-    for file in files:
-        with _open(source, file) as (table, _):
-            parts.append(table.strings(path))
-    found = joined(parts)
+    names = [Names() for _ in files]
+    for file, some in zip(files, names, strict=True):
+        with _open(source, file) as (reader, _):
+            for group in range(reader.groups):
+                for batch in reader.batches(group, path[:1]):
+                    some.add(member(batch.column(0), path))
+            some.flush()
+    parts = [Strings.joined(one.parts) for one in names]
+    found = Strings.joined(parts)
     array = as_array(found)
     # One search over all of them: the rule in Python would take a second per million.
     for row in np.flatnonzero(pc.match_substring_regex(array, _DOUBTFUL).to_numpy(False)):
         if not key_rules.safe(found[int(row)]):
             shown = key_rules.shown(found[int(row)])
             raise Unfit(f"{shown} cannot be a path below a folder")
-    ends = np.cumsum([0, *map(len, parts)]).tolist()
-    for split in dict.fromkeys(file.split for file in files):
-        mine = [n for n, file in enumerate(files) if file.split == split]
-        some = array.slice(ends[mine[0]], ends[mine[-1] + 1] - ends[mine[0]])
+    for split in _splits(files, [len(one) for one in parts]):
+        some = array.slice(split.start, split.stop - split.start)
         ascend = pc.all(pc.less(some[:-1], some[1:])).as_py()  # ours do, and so are all different
         if ascend is False and pc.count_distinct(some).as_py() != len(some):
             raise Unfit("some of its values occur twice")
     return found
 
 
+class _Spans:
+    """Where the values of a column lie, in all files.
+
+    Attributes:
+        nulls: how many are missing; these have no bytes.
+        head: the first bytes of the first value that has any.
+    """
+
+    def __init__(self, column: Column) -> None:
+        self.column = column
+        self.nulls, self.head = 0, b""
+        self._offsets: list[Int64s] = [np.empty(0, np.int64)]
+        self._lengths: list[Int64s] = [np.empty(0, np.int64)]
+
+    def add(self, array: pa.Array, mapped: range, numbers: tuple[int, int, int]) -> None:
+        """Add the values of a batch.
+
+        Args:
+            numbers: of its file, its group, and of its first row in that.
+        """
+        import pyarrow.compute as pc
+
+        if self.column.dtype:
+            check_full(array, self.column)
+        found = places(array, mapped)
+        if found is None:
+            array.validate(full=True)
+            file, group, first = numbers
+            offset = ~pack(file, group, np.arange(first, first + len(array)))
+            length = lengths(array, self.column)
+        else:
+            offset, length = found
+        if array.null_count:
+            self.nulls += array.null_count
+            length = np.where(pc.is_valid(array).to_numpy(zero_copy_only=False), length, 0)
+        if not self.head and not self.column.dtype and length.any():
+            self.head = bytes(value(array, int(np.argmax(length > 0)), self.column)[:16])
+        self._offsets.append(offset)
+        self._lengths.append(length)
+
+    def field(self, root: Path, sizes: Int64s, of_file: npt.NDArray[np.uint32] | None) -> Field:
+        """Return the field that the column becomes."""
+        column, shape = self.column, self.column.shape
+        offset, length = np.concatenate(self._offsets), np.concatenate(self._lengths)
+        if int(length[offset >= 0].sum()) > int(sizes.sum()):
+            raise BadContainer(
+                f"{root}: the values of column {column.name!r} are longer together than the file: "
+                "its record batches overlap"
+            )
+        if shape is None:
+            if len(length) and (length != length[0]).any():
+                raise UserError(
+                    f"{root}: column {column.name!r} has lists of different lengths "
+                    f"({length.min()} to {length.max()} bytes), which are no array; leave it out "
+                    f"by naming the columns to take: --fields a,b"
+                )
+            first = int(length[0]) if len(length) else 0
+            shape = (first // np.dtype(column.dtype).itemsize,)
+        return Field(column.name, offset, length, of_file, None, column.dtype, shape)
+
+
 def _index(source: Source, files: Sequence[File], taken: Roles, keys: Strings | None) -> Index:
     labels = Labels()
-    spans: list[list[Spans]] = [[] for _ in taken.fields]
-    hashes: list[list[UInt64s]] = [[] for _ in taken.hashes]
-    rows = []
-    sizes = []
+    spans = [_Spans(column) for column in taken.fields]
+    paths = [*(one.path for one in taken.fields), *([taken.label] if taken.label else [])]
+    names = list(dict.fromkeys(path[0] for path in paths))
+    places_ = [names.index(path[0]) for path in paths]
+    rows, sizes = [], np.zeros(len(files), np.int64)
     for number, file in enumerate(files):
-        with _open(source, file) as (table, path):
-            rows.append(table.rows())
-            sizes.append(path.stat().st_size)
-            for place, column in zip(spans, taken.fields, strict=True):
-                place.append(table.spans(column, number))
-            for held, column_path in zip(hashes, taken.hashes, strict=True):
-                held.append(table.hashes(column_path))
-            if taken.label is not None:
-                _labels(table, taken.label, labels, path)
+        with _open(source, file) as (reader, path):
+            sizes[number] = path.stat().st_size
+            rows.append(0)
+            for group in range(reader.groups):
+                first = 0
+                for batch in reader.batches(group, names):
+                    batch.validate()
+                    for at, one in zip(places_, spans, strict=False):
+                        array = member(batch.column(at), one.column.path)
+                        one.add(array, reader.mapped, (number, group, first))
+                    if taken.label is not None:
+                        labels.add(member(batch.column(places_[-1]), taken.label))
+                    first += batch.num_rows
+                rows[number] += first
+            _flush(labels, taken, path)
     of_file = np.repeat(np.arange(len(files), dtype=np.uint32), rows) if len(files) > 1 else None
-    fields, nulls = [], {}
-    for number, column in enumerate(taken.fields):
-        missing = sum(part.nulls for part in spans[number])
-        if missing:
-            nulls[column.name] = missing
-        hashed = np.concatenate(hashes[number]) if taken.hashes else None
-        fields.append(_field(source, column, spans[number], of_file, hashed))
-    if len(fields) == 1 and not fields[0].dtype and taken.split is None:
-        fields = [_renamed(fields[0])]
-    paths = {one.name: list(c.path) for one, c in zip(fields, taken.fields, strict=True)}
-    facts: dict[str, Any] = {"columns": paths}
+    fields = [one.field(source.root, sizes, of_file) for one in spans]
+    if len(fields) == 1 and not fields[0].dtype:
+        fields = [replace(fields[0], name="data")]
+    facts: dict[str, Any] = {
+        "columns": {one.name: list(c.path) for one, c in zip(fields, taken.fields, strict=True)}
+    }
+    nulls = {one.column.name: one.nulls for one in spans if one.nulls}
     if nulls:
         facts["nulls"] = nulls
-    splits = _splits(files, rows)
+    if keys is None:
+        counts = [split.stop - split.start for split in _splits(files, rows)]
+        keys = Strings.numbered(counts, 6, _suffix(spans[0]) if len(spans) == 1 else "")
     numbers, classes = _classes(source, taken, labels)
-    index = Index(
+    return Index(
         source.container,
         Strings.of(file.name.encode("utf-8", "surrogateescape") for file in files),
-        splits,
-        keys if keys is not None else Strings.of([]),
+        _splits(files, rows),
+        keys,
         tuple(fields),
         numbers,
         classes,
-        np.array(sizes, np.int64),
+        sizes,
         facts=facts,
     )
-    if keys is None:
-        suffix = _suffix(source, index, taken.fields[0]) if len(fields) == 1 else ""
-        index = Index(**{**index.__dict__, "keys": numbered(splits, suffix)})
-    return index
 
 
-def _labels(table: Table, column: ColumnPath, into: Labels, path: Path) -> None:
+def _flush(labels: Labels, taken: Roles, path: Path) -> None:
     try:
-        table.labels(column, into)
+        labels.flush()
     except Unfit as why:
-        raise UserError(f"{path}: column {column[0]!r} cannot be labels: {why}") from None
+        assert taken.label is not None
+        raise UserError(f"{path}: column {taken.label[0]!r} cannot be labels: {why}") from None
 
 
 def _classes(source: Source, taken: Roles, labels: Labels) -> tuple[Int64s | None, tuple[str, ...]]:
@@ -239,77 +346,23 @@ def _classes(source: Source, taken: Roles, labels: Labels) -> tuple[Int64s | Non
     return numbers, taken.classes
 
 
-def _field(
-    source: Source,
-    column: Column,
-    parts: Sequence[Spans],
-    of_file: npt.NDArray[np.uint32] | None,
-    hashes: UInt64s | None,
-) -> Field:
-    offset = np.concatenate([part.offset for part in parts])
-    length = np.concatenate([part.length for part in parts])
-    shape = column.shape
-    if shape is None:
-        if len(length) and (length != length[0]).any():
-            raise UserError(
-                f"{source.root}: column {column.name!r} has lists of different lengths "
-                f"({length.min()} to {length.max()} bytes), which are no array; leave it out by "
-                f"naming the columns to take: --fields a,b"
-            )
-        first = int(length[0]) if len(length) else 0
-        shape = (first // np.dtype(column.dtype).itemsize,)
-    return Field(column.name, offset, length, of_file, hashes, column.dtype, shape)
-
-
-def _renamed(one: Field) -> Field:
-    return Field("data", one.offset, one.length, one.file, one.hash, one.dtype, one.shape)
-
-
 def _splits(files: Sequence[File], rows: Sequence[int]) -> tuple[Split, ...]:
     splits: list[Split] = []
     at = 0
     for file, count in zip(files, rows, strict=True):
         if splits and splits[-1].name == file.split:
-            last = splits.pop()
-            splits.append(Split(last.name, last.start, at + count, last.folder))
+            splits[-1] = replace(splits[-1], stop=at + count)
         else:
             splits.append(Split(file.split, at, at + count, file.folder))
         at += count
     return tuple(splits)
 
 
-def numbered(splits: Sequence[Split], suffix: str) -> Strings:
-    """Keys of samples that have no names: their numbers in the split, in the order of bytes too."""
-    largest = max((split.stop - split.start for split in splits), default=0)
-    width = max(6, len(str(largest)))
-    rows = np.concatenate([np.empty(0, np.int64), *(np.arange(s.stop - s.start) for s in splits)])
-    cells = np.empty((len(rows), width + len(suffix)), np.uint8)
-    for place in range(width):
-        cells[:, place] = rows // 10 ** (width - 1 - place) % 10 + ord("0")
-    cells[:, width:] = np.frombuffer(suffix.encode(), np.uint8)
-    return Strings(cells.reshape(-1), np.arange(len(rows) + 1) * cells.shape[1])
-
-
-def _suffix(source: Source, index: Index, column: Column) -> str:
-    """What files of the samples would end with, by the first one that has bytes."""
-    one = index.fields[0]
-    if one.dtype:
+def _suffix(of: _Spans) -> str:
+    """Return what files of the samples would end with, by the first one that has bytes."""
+    if of.column.dtype:
         return ""
-    some = np.flatnonzero(one.length)
-    head = b""
-    if len(some):
-        row = int(some[0])
-        if one.offset[row] >= 0:
-            number = 0 if one.file is None else int(one.file[row])
-            with data_path(source.root, index.files, number).open("rb") as file:
-                file.seek(int(one.offset[row]))
-                head = file.read(min(16, int(one.length[row])))
-        else:
-            tables = Tables.of(index, source.root, source.reader)
-            head = bytes(next(tables.chunks(one.name, ~int(one.offset[row])))[:16])
     for begin, suffix in _BEGINS.items():
-        if head.startswith(begin):
+        if of.head.startswith(begin):
             return suffix
-    from .arrow_columns import is_text
-
-    return ".txt" if is_text(column.type) else ".bin"
+    return ".txt" if is_text(of.column.type) else ".bin"

@@ -2,33 +2,36 @@
 
 A row is a sample: a column per field, then `label` (where there are labels), `key`, and a `hash`
 per field. A batch has up to 256 rows or 16 MiB, and a larger sample one of its own, so that a
-reader maps few batches and none is too large to be held. Buffers begin at multiples of 64 bytes of
-the file.
+reader maps few batches and none is too large to be held.
+
+pyarrow writes all but the samples and hashes. Its writer gets batches in which these are memory
+without content, and a sink that notes where such a buffer goes and does not read it: so each place
+is known before there are bytes for it, and any process can write any batch.
 """
 
 from __future__ import annotations
 
-import struct
+import json
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
 from ...base.errors import UserError
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, UInt64s
 from ..pack.layout import UNIT, Piece, Shape
 from ..strings import Strings
-from . import arrow_form
-from . import arrow_message as message
-from .arrow_schema import ALIGN, FileForm, OurColumn, columns_of, form_of
+from .arrow_columns import ABOUT
 
 _ROWS, _BYTES = 256, 16 << 20  # of a batch, at most
 _UNIT_ROWS = 8192  # of a unit, at most about that many
 _CHECKED = 64  # batches of a file whose rows are counted again when it is done
+_BEGIN = b"ARROW1\0\0"
 
 
 @dataclass(frozen=True)
@@ -37,114 +40,59 @@ class ArrowLayout:
 
     Attributes:
         starts: int64 (b + 1,), rows at which batches begin, over all files.
-        offset: int64 (b,), where each batch begins in its file.
-        size: int64 (b,), bytes of its body.
         file: int64 (b,), row of `index.files`.
-        places: int64 (b, buffers, 2), of each buffer its place in the body and its bytes.
-        end: int64 (files,), where the batches of a file end.
+        offset: int64 (b,), where each batch begins in its file.
+        holes: int64 (b, 2 fields), where the samples of each field stand, and their hashes.
+        tails: of each file what stands behind its batches.
     """
 
     index: Index
     sizes: Int64s
     units: Int64s
     starts: Int64s
-    offset: Int64s
-    size: Int64s
     file: Int64s
-    places: Int64s
-    end: Int64s
-    columns: tuple[OurColumn, ...]
-    files: tuple[FileForm, ...]
+    offset: Int64s
+    holes: Int64s
+    tails: tuple[bytes, ...]
+    columns: Columns
 
     def begin(self, root: Path) -> ArrowLayout:
         """Make a file for each split, with all but its batches."""
-        for number, file in enumerate(self.files):
+        for number, tail in enumerate(self.tails):
             with (root / self.index.files.text(number)).open("wb") as out:
-                out.write(file.head)
+                out.write(self.columns.head(number))
                 out.truncate(int(self.sizes[number]))
-                out.seek(int(self.end[number]))
-                out.write(self._tail(number))
+                out.seek(-len(tail), 2)
+                out.write(tail)
         return self
 
     def attach(self, root: Path) -> ArrowLayout:
         """All of it is known without the files."""
         return self
 
-    def _tail(self, number: int) -> bytes:
-        mine = self.file == number
-        head = np.full(int(mine.sum()), len(self.files[number].form.data), np.int64)
-        blocks = message.Blocks(self.offset[mine], head, self.size[mine], False)
-        made = arrow_form.footer_of(self.files[number].footer, blocks)
-        return message.END + made + struct.pack("<i", len(made)) + message.MAGIC
-
     def before(self, start: int, stop: int) -> Iterator[Piece]:
         """Of each batch its metadata, ends, labels, keys and the space between."""
+        batches = self._batches(start, stop)
+        if not batches:
+            return
+        file = int(self.file[batches[0]])
+        writer = _Writer(self.columns, file, int(self.offset[batches[0]]))
+        for batch in batches:
+            writer.write(*self.starts[batch : batch + 2].tolist())
+        yield from (Piece(file, at, bytes(data)) for at, data in writer.sink.pieces)
+
+    def after(self, start: int, stop: int, hashes: UInt64s) -> Iterator[Piece]:
+        """The columns of hashes."""
         for batch in self._batches(start, stop):
-            yield from self._before(batch)
+            first, last = (self.starts[batch : batch + 2] - start).tolist()
+            places = self.holes[batch, len(hashes) :].tolist()
+            for place, of_field in zip(places, hashes, strict=True):
+                data = of_field[first:last].astype("<u8").tobytes()
+                yield Piece(int(self.file[batch]), place, data)
 
     def _batches(self, start: int, stop: int) -> range:
         first, last = np.searchsorted(self.starts, (start, stop))
         return range(int(first), int(last))
-
-    def _before(self, batch: int) -> Iterator[Piece]:
-        first, stop = int(self.starts[batch]), int(self.starts[batch + 1])
-        rows, file, at = stop - first, int(self.file[batch]), int(self.offset[batch])
-        places = self.places[batch]
-        nodes = _nodes(self.columns, rows)
-        known = [self.files[file].form.filled(rows, int(self.size[batch]), nodes, places)]
-        body = done = at + len(known[0])  # bytes up to `done` are in pieces, or in `known`
-        begin, buffer = at, 0
-        for column in self.columns:
-            if column.role == "hash":
-                break
-            buffer += 1 + len(column.dims)
-            parts = self._known(column, first, stop)
-            for part in (*parts, None)[: 2 if column.step else 1]:
-                place, size = body + int(places[buffer, 0]), int(places[buffer, 1])
-                known.append(bytes(place - done))
-                buffer += 1
-                if part is None:  # here the samples stand
-                    yield Piece(file, begin, b"".join(known))
-                    known, begin = [], place + size
-                else:
-                    known.append(part)
-                done = place + size
-        hashes = body + int(places[-2 * self._hashes() + 1, 0])
-        known.append(bytes(hashes - done))
-        yield Piece(file, begin, b"".join(known))
-
-    def _known(self, column: OurColumn, first: int, stop: int) -> tuple[bytes, ...]:
-        """The contents of a column's buffers but for samples."""
-        if column.role == "label":
-            labels = cast(Int64s, self.index.labels)
-            return (labels[first:stop].astype("<i8").tobytes(),)
-        if column.role == "key":
-            ends = self.index.keys.ends[first : stop + 1]
-            data = self.index.keys.data[int(ends[0]) : int(ends[-1])]
-            return (ends - ends[0]).astype("<i4").tobytes(), data.tobytes()
-        if not column.step:
-            return ()
-        length = self.index.fields[column.field].length[first:stop]
-        return (np.concatenate([[0], np.cumsum(length)]).astype("<i8").tobytes(),)
-
-    def _hashes(self) -> int:
-        return sum(column.role == "hash" for column in self.columns)
-
-    def after(self, start: int, stop: int, hashes: UInt64s) -> Iterator[Piece]:
-        """The columns of hashes."""
-        count = self._hashes()
-        for batch in self._batches(start, stop):
-            first, last = int(self.starts[batch]), int(self.starts[batch + 1])
-            file = int(self.file[batch])
-            places = self.places[batch]
-            body = int(self.offset[batch]) + len(self.files[file].form.data)
-            at = int(places[-2 * count + 1, 0])
-            made = bytearray(int(self.size[batch]) - at)
-            for number in range(count):
-                place = int(places[2 * (number - count) + 1, 0]) - at
-                data = hashes[number, first - start : last - start].astype("<u8").tobytes()
-                made[place : place + len(data)] = data
-            yield Piece(file, body + at, bytes(made))
 
     def finish(self, root: Path, hashes: UInt64s) -> None:
         """Open each file as anyone would: what it says of itself has to be what was meant.
@@ -152,15 +100,13 @@ class ArrowLayout:
         Raises:
             BadContainer: it is not.
         """
-        import pyarrow as pa
-
-        for number, file in enumerate(self.files):
+        for number, schema in enumerate(self.columns.schemas):
             path = root / self.index.files.text(number)
             rows = np.diff(self.starts)[self.file == number]
             try:
                 with pa.memory_map(str(path)) as mapped:
                     reader = pa.ipc.open_file(mapped)
-                    if reader.num_record_batches != len(rows) or reader.schema != file.schema:
+                    if reader.num_record_batches != len(rows) or reader.schema != schema:
                         raise ValueError("has other batches or columns")
                     some = np.unique(np.linspace(0, len(rows) - 1, _CHECKED).astype(int))
                     for batch in some if len(rows) else ():
@@ -175,57 +121,57 @@ class ArrowLayout:
 
 
 def plan(source: Index, shape: Shape) -> ArrowLayout:
-    """The layout for the samples of `source`; see `pack.layout.plan`.
+    """Return the layout for the samples of `source`; see `pack.layout.plan`.
 
     Raises:
         UserError: a split's name cannot be that of a file, or an array is too large for a row.
     """
-    columns = columns_of(source)
-    forms = [form_of(source, split, columns) for split in source.splits]
+    names = [_name(split).encode("utf-8", "surrogateescape") for split in source.splits]
     sums = [np.concatenate([[0], np.cumsum(one.length)]) for one in source.fields]
     total: Int64s = np.asarray(np.sum(sums, axis=0, dtype=np.int64))
-    starts = np.concatenate(
-        [*(_cut(total, s.start, s.stop) for s in source.splits), [len(source)]]
-    ).astype(np.int64)
+    cuts = [_cut(total, split.start, split.stop) for split in source.splits]
+    starts = np.concatenate([*cuts, [len(source)]]).astype(np.int64)
     rows = np.diff(starts)
-    file = np.searchsorted([s.stop for s in source.splits], starts[:-1], "right").astype(np.int64)
-    places, size = _places(columns, rows, starts, sums, source.keys.ends)
-    heads = np.array([len(form.form.data) for form in forms], np.int64)
-    before = np.cumsum(heads[file] + size) - heads[file] - size  # of all files' batches
-    firsts = np.searchsorted(file, np.arange(len(forms)))
-    bounds = np.concatenate([before, [int((heads[file] + size).sum())]]).astype(np.int64)
-    begins = np.array([len(form.head) for form in forms], np.int64)
-    offset = before - bounds[firsts][file] + begins[file]
-    end = begins + bounds[np.append(firsts[1:], len(file)).astype(np.int64)] - bounds[firsts]
+    file = np.repeat(np.arange(len(cuts)), [len(cut) for cut in cuts])
+    largest = max(int(np.diff(one[starts]).max(initial=0)) for one in sums)
+    columns = Columns.of(source, max(largest, 8 * _ROWS))
+    holes = np.empty((len(rows), 2 * len(source.fields)), np.int64)
+    offset, sizes, tails = np.empty(len(rows), np.int64), [], []
+    for number in range(len(cuts)):
+        writer = _Writer(columns, number, len(columns.head(number)))
+        for batch in np.flatnonzero(file == number).tolist():
+            offset[batch] = writer.end
+            holes[batch] = writer.write(*starts[batch : batch + 2].tolist())
+            writer.sink.pieces.clear()  # `before` makes them again
+        tails.append(writer.close())
+        sizes.append(writer.end)
     fields = tuple(
         Field(
             one.name,
-            _offsets(columns, number, one, sums[number], starts, offset + heads[file], places),
+            ends[:-1] + np.repeat(holes[:, number] - ends[starts[:-1]], rows),
             one.length.astype(np.int64),
-            np.repeat(file, rows).astype(np.uint32) if len(forms) > 1 else None,
+            np.repeat(file, rows).astype(np.uint32) if len(cuts) > 1 else None,
             None,
             one.dtype,
             one.shape,
         )
-        for number, one in enumerate(source.fields)
+        for number, (one, ends) in enumerate(zip(source.fields, sums, strict=True))
     )
     index = Index(
         "arrow",
-        Strings.of(_name(split).encode("utf-8", "surrogateescape") for split in source.splits),
+        Strings.of(names),
         source.splits,
         source.keys,
         fields,
         source.labels,
         source.classes,
+        np.array(sizes, np.int64),
         facts={"batches": len(rows)},
     )
     units = _units(total, starts, source.splits)
-    draft = ArrowLayout(
-        index, end, units, starts, offset, size, file, places, end, columns, tuple(forms)
+    return ArrowLayout(
+        index, index.sizes, units, starts, file, offset, holes, tuple(tails), columns
     )
-    sizes = end + np.array([len(draft._tail(n)) for n in range(len(forms))], np.int64)
-    whole = Index(**{**index.__dict__, "sizes": sizes})
-    return ArrowLayout(**{**draft.__dict__, "index": whole, "sizes": sizes})
 
 
 def _name(split: Split) -> str:
@@ -260,56 +206,216 @@ def _units(total: Int64s, starts: Int64s, splits: tuple[Split, ...]) -> Int64s:
     return np.array(units, np.int64)
 
 
-def _nodes(columns: tuple[OurColumn, ...], rows: int) -> Int64s:
-    """Length and nulls of each node: a column, and each list's values in it."""
-    found = []
-    for column in columns:
-        found.append((rows, 0))
-        count = rows
-        for size in column.dims:
-            count *= size
-            found.append((count, 0))
-    return np.array(found, np.int64)
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of our files are made of.
+
+    Attributes:
+        source: the samples.
+        types: of the fields.
+        schemas: of each file; they differ in what they say of their split.
+        largest: bytes of a field's samples, or hashes, in a batch, at most.
+    """
+
+    source: Index
+    types: tuple[pa.DataType, ...]
+    schemas: tuple[pa.Schema, ...]
+    largest: int
+
+    @classmethod
+    def of(cls, source: Index, largest: int) -> Columns:
+        """For some samples.
+
+        Raises:
+            UserError: an array is too large for a row.
+            BadContainer: samples of an array are not of its size.
+        """
+        types = tuple(_type(one) for one in source.fields)
+        taken = {one.name for one in source.fields}
+
+        def free(name: str) -> str:
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            return name
+
+        named = list(zip((one.name for one in source.fields), types, strict=True))
+        if source.labels is not None:
+            named.append((free("label"), pa.int64()))
+        named.append((free("key"), pa.string() if _is_utf8(source.keys) else pa.binary()))
+        lone = len(source.fields) == 1
+        hashes = [free("hash" if lone else f"{one.name}_hash") for one in source.fields]
+        named += [(name, pa.uint64()) for name in hashes]
+        features = _features(source, named)
+        schemas = []
+        for split in source.splits:
+            about = {"split": split.name, "classes": list(source.classes)}
+            metadata = {ABOUT: json.dumps(about).encode(), **features}
+            schemas.append(pa.schema(named, metadata))
+        return cls(source, types, tuple(schemas), largest)
+
+    def head(self, file: int) -> bytes:
+        """What stands before the batches of a file."""
+        return _BEGIN + bytes(self.schemas[file].serialize())
+
+    def batch(self, file: int, first: int, stop: int, blank: pa.Buffer) -> pa.RecordBatch:
+        """The rows [first, stop); each field's samples are `largest` bytes further in `blank`."""
+        source, rows = self.source, stop - first
+        at = iter(range(0, blank.size, self.largest))
+        arrays: list[pa.Array] = []
+        for one, type_ in zip(source.fields, self.types, strict=True):
+            length = one.length[first:stop]
+            data = blank.slice(next(at), int(length.sum()))
+            if one.dtype:
+                arrays.append(_array(type_, rows, data))
+            else:
+                ends = np.concatenate([[0], np.cumsum(length)]).astype("<i8")
+                arrays.append(
+                    pa.Array.from_buffers(type_, rows, [None, pa.py_buffer(ends), data], 0)
+                )
+        if source.labels is not None:
+            arrays.append(pa.array(source.labels[first:stop], pa.int64()))
+        ends = source.keys.ends[first : stop + 1]
+        keys = np.ascontiguousarray(source.keys.data[int(ends[0]) : int(ends[-1])])
+        ends = pa.py_buffer((ends - ends[0]).astype("<i4"))
+        type_ = self.schemas[file].types[len(arrays)]
+        arrays.append(pa.Array.from_buffers(type_, rows, [None, ends, pa.py_buffer(keys)], 0))
+        arrays += [_array(pa.uint64(), rows, blank.slice(place, 8 * rows)) for place in at]
+        return pa.record_batch(arrays, schema=self.schemas[file])
 
 
-def _places(
-    columns: tuple[OurColumn, ...],
-    rows: Int64s,
-    starts: Int64s,
-    sums: list[npt.NDArray[Any]],
-    key_ends: Int64s,
-) -> tuple[Int64s, Int64s]:
-    """Of each batch the places and bytes of its buffers, (b, buffers, 2), and of its body, (b,)."""
-    none = np.zeros(len(rows), np.int64)
-    held: list[Int64s] = []
-    for column in columns:
-        # Of each node first which values are there, which is empty: all are.
-        held += [none] * (1 + len(column.dims))
-        if not column.step:
-            held.append(rows * column.width)
-            continue
-        ends = key_ends if column.role == "key" else sums[column.field]
-        held += [(rows + 1) * column.step, ends[starts[1:]] - ends[starts[:-1]]]
-    size = np.stack(held, axis=1)
-    room = -(-size // ALIGN) * ALIGN
-    at = np.cumsum(room, axis=1) - room
-    return np.stack([at, size], axis=2).astype(np.int64), room.sum(axis=1).astype(np.int64)
+def _array(type_: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
+    if not pa.types.is_fixed_size_list(type_):
+        return pa.Array.from_buffers(type_, rows, [None, data], 0)
+    values = _array(type_.value_type, rows * type_.list_size, data)
+    return pa.Array.from_buffers(type_, rows, [None], 0, children=[values])
 
 
-def _offsets(
-    columns: tuple[OurColumn, ...],
-    number: int,
-    field: Field,
-    sums: Int64s,
-    starts: Int64s,
-    body: Int64s,
-    places: Int64s,
-) -> Int64s:
-    """Where the samples of a field will stand in their file."""
-    buffer = 0
-    for column in columns[:number]:
-        buffer += 1 + len(column.dims) + (2 if column.step else 1)
-    mine = columns[number]
-    buffer += len(mine.dims) + (2 if mine.step else 1)
-    first = body + places[:, buffer, 0] - sums[starts[:-1]]
-    return (sums[:-1] + np.repeat(first, np.diff(starts))).astype(np.int64)
+def _type(one: Field) -> pa.DataType:
+    """Lists of fixed sizes around Arrow's number; bytes where it has none (complex, big-endian)."""
+    if not one.dtype:
+        return pa.large_binary()
+    dtype = np.dtype(one.dtype)
+    width = dtype.itemsize * int(np.prod(one.shape, dtype=np.int64))
+    if len(one.length) and (one.length != width).any():
+        raise BadContainer(
+            f"field {one.name} should have {width} bytes per sample, as {one.dtype} of shape "
+            f"{one.shape}, and some have {int(one.length.min())} to {int(one.length.max())}"
+        )
+    if width > 2**31 - 1:
+        raise UserError(
+            f"field {one.name} has {width} bytes per sample, and a fixed-size value of an Arrow "
+            f"file at most 2 GiB; pack into HDF5"
+        )
+    if dtype.kind == "b":
+        dtype = np.dtype("|u1")  # Arrow's own are bits
+    if dtype.kind not in "iuf" or dtype.itemsize > 8 or dtype.newbyteorder("<") != dtype:
+        return pa.binary(width)
+    type_ = pa.from_numpy_dtype(dtype)
+    for size in reversed(one.shape):
+        type_ = pa.list_(type_, size)
+    return type_
+
+
+def _is_utf8(keys: Strings) -> bool:
+    """Whether each is; together they can be without that, where one ends inside a letter."""
+    data = keys.data[int(keys.ends[0]) : int(keys.ends[-1])]
+    if not len(data) or int(data.max()) < 0x80:
+        return True
+    firsts = (keys.ends[:-1] - keys.ends[0])[np.diff(keys.ends) > 0]
+    if (data[firsts] & 0xC0 == 0x80).any():
+        return False
+    try:
+        data.tobytes().decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _features(source: Index, named: list[tuple[str, pa.DataType]]) -> dict[bytes, bytes]:
+    """What Hugging Face's datasets needs to know the classes' names; arrays it does not need to."""
+    if not source.classes or any(one.dtype for one in source.fields):
+        return {}
+    found: dict[str, Any] = {name: {"dtype": str(type_), "_type": "Value"} for name, type_ in named}
+    if source.labels is not None:
+        label = named[len(source.fields)][0]
+        found[label] = {"names": list(source.classes), "_type": "ClassLabel"}
+    return {b"huggingface": json.dumps({"info": {"features": found}}).encode()}
+
+
+class _Writer:
+    """pyarrow's writer of a file from some place on, without samples and hashes.
+
+    Attributes:
+        sink: has what was written.
+    """
+
+    def __init__(self, columns: Columns, file: int, begin: int) -> None:
+        self._columns, self._file = columns, file
+        self._count = 2 * len(columns.source.fields)
+        # Never read, so no memory: what is read-only counts for no limit either.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        blank = mmap.mmap(-1, self._count * columns.largest, flags=flags, prot=mmap.PROT_READ)
+        self._blank = pa.py_buffer(blank)
+        # pyarrow writes the beginning of a file first, which is there already.
+        self.sink = _Sink(self._blank, begin - len(columns.head(file)), begin)
+        self._writer = pa.ipc.new_file(pa.PythonFile(self.sink, "w"), columns.schemas[file])
+
+    @property
+    def end(self) -> int:
+        """Where the file goes on."""
+        return max(self.sink.at, self.sink.begin)
+
+    def write(self, first: int, stop: int) -> Int64s:
+        """Write a batch; return where its samples stand, field by field, and then their hashes."""
+        holes = np.full(self._count, self.end, np.int64)  # what is empty stands anywhere
+        self._writer.write(self._columns.batch(self._file, first, stop, self._blank))
+        for address, at in self.sink.holes:
+            holes[(address - self._blank.address) // self._columns.largest] = at
+        self.sink.holes.clear()
+        return holes
+
+    def close(self) -> bytes:
+        """Write what stands behind the batches, and return it."""
+        self._writer.close()
+        ((_, tail),) = self.sink.pieces
+        return bytes(tail)
+
+
+class _Sink:
+    """A file for pyarrow to write into, that keeps what comes from a place on.
+
+    Attributes:
+        at: where it is.
+        pieces: what was written, and where.
+        holes: addresses of blank memory that was written, and where.
+    """
+
+    closed = False
+
+    def __init__(self, blank: pa.Buffer, at: int, begin: int) -> None:
+        self._blank = range(blank.address, blank.address + blank.size)
+        self.at, self.begin = at, begin
+        self.pieces: list[tuple[int, bytearray]] = []
+        self.holes: list[tuple[int, int]] = []
+
+    def write(self, data: Any) -> int:
+        """Take bytes, or one of pyarrow's buffers."""
+        if isinstance(data, pa.Buffer) and data.address in self._blank:
+            self.holes.append((data.address, self.at))
+        elif self.at >= self.begin:
+            if not self.pieces or self.pieces[-1][0] + len(self.pieces[-1][1]) != self.at:
+                self.pieces.append((self.at, bytearray()))
+            self.pieces[-1][1].extend(memoryview(data).cast("B"))
+        self.at += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """Where it is."""
+        return self.at
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

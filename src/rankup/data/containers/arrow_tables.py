@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,19 +28,25 @@ _READERS = 16  # files that it keeps open
 
 
 class Reader(Protocol):
-    """Reads one file group by group."""
+    """Reads one file group by group.
 
-    @property
-    def schema(self) -> pa.Schema: ...
+    Attributes:
+        schema: of its columns.
+        groups: how many there are.
+        mapped: the addresses that the file is mapped at; empty where it is not.
+    """
 
-    @property
-    def groups(self) -> list[int]:
-        """Rows of each group."""
+    schema: pa.Schema
+    groups: int
+    mapped: range
 
-    def chunks(self, group: int, column: str) -> Iterator[pa.Array]:
-        """The values of a column of one group, in one or more pieces."""
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of a group, with some columns, in one or more pieces."""
 
     def close(self) -> None: ...
+
+
+Opener = Callable[[Path], Reader]
 
 
 def pack(file: int, group: int, row: Int64s) -> Int64s:
@@ -74,7 +80,7 @@ class _Kept:
         size: bytes that it holds.
     """
 
-    def __init__(self, pieces: Iterator[pa.Array]) -> None:
+    def __init__(self, pieces: Iterator[pa.RecordBatch]) -> None:
         self._pieces = pieces
         self.first, self.size = 0, 0
         self.array: Any = None
@@ -84,10 +90,11 @@ class _Kept:
         while self.array is None or row >= self.first + len(self.array):
             self.first += 0 if self.array is None else len(self.array)
             self.array = None  # before the next one is made
-            array = next(self._pieces, None)
-            if array is None:
+            batch = next(self._pieces, None)
+            if batch is None:
                 raise ValueError(f"the group ends before, at row {self.first}")
-            self.array = member(array, column.path)
+            batch.validate(full=True)
+            self.array = member(batch.column(0), column.path)
             self.size = self.array.nbytes
 
 
@@ -98,13 +105,13 @@ class Tables:
     """
 
     def __init__(
-        self, root: Path, files: Strings, columns: Mapping[str, Column], opener: Callable[..., Any]
+        self, root: Path, files: Strings, columns: Mapping[str, Column], opener: Opener
     ) -> None:
         self._root, self._files, self._columns, self._opener = root, files, columns, opener
         self._mine = threading.local()
 
     @classmethod
-    def of(cls, index: Index, root: Path, opener: Callable[[Path], Reader]) -> Tables:
+    def of(cls, index: Index, root: Path, opener: Opener) -> Tables:
         """From what `facts` says of an index's fields."""
         try:
             paths = {name: tuple(map(str, path)) for name, path in index.facts["columns"].items()}
@@ -141,7 +148,7 @@ class Tables:
         place = (path, group, column.name)
         kept = mine["kept"].pop(place, None)
         if kept is None or row < kept.first:
-            kept = _Kept(self._reader(mine["readers"], path).chunks(group, column.path[0]))
+            kept = _Kept(self._reader(mine["readers"], path).batches(group, column.path[:1]))
         if kept.array is None or row >= kept.first + len(kept.array):
             kept.forward(row, column)
             # The oldest go, until the rest and what just came have room.

@@ -1,35 +1,44 @@
-"""Values of columns as pyarrow gives them, as bytes, lengths, names and labels."""
+"""Values of columns as pyarrow gives them: where they lie, their bytes, names and labels."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.errors import UserError
 from ..index import Int64s
 from ..strings import Strings
-from .arrow_columns import Column, is_bytes, number, plain
+from .arrow_columns import Column, is_bytes, number
 from .arrow_columns import Path as ColumnPath
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 LONGEST_NAME = 4096  # bytes of a key or a class name
-# What pyarrow raises on damaged files, besides its own.
-BROKEN = (
-    *(ValueError, TypeError, KeyError, IndexError, NotImplementedError, OverflowError),
-    *(MemoryError, RecursionError, OSError),
-)
+# Rows of labels or keys that are looked at together: a file may have a batch per row.
+_TOGETHER = 1 << 16
 
 
 class Unfit(Exception):  # noqa: N818 - no error where other names can be given
     """The values of a column cannot be names of samples or classes; the message says why."""
 
 
+def broken() -> tuple[type[BaseException], ...]:
+    """Return what pyarrow and numpy raise on a damaged file."""
+    import pyarrow as pa
+
+    return (
+        *(pa.ArrowException, ValueError, TypeError, KeyError, IndexError, NotImplementedError),
+        *(OverflowError, MemoryError, RecursionError, OSError),
+    )
+
+
 def member(array: pa.Array, path: ColumnPath) -> pa.Array:
-    """The values of a column or of a struct's member in it, in their plain form."""
+    """Return the values of a column, or of a struct's member in it, in their plain form.
+
+    Values that lie in the file as they are stay there.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as t
@@ -38,7 +47,7 @@ def member(array: pa.Array, path: ColumnPath) -> pa.Array:
     for name in path[1:]:
         array = _stored(pc.struct_field(array, [name]))
     if t.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        return array.dictionary_decode()
     if t.is_binary_view(array.type):
         return array.cast(pa.large_binary())
     if t.is_string_view(array.type):
@@ -52,46 +61,87 @@ def _stored(array: pa.Array) -> pa.Array:
     return array
 
 
-def lengths(array: pa.Array, column: Column) -> tuple[Int64s, int]:
-    """Bytes of each value, and how many are null: these have none.
+def places(array: pa.Array, mapped: range) -> tuple[Int64s, Int64s] | None:
+    """Return offset and length in a file of each value; None where they do not lie in it.
+
+    Args:
+        mapped: the addresses that the file is mapped at.
 
     Raises:
-        UserError: numbers are missing, for which there are no bytes.
+        ValueError: they would lie outside of their column.
     """
+    rows, type_ = len(array), array.type
+    step = step_of(type_)
+    width = 1 if is_bytes(type_) else width_of(type_.value_type if step else type_)
+    if width is None:
+        return None
+    buffers = array.buffers()
+    data = buffers[-1]
+    if data is None or not data.size:
+        return np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    if data.address not in mapped or data.size > mapped.stop - data.address:
+        return None
+    begin = data.address - mapped.start
+    if not step:
+        return begin + np.arange(rows, dtype=np.int64) * width, np.full(rows, width, np.int64)
+    ends = np.frombuffer(buffers[1], f"<i{step}", rows + 1).astype(np.int64)
+    length = ends[1:] - ends[:-1]  # not np.diff, which takes four times as long for one row
+    if ends[0] < 0 or (length < 0).any() or ends[-1] > data.size // max(width, 1):
+        raise ValueError("a value lies outside of its column")
+    return begin + ends[:-1] * width, length * width
+
+
+def step_of(type_: Any) -> int:
+    """Return the bytes of each entry of a type's list of ends; 0 where it has none."""
+    import pyarrow.types as t
+
+    if t.is_binary(type_) or t.is_string(type_) or t.is_list(type_):
+        return 4
+    large = t.is_large_binary(type_) or t.is_large_string(type_) or t.is_large_list(type_)
+    return 8 if large else 0
+
+
+def width_of(type_: Any) -> int | None:
+    """Return the bytes of each value; None where they differ, or do not lie side by side."""
+    import pyarrow.types as t
+
+    if t.is_fixed_size_binary(type_):
+        return int(type_.byte_width)
+    if t.is_fixed_size_list(type_):
+        inner = width_of(type_.value_type)
+        return None if inner is None else inner * int(type_.list_size)
+    dtype = number(type_)
+    return None if dtype is None or t.is_boolean(type_) else np.dtype(dtype).itemsize
+
+
+def lengths(array: pa.Array, column: Column) -> Int64s:
+    """Return the bytes of each value; a null has none."""
     import pyarrow.compute as pc
 
-    if column.dtype:
-        width = np.dtype(column.dtype).itemsize
-        full(array, column)
-        if column.shape is None:
-            found = pc.list_value_length(array).to_numpy(zero_copy_only=False)
-            return found.astype(np.int64) * width, 0
-        each = width * int(np.prod(column.shape, dtype=np.int64))
-        return np.full(len(array), each, np.int64), 0
-    found = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
-    return found.astype(np.int64), array.null_count
+    if not column.dtype:
+        found = pc.fill_null(pc.binary_length(array), 0)
+        return found.to_numpy(zero_copy_only=False).astype(np.int64)
+    width = np.dtype(column.dtype).itemsize
+    if column.shape is None:
+        found = pc.list_value_length(array).to_numpy(zero_copy_only=False)
+        return found.astype(np.int64) * width
+    return np.full(len(array), width * int(np.prod(column.shape, dtype=np.int64)), np.int64)
 
 
-def full(array: pa.Array, column: Column) -> None:
-    """Refuse an array with nulls among its numbers."""
-    while True:
-        if array.null_count:
-            raise missing(column)
+def check_full(array: pa.Array, column: Column) -> None:
+    """Refuse an array with nulls among its numbers, for which there are no bytes."""
+    while not array.null_count:
         if not hasattr(array, "flatten"):
             return
         array = array.flatten()
-
-
-def missing(column: Column) -> UserError:
-    """The error where a column of numbers has nulls."""
-    return UserError(
+    raise UserError(
         f"column {column.name!r} has missing values (nulls) among its numbers, which an array "
         f"cannot have; fill them, or leave the column out with --fields"
     )
 
 
 def value(array: pa.Array, row: int, column: Column) -> bytes | memoryview:
-    """The bytes of one value."""
+    """Return the bytes of one value."""
     one = array.slice(row, 1)
     if column.dtype:
         while hasattr(one, "flatten"):
@@ -105,13 +155,13 @@ def value(array: pa.Array, row: int, column: Column) -> bytes | memoryview:
         size = int(one.type.byte_width)
         begin, end = one.offset * size, (one.offset + 1) * size
         return memoryview(first).cast("B")[begin:end]  # pyarrow's own are of signed bytes
-    step = 8 if str(one.type).startswith("large") else 4
+    step = step_of(one.type)
     begin, end = np.frombuffer(first, f"<i{step}", 2, one.offset * step).tolist()
     return memoryview(second[0]).cast("B")[begin:end] if end > begin else b""
 
 
 def strings(array: pa.Array) -> Strings:
-    """Binary or string values.
+    """Return binary or string values.
 
     Raises:
         Unfit: some are null, or too long for a name.
@@ -133,18 +183,8 @@ def strings(array: pa.Array) -> Strings:
     return Strings(held[found[0] : found[-1]].copy(), found - found[0])
 
 
-def joined(parts: list[Strings]) -> Strings:
-    """Several, one after another."""
-    ends, at = [np.zeros(1, np.int64)], 0
-    for part in parts:
-        ends.append(part.ends[1:] + at)
-        at += int(part.ends[-1])
-    empty = np.empty(0, np.uint8)
-    return Strings(np.concatenate([empty, *(part.data for part in parts)]), np.concatenate(ends))
-
-
 def as_array(found: Strings) -> pa.Array:
-    """As pyarrow's array, whose functions run over millions of them; shares memory."""
+    """Return pyarrow's array of them, whose functions run over millions; shares memory."""
     import pyarrow as pa
 
     ends = pa.py_buffer(np.ascontiguousarray(found.ends))
@@ -152,87 +192,93 @@ def as_array(found: Strings) -> pa.Array:
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(found), [None, ends, data])
 
 
-class Labels:
-    """Labels as they are read, part after part: numbers, or names that become numbers."""
+class Gathered:
+    """Values of a column, of many rows at once where a file has batches of few."""
 
     def __init__(self) -> None:
+        self._arrays: list[pa.Array] = []
+        self._rows = 0
+
+    def add(self, array: pa.Array) -> None:
+        """Add the values of a batch."""
+        self._arrays.append(array)
+        self._rows += len(array)
+        if self._rows >= _TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Take what was added."""
+        import pyarrow as pa
+
+        if self._arrays:
+            array = pa.concat_arrays(self._arrays)
+            self._arrays, self._rows = [], 0
+            array.validate(full=True)
+            self._take(array)
+
+    def _take(self, array: pa.Array) -> None:
+        raise NotImplementedError
+
+
+class Names(Gathered):
+    """Keys of samples.
+
+    Raises:
+        Unfit: some of them are null, or too long.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[Strings] = []
+
+    def _take(self, array: pa.Array) -> None:
+        self.parts.append(strings(array))
+
+
+class Labels(Gathered):
+    """Labels: whole numbers, or names that become numbers.
+
+    Raises:
+        Unfit, ValueError: the values are no labels.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
         self._parts: list[Int64s] = []
         self._known: dict[bytes, int] = {}
 
-    def numbers(self, part: npt.NDArray[Any], there: npt.NDArray[np.bool_] | None = None) -> None:
-        """Add whole numbers; those that are not there become -1.
-
-        Raises:
-            ValueError: they are too large, or smaller than -1, which is `no label`.
-        """
-        if there is not None:
-            part = np.where(there, part, 0)
-        if len(part) and (int(part.min()) < -1 or int(part.max()) >= 1 << 63):
-            raise ValueError(
-                f"has labels from {part.min()} to {part.max()}; labels are -1 (none), 0, 1, …"
-            )
-        found = part.astype(np.int64)
-        self._parts.append(found if there is None else np.where(there, found, -1))
-
-    def names(self, part: Strings, there: npt.NDArray[np.bool_] | None = None) -> None:
-        """Add names; those that are not there become -1."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        array = as_array(part)
-        if there is not None:
-            array = pc.if_else(pa.array(there), array, None)
-        coded = array.dictionary_encode()
-        known = self._known
-        seen = [known.setdefault(name, len(known)) for name in coded.dictionary.to_pylist()]
-        codes = pc.fill_null(coded.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
-        self._parts.append(np.array([*seen, -1], np.int64)[codes])  # -1 is the last one
-
-    def add(self, array: pa.Array) -> None:
-        """Add values of a column.
-
-        Raises:
-            Unfit, ValueError: they are no labels.
-        """
+    def _take(self, array: pa.Array) -> None:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if is_bytes(array.type):
-            there = pc.is_valid(array).to_numpy(zero_copy_only=False)
-            self.names(strings(pc.fill_null(array.cast(pa.large_binary()), b"")), there)
+            self._parts.append(self._numbers(array.cast(pa.large_binary()).dictionary_encode()))
             return
+        there = pc.is_valid(array).to_numpy(zero_copy_only=False)
         if pa.types.is_boolean(array.type):
             array = array.cast(pa.int8())
-        self.numbers(pc.fill_null(array.cast(pa.int64()), -1).to_numpy(zero_copy_only=False))
+        found = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
+        if len(found) and (int(found.min()) < -1 or int(found.max()) >= 1 << 63):
+            raise ValueError(
+                f"has labels from {found.min()} to {found.max()}; labels are -1 (none), 0, 1, …"
+            )
+        self._parts.append(np.where(there, found.astype(np.int64), -1))
+
+    def _numbers(self, coded: pa.DictionaryArray) -> Int64s:
+        import pyarrow.compute as pc
+
+        known = self._known
+        seen = [known.setdefault(name, len(known)) for name in strings(coded.dictionary)]
+        rows = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
+        return np.array([*seen, -1], np.int64)[rows]  # of a null the last one
 
     def done(self) -> tuple[Int64s, tuple[bytes, ...]]:
-        """The labels, and the names of classes in the order of their bytes."""
+        """Return the labels, and the names of classes in the order of their bytes."""
         labels = np.concatenate([np.empty(0, np.int64), *self._parts])
-        names = sorted(self._known)
-        if not names:
+        if not self._known:
             return labels, ()
+        names = sorted(self._known)
         place = {name: at for at, name in enumerate(names)}
         # One more for -1, which the last entry is.
         order = np.array([*(place[name] for name in self._known), -1], np.int64)
         return order[labels], tuple(names)
-
-
-def broken() -> tuple[type[BaseException], ...]:
-    """What pyarrow raises on a file that is damaged."""
-    import pyarrow as pa
-
-    return (pa.ArrowException, *BROKEN)
-
-
-def width(type_: Any) -> int | None:
-    """Bytes of each value of a type whose values have all the same and lie side by side."""
-    import pyarrow.types as t
-
-    type_ = plain(type_)
-    if t.is_fixed_size_binary(type_):
-        return int(type_.byte_width)
-    if t.is_fixed_size_list(type_):
-        inner = width(type_.value_type)
-        return None if inner is None else inner * int(type_.list_size)
-    dtype = number(type_)
-    return None if dtype is None or t.is_boolean(type_) else np.dtype(dtype).itemsize

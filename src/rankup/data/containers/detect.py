@@ -1,9 +1,11 @@
-"""Which format a file or folder has: by its first bytes and by what is in it, not by its name."""
+"""The format of a file or folder: by its first bytes and by what is in it, not by its name."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,7 +14,8 @@ from ...base.text import clean
 
 KNOWN = (
     "HDF5, Arrow IPC (file or stream), tar, SquashFS, zip, Parquet, .npy/.npz; a folder of .tar, "
-    ".arrow or .parquet files, a Hugging Face data set saved to disk, or a folder of class folders"
+    ".arrow or .parquet files, also one below for each split, a Hugging Face data set saved to "
+    "disk, or a folder of class folders"
 )
 PART = ".part"
 _INDEX = ".index.npz"
@@ -38,6 +41,8 @@ _HUGGING_FACE = ("dataset_dict.json", "dataset_info.json", "state.json")
 _LISTS = (".csv", ".tsv", ".json", ".jsonl", ".pkl", ".pickle")
 _SINGLE = (".h5", ".hdf5", ".sqsh", ".squashfs", ".sfs")
 _HIDDEN = ("Thumbs.db",)
+_SEVERAL = (".arrow", ".tar", ".parquet")  # formats of which a folder of files is one data set
+_LOOKED_AT = 4096  # names of a folder, which may have a million
 
 
 def is_squashfs(path: Path) -> bool:
@@ -144,9 +149,9 @@ def _folder(path: Path) -> str:
     if any(name in names for name in _HUGGING_FACE):
         return "hf"
     ends = {os.path.splitext(name)[1].lower() for name in names}
-    for end in ("arrow", "tar", "parquet"):
-        if f".{end}" in ends:
-            return end
+    for end in _SEVERAL:
+        if end in ends or _all_below(path, names, end):
+            return end.removeprefix(".")
     if "data" in names and any((path / "data").glob("*.parquet")):
         return "parquet"  # as a repository of the Hub has it
     single = [name for name in names if os.path.splitext(name)[1].lower() in _SINGLE]
@@ -156,3 +161,21 @@ def _folder(path: Path) -> str:
             f"each: open {clean(str(path / min(single)))}"
         )
     return "files"
+
+
+def _all_below(path: Path, names: Iterable[str], end: str) -> bool:
+    """Return whether each folder in a folder holds files of one kind, as `train/` and `val/`."""
+    found = False
+    for name in names:
+        if not (path / name).is_dir():
+            continue
+        with os.scandir(path / name) as entries:
+            some = [
+                entry.name.lower()
+                for entry in itertools.islice(entries, _LOOKED_AT)
+                if not entry.name.startswith(".") and entry.name not in _HIDDEN and entry.is_file()
+            ]
+        if some and not any(one.endswith(end) for one in some):
+            return False
+        found = found or bool(some)
+    return found

@@ -11,7 +11,7 @@ from .. import keys
 from ..errors import BadContainer
 from ..index import Index
 from . import Choice, arrow
-from .arrow_files import File, in_order
+from .arrow_index import File, in_order
 from .arrow_index import scan as index_of
 from .arrow_tables import Tables
 

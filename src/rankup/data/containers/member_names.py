@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # What file managers leave behind; as `files` leaves it out of folders.
-_LEFTOVERS = (b"Thumbs.db", b"ehthumbs.db", b"desktop.ini")
+_LEFTOVERS = (b"Thumbs.db", b"ehthumbs.db", b"desktop.ini", b"__MACOSX")
 _DOT = ord(".")
 
 
@@ -21,10 +21,7 @@ def plain(name: bytes) -> bytes:
 
 def hidden(name: bytes) -> bool:
     """Whether it is nobody's data: hidden, below a hidden folder, or left behind by a program."""
-    return (
-        name[0] == _DOT
-        or b"/." in name
-        or name.endswith(_LEFTOVERS)
-        or name.startswith(b"__MACOSX/")
-        or b"/__MACOSX/" in name
-    )
+    if name[0] == _DOT or b"/." in name:
+        return True
+    # Hardly a name of a million has one of these in it.
+    return any(one in name and one in name.split(b"/") for one in _LEFTOVERS)

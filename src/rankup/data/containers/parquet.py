@@ -6,92 +6,74 @@ read through pyarrow, in order without decoding anything twice. What is taken fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..index import Index
 from . import Choice
-from .arrow_files import files_below
-from .arrow_index import Source
+from .arrow_index import Source, files_below
 from .arrow_index import scan as index_of
-from .arrow_table import Table
-from .arrow_tables import Reader, Tables
+from .arrow_tables import Tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_WHOLE = 64 << 20  # bytes of a column of a row group that is decoded at once
+_WHOLE = 64 << 20  # bytes of a row group that are decoded at once
 _PIECE = 16 << 20  # bytes of the pieces that a larger one is decoded in
 
 
 def scan(path: Path, choice: Choice) -> Index:
-    """A Parquet file, or a folder of them or with them in `data/`; see `Format.scan`.
+    """A Parquet file, or a folder of them or with them in folders; see `Format.scan`.
 
     Files named `train-00000-of-00002.parquet` are split `train`, others by the last word of their
     name where that is a split's. All lengths are read, and with them each chosen column once.
     """
     files = files_below(path, ".parquet", choice.split)
-    return index_of(Source("parquet", path, files, _opened, read, {}), choice)
+    return index_of(Source("parquet", path, files, RowGroups, {}), choice)
 
 
 def fallback(index: Index, root: Path) -> Tables:
-    """Reads the values."""
-    return Tables.of(index, root, read)
+    """Return what reads the values."""
+    return Tables.of(index, root, RowGroups)
 
 
-def read(path: Path) -> Reader:
-    """The reader of one file."""
-    return _RowGroups(path)
+class RowGroups:
+    """The row groups of a file; see `arrow_tables.Reader`."""
 
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Table]:
-    reader = _RowGroups(path)
-    try:
-        yield Table(reader)
-    finally:
-        reader.close()
-
-
-class _RowGroups:
-    """The row groups of a file."""
+    mapped = range(0)
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         # A file read by position: a forked process may share it.
-        self._source = pa.OSFile(str(path))
+        self._source = pa.OSFile(os.fsencode(path))
         try:
             self._file = pq.ParquetFile(self._source, pre_buffer=False, buffer_size=1 << 20)
             self.schema: pa.Schema = self._file.schema_arrow
-            metadata = self._file.metadata
-            self.groups = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
+            self.groups: int = self._file.metadata.num_row_groups
         except BaseException:
             self._source.close()
             raise
-        if any(rows < 0 for rows in self.groups):
-            raise ValueError("a row group has a negative number of rows")
 
-    def chunks(self, group: int, column: str) -> Iterator[pa.Array]:
-        rows = max(1, self.groups[group])
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of a row group, in pieces where it is large."""
         about = self._file.metadata.row_group(group)
+        rows = max(1, about.num_rows)
         inside = [about.column(number) for number in range(about.num_columns)]
+        names = tuple(f"{name}." for name in columns)
         bytes_ = sum(
             one.total_uncompressed_size
             for one in inside
-            if one.path_in_schema == column or one.path_in_schema.startswith(f"{column}.")
+            if f"{one.path_in_schema}.".startswith(names)  # a struct's members have names behind it
         )
         # Of small values many, of large ones few: a piece has about the same bytes.
         size = rows if bytes_ <= _WHOLE else max(1, rows * _PIECE // bytes_)
-        for batch in self._file.iter_batches(
-            size, row_groups=[group], columns=[column], use_threads=False
-        ):
-            array = batch.column(0)
-            array.validate(full=True)
-            yield array
+        yield from self._file.iter_batches(
+            size, row_groups=[group], columns=list(columns), use_threads=False
+        )
 
     def close(self) -> None:
         """Close the file."""

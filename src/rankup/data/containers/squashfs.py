@@ -1,190 +1,297 @@
-"""SquashFS images as containers: any tool's, of version 4.0.
+"""SquashFS images: the files that samples become in ours, and those of others through a mount.
 
-A file whose blocks are stored as they are lies in one piece, and is read where it lies, without
-mounting anything. What is compressed, sparse, or ends in a fragment goes through the fallback.
+In an image of ours nothing is compressed and nothing lies in fragments, so that the files follow
+each other behind the superblock in the order in which they were written: places are sums of
+lengths. An image of others is mounted by `squashfuse` and is a folder of files then.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import os
+import shutil
 import struct
-from collections.abc import Iterator
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
-from ..index import Field, Index
+from ...base.errors import UserError
+from .. import indexes
+from ..errors import BadContainer
+from ..index import Field, Index, Int64s, Split, UInt64s
 from ..strings import Strings
-from . import Choice, Fallback
-from .grouping import LONE, group
-from .squashfs_blocks import COMPRESSORS, NONE, STORED, Image, open_image, opened
-from .squashfs_inodes import fragment_block
-from .squashfs_tree import files as files_of
+from . import Choice, detect
+from .grouping import LONE
+from .squashfs_write import Buffer, Member
 
-# What file managers leave behind, beside hidden files.
-_LEFTOVERS = (b"/Thumbs.db/", b"/ehthumbs.db/", b"/desktop.ini/", b"/__MACOSX/")
+# In the image: labels of samples whose folders do not tell them. Hidden, so that it is no sample.
+LABELS = b".labels.csv"
+_SUPERBLOCK = 96  # bytes before the data
+_INODES = struct.Struct("<Q")  # where the table of inodes begins, which follows the data
+_INODES_AT = 64
+_COMPARED = 1000  # samples of an image of ours that are read back
+# Ends with the last process that has the other end of its stdin, also where that was killed.
+_GUARD = (
+    'exec 3<&0; (read _ <&3; fusermount3 -u "$0" || fusermount -u "$0" || umount "$0"; '
+    'rmdir "$0" "${0%/*}") >/dev/null 2>&1 &'
+)
+_SECONDS = 60.0  # for squashfuse to mount: a disk that does not answer
 
 
 def scan(path: Path, choice: Choice) -> Index:
-    """Where everything lies; splits and classes by folders, see `grouping`.
-
-    Hidden files and symbolic links within the image are left out and counted in the facts.
+    """Refuse: images of ours have an index, and those of others are opened by `files_of`.
 
     Raises:
-        BadContainer: damaged or hostile, with devices, or with links that lead out of it.
-        UserError: compressed with lzo; or the folders leave open what is a split.
+        UserError: always.
+    """
+    raise UserError(f"{path} is a SquashFS image, which is read through a mount")
+
+
+def files_of(path: Path) -> Path:
+    """Return the folder in which the files of an image of others are seen; else the path itself.
+
+    Raises:
+        UserError: it cannot be mounted here.
+        BadContainer: it is damaged.
+    """
+    if not path.is_file() or indexes.place(path).is_file() or not detect.is_squashfs(path):
+        return path
+    image = path.resolve()
+    if image not in _MOUNTS:
+        _MOUNTS[image] = _mounted(image)
+    return _MOUNTS[image].point
+
+
+def release() -> None:
+    """Unmount the images that this process has mounted, as its end does."""
+    while _MOUNTS:
+        _, mount = _MOUNTS.popitem()
+        os.close(mount.watched)
+        until = time.monotonic() + _SECONDS
+        # Unless a forked process still has the pipe, the shell at its other end goes on now.
+        while mount.point.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+class _Mount(NamedTuple):
+    """Where an image is mounted, and the end of a pipe that closes with the process."""
+
+    point: Path
+    watched: int
+
+
+# Of this process and those forked from it: an image is mounted once.
+_MOUNTS: dict[Path, _Mount] = {}
+
+
+def _mounted(image: Path) -> _Mount:
+    tools = [name for name in ("squashfuse_ll", "squashfuse") if shutil.which(name)]
+    if not tools or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        lacks = "/dev/fuse is not there, or not for you" if tools else "there is no squashfuse"
+        raise UserError(
+            f"{image} is a SquashFS image that `rankup pack` did not write, which is read through "
+            f"a mount, and {lacks}: unpack it once, `unsquashfs -d FOLDER {image}`, and pack FOLDER"
+        )
+    # Of the image's name, since people see it.
+    point = Path(tempfile.mkdtemp(prefix="rankup-mount-")) / image.name
+    point.mkdir()
+    mount = [tools[0], "-o", "ro,nosuid,nodev", str(image), str(point)]
+    done = subprocess.run(
+        mount, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
+    )
+    if done.returncode:
+        point.rmdir()
+        point.parent.rmdir()
+        said = (done.stderr or done.stdout).decode(errors="replace").strip()
+        raise BadContainer(
+            f"{image} cannot be mounted, so that it is damaged, or {tools[0]} is not set up: "
+            f"{said or f'exit code {done.returncode}'}"
+        )
+    reading, watched = os.pipe()
+    subprocess.run(
+        ["/bin/sh", "-c", _GUARD, str(point)], stdin=reading, start_new_session=True, check=True
+    )
+    os.close(reading)
+    return _Mount(point, watched)
+
+
+def members(source: Index, chunks: Callable[[int, int], Iterable[Buffer]]) -> Iterator[Member]:
+    """The files that the samples of an index become, in its order.
+
+    A lone field `data` is `<folder>/<key>`, several are `<folder>/<key>.<field>`; an array field
+    is `<folder>/<field>.npy` for each split, as `numpy.save` writes it.
+
+    Args:
+        source: all lengths are known.
+        chunks: gives the bytes of a field of a sample, by the field's place and the row.
+    """
+    text = _labels(source)
+    if text:
+        yield Member(LABELS, len(text), (text,))
+    plain = [number for number, one in enumerate(source.fields) if not one.dtype]
+    lengths = {number: source.fields[number].length.tolist() for number in plain}
+    for split, folder in zip(source.splits, folders(source), strict=True):
+        for row in range(split.start, split.stop):
+            for number in plain:
+                path = _path(source, folder, row, number)
+                yield Member(path, lengths[number][row], chunks(number, row))
+        for number, one in enumerate(source.fields):
+            if one.dtype:
+                head = _npy_head(one, split)
+                size = len(head) + _row_bytes(one) * (split.stop - split.start)
+                path = folder + os.fsencode(one.name) + b".npy"
+                yield Member(path, size, _rows(head, split, number, chunks))
+
+
+def folders(source: Index) -> list[bytes]:
+    """What stands before the keys of each split: its folder, or its name where two have the same.
+
+    With a `/` at its end, or empty.
+    """
+    names = [one.folder for one in source.splits]
+    if len(set(names)) < len(names):
+        names = [one.name for one in source.splits]
+    return [os.fsencode(name) + b"/" if name else b"" for name in names]
+
+
+def indexed(source: Index, out: Path, hashes: UInt64s | None = None) -> Index:
+    """Return the index of an image that `write` made of the `members` of an index.
+
+    Args:
+        hashes: (fields, n) of the bytes that were written, of which some are compared.
+
+    Raises:
+        BadContainer: the files do not lie in the image as they should.
         OSError: it cannot be read.
     """
-    with opened(path) as image:
-        found = files_of(image)
-        facts = facts_of(image)
-    taken = np.fromiter((not _hidden(name) for name in found.paths), np.bool_, len(found.paths))
-    kept = np.flatnonzero(taken)
-    groups = group(found.paths.take(kept), choice=choice)
-    rows, splits = groups.rows()
-    facts |= {"symlinks": found.symlinks, "skipped": len(taken) - len(kept)}
-    return Index(
+    at = _SUPERBLOCK + len(_labels(source))
+    offsets = [np.zeros(len(source), np.int64) for _ in source.fields]
+    plain = [number for number, one in enumerate(source.fields) if not one.dtype]
+    for split in source.splits:
+        rows = slice(split.start, split.stop)
+        for number, begin in zip(plain, _places(source, plain, rows, at), strict=True):
+            offsets[number][rows] = begin
+            at += int(source.fields[number].length[rows].sum())
+        for number, one in enumerate(source.fields):
+            if one.dtype:
+                at += len(_npy_head(one, split))
+                count, size = split.stop - split.start, _row_bytes(one)
+                offsets[number][rows] = at + size * np.arange(count)
+                at += size * count
+    fields = tuple(
+        replace(
+            one,
+            offset=offset,
+            length=np.full(len(source), _row_bytes(one)) if one.dtype else one.length,
+            file=None,
+        )
+        for one, offset in zip(source.fields, offsets, strict=True)
+    )
+    index = replace(
+        source,
         container="squashfs",
         files=Strings.of([b""]),
-        splits=splits,
-        keys=groups.keys.take(rows),
-        fields=(Field(LONE, found.offset[kept][rows], found.length[kept][rows]),),
-        labels=None if groups.labels is None else groups.labels[rows],
-        classes=groups.classes,
-        sizes=np.array([path.stat().st_size], np.int64),
-        facts=facts,
+        fields=fields,
+        sizes=np.array([out.stat().st_size], np.int64),
+        times=None,
+        frames=None,
+        facts={},
     )
+    _check(index, out, at, hashes)
+    return index
 
 
-def facts_of(image: Image) -> dict[str, Any]:
-    """What an index notes of an image."""
-    top = image.super
-    compression = COMPRESSORS[top.compressor]
-    return {"block": top.block, "compression": compression, "made": top.made, "inodes": top.inodes}
+def _places(source: Index, plain: list[int], rows: slice, at: int) -> Int64s:
+    """(fields, rows) where the files of a split begin, which follow each other row by row."""
+    if not plain:
+        return np.empty((0, 0), np.int64)
+    lengths = np.stack([source.fields[number].length[rows] for number in plain], axis=1)
+    ends = at + np.cumsum(lengths)
+    places: Int64s = (ends.reshape(lengths.shape) - lengths).T
+    return places
 
 
-def fallback(index: Index, root: Path) -> Fallback:
-    """Reads files that are compressed or sparse, or end in a fragment; numbers are inodes'."""
-    return _Blocks(root)
+def _check(index: Index, out: Path, end: int, hashes: UInt64s | None) -> None:
+    with out.open("rb") as file:
+        file.seek(_INODES_AT)
+        (found,) = _INODES.unpack(file.read(_INODES.size))
+        if found != end:
+            raise BadContainer(
+                f"{out} is not what was to be written: its data ends at byte {found}, not {end}; "
+                f"two samples may become one file: rename one, or take another container"
+            )
+        rows = np.unique(np.linspace(0, len(index) - 1, min(len(index), _COMPARED)).astype(int))
+        for one, digests in zip(index.fields, () if hashes is None else hashes, strict=False):
+            for row in rows.tolist():
+                file.seek(int(one.offset[row]))
+                digest = xxhash.xxh3_64()
+                left = int(one.length[row])
+                while left > 0 and (data := file.read(min(left, 1 << 24))):
+                    digest.update(data)
+                    left -= len(data)
+                if digest.intdigest() != digests[row]:
+                    raise BadContainer(
+                        f"{out} is not what was to be written: {index.path(row)} lies elsewhere "
+                        f"in it; this mksquashfs orders files otherwise: take another container"
+                    )
 
 
-def _hidden(path: bytes) -> bool:
-    framed = b"/" + path + b"/"
-    return b"/." in framed or any(name in framed for name in _LEFTOVERS)
+def _path(source: Index, folder: bytes, row: int, number: int) -> bytes:
+    one = source.fields[number]
+    if len(source.fields) == 1 and one.name == LONE:
+        return folder + source.keys[row]
+    return folder + source.keys[row] + b"." + os.fsencode(one.name)
 
 
-class _Inode(NamedTuple):
-    """A file's inode.
-
-    Attributes:
-        start: of its first block in the image.
-        length: in bytes.
-        fragment, inner: that its end lies in, and where in it.
-        blocks: words with the sizes of its blocks.
-    """
-
-    start: int
-    length: int
-    fragment: int
-    inner: int
-    blocks: tuple[int, ...]
+def _row_bytes(one: Field) -> int:
+    size = np.dtype(one.dtype).itemsize
+    for axis in one.shape:
+        size *= axis
+    return size
 
 
-class _Blocks:
-    """Reads files block by block."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._image: Image | None = None
-        # The last fragment: files that were packed one after the other end in the same.
-        self._fragment: tuple[int, bytes] = (NONE, b"")
-
-    def chunks(self, field: str, number: int) -> Iterator[bytes | memoryview]:
-        """The bytes of a file; `number` is its inode's reference."""
-        if self._image is None:
-            self._image = open_image(self._path)
-        image = self._image
-        inode = _inode(image, number)
-        at, left = inode.start, inode.length
-        for word in inode.blocks:
-            size, wanted = word & (STORED - 1), min(image.super.block, left)
-            if word >= 2 * STORED or size > image.super.block:
-                image.bad(f"a block of {size} bytes")
-            if not size:
-                yield bytes(wanted)
-            else:
-                data = image.read(at, size)
-                if not word & STORED:
-                    data = image.unpacked(data, wanted)
-                if len(data) != wanted:
-                    image.bad(f"a block has {len(data)} bytes instead of {wanted}")
-                yield data
-            at, left = at + size, left - wanted
-        if left:
-            if inode.fragment != self._fragment[0]:
-                self._fragment = (inode.fragment, _fragment(image, inode.fragment))
-            tail = memoryview(self._fragment[1])[inode.inner : inode.inner + left]
-            if len(tail) != left:
-                image.bad("a file goes past the end of its fragment")
-            yield tail
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "_image": None, "_fragment": (NONE, b"")}
-
-    def __del__(self) -> None:
-        if self._image is not None:
-            os.close(self._image.descriptor)
+def _npy_head(one: Field, split: Split) -> bytes:
+    head = io.BytesIO()
+    shape = (split.stop - split.start, *one.shape)
+    about = {"descr": one.dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, about)
+    return head.getvalue()
 
 
-def _inode(image: Image, reference: int) -> _Inode:
-    top = image.super
-    place, offset = top.inode_table + (reference >> 16), reference & 0xFFFF
-    if not top.inode_table <= place < top.directory_table:
-        image.bad(f"no inode {reference}")
-    data, place = image.metadata(place)
-    if offset >= len(data):
-        image.bad(f"no inode {reference}")
-    parts = bytearray(data[offset:])
-
-    def need(size: int) -> None:
-        nonlocal place
-        if size > image.most(top.inode_table, top.directory_table):
-            image.bad("a file has more blocks than there is room for")
-        while len(parts) < size:
-            if place >= top.directory_table:
-                image.bad("an inode ends past the end of its table")
-            more, place = image.metadata(place)
-            parts.extend(more)
-
-    need(2)
-    (kind,) = struct.unpack_from("<H", parts)
-    if kind == 2:
-        head = 32
-        need(head)
-        start, fragment, inner, length = struct.unpack_from("<4I", parts, 16)
-    elif kind == 9:
-        head = 56
-        need(head)
-        start, length, _, _, fragment, inner = struct.unpack_from("<3Q3I", parts, 16)
-    else:
-        image.bad(f"inode {reference} is no file")
-    block = top.block
-    blocks = length // block if fragment != NONE else -(-length // block)
-    need(head + 4 * blocks)
-    return _Inode(start, length, fragment, inner, struct.unpack_from(f"<{blocks}I", parts, head))
+def _rows(
+    head: bytes, split: Split, number: int, chunks: Callable[[int, int], Iterable[Buffer]]
+) -> Iterator[Buffer]:
+    yield head
+    for row in range(split.start, split.stop):
+        yield from chunks(number, row)
 
 
-def _fragment(image: Image, number: int) -> bytes:
-    """A whole fragment block."""
-    if number >= image.super.fragments:
-        image.bad(f"it has {image.super.fragments} fragments, and a file lies in number {number}")
-    table, place = fragment_block(image, number // 512), number % 512 * 16
-    if place + 16 > len(table):
-        image.bad("its table of fragments is too short")
-    at, word, _ = struct.unpack_from("<QII", table, place)
-    size = word & (STORED - 1)
-    if word >= 2 * STORED or size > image.super.block:
-        image.bad(f"a fragment of {size} bytes")
-    data = image.read(at, size)
-    return data if word & STORED else image.unpacked(data, image.super.block)
+def _labels(source: Index) -> bytes:
+    """Path and label of each sample as CSV; empty where there are none, or folders tell them."""
+    if source.labels is None:
+        return b""
+    labels = source.labels.tolist()
+    names = [os.fsencode(name) for name in source.classes]
+    if all(
+        label < 0 or (label < len(names) and key.startswith(names[label] + b"/"))
+        for key, label in zip(source.keys, labels, strict=True)
+    ):
+        return b""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(("path", "label"))
+    for split, folder in zip(source.splits, folders(source), strict=True):
+        for row in range(split.start, split.stop):
+            if labels[row] >= 0:
+                known = labels[row] < len(names)
+                label = source.classes[labels[row]] if known else labels[row]
+                lines.writerow((os.fsdecode(folder + source.keys[row]), label))
+    return text.getvalue().encode("utf-8", "surrogateescape")

@@ -135,7 +135,8 @@ class Inflated:
         return {**self.__dict__, "_descriptor": -1}
 
     def __del__(self) -> None:
-        self.close()
+        if os is not None:  # else the interpreter ends
+            self.close()
 
 
 def _inflated(

@@ -17,7 +17,6 @@ from ..draw import Draw
 from ..engines import Engine, default_workers
 from ..loader import Loader
 from ..making import Fetch, Made
-from ..options import Options
 from ..orders import Ordering
 from ..photos.shaping import Photo
 from ..reader import PackedDataset
@@ -152,8 +151,8 @@ class _Dali:
         self._read = _Read(reading)
         far = dataset.samples.how == "pread"
         # Bytes need no page-locked memory of their own.
-        options = Options(None, "threads", setting.prefetch, None, timeout, False)
-        self._ahead = Threads(self._read, _READERS if far else 1, options)
+        readers = _READERS if far else 1
+        self._ahead = Threads(self._read, readers, setting.prefetch, timeout, pin_memory=False)
         # Kept from epoch to epoch; two loops over one loader have a pipeline each.
         self._idle: list[Pipeline] = []
 

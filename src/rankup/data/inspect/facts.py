@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import inodes
-from ..images import HEAD, TAIL, look
+from ..images import HEAD, look
 from ..index import Field, Index, Int64s, Split
 from ..opened import Samples
 
@@ -168,16 +168,29 @@ def _sample(samples: Samples, row: int) -> dict[str, Any]:
 def _bytes(samples: Samples, row: int, field: Field) -> dict[str, Any]:
     size = int(field.length[row])
     if field.offset[row] < 0:
-        data = bytes(samples.read(row, field.name))
-        size, head, tail = len(data), data[:HEAD], data[-TAIL:]
+        size, head = _beginning(samples, row, field.name, size)
     else:
         head = bytes(samples.span(row, field.name, 0, HEAD))
-        tail = bytes(samples.span(row, field.name, max(0, size - TAIL), size))
-    seen = look(head, tail, size, samples.index.keys.text(row))
+    seen = look(head, b"", size, samples.index.keys.text(row))
     about: dict[str, Any] = {"bytes": size}
     if seen.kind:
         about |= {"image": seen.kind, "width": seen.width, "height": seen.height}
     return about
+
+
+def _beginning(samples: Samples, row: int, field: str, size: int) -> tuple[int, bytes]:
+    """Return the size and the head of a sample that is compressed, of which no more is read.
+
+    Args:
+        size: as the index has it, which is believed; -1: the sample is read through to count it.
+    """
+    head, counted = b"", 0
+    for piece in samples.chunks(row, field):
+        head += bytes(piece[: HEAD - len(head)])
+        counted += len(piece)
+        if size >= 0 and len(head) == HEAD:
+            break
+    return (size if size >= 0 else counted), head
 
 
 def _files(samples: Samples, splits: tuple[Split, ...]) -> dict[str, Any]:

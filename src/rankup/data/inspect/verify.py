@@ -11,7 +11,7 @@ import xxhash
 
 from ...base.errors import UserError
 from .. import frames as around
-from .. import indexes, keys, npz, stamp
+from .. import indexes, keys, stamp
 from ..errors import BadContainer
 from ..frames import Frames
 from ..index import Index
@@ -105,7 +105,6 @@ def index_damage(root: Path) -> list[Damage]:
     if not beside.is_file():
         return []
     try:
-        found = [Damage(str(beside), one) for one in npz.damaged(beside)]
         index = indexes.load(beside)
     except BadContainer as error:
         return [Damage(str(beside), str(error))]
@@ -113,7 +112,7 @@ def index_damage(root: Path) -> list[Damage]:
         unfit = stamp.unfit(index, root)
     except UserError as error:
         unfit = str(error)
-    return [*found, Damage(str(root), unfit)] if unfit else found
+    return [Damage(str(root), unfit)] if unfit else []
 
 
 def name(index: Index, row: int, field: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from ...base.errors import UserError
 from ...base.files import user_path
 from .. import finding, keys, stamp
-from ..containers import Choice, detect, isolated
+from ..containers import Choice, detect, isolated, squashfs
 from ..errors import BadContainer
 from ..index import Index, Split, ordered, split_order
 from .request import Request
@@ -81,8 +81,12 @@ def unsound(index: Index) -> str:
 
 
 def root(request: Request) -> Path:
-    """What the files of the source's index are relative to."""
-    return Path(os.path.abspath(user_path(request.source, "SOURCE")))
+    """What the files of the source's index are relative to.
+
+    Raises:
+        BadContainer, UserError: it is a SquashFS image of others that cannot be mounted.
+    """
+    return squashfs.files_of(Path(os.path.abspath(user_path(request.source, "SOURCE"))))
 
 
 def sorted_(index: Index) -> Index:

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from .. import images
-from ..containers import squashfs_members, squashfs_write
+from ..containers import squashfs, squashfs_write
 from ..index import Index
 from .checks import Looker
 from .copy import SourceProblems
@@ -66,7 +66,7 @@ def written(
         progress(bytes_, samples)
 
     squashfs_write.write(
-        squashfs_members.members(source, chunks), work.data, block=shape.block, processors=count
+        squashfs.members(source, chunks), work.data, block=shape.block, processors=count
     )
     reader.check()
     reader.close()
@@ -75,7 +75,7 @@ def written(
         raise SourceProblems(found)
     if looker is not None:
         looker.write()
-    index = squashfs_members.indexed(source, work.data)
+    index = squashfs.indexed(source, work.data, hashes)
     fields = tuple(
         replace(field, hash=column) for field, column in zip(index.fields, hashes, strict=True)
     )

@@ -30,22 +30,15 @@ _FOR_THE_ANSWERS = 0.1
 
 QUESTIONS: Asked = (
     machine.machine,
-    machine.unsure,
-    machine.login_node,
     machine.configuration,
     machine.slurm,
     machine.partitions,
-    machine.difference,
     machine.account,
     machine.internet,
-    machine.node_names,
-    folders.project_folders,
     folders.space,
     folders.quotas,
     folders.mounts,
     folders.caches,
-    folders.purge,
-    folders.shared_memory,
     python.python,
     python.environment,
     python.torch,
@@ -59,16 +52,16 @@ OF_A_SCRIPT: Asked = (script.script, script.imports, script.data, script.ported)
 
 @question("RK538", "no answer in time", "doctor")
 def late(found: tuple[Sequence[str], float]) -> Iterator[Answer]:
-    """All that has not answered within doctor's time (under two seconds in all): a file system, the
-    resolver, a command of Slurm or of the site. Doctor ends what it has started and says so, and
+    """All that has not answered within doctor's time (under two seconds in all): a file system, a
+    command of Slurm or of the site. Doctor ends what it has started and says so, and
     does not wait. What hangs here usually slows down jobs as well.
 
     ```text
-    WARN  doctor  no answer within 1.5 s: partitions, node names [RK538]
+    WARN  doctor  no answer within 1.5 s: partitions, space [RK538]
           -> ask again; where it stays so, the controller or a file system is overloaded
     ```
 
-    Ask again. If it stays so, run the command yourself (`sinfo`, `df FOLDER`, `getent hosts NODE`)
+    Ask again. If it stays so, run the command yourself (`sinfo`, `df FOLDER`)
     and tell the site's support.
     """
     places, seconds = found

@@ -6,7 +6,6 @@ import getpass
 import os
 import platform
 import re
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +24,6 @@ from ...site.config import Config
 from ...site.gpus import visible_gpus
 from ...site.profile import Profile
 from ...slurm.client import Client
-from ...slurm.hostlist import expand
 from ...slurm.partitions import Partition
 from ..env import staleness
 from ..needs import Unmet, unmet
@@ -35,9 +33,6 @@ from .deadline import Deadline, Readings, reading, start
 RankCheck: TypeAlias = Callable[[Path], Sequence[Finding]]
 # A controller that is silent must not keep the profile, and all that hangs on it, from being known.
 _CONTROLLER_SHARE = 0.57  # of the time there is
-_NODES = 2
-SHARED = "/dev/shm"  # noqa: S108 - its size is asked, nothing is written
-_RESOLVER_SECONDS = 0.6
 _SETS = re.compile(r"^(__version__|cuda|hip|rocm)\b[^=\n]*=\s*['\"]([^'\"]+)", re.MULTILINE)
 
 
@@ -58,22 +53,6 @@ class Machine:
     login: bool
     job: str
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class Address:
-    """The IPv4 addresses of a node's name; empty: none, None: no answer in time.
-
-    Attributes:
-        suffixed: of the name with the profile's `host_suffix`; empty where that is empty.
-        plain: of the name itself.
-        slurm: `NodeAddr`, as Slurm has it.
-    """
-
-    node: str
-    suffixed: str | None
-    plain: str | None
-    slurm: str
 
 
 @dataclass(frozen=True)
@@ -266,16 +245,6 @@ class Facts(Readings):
         return replace(found, clue="Slurm is here, and does not say its name") if silent else found
 
     @reading
-    def addresses(self) -> list[Address]:
-        """The addresses of some nodes; none without a Slurm that answers."""
-        if self.presence != "answers":
-            return []
-        nodes = _some_nodes(self.client, self._partition())
-        text = self.client.run("scontrol", "show", "node", "-o", ",".join(nodes)) if nodes else ""
-        slurm = dict(re.findall(r"NodeName=(\S+).*? NodeAddr=(\S+)", text))
-        return resolve(nodes, self.profile.host_suffix, slurm)
-
-    @reading
     def spaces(self) -> list[Space]:
         """The space on each folder; one that hangs does not hide the others."""
         asked = [(one, start(partial(measure, one))) for one in self.folders]
@@ -292,15 +261,6 @@ class Facts(Readings):
         project = self.config.job.get("account") or named
         paths = [one.path for one in self.folders]
         return quota.known(paths, project, self.environment, self.deadline)
-
-    @reading
-    def shared_memory(self) -> tuple[int, int] | None:
-        """Bytes of it in all and free; None where a system has no such folder (macOS)."""
-        try:
-            said = os.statvfs(SHARED)
-        except FileNotFoundError:
-            return None
-        return said.f_blocks * said.f_frsize, said.f_bavail * said.f_frsize
 
     @reading
     def gpus(self) -> bool:
@@ -383,19 +343,6 @@ def measure(folder: Folder) -> Space:
     )
 
 
-def resolve(nodes: Sequence[str], suffix: str, slurm: Mapping[str, str]) -> list[Address]:
-    """Resolve each name with and without the suffix, all at once; bounded in time."""
-    deadline = Deadline(_RESOLVER_SECONDS)
-    names = dict.fromkeys([*(node + suffix for node in nodes), *nodes])
-    asked = {name: start(partial(_ipv4, name)) for name in names}
-
-    answers = {name: deadline.wait(future, None) for name, future in asked.items()}
-    return [
-        Address(node, answers[node + suffix] if suffix else "", answers[node], slurm.get(node, ""))
-        for node in nodes
-    ]
-
-
 def torches() -> list[Torch]:
     """Return the torches on Python's path, the one that is imported first, without importing it."""
     folders = [one.locate_file("") for one in metadata.distributions(name="torch")]
@@ -416,28 +363,3 @@ def _torch(folder: str) -> Torch | None:
     rocm = said.get("hip") or said.get("rocm")
     built_for = f"CUDA {said['cuda']}" if "cuda" in said else f"ROCm {rocm}" if rocm else "CPUs"
     return Torch(Path(folder), said.get("__version__", ""), built_for)
-
-
-def _some_nodes(client: Client, partition: str | None) -> list[str]:
-    """Return the first and the last node of a partition, else of the first that Slurm lists."""
-    text = client.run("sinfo", "-a", "-h", "-o", "%R|%N")
-    rows = [line.strip().split("|", 1) for line in text.splitlines() if "|" in line]
-    lists = [nodes for name, nodes in rows if name == partition] or [row[1] for row in rows]
-    for nodes in lists:
-        try:
-            names = expand(nodes)
-        except ValueError:
-            continue
-        if names:
-            return list(dict.fromkeys((names[0], names[-1])))[:_NODES]
-    return []
-
-
-def _ipv4(name: str) -> str:
-    try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return ""
-    addresses = [str(entry[4][0]) for entry in found]
-    # As in the job script: a node's own name often leads to loopback, where nobody else is.
-    return next((one for one in addresses if not one.startswith("127.")), "")

@@ -1,4 +1,4 @@
-"""Questions about folders: the room on them and in memory, and what compute nodes see of them."""
+"""Questions about folders: the room on them, and what compute nodes see of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...site import places
 from ...site.caches import ROOT_VARIABLE, Cache
 from ..question import Answer, error, ok, question, warning
 from . import quota
-from .facts import SHARED, Facts, Folder, Space
+from .facts import Facts, Folder, Space
 
 # A job writes here: full is an error. The other folders are only read, as far as is known.
 _WRITTEN = ("$HOME", "scratch", "runs", "caches", "this folder")
@@ -23,7 +23,6 @@ _LOW_FILES = 10_000
 _LOW_PART = 0.05
 # Every node has its own.
 _LOCAL_TO_A_NODE = ("/tmp/", "/var/tmp/", "/dev/shm/", "/run/")  # noqa: S108 - only compared
-_LITTLE_SHARED = 10**9
 # A job reads these; the others are for building, or are made anew on every node.
 _READ_IN_JOBS = ("HF_HOME", "TORCH_HOME", "FASTAI_HOME", ROOT_VARIABLE)
 _SET_BY = {
@@ -33,37 +32,6 @@ _SET_BY = {
 }
 
 
-@question("RK511", "folders of the project are known", "folders")
-def project_folders(facts: Facts) -> Iterator[Answer]:
-    """The folders that the site gives a project, known by `$PROJECT` and `$SCRATCH`, or from the
-    account. Without them caches stay in `$HOME`, which is small, and runs in the folder you are in.
-
-    ```text
-    WARN  folders  your project and scratch folder: not known, so caches and runs stay where they are [RK511]
-          -> `jutil env activate -p PROJECT`; `jutil user projects` lists yours
-    ```
-
-    At JSC: `jutil env activate -p PROJECT`, in `~/.bashrc` if you like. Elsewhere set
-    `[job] account` in `rankup.toml`.
-    """  # noqa: E501
-    profile, account = facts.profile, facts.config.job.get("account")
-    if profile.name in ("local", "generic"):
-        return
-    missing = [
-        name
-        for name, templates in (("project", profile.project), ("scratch", profile.scratch))
-        if templates and places.folder(templates, facts.environment, account) is None
-    ]
-    if missing:
-        todo = 'in rankup.toml: [job] account = "PROJECT"'
-        if profile.jutil:
-            todo = "`jutil env activate -p PROJECT`; `jutil user projects` lists yours"
-        names = " and ".join(missing)
-        yield warning(
-            f"your {names} folder: not known, so caches and runs stay where they are", todo
-        )
-
-
 @question("RK512", "space and files left on a file system", "space")
 def space(facts: Facts) -> Iterator[Answer]:
     """Bytes and files left on the file systems of `$HOME`, the project, scratch, data, the runs
@@ -71,7 +39,8 @@ def space(facts: Facts) -> Iterator[Answer]:
     one file system share a line. Quotas are [RK513](RK513.md).
 
     A full `$HOME` breaks logins, editors and every program that keeps a cache there. A full scratch
-    loses checkpoints.
+    loses checkpoints. Scratch may also delete a file that nobody has read or written for some days
+    (90 at JSC), file by file: a data set with holes. Keep final models elsewhere.
 
     ```text
     ERROR $HOME  /p/home/jusers/me: full: 0 bytes of 11 GB left, 0 files [RK512]
@@ -90,6 +59,8 @@ def space(facts: Facts) -> Iterator[Answer]:
         files = f", {number(one.files_free)} files" if one.files else ""
         also = f" (also {', '.join(others)})" if others else ""
         message = f"{one.path}{also}: {size(one.free)} of {size(one.total)} left{files}"
+        if "scratch" in one.names and (days := facts.profile.purge_days) is not None:
+            message += f"; files unused for {days} days are deleted"
         home = " and what lies in ~/.cache" if "$HOME" in one.names else ""
         todo = f"delete or move what is not needed{home}; `du -xsh --inodes` counts files"
         worst = error if set(one.names) & set(_WRITTEN) else warning
@@ -240,52 +211,6 @@ def caches(facts: Facts) -> Iterator[Answer]:
     if known.refining:
         also = ", ".join(f"{name}={value}" for name, value in sorted(known.refining.items()))
         yield ok(f"also set: {also}")
-
-
-@question("RK516", "scratch deletes what nobody uses", "scratch")
-def purge(facts: Facts) -> Iterator[Answer]:
-    """The number of days after which scratch deletes a file that nobody has read or written (90 at
-    JSC), file by file: a data set with holes.
-
-    ```text
-    ok    scratch  /p/scratch/x: files unused for 90 days are deleted
-          -> copy final models and results to $DATA or $PROJECT
-    ```
-
-    Data that can be fetched again may go. `find /p/scratch/x -atime +76 -mtime +76` lists the files
-    that are near it.
-    """
-    days, scratch = facts.profile.purge_days, facts.scratch
-    if scratch is not None and days is not None:
-        message = f"{scratch}: files unused for {days} days are deleted"
-        yield ok(message, "copy final models and results to $DATA or $PROJECT")
-
-
-@question("RK517", "shared memory", "shared memory")
-def shared_memory(facts: Facts) -> Iterator[Answer]:
-    """The size of `/dev/shm` of this node, and what is left. Workers of a DataLoader hand over
-    batches through it: where it is small, as in a container (64 MB), they die with "Bus error" or
-    "unable to open shared memory object". Compute nodes usually have half of their memory there.
-
-    ```text
-    WARN  shared memory  /dev/shm of this node: 67.1 MB of 67.1 MB left: workers of a DataLoader die there with a bus error [RK517]
-    ```
-
-    In a container: `--ipc=host` or `--shm-size=8g`. Else delete what killed programs have left in
-    `/dev/shm`, or use fewer workers.
-    """  # noqa: E501
-    if facts.shared_memory is None:
-        return
-    total, free = facts.shared_memory
-    message = f"{SHARED} of this node: {size(free)} of {size(total)} left"
-    if free >= _LITTLE_SHARED:
-        yield ok(message)
-        return
-    yield warning(
-        f"{message}: workers of a DataLoader die there with a bus error",
-        f"delete what is left over in {SHARED}; in a container: --ipc=host or --shm-size=8g; or "
-        "fewer workers",
-    )
 
 
 def grouped(spaces: Iterable[Space]) -> list[Space]:

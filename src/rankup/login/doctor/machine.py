@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -24,68 +23,32 @@ _MOST_PARTITIONS = 6
 def machine(facts: Facts) -> Iterator[Answer]:
     """The machine that this is taken for, and the clue that gave it away: a variable of the site,
     a file, the host name, or Slurm's name of the cluster. Everything else follows from the
-    profile: the default partition, what is mounted, how a job is billed.
+    profile: the default partition, what is mounted, how a job is billed. Also the facts of the
+    profile that nobody has confirmed on the machine, as far as a wrong one keeps a job from
+    running, and whether this node has the name of a login node.
 
     ```text
-    ok    machine  JURECA-DC: profile jureca-dc ($SYSTEMNAME=jurecadc)
-    ```
-
-    Where it is wrong, name the profile in `rankup.toml`: `profile = "jusuf"`.
-    [profiles.md](../profiles.md) says which clue counts before which.
-    """
-    found = facts.machine
-    yield ok(f"{found.profile.title}: profile {found.profile.name} ({found.clue})")
-
-
-@question("RK502", "facts of the profile that nobody has confirmed", "profile")
-def unsure(facts: Facts) -> Iterator[Answer]:
-    """Facts of the profile that nobody has confirmed on the machine, as far as a wrong one keeps a
-    job from running. Profiles are written from documentation: a wrong `mounts` lets a job die
-    without a log, a wrong `host_suffix` costs a start on several nodes.
-
-    ```text
-    ok    profile  nobody has confirmed: mounts
+    ok    machine    JURECA-DC: profile jureca-dc ($SYSTEMNAME=jurecadc)
+    ok    profile    nobody has confirmed: mounts
           -> docs/profiles.md says how to check a fact, and how to say it in rankup.toml
-    ```
-
-    Nothing has to be done. [profiles.md](../profiles.md#check-a-fact-on-the-machine) has a command
-    for each fact; what you say in `[site]` of `rankup.toml` counts as sure.
-    """
-
-    def matters(key: str) -> bool:
-        first, *rest = key.split(".")
-        partition = facts.profile.partition
-        if first == "node" or (first == "partitions" and rest[:1] == [partition]):
-            return rest in ([], [partition]) or rest[-1] in _MATTER_OF_NODES
-        return first in _MATTER
-
-    if keys := sorted(filter(matters, facts.profile.unsure)):
-        todo = "docs/profiles.md says how to check a fact, and how to say it in rankup.toml"
-        yield ok(f"nobody has confirmed: {', '.join(keys)}", todo)
-
-
-@question("RK503", "login node or not", "this node")
-def login_node(facts: Facts) -> Iterator[Answer]:
-    """The kind of this node: it has the name of one of the site's login nodes, or is part of a job.
-    A login node has a network and is shared: data is fetched there, and nothing is trained. It may
-    have a GPU, so that is no sign.
-
-    ```text
     ok    this node  jrlogin05.jureca is a login node: shared, so nothing is trained here
     ```
 
-    Fetch data and make environments on a login node; start training with `rankup run`, which
-    submits a job.
+    Where it is wrong, name the profile in `rankup.toml`: `profile = "jusuf"`.
+    [profiles.md](../profiles.md) says which clue counts before which, and has a command for each
+    [fact](../profiles.md#check-a-fact-on-the-machine); what you say in `[site]` counts as sure.
+    Fetch data and make environments on a login node; start training with `rankup run`.
     """
-    found = facts.machine
-    if found.profile.name == "local":
-        return
+    found, profile = facts.machine, facts.machine.profile
+    yield ok(f"{profile.title}: profile {profile.name} ({found.clue})")
+    if keys := sorted(key for key in profile.unsure if _matters(key, profile.partition)):
+        todo = "docs/profiles.md says how to check a fact, and how to say it in rankup.toml"
+        yield ok(f"nobody has confirmed: {', '.join(keys)}", todo, "profile")
     if found.job:
-        yield ok(f"{found.hostname} is a node of job {found.job}")
+        yield ok(f"{found.hostname} is a node of job {found.job}", place="this node")
     elif found.login:
-        yield ok(f"{found.hostname} is a login node: shared, so nothing is trained here")
-    else:
-        yield ok(f"{found.hostname} has no name of a login node")
+        message = f"{found.hostname} is a login node: shared, so nothing is trained here"
+        yield ok(message, place="this node")
 
 
 @question("RK504", "rankup.toml", "rankup.toml")
@@ -139,7 +102,8 @@ def slurm(facts: Facts) -> Iterator[Answer]:
 def partitions(facts: Facts) -> Iterator[Answer]:
     """The partitions, as Slurm describes them now: free nodes, GPUs, CPUs (hardware threads count)
     and memory of a node, the time limit, and how many nodes a job may have. The partition that jobs
-    go to by default comes first.
+    go to by default comes first. Where the profile says something else, Slurm's word is taken: your
+    jobs are right, and the profile is out of date.
 
     `sbatch` takes jobs that never start, and a job waits for nodes that are not free.
 
@@ -147,6 +111,8 @@ def partitions(facts: Facts) -> Iterator[Answer]:
     ok    booster (default)  3 of 3 nodes free now, 2 GPUs, 8 CPUs and 7 GB a node; 2:00 h at most, 3 nodes a job; whole nodes
     ERROR rankup.toml        [job] partition boster: this cluster has none of that name [RK506]
           -> did you mean booster?
+    WARN  profile            partition booster: gpus is 4 in the profile, 2 says Slurm [RK506]
+          -> Slurm's word is taken; say it in rankup.toml, [site], and please report it
     ```
 
     Choose with `--partition`, or `[job] partition` in `rankup.toml`. `sinfo -s` shows all
@@ -172,33 +138,14 @@ def partitions(facts: Facts) -> Iterator[Answer]:
         yield _partition(one, one.name == taken)
     if rest := [one.name for one in order[_MOST_PARTITIONS:]]:
         yield ok(f"also: {some(rest, 12)}", "`sinfo -s` shows all")
-
-
-@question("RK507", "the profile and the live machine differ", "profile")
-def difference(facts: Facts) -> Iterator[Answer]:
-    """Differences between the profile and Slurm: time limits, nodes and GPUs of a partition, a line
-    each; partitions that are gone, in one line. What Slurm says of a live partition wins, so your
-    jobs are right; the profile is out of date.
-
-    ```text
-    WARN  profile  partition booster: gpus is 4 in the profile, 2 says Slurm [RK507]
-          -> Slurm's word is taken; say it in rankup.toml, [site], and please report it
-    WARN  profile  not on this machine, and in the profile: develgpus, gpus [RK507]
-          -> Slurm's word is taken; say it in rankup.toml, [site], and please report it
-    ```
-
-    Say it in `[site.partitions.NAME]` of `rankup.toml`, and report it, so that the profile is
-    corrected.
-    """
-    live, said = facts.partitions, facts.profile.partitions
-    if facts.presence != "answers":
-        return
-    todo = "Slurm's word is taken; say it in rankup.toml, [site], and please report it"
-    there = {name: one for name, one in said.items() if name in live}
-    for text in differences(replace(facts.profile, partitions=there), live):
-        yield warning(text, todo)
-    if gone := [name for name in said if name not in live]:
-        yield warning(f"not on this machine, and in the profile: {some(gone, 12)}", todo)
+    said = facts.profile.partitions
+    there = replace(facts.profile, partitions={name: said[name] for name in said if name in known})
+    wrong = differences(there, known)
+    if gone := [name for name in said if name not in known]:
+        wrong.append(f"not on this machine, and in the profile: {some(gone, 12)}")
+    for text in wrong:
+        todo = "Slurm's word is taken; say it in rankup.toml, [site], and please report it"
+        yield warning(text, todo, "profile")
 
 
 @question("RK508", "account", "account")
@@ -270,48 +217,12 @@ def internet(facts: Facts) -> Iterator[Answer]:
         yield ok(f"compute nodes have none{besides}: {brings}")
 
 
-@question("RK510", "names of nodes resolve", "node names")
-def node_names(facts: Facts) -> Iterator[Answer]:
-    """Two nodes' names, resolved to IPv4 with and without the profile's suffix (`jwb0001i` is the
-    InfiniBand name of `jwb0001`), and `NodeAddr`, as Slurm has it. Loopback does not count. All
-    ranks of a job on several nodes meet at the first node's address: the wrong name leads to a slow
-    network, or to nobody.
-
-    ```text
-    ok    node jrc0001  jrc0001i is 10.11.0.1
-    WARN  node jrc0001  jrc0001i does not resolve here; jrc0001 is 10.1.0.1 [RK510]
-    ```
-
-    A login node may know fewer names than a compute node: ask `getent ahostsv4 NAME` in a job.
-    Where the suffix leads nowhere there either, write `[site] host_suffix = ""` into `rankup.toml`.
-    """
-    suffix = facts.profile.host_suffix
-    for one in facts.addresses:
-        place, ask = f"node {one.node}", f"`getent ahostsv4 {one.node}`"
-        if one.suffixed:
-            yield ok(f"{one.node}{suffix} is {one.suffixed}", place=place)
-        elif None in (one.suffixed, one.plain):
-            todo = f"{ask}: where it hangs, jobs on several nodes start slowly"
-            yield warning("the resolver did not answer in time", todo, place)
-        elif one.plain and suffix:
-            yield warning(
-                f"{one.node}{suffix} does not resolve here; {one.node} is {one.plain}",
-                f"`getent ahostsv4 {one.node}{suffix}` in a job; where that finds nothing either: "
-                '[site] host_suffix = "" in rankup.toml',
-                place,
-            )
-        elif one.plain:
-            yield ok(f"{one.node} is {one.plain}", place=place)
-        elif re.fullmatch(r"[0-9.]+", one.slurm):
-            message = f"the name does not resolve; Slurm's NodeAddr is {one.slurm}, which jobs take"
-            yield ok(message, place=place)
-        else:
-            yield warning(
-                "the name resolves to no IPv4 address that other nodes could reach",
-                f"{ask} in a job: where it finds nothing, a job on several nodes cannot start; ask "
-                "the site's support",
-                place,
-            )
+def _matters(key: str, partition: str | None) -> bool:
+    """True for a fact whose being wrong makes a job fail or wait; of partitions, jobs' own."""
+    first, *rest = key.split(".")
+    if first == "node" or (first == "partitions" and rest[:1] == [partition]):
+        return rest in ([], [partition]) or rest[-1] in _MATTER_OF_NODES
+    return first in _MATTER
 
 
 def _partition(one: Partition, taken: bool) -> Answer:

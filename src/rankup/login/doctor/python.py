@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from ..env.texts import REQUIREMENT, brings_torch, loaded
+from ..env.texts import REQUIREMENT
 from ..question import Answer, error, ok, question, warning
 from .facts import Facts
 
 # Fully sharded training (FSDP2) as rankup uses it.
 _OLDEST = Version("2.7")
 _RANKUP = Version("2.8")
-_MOST_BYTES = 64 * 1024
 
 
 @question("RK518", "Python and its environment", "Python")
@@ -78,8 +74,8 @@ def environment(facts: Facts) -> Iterator[Answer]:
 
 @question("RK520", "torch is there, and new enough", "torch")
 def torch(facts: Facts) -> Iterator[Answer]:
-    """The torch that would be imported, found without importing it, and what `requirements.txt`
-    asks for. Older than 2.7 is an error, older than 2.8 a warning.
+    """The torch that would be imported, found without importing it. Older than 2.7 is an error,
+    older than 2.8 a warning.
 
     Modules of a site often bring a torch of two years ago. FSDP2 (`fully_shard`), which trains
     large models, needs 2.7; rankup's recipes want 2.8.
@@ -92,15 +88,29 @@ def torch(facts: Facts) -> Iterator[Answer]:
     Take `PyTorch` and `torchvision` out of `modules.sh`, write `torch>=2.8` into
     `requirements.txt`, and make the environment anew: `rankup env create`.
     """  # noqa: E501
-    yield from _first_torch(facts)
-    for line in _asked_for(facts):
-        parts = Requirement(line.text).specifier
-        if any(_too_old(one.operator, one.version) for one in parts):
-            yield error(
-                f"{line.text!r} is too old for FSDP2, which wants 2.7",
-                f"ask for {REQUIREMENT}, and see that modules.sh loads no PyTorch",
-                line.place,
-            )
+    if not facts.torches:
+        todo = "`rankup env create`; or load the site's PyTorch; or pip install 'rankup[train]'"
+        yield warning("this Python has none", todo)
+        return
+    first = facts.torches[0]
+    message = f"{first.version} in {first.folder}"
+    try:
+        version = Version(first.version)
+    except InvalidVersion:
+        todo = f"install it anew: pip install --force-reinstall '{REQUIREMENT}'"
+        yield error(f"{first.folder}: torch/version.py is damaged", todo)
+        return
+    if version < _OLDEST:
+        yield error(
+            f"{message} is too old for FSDP2, which wants 2.7",
+            "remove the module (PyTorch in modules.sh), and ask for a newer one: "
+            f"{REQUIREMENT} in requirements.txt",
+        )
+    elif version < _RANKUP:
+        todo = f"pip install '{REQUIREMENT}'"
+        yield warning(f"{message}; recipes of rankup want 2.8 or newer", todo)
+    else:
+        yield ok(message)
 
 
 @question("RK521", "torch is built for these GPUs", "torch")
@@ -157,16 +167,14 @@ def architecture(facts: Facts) -> Iterator[Answer]:
 
 @question("RK523", "torch twice", "torch")
 def torch_twice(facts: Facts) -> Iterator[Answer]:
-    """Two torches on Python's path (the module's and the environment's), and a `modules.sh` that
-    loads one while `requirements.txt` asks for one.
+    """Two torches on Python's path: the module's and the environment's.
 
     This is the most frequent trouble. Python takes the first of the two; torchvision and torchaudio
     may come from beside the other, and fail with "operator torchvision::nms does not exist" or an
     undefined symbol.
 
     ```text
-    WARN  torch                   two of them: 2.8.0 in /x/env/venv/lib/python3.12/site-packages is taken, behind it 2.1.2 in /p/software/.../site-packages [RK523]
-    WARN  env/requirements.txt:3  'torch>=2.8', and the module PyTorch (env/modules.sh:4) brings one, too [RK523]
+    WARN  torch  two of them: 2.8.0 in /x/env/venv/lib/python3.12/site-packages is taken, behind it 2.1.2 in /p/software/.../site-packages [RK523]
     ```
 
     Have one. For a new torch take `PyTorch`, `torchvision` and what depends on them out of
@@ -181,92 +189,6 @@ def torch_twice(facts: Facts) -> Iterator[Answer]:
             "have one: remove the module that brings torch (modules.sh, PYTHONPATH), or take torch "
             "out of requirements.txt and make the environment anew",
         )
-    modules = [
-        (name, line)
-        for line in _lines(facts, "modules.sh")
-        for name in loaded(line.text)
-        if brings_torch(name)
-    ]
-    asked = _asked_for(facts)
-    if modules and asked:
-        (name, line), first_asked = modules[0], asked[0]
-        yield warning(
-            f"{first_asked.text!r}, and the module {name} ({line.place}) brings one, too",
-            f"take one out: {name} of modules.sh and ask for {REQUIREMENT}, or torch of "
-            "requirements.txt",
-            first_asked.place,
-        )
-
-
-class _Line(NamedTuple):
-    """A line of a file without its comment; `place` is FILE:NUMBER."""
-
-    place: str
-    text: str
-
-
-def _lines(facts: Facts, name: str) -> Iterator[_Line]:
-    """The lines of the files of that name in the project, and in its and this environment."""
-    folders = [facts.project, facts.project / "env"]
-    if facts.python.venv:
-        folders.append(facts.python.prefix.parent)
-    for folder in dict.fromkeys(folders):
-        file = folder / name
-        try:
-            with file.open("rb") as stream:
-                lines = stream.read(_MOST_BYTES).decode(errors="replace").splitlines()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        inside = file.is_relative_to(facts.project)
-        shown = file.relative_to(facts.project) if inside else file
-        for number, line in enumerate(lines, start=1):
-            yield _Line(f"{shown}:{number}", re.sub(r"(^|\s)#.*", "", line).strip())
-
-
-def _asked_for(facts: Facts) -> Sequence[_Line]:
-    """The lines of requirements.txt that ask for a torch."""
-
-    def is_torch(text: str) -> bool:
-        try:
-            return Requirement(text).name.lower() == "torch"
-        except InvalidRequirement:
-            return False
-
-    return [line for line in _lines(facts, "requirements.txt") if is_torch(line.text)]
-
-
-def _first_torch(facts: Facts) -> Iterator[Answer]:
-    if not facts.torches:
-        todo = "`rankup env create`; or load the site's PyTorch; or pip install 'rankup[train]'"
-        yield warning("this Python has none", todo)
-        return
-    first = facts.torches[0]
-    message = f"{first.version} in {first.folder}"
-    try:
-        version = Version(first.version)
-    except InvalidVersion:
-        todo = f"install it anew: pip install --force-reinstall '{REQUIREMENT}'"
-        yield error(f"{first.folder}: torch/version.py is damaged", todo)
-        return
-    if version < _OLDEST:
-        yield error(
-            f"{message} is too old for FSDP2, which wants 2.7",
-            "remove the module (PyTorch in modules.sh), and ask for a newer one: "
-            f"{REQUIREMENT} in requirements.txt",
-        )
-    elif version < _RANKUP:
-        todo = f"pip install '{REQUIREMENT}'"
-        yield warning(f"{message}; recipes of rankup want 2.8 or newer", todo)
-    else:
-        yield ok(message)
-
-
-def _too_old(operator: str, version: str) -> bool:
-    """True where a part of a requirement (`<`, `2.7`) rules out all that FSDP2 works with."""
-    if operator not in ("==", "~=", "<=", "<"):
-        return False
-    most = Version(version.removesuffix(".*"))
-    return most < _OLDEST or (operator == "<" and most == _OLDEST)
 
 
 def _own_environment(facts: Facts) -> Iterator[Answer]:

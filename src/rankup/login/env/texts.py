@@ -25,13 +25,6 @@ REQUIREMENT = "torch>=2.8"
 # PyTorch (JSC), pytorch (NERSC), PyTorch-bundle, ml-pytorch, cray-python/pytorch; and packages on
 # top of it, whose modules load it: torchvision, PyTorch-Lightning, torch-geometric.
 _BRINGS = re.compile(r"(?<![a-z])(?:(?:py)?torch|torch(?:vision|audio))(?![a-z])", re.IGNORECASE)
-_COMMAND = re.compile(r"(?:^|[;&|]|\bthen\b)\s*(module|ml)\s+([^;&|#<>]*)")
-_LOAD = ("load", "add", "try-load", "swap", "switch")
-# What else `ml` does; any other word is a module that it loads.
-_OTHERS = (
-    "unload", "del", "rm", "purge", "list", "avail", "av", "spider", "show", "use", "unuse", "save",
-    "restore", "reset", "refresh", "update", "keyword", "whatis", "help", "overview",
-)  # fmt: skip
 _START = re.compile(rf"#!/bin/bash\n{_HEADER}([0-9a-f]{{64}})\n")
 
 
@@ -87,18 +80,6 @@ def kernel() -> str:
 def brings_torch(module: str) -> bool:
     """Return True where a module of that name, with or without a version, has or loads torch."""
     return _BRINGS.search(module) is not None
-
-
-def loaded(line: str) -> list[str]:
-    """Return the modules that a line of bash loads, as far as they stand in it by name."""
-    found: list[str] = []
-    for command, text in _COMMAND.findall(line):
-        words = [word.strip("\"'") for word in text.split() if not word.startswith(("-", "$"))]
-        if words and words[0] in _LOAD:
-            found += words[1:]
-        elif command == "ml" and words and words[0] not in _OTHERS:
-            found += words
-    return found
 
 
 def _signed(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
@@ -20,6 +20,7 @@ from ...sandbox.events import Event, inside, of
 from ...sandbox.inside.files import PARTIAL
 from ..record import Item
 
+_INFO = "/dataset_info.json"  # beside it `datasets` keeps what it has prepared
 # Of a folder with more new files than these, the folder is named.
 _SEVERAL = 20
 _REPOSITORY = re.compile(r"(.*?/(models|datasets|spaces)--([^/]+))(?:/.*)?")
@@ -33,41 +34,12 @@ _HUB_API = re.compile(
     r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:/.*)?"
 )
 # Programs that download or unpack; others (uname, lscpu, a compiler) bring nothing a job needs.
-_BRING = {
-    "7z",
-    "aria2c",
-    "aws",
-    "azcopy",
-    "bash",
-    "bunzip2",
-    "bzip2",
-    "cp",
-    "curl",
-    "datalad",
-    "dvc",
-    "gdown",
-    "git",
-    "gsutil",
-    "gunzip",
-    "gzip",
-    "hf",
-    "huggingface-cli",
-    "kaggle",
-    "ln",
-    "lz4",
-    "mv",
-    "rclone",
-    "rsync",
-    "scp",
-    "sftp",
-    "sh",
-    "tar",
-    "unrar",
-    "unzip",
-    "wget",
-    "xz",
+_BRING = (
+    "7z", "aria2c", "aws", "azcopy", "bash", "bunzip2", "bzip2", "cp", "curl", "datalad",
+    "dvc", "gdown", "git", "gsutil", "gunzip", "gzip", "hf", "huggingface-cli", "kaggle", "ln",
+    "lz4", "mv", "rclone", "rsync", "scp", "sftp", "sh", "tar", "unrar", "unzip", "wget", "xz",
     "zstd",
-}
+)  # fmt: skip
 _ARCHIVE = re.compile(
     r"\.(zip|tar|tgz|tbz2?|txz|tzst|7z|rar|gz|bz2|xz|zst|lz4)(\.\d+)?$", re.IGNORECASE
 )
@@ -96,86 +68,69 @@ def made(events: Sequence[Event]) -> list[Made]:
     """Return the new files in the order in which they were opened, gone ones among them.
 
     A file belongs to the last URL that its process had asked for. Where the file is opened first,
-    as some programs do, it has the URL's name, and that tells.
+    as some programs do, or threads download at once, it has the URL's name, and that tells.
     """
-    found: list[tuple[int, str, str]] = []  # number of the event, path then, URL
+    found: list[Made] = []
+    names: dict[str, int] = {}  # the path now, and the number in `found`
     url: dict[int, str] = {}
-    last: dict[int, int] = {}  # of each process, the entry of `found` that was opened last
-    names = _Names()
+    last: dict[int, int] = {}  # of each process, the number of the file that was opened last
+    folders: set[str] = set()
     begun: set[str] = set()  # what was there, and was emptied
     for place, event in enumerate(events):
         path, asked = event.text("path"), event.text("url")
-        if event.kind == "url" and asked:
-            entry = last.get(event.pid)
-            if not brings(event):
-                continue
-            if entry is not None and same_name(found[entry][1], asked):
-                found[entry] = (*found[entry][:2], asked)
+        new = event.kind == "open" and event.values.get("existed") is False
+        if brings(event) and asked:
+            number = last.get(event.pid)
+            if number is not None and same_name(found[number].first, asked):
+                found[number] = replace(found[number], url=asked)
             else:
                 url[event.pid] = asked
-            continue
-        if event.kind == "mkdir":
-            names.folders.add(path)
-        new = event.kind == "open" and event.values.get("existed") is False
-        if new:
+        elif event.kind == "mkdir":
+            folders.add(path)
+        elif new:
             last[event.pid] = len(found)
         elif event.kind == "open" and event.text("how") == "truncate":
             begun.add(path)
         elif event.kind == "rename":
-            path = event.text("to")
+            old, path = event.text("from"), event.text("to")
             # Of C++ in a new folder, from the folder for temporary files, or begun anew.
-            old = event.text("from")
-            ours = event.values.get("made") is True or names.is_new(old) or old in begun
-            new = not names.rename(old, path) and ours
+            ours = event.values.get("made") is True or inside(old, folders) or old in begun
+            moving = [one for one in names if inside(one, [old])]
+            for one in moving:
+                names[path + one[len(old) :]] = names.pop(one)
+            folders = _renamed(folders, old, path)
+            new = ours and not moving
         if new and path:
-            names.files[path] = len(found)
-            found.append((place, path, url.get(event.pid, "")))
-    ends = {number: path for path, number in names.files.items()}  # without replaced ones
-    # Of threads that download at once, the last URL is anybody's; the name tells.
+            names[path] = len(found)
+            found.append(Made(path, path, url.get(event.pid, ""), place))
     named = {_name(event.text("url")): event.text("url") for event in events if brings(event)}
+    ends = {number: path for path, number in names.items()}  # without replaced ones
     return [
-        Made(
-            ends[number],
-            path,
-            source if not source or same_name(path, source) else named.get(_last(path), source),
-            place,
+        replace(
+            one,
+            path=ends[number],
+            url=one.url
+            if not one.url or same_name(one.first, one.url)
+            else named.get(_last(one.first), one.url),
         )
-        for number, (place, path, source) in enumerate(found)
+        for number, one in enumerate(found)
         if number in ends
     ]
 
 
 def new_folders(events: Iterable[Event]) -> set[str]:
     """Return the folders that the script has made."""
-    names = _Names()
+    found: set[str] = set()
     for event in events:
         if event.kind == "mkdir":
-            names.folders.add(event.text("path"))
+            found.add(event.text("path"))
         elif event.kind == "rename":
-            names.rename(event.text("from"), event.text("to"))
-    return names.folders
+            found = _renamed(found, event.text("from"), event.text("to"))
+    return found
 
 
-class _Names:
-    """Numbers of new files by the names that they have now, and new folders."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, int] = {}
-        self.folders: set[str] = set()
-
-    def is_new(self, path: str) -> bool:
-        """Return True in a folder that is new."""
-        return any(str(parent) in self.folders for parent in PurePosixPath(path).parents)
-
-    def rename(self, old: str, new: str) -> bool:
-        """Rename a file or a folder; True for one that holds new files."""
-        for path in [one for one in self.folders if inside(one, [old])]:
-            self.folders.remove(path)
-            self.folders.add(new + path[len(old) :])
-        moving = [path for path in self.files if inside(path, [old])]
-        for path in moving:
-            self.files[new + path[len(old) :]] = self.files.pop(path)
-        return bool(moving)
+def _renamed(folders: set[str], old: str, new: str) -> set[str]:
+    return {new + one[len(old) :] if inside(one, [old]) else one for one in folders}
 
 
 def brings(event: Event) -> bool:
@@ -183,25 +138,14 @@ def brings(event: Event) -> bool:
     return event.kind == "url" and event.text("method") not in ("HEAD", "OPTIONS")
 
 
-def renewed(events: Sequence[Event]) -> dict[str, set[str]]:
-    """Return the files that were there, and were written anew with what a URL brought.
+def written_by_name(events: Sequence[Event]) -> set[str]:
+    """Return the paths that were written to, and have the name of a URL that was asked for.
 
-    So does a data set class that finds its archive broken. By path: the URL and those that had
-    sent the script there.
+    So does a data set class that finds its archive broken, with what is there already.
     """
-    found = {}
-    asked: dict[int, int] = {}
-    for place, event in enumerate(events):
-        if event.kind == "url":
-            asked[event.pid] = place
-            continue
-        filled = event.kind == "rename" or event.text("how") == "truncate"
-        path = event.text("to" if event.kind == "rename" else "path")
-        if filled and event.pid in asked and event.values.get("existed") is True:
-            _, urls = _hops(events, asked[event.pid])
-            if _last(path) in map(_name, urls):
-                found[path] = urls
-    return found
+    names = {_name(event.text("url")) for event in events if brings(event)}
+    paths = {event.text("to") or event.text("path") for event in of(events, "open", "rename")}
+    return {path for path in paths if _last(path) in names}
 
 
 def cut_short(events: Sequence[Event], *, last: bool = True) -> set[str]:
@@ -210,17 +154,16 @@ def cut_short(events: Sequence[Event], *, last: bool = True) -> set[str]:
     Args:
         last: the connection of what was asked for last broke, too: that was the script's end.
     """
-    places = [place for place, event in enumerate(events) if event.kind == "url"]
-    broken = list(broken_off(events).values()) + (places[-1:] if last else [])
-    files = made(events) if broken else []
-    found = set()
-    for place in broken:
-        start, urls = _hops(events, place)
-        for one in files:
-            named = any(same_name(one.first, url) for url in urls)
-            if one.url in urls and (named or one.place > start):
-                found.add(one.path)
-    return found
+    asked = [
+        (event.text("url"), place) for place, event in enumerate(events) if event.kind == "url"
+    ]
+    broken = {**broken_off(events), **dict(asked[-1:] if last else ())}
+    return {
+        one.path
+        for one in made(events)
+        if one.url in broken
+        if same_name(one.first, one.url) or one.place > broken[one.url]
+    }
 
 
 def broken_off(events: Sequence[Event]) -> dict[str, int]:
@@ -238,19 +181,6 @@ def broken_off(events: Sequence[Event]) -> dict[str, int]:
         elif event.kind == "cut" and url in asked:
             found[url] = asked[url]
     return found
-
-
-def _hops(events: Sequence[Event], place: int) -> tuple[int, set[str]]:
-    """Return the URLs of a chain of redirects that ends with this event, and where it starts."""
-    pid, urls = events[place].pid, {events[place].text("url")}
-    for before in range(place - 1, -1, -1):
-        event = events[before]
-        if event.pid == pid and event.kind == "open":
-            break
-        if event.pid == pid and event.kind == "url":
-            urls.add(event.text("url"))
-            place = before
-    return place, urls
 
 
 def same_name(path: str, url: str) -> bool:
@@ -354,26 +284,20 @@ def items(
     sources = _asked(events, tuple(caches))
     groups: dict[str, list[Made]] = defaultdict(list)
     tops = new_folders(events)
-    prepared = {str(Path(one.path).parent) for one in here if _is_info(one.path)}
+    prepared = {os.path.dirname(one.path) for one in here if one.path.endswith(_INFO)}
     for one in here:
+        above = os.path.dirname(one.path)
         if match := _REPOSITORY.fullmatch(one.path):
             sources.setdefault(match[1], "")
-        elif (above := str(Path(one.path).parent)) in prepared:
-            groups[above].append(one)
         else:
-            groups[_top(one.path, tops)].append(one)
-    found = [_repository(path, source) for path, source in sources.items()]
+            groups[above if above in prepared else _top(one.path, tops)].append(one)
+    found = [item for path, source in sources.items() if (item := _repository(path, source))]
     for path, group in groups.items():
-        together = path in prepared or len(group) > _SEVERAL
-        made_into = [_folder(path, group)] if together else [_file(one) for one in group]
-        found += [_marked(item, group, needs) for item in made_into if item]
-    return tuple(sorted((item for item in found if item), key=lambda item: item.path))
-
-
-def _marked(item: Item, group: Sequence[Made], needs: Collection[str]) -> Item:
-    """The item, needed where a job needs one of its files."""
-    wanted = any(one.path in needs and inside(one.path, [item.path]) for one in group)
-    return replace(item, needed=wanted)
+        each = [(one.path in needs, file_item(one.path, one.url)) for one in group]
+        if path in prepared or len(group) > _SEVERAL:
+            each = [(any(needed for needed, _ in each), _folder(path, group))]
+        found += [replace(item, needed=needed) for needed, item in each if item]
+    return tuple(sorted(found, key=lambda item: item.path))
 
 
 def with_earlier(new: tuple[Item, ...], earlier: Iterable[Item]) -> tuple[Item, ...]:
@@ -429,40 +353,28 @@ def table(items: Sequence[Item]) -> list[str]:
     return [*lines, f"  {total} in {_files(sum(one.files for one in items))}"]
 
 
-def unseen_by_jobs(items: Iterable[Item], mounted: Mapping[str, bool | None]) -> list[str]:
-    """Return the paths that compute nodes do not mount, as far as that is known."""
-    return [item.path for item in items if mounted.get(item.path) is False]
-
-
 def _files(count: int) -> str:
     return "1 file" if count == 1 else f"{count} files"
 
 
-def _is_info(path: str) -> bool:
-    """True for the file beside which `datasets` keeps what it has prepared."""
-    return path.endswith("/dataset_info.json")
-
-
 def _top(path: str, new: Collection[str]) -> str:
     """The highest new folder that the file is in, else the one it is in."""
-    parents = [str(parent) for parent in Path(path).parents]
-    above = parents[0]
-    for parent in parents:
-        if parent not in new:
-            break
-        above = parent
+    above = os.path.dirname(path)
+    while above in new and os.path.dirname(above) in new:
+        above = os.path.dirname(above)
     return above
 
 
-def _file(one: Made) -> Item | None:
+def file_item(path: str, url: str = "") -> Item | None:
+    """Return the item of a file, if it is there."""
     try:
-        return Item(Path(one.path).name, one.url, one.path, os.stat(one.path).st_size)
+        return Item(Path(path).name, url, path, os.stat(path).st_size)
     except OSError:
         return None
 
 
 def _folder(path: str, group: Sequence[Made]) -> Item | None:
-    sizes = [item.bytes for one in group if (item := _file(one))]
+    sizes = [item.bytes for one in group if (item := file_item(one.path))]
     urls = list(dict.fromkeys(one.url for one in group if one.url))
     above = {url.rpartition("/")[0] for url in urls}
     source = above.pop() if len(urls) > 1 and len(above) == 1 else next(iter(urls), "")
@@ -471,7 +383,7 @@ def _folder(path: str, group: Sequence[Made]) -> Item | None:
 
 def _folder_name(path: str) -> str:
     """The folder's name; of what `datasets` has prepared, the name that was asked for."""
-    if os.path.exists(os.path.join(path, "dataset_info.json")) and len(Path(path).parts) > 4:
+    if os.path.exists(path + _INFO) and len(Path(path).parts) > 4:
         name, configuration = Path(path).parts[-4:-2]
         return f"{name.replace('___', '/')}:{configuration} (prepared)"
     return Path(path).name
@@ -487,38 +399,28 @@ def _asked(events: Iterable[Event], hubs: Sequence[Path]) -> dict[str, str]:
             continue
         kind = match["kind"] or "models"
         # `gpt2/tree` is the list of the files of `gpt2`.
-        for name in dict.fromkeys((match["name"], match["name"].partition("/")[0])):
+        for name in (match["name"], match["name"].partition("/")[0]):
             url = f"{match['site']}/{'' if kind == 'models' else kind + '/'}{name}"
-            for hub in hubs:
-                folder = hub / f"{kind}--{name.replace('/', '--')}"
-                if folder.is_dir():
-                    found[str(folder)] = url
+            folders = (hub / f"{kind}--{name.replace('/', '--')}" for hub in hubs)
+            found.update({str(folder): url for folder in folders if folder.is_dir()})
     return found
 
 
 def _repository(path: str, source: str) -> Item | None:
     kind, _, rest = Path(path).name.partition("--")
     name = rest.replace("--", "/")
-    sizes = []
-    for root, _, names in os.walk(path):
-        for file in names:
-            full = os.path.join(root, file)
-            kept = not {"refs", ".no_exist"} & set(Path(full).relative_to(path).parts)
-            if kept and not os.path.islink(full) and whole(full) and os.path.isfile(full):
-                sizes.append(os.stat(full).st_size)
-    shown = name if kind == "models" else f"{name} ({kind})"
+    files = [one for one in Path(path).rglob("*") if one.is_file() and not one.is_symlink()]
+    sizes = [
+        one.stat().st_size
+        for one in files
+        if whole(str(one)) and not {"refs", ".no_exist"} & set(one.relative_to(path).parts)
+    ]
     if not sizes:
         return None
-    return Item(shown, source, path, sum(sizes), len(sizes), revision=_revision(Path(path)))
-
-
-def _revision(repository: Path) -> str:
-    """The newest commit that is there."""
-    try:
-        snapshots = list((repository / "snapshots").iterdir())
-        return max(snapshots, key=lambda path: path.stat().st_mtime).name if snapshots else ""
-    except OSError:
-        return ""
+    snapshots = [one for one in Path(path, "snapshots").glob("*") if one.is_dir()]
+    newest = max(snapshots, key=lambda one: one.stat().st_mtime).name if snapshots else ""
+    shown = name if kind == "models" else f"{name} ({kind})"
+    return Item(shown, source, path, sum(sizes), len(sizes), revision=newest)
 
 
 def _is_like(item: Item, alike: set[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from ...base.amounts import size
 from ...sandbox.events import Event, of
 from ...sandbox.watch import Ended, Limits
-from .came import broken_off, made, same_name
+from .came import broken_off
 
 # Names of exceptions that speak of the network, as Python or the libraries print them.
 _CUT = re.compile(
@@ -35,10 +35,10 @@ _STOPS = {
     "step": "first step of an optimizer",
 }
 # What torchrun or srun would have set; `sandbox.inside.devices` sets it.
-_NAMES = r"(?:(?:LOCAL_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|SLURM_[A-Z_]+)"
-_RANK = re.compile(f"KeyError: '?{_NAMES}'?")
-_RANK_OF_NONE = re.compile(f"environ.*{_NAMES}|getenv.*{_NAMES}")
-
+_RANK = re.compile(r"\b(?:(?:LOCAL_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|SLURM_[A-Z_]+)\b")
+# How native code ends where memory that it asks for is refused: abort, a failed start of a thread,
+# a pointer to nothing.
+_ABORTED = (-6, -11, 127, 134, 139)
 _OFFLINE = re.compile(
     r"LocalEntryNotFound|OfflineModeIsEnabled|offline|couldn't connect to|couldn't reach"
     r"|outgoing traffic has been disabled|in the (?:local|disk) cache",
@@ -92,18 +92,6 @@ def outcome(events: Sequence[Event], ended: Ended, limits: Limits, place: str = 
         return Outcome(lines=(f"stopped: {taken}; {advice}",))
     if broken_off(events):
         return incomplete(events)
-    return _ended_itself(events, ended, limits, far)
-
-
-def incomplete(events: Sequence[Event]) -> Outcome:
-    """The script did not notice that a connection broke, whatever came of that."""
-    urls = ", ".join(broken_off(events))
-    return Outcome(
-        lines=(f"the connection broke before all of {urls} had come; run it again",), cut=True
-    )
-
-
-def _ended_itself(events: Sequence[Event], ended: Ended, limits: Limits, far: str) -> Outcome:
     end = next(iter(reversed(of(events, "end"))), None)
     if end is None:
         return Outcome(lines=(_killed(ended.code or 0, far, limits),))
@@ -120,10 +108,20 @@ def _ended_itself(events: Sequence[Event], ended: Ended, limits: Limits, far: st
     return Outcome(lines=(f"the script never trains: it ended and {missed}; {advice}",))
 
 
+def incomplete(events: Sequence[Event]) -> Outcome:
+    """The script did not notice that a connection broke, whatever came of that."""
+    urls = ", ".join(broken_off(events))
+    return Outcome(
+        lines=(f"the connection broke before all of {urls} had come; run it again",), cut=True
+    )
+
+
 def _raised(end: Event, events: Sequence[Event], limits: Limits, far: str) -> Outcome:
     kind, error = end.text("type"), end.text("error")
     ended = f"the script ended with {kind}"
-    if _wants_rank(kind, end.text("message"), error):
+    # A launcher's variable is missed: `environ[...]`, or `int(environ.get(...))` in its last line.
+    last = "\n".join([end.text("message"), *error.strip().splitlines()[-4:]])
+    if kind in ("KeyError", "TypeError") and _RANK.search(last):
         return Outcome(lines=(f"{ended}: it expects to be one of several",), pretend=True)
     for event in of(events, "refused"):
         if event.text("path") and event.text("path") in end.text("message"):
@@ -133,14 +131,6 @@ def _raised(end: Event, events: Sequence[Event], limits: Limits, far: str) -> Ou
     if not why and asked and _GPU.search(error):
         return Outcome(lines=(f"{ended}; it asked for a GPU ({asked})",), pretend=True)
     return Outcome(lines=(f"{ended}; {why or far}",), cut=cut)
-
-
-def _wants_rank(kind: str, message: str, error: str) -> bool:
-    """True where a launcher's variable is missed: `environ[...]`, `int(environ.get(...))`."""
-    if _RANK.fullmatch(f"{kind}: {message}"):
-        return True
-    last = "\n".join(error.strip().splitlines()[-4:])
-    return kind == "TypeError" and "NoneType" in message and bool(_RANK_OF_NONE.search(last))
 
 
 def _gpu_before_batch(events: Sequence[Event]) -> str:
@@ -165,11 +155,6 @@ def how_far(events: Sequence[Event]) -> str:
     if urls:
         return f"it had drawn no batch; the last download was {urls[-1].text('url')}"
     return "it had drawn no batch" if events else "its first line was not reached"
-
-
-# How native code ends where memory that it asks for is refused: abort, a failed start of a thread,
-# a pointer to nothing.
-_ABORTED = (-6, -11, 127, 134, 139)
 
 
 def _killed(code: int, far: str, limits: Limits) -> str:
@@ -220,20 +205,6 @@ def refused(event: Event) -> str:
     return f"{what} was refused ({event.where}): {why}; give it another place for its output"
 
 
-@dataclass(frozen=True)
-class First:
-    """The start with a network, just before.
-
-    Attributes:
-        reached: it came to training.
-        files: what it has left.
-    """
-
-    events: Sequence[Event]
-    reached: bool
-    files: Collection[str]
-
-
 def wanted(events: Sequence[Event]) -> list[str]:
     """Return what a start without a network asked of it, and where in the user's code.
 
@@ -264,14 +235,15 @@ def missing(
     events: Sequence[Event],
     ended: Ended,
     limits: Limits,
-    first: First | None,
+    brought: Mapping[str, str] | None,
     folder: Path,
     most: int = 5,
 ) -> list[str]:
     """Why a start without a network failed: its own error, and what it asked the network for.
 
     Args:
-        first: the start with a network of the same command; None where there was none.
+        brought: the URLs of files that the start before it has brought, with their paths; None
+            where there was none that came to training.
         folder: where it ran.
     """
     lines: list[str] = []
@@ -279,30 +251,24 @@ def missing(
     asked = _wanted(events)
     if end is not None and end.text("type") != "SystemExit":
         message = next(iter(end.text("message").strip().splitlines()), "")
-        place = _raised_at(end.text("error"))
+        place = "".join(f" at {frame}" for frame in users_frames(end.text("error"))[-1:])
         lines.append(f"{end.text('type')}{place}: {message}".rstrip(": "))
     else:
         lines += outcome(events, ended, limits).lines
     if asked:
         lines += [f"it wanted {one}" for one in wanted(events)[-most:]]
-        lines += _at_every_start(asked[-1][0], first)
+        if path := (brought or {}).get(asked[-1][0]):
+            relative = os.path.relpath(path)
+            shown = path if relative.startswith("..") else relative
+            lines.append(f"it downloads at every start: let it look for {shown} first")
     elif reason := _local(end, folder):
         lines.append(reason)
     elif not _OFFLINE.search(" ".join(lines)):
-        lines.append(_otherwise(first))
+        why = (
+            "that is not why it failed" if brought is None else "the second start went another way"
+        )
+        lines.append(f"it asked for nothing from the network: {why}")
     return lines
-
-
-def _at_every_start(url: str, first: First | None) -> list[str]:
-    """Advice for a script that does not look whether the file is there already."""
-    if first is None or not first.reached:
-        return []
-    for one in made(first.events):
-        if one.url == url and one.path in first.files and same_name(one.path, url):
-            path = os.path.relpath(one.path)
-            shown = one.path if path.startswith("..") else path
-            return [f"it downloads at every start: let it look for {shown} first"]
-    return []
 
 
 def _local(end: Event | None, folder: Path) -> str:
@@ -316,14 +282,3 @@ def _local(end: Event | None, folder: Path) -> str:
         return ""
     relative = "" if os.path.isabs(name[1]) else f", relative to {folder}"
     return f"{name[1]} is not here{relative}"
-
-
-def _otherwise(first: First | None) -> str:
-    if first is not None and first.reached:
-        return "it asked for nothing from the network: the second start went another way"
-    return "it asked for nothing from the network: that is not why it failed"
-
-
-def _raised_at(error: str) -> str:
-    frames = users_frames(error)
-    return f" at {frames[-1]}" if frames else ""

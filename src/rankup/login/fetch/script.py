@@ -14,7 +14,8 @@ from ...base import lock
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.text import clean, say
 from ...base.urls import public
-from ...sandbox import copies
+from ...sandbox import copies, namespace
+from ...sandbox.copies import Sandbox
 from ...sandbox.events import Event, inside, of
 from ...sandbox.watch import Interrupt, Limits, default_memory
 from ...script.downloads import Download, read
@@ -27,7 +28,7 @@ from ..record import Item, Record
 from . import came, explain
 from .came import same_name
 from .request import Request
-from .start import Attempt, Proved, Start, first, prove, show
+from .start import Attempt, Network, Start, attempt, fresh_line, show
 
 _NAMED = 5  # files that the script has made, by name
 _LAZY = "its samples are downloaded one by one while batches are drawn"
@@ -98,7 +99,8 @@ class _Fetch:
         self._items: tuple[Item, ...] = earlier.items if earlier else ()
         self._offline: Mapping[str, str] = earlier.offline if earlier else {}
         self._code = code.digests(start.script)  # as it is started, whatever is edited meanwhile
-        self._came: frozenset[str] = frozenset()  # paths of this start
+        self._came: dict[str, str] = {}  # URLs, and the paths of their files
+        self._proof: record.Proof = "none"
         self._problems: list[str] = []
 
     def run(self) -> tuple[Record, int]:
@@ -106,11 +108,21 @@ class _Fetch:
         most = f"{self._request.time} at most"
         if self._request.only_proof:
             say(f"starting {shown} without a network, until it trains ({most})")
-            return self._judge(self._prove(None), ())
+            return self._judge(self._prove(), ())
         say(f"running {shown} here, in a copy and without a GPU, until it trains ({most})")
-        done, self._start = self._stack.enter_context(first(self._start, self._interrupt))
+        done = self._attempt(self._start)
+        if done.needs_pretending:
+            fresh_line()
+            for line in done.outcome.lines:
+                say(line)
+            say("once more, telling it that there is a GPU, and that it is the one rank of a world")
+            self._start = replace(self._start, pretend=True)
+            done = self._attempt(self._start)
+        show(done, self._start)
+        for line in done.outcome.lines:
+            say(line)
         others = self._move_in(done)
-        for event in self._refused(done.events):
+        for event in {event.text("what"): event for event in of(done.events, "refused")}.values():
             say(f"note: {explain.refused(event)}")
         if not done.outcome.reached or self._problems:
             self._show_items()
@@ -123,38 +135,49 @@ class _Fetch:
             say(f"{note}: let it download all before it trains; if these are all, run this again")
             return self._record("none", note), EXIT_FAILED
         say(f"it trains (reached its {done.outcome.reached}); now without a network")
-        before = explain.First(done.events, True, self._came)
-        proved = self._prove(before)
-        if proved.proof == "failed" and others and proved.attempt.ended.why == "exit":
+        proved = self._prove()
+        if not proved.outcome.reached and others and proved.ended.why == "exit":
             say("once more, with what the script has made of what came")
-            proved = self._with_others(done, others, before) or proved
+            again = self._prove((done.box, others))
+            if again.outcome.reached:
+                self._move_in_others(others, again)
+                proved = again
         return self._judge(proved, done.events)
 
-    def _prove(self, before: explain.First | None) -> Proved:
-        return self._stack.enter_context(prove(self._start, self._offline, self._interrupt, before))
+    def _attempt(self, start: Start, extra: tuple[Sandbox, Sequence[str]] | None = None) -> Attempt:
+        return self._stack.enter_context(attempt(start, self._interrupt, extra))
 
-    def _with_others(
-        self, done: Attempt, others: Sequence[str], before: explain.First
-    ) -> Proved | None:
-        """Prove it with the script's own new files, too; those that it needs move in."""
-        extra = (done.box, others)
-        context = prove(self._start, self._offline, self._interrupt, before, extra)
-        proved = self._stack.enter_context(context)
-        if proved.proof in ("failed", "none"):
-            return None
-        second = proved.attempt.events
-        again = {event.text("path") for event in of(second, "open")}
-        again |= {event.text("to") for event in of(second, "rename")}
-        kept = [path for path in others if path not in again]
-        self._problems += proved.attempt.box.move_in(kept)
-        own = [item for path in kept if (item := _own_item(path))]
+    def _prove(self, extra: tuple[Sandbox, Sequence[str]] | None = None) -> Attempt:
+        """Start it where there is no network, in a namespace of its own if that is allowed.
+
+        Args:
+            extra: as in `attempt`.
+        """
+        why = namespace.refusal()
+        if why:
+            say(f"{why}; so Python refuses connections, and other programs are not held back")
+        network: Network = "blocked" if why else "none"
+        start = replace(self._start, network=network, offline=self._offline)
+        done = self._attempt(start, extra)
+        if done.needs_pretending and not start.pretend:
+            done = self._attempt(replace(start, pretend=True), extra)
+        self._proof = "blocked" if why else "namespace"
+        return done
+
+    def _move_in_others(self, others: Sequence[str], again: Attempt) -> None:
+        """Move in those of the script's own new files that a second start takes as they are."""
+        written = {event.text("path") for event in of(again.events, "open")}
+        written |= {event.text("to") for event in of(again.events, "rename")}
+        kept = [path for path in others if path not in written]
+        self._problems += again.box.move_in(kept)
+        own = [item for path in kept if (item := came.file_item(path))]
         self._items = came.with_earlier(tuple(own), self._items)
-        return proved
 
-    def _judge(self, proved: Proved, before: Sequence[Event]) -> tuple[Record, int]:
-        done = proved.attempt
+    def _judge(self, done: Attempt, before: Sequence[Event]) -> tuple[Record, int]:
+        """Say what the start without a network shows; return the record and the exit code."""
         show(done, self._start)
-        if proved.proof in ("namespace", "blocked"):
+        reached = done.outcome.reached
+        if reached:
             self._items = came.without_outputs(self._items, done.events)
         if self._request.only_proof:
             self._offline = {**self._offline, **_offline(done.events)}
@@ -162,30 +185,30 @@ class _Fetch:
                 say(f"not watched: {event.text('what')}: {event.text('error')}")
         else:
             self._show_items()
-        if proved.proof == "none":
-            for line in proved.lines:
+        if done.ended.why == "interrupt":
+            for line in done.outcome.lines:
                 say(line)
-            return self._record("none", proved.note), self._failed()
-        if proved.proof == "failed":
+            return self._record("none", "; ".join(done.outcome.lines)), self._failed()
+        if not reached:
+            brought = None if self._request.only_proof else self._came
+            limits, here = self._start.limits, Path.cwd()
+            lines = explain.missing(done.events, done.ended, limits, brought, here)
             say("it does not start without a network:")
-            for line in proved.lines:
+            for line in lines:
                 say(f"  {line}")
             # That our own limits ended it says something only where they let the first start pass.
             limited = self._request.only_proof and done.ended.why in ("time", "memory")
-            return self._record("none" if limited else "failed", proved.note), EXIT_FAILED
+            return self._record("none" if limited else "failed", "; ".join(lines)), EXIT_FAILED
         start, seen = self._start, [*before, *done.events]
-        lines = _unreached(start.script, start.args, seen, self._items, start.cache_folders)
-        notes = [*proved.lines]
-        notes += [f"not reached by this start, and not here: {line}" for line in lines]
+        notes = [f"it does without {one}" for one in explain.wanted(done.events)[-5:]]
+        missed = _unreached(start.script, start.args, seen, self._items, start.cache_folders)
+        notes += [f"not reached by this start, and not here: {line}" for line in missed]
         for line in notes:
             say(f"note: {line}")
-        how = "network namespace" if proved.proof == "namespace" else "Python's connections blocked"
-        reached = f"reached its {done.outcome.reached} in {done.ended.seconds:.0f} s"
-        self._print(f"proved: starts without a network ({how}), {reached}")
-        return self._record(proved.proof, "; ".join(notes)), 0
-
-    def _refused(self, seen: Sequence[Event]) -> list[Event]:
-        return list({event.text("what"): event for event in of(seen, "refused")}.values())
+        how = "network namespace" if self._proof == "namespace" else "Python's connections blocked"
+        at = f"reached its {reached} in {done.ended.seconds:.0f} s"
+        self._print(f"proved: starts without a network ({how}), {at}")
+        return self._record(self._proof, "; ".join(notes)), 0
 
     def _move_in(self, done: Attempt) -> list[str]:
         """Move in what came with a start; return the other new files of its copy."""
@@ -196,6 +219,8 @@ class _Fetch:
         new = [path for path in done.box.new_files() if came.whole(path)]
         files += came.of_programs(done.events, [path for path in new if path not in known])
         files = [one for one in files if one.path not in {*self._code, *done.unfinished}]
+        # What was there before, removed or written anew, stays as it was.
+        files = [one for one in files if one.path in new or not done.box.holds(one.path)]
         needs = came.needed(files, done.events, folders)
         tops = {os.path.dirname(path) for path in needs} & came.new_folders(done.events)
         links = {path for path in new if done.box.inside(path).is_symlink()}
@@ -204,21 +229,16 @@ class _Fetch:
             for path in new
             if path in needs or (path in links and os.path.dirname(path) in tops)
         ]
-        # What it removed before it downloaded that is still there.
-        again = {
-            path for path in needs.difference(new) if os.path.lexists(path) and done.box.holds(path)
-        }
-        files = [one for one in files if one.path not in again]
         self._problems += done.box.move_in(moving)
         for line in self._problems:
             say(line)
-        for path in sorted({*came.renewed(done.events), *again}):
-            if path not in done.unfinished and done.box.holds(path):
+        for path in sorted(came.written_by_name(done.events) - {*new, *done.unfinished}):
+            if done.box.holds(path):
                 say(
                     f"{path} was downloaded anew, since the script does not take what is there; "
                     "remove it, and fetch again"
                 )
-        self._came = frozenset(filter(os.path.exists, needs))
+        self._came = {one.url: one.path for one in files if same_name(one.path, one.url)}
         for path in sorted(done.unfinished & known):
             outside = os.path.exists(path) and not done.box.holds(path)
             if outside and came.whole(path) and not inside(path, folders):
@@ -240,7 +260,7 @@ class _Fetch:
             more = f" and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
             self._print(f"made by the script, kept: {', '.join(own[:_NAMED])}{more}")
         mounted = {one.path: places.mounted(self._profile, Path(one.path)) for one in self._items}
-        for path in came.unseen_by_jobs(self._items, mounted):
+        for path in (path for path, seen in mounted.items() if seen is False):
             say(f"warning: compute nodes do not see {path}; put it into the project or scratch")
 
     def _print(self, line: str) -> None:
@@ -272,13 +292,6 @@ class _Fetch:
 def _offline(events: Sequence[Event]) -> dict[str, str]:
     names = [name for event in of(events, "modules") for name in event.texts("names")]
     return offline.variables(names)
-
-
-def _own_item(path: str) -> Item | None:
-    try:
-        return Item(Path(path).name, "", path, os.stat(path).st_size)
-    except OSError:
-        return None
 
 
 def _shown(path: str) -> str:

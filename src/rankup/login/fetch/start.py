@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +17,11 @@ from ...base.amounts import size
 from ...base.text import say
 from ...sandbox import environment, namespace
 from ...sandbox.copies import Sandbox, sandbox
-from ...sandbox.events import Event, Journal, of
+from ...sandbox.events import Event, Journal
 from ...sandbox.inside import spec
 from ...sandbox.watch import Ended, Interrupt, Limits, watch
 from ...site.caches import Caches
 from .. import offline
-from ..record import Proof
 from . import came, explain
 from .explain import Outcome, users_frames
 
@@ -32,6 +31,7 @@ _CHILD = (
 )
 _STACKS_SECONDS = 5.0
 _RECENT = 50  # files that may still grow; with more, the older ones are taken to be whole
+Network = Literal["open", "none", "blocked"]
 # Options of `rankup fetch` that nobody's script is likely to have: most are known to both.
 _OURS = ("--only-proof", "--no-run", "--dataset", "--model", "--url", "--sha256", "--json")
 _USAGE = 2  # the exit code of argparse
@@ -48,7 +48,6 @@ class Start:
         variables: the environment that it would have without us.
         network: `open`; `none`: in a namespace of its own; `blocked`: Python refuses connections.
         pretend: it is told that there is a GPU, and that it is the one rank of a world.
-        offline: further variables.
         stdout: a descriptor for its output; None: ours.
         check: raises `LockLost` once another process has taken the area over.
     """
@@ -62,7 +61,7 @@ class Start:
     variables: Mapping[str, str]
     threads: int
     limits: Limits
-    network: Literal["open", "none", "blocked"] = "open"
+    network: Network = "open"
     pretend: bool = False
     offline: Mapping[str, str] | None = None
     stdout: int | None = None
@@ -89,6 +88,11 @@ class Attempt:
     outcome: Outcome
     traceback: str
     unfinished: frozenset[str]
+
+    @property
+    def needs_pretending(self) -> bool:
+        """True where it may come further once it is told of a GPU, and of a launcher."""
+        return self.outcome.pretend and self.ended.why == "exit"
 
 
 @contextmanager
@@ -123,93 +127,9 @@ def attempt(
         if cut and outcome.reached:
             outcome = explain.incomplete(seen)
         copy = str(box.copy)
-        open_then = {path for event in of(seen, "stop") for path in event.texts("open")}
-        writing = {path.removeprefix(copy) for path in ended.writing} | open_then
+        writing = {path.removeprefix(copy) for path in ended.writing}
         traceback = _read(box.folder / spec.TRACEBACK)
         yield Attempt(box, seen, ended, outcome, traceback, frozenset(writing | cut))
-
-
-@contextmanager
-def first(start: Start, interrupt: Interrupt) -> Iterator[tuple[Attempt, Start]]:
-    """Run the script with a network; once more where it wants a GPU or a launcher.
-
-    Yields:
-        The start that counts, and how it was made.
-    """
-    with attempt(start, interrupt) as done:
-        again = done.outcome.pretend and done.ended.why == "exit"
-        if not again:
-            show(done, start)
-            for line in done.outcome.lines:
-                say(line)
-            yield done, start
-            return
-        fresh_line()
-        for line in done.outcome.lines:
-            say(line)
-        say("once more, telling it that there is a GPU, and that it is the one rank of a world")
-    told = replace(start, pretend=True)
-    with attempt(told, interrupt) as done:
-        show(done, told)
-        for line in done.outcome.lines:
-            say(line)
-        yield done, told
-
-
-@dataclass(frozen=True)
-class Proved:
-    """A start without a network.
-
-    Attributes:
-        proof: as in `Record`.
-        lines: why it failed; or, where it came as far, what it asked the network for in vain.
-    """
-
-    proof: Proof
-    lines: tuple[str, ...]
-    attempt: Attempt
-
-    @property
-    def note(self) -> str:
-        """The lines as one."""
-        return "; ".join(self.lines)
-
-
-@contextmanager
-def prove(
-    start: Start,
-    offline: Mapping[str, str],
-    interrupt: Interrupt,
-    before: explain.First | None = None,
-    extra: tuple[Sandbox, Iterable[str]] | None = None,
-) -> Iterator[Proved]:
-    """Start the script where there is no network, in a namespace of its own if that is allowed.
-
-    Args:
-        offline: variables that the job will have, too.
-        before: the start with a network, if there was one in this command.
-        extra: as in `attempt`.
-    """
-    why = namespace.refusal()
-    if why:
-        say(f"{why}; so Python refuses connections, and other programs are not held back")
-    told = replace(start, network="blocked" if why else "none", offline=offline)
-    with attempt(told, interrupt, extra) as done:
-        if start.pretend or not done.outcome.pretend or done.ended.why != "exit":
-            yield _judged(done, start.limits, before, "blocked" if why else "namespace")
-            return
-    with prove(replace(start, pretend=True), offline, interrupt, before, extra) as proved:
-        yield proved
-
-
-def _judged(done: Attempt, limits: Limits, before: explain.First | None, proof: Proof) -> Proved:
-    if done.outcome.reached:
-        asked = explain.wanted(done.events)
-        return Proved(proof, tuple(f"it does without {one}" for one in asked[-5:]), done)
-    if done.ended.why == "interrupt":
-        return Proved("none", done.outcome.lines, done)
-    lines = explain.missing(done.events, done.ended, limits, before, Path.cwd())
-    return Proved("failed", tuple(lines), done)
 
 
 def show(done: Attempt, start: Start) -> None:

@@ -302,7 +302,7 @@ def _refuse(path: Path, context: Context) -> None:
     script = context.script.understood
     for rule in RULES:
         for hit in rule.look(script.file, script) if rule.code in _REFUSED else ():
-            line = script.file.line(hit.node)[0]
+            line = script.file.line(hit.at)[0]
             raise UserError(f"{path}:{line}: not ported: {hit.message}; {hit.todo}")
     if not training.models:
         line = context.script.line(

@@ -1,59 +1,12 @@
-"""The rules of `rankup check` for Python, grouped by theme."""
+"""The rules of `rankup check` for Python, those of each module of this package."""
 
 from __future__ import annotations
 
-from . import (
-    chance,
-    device,
-    downloads,
-    evaluation,
-    group,
-    grown,
-    job,
-    loaders,
-    losses,
-    model,
-    numbers,
-    output,
-    parts,
-    reading,
-    saving,
-    similar,
-    sizes,
-    steering,
-    uneven,
-    unfit,
-    writing,
-)
-from .rule import Hit, Rule
+from importlib import import_module
+from pkgutil import iter_modules
 
-_THEMES = (
-    group,
-    device,
-    evaluation,
-    loaders,
-    losses,
-    chance,
-    grown,
-    numbers,
-    model,
-    saving,
-    similar,
-    sizes,
-    steering,
-    writing,
-    uneven,
-    reading,
-    output,
-    downloads,
-    job,
-    parts,
-    unfit,
-)
-# A rule that another theme imports is found twice.
-_FOUND = {
-    one.code: one for theme in _THEMES for one in vars(theme).values() if isinstance(one, Rule)
-}
-RULES: tuple[Rule, ...] = tuple(_FOUND[code] for code in sorted(_FOUND))
+from .rule import Hit, Rule, rules_in
+
+RULES = rules_in(*(import_module(f"{__name__}.{one.name}") for one in iter_modules(__path__)))
 
 __all__ = ["RULES", "Hit", "Rule"]

@@ -132,14 +132,9 @@ def split_unseeded(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    train, valid = random_split(dataset, [0.9, 0.1])
-    ```
-
-    ## Use instead
-
-    ```python
-    train, valid = random_split(dataset, [0.9, 0.1], torch.Generator().manual_seed(0))
+    ```diff
+    -train, valid = random_split(dataset, [0.9, 0.1])
+    +train, valid = random_split(dataset, [0.9, 0.1], torch.Generator().manual_seed(0))
     ```
 
     ## What `rankup port` does
@@ -197,19 +192,11 @@ def data_drawn(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    data = torch.utils.data.TensorDataset(torch.randn(1000, 8))
-    for (x,) in rankup.shard(DataLoader(data, batch_size=10)):
-        model(x).mean().backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    torch.manual_seed(0)
-    data = torch.utils.data.TensorDataset(torch.randn(1000, 8))
-    for (x,) in rankup.shard(DataLoader(data, batch_size=10)):
-        model(x).mean().backward()
+    ```diff
+    +torch.manual_seed(0)
+     data = torch.utils.data.TensorDataset(torch.randn(1000, 8))
+     for (x,) in rankup.shard(DataLoader(data, batch_size=10)):
+         model(x).mean().backward()
     ```
 
     ## What `rankup port` does
@@ -292,14 +279,9 @@ def seed_drawn(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    torch.manual_seed(random.randint(1, 10000))
-    ```
-
-    ## Use instead
-
-    ```python
-    torch.manual_seed(0)
+    ```diff
+    -torch.manual_seed(random.randint(1, 10000))
+    +torch.manual_seed(0)
     ```
 
     ## What `rankup port` does
@@ -364,20 +346,12 @@ def same_batches(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    torch.manual_seed(0)
-    for step in range(1000):
-        ix = torch.randint(len(data), (64,))
-        F.cross_entropy(model(data[ix]), labels[ix]).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    torch.manual_seed(0)
-    for step in range(1000):
-        ix = rankup.deal(torch.randint(len(data), (64,)))
-        F.cross_entropy(model(data[ix]), labels[ix]).backward()
+    ```diff
+     torch.manual_seed(0)
+     for step in range(1000):
+    -    ix = torch.randint(len(data), (64,))
+    +    ix = rankup.deal(torch.randint(len(data), (64,)))
+         F.cross_entropy(model(data[ix]), labels[ix]).backward()
     ```
 
     ## What `rankup port` does

@@ -47,16 +47,10 @@ def device_fixed(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    device = torch.device("cuda:0")
-    model = Net().to(device)
-    ```
-
-    ## Use instead
-
-    ```python
-    device = rankup.setup().device
-    model = Net().to(device)
+    ```diff
+    -device = torch.device("cuda:0")
+    +device = rankup.setup().device
+     model = Net().to(device)
     ```
 
     ## What `rankup port` does
@@ -206,14 +200,9 @@ def data_parallel(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    model = nn.DataParallel(Net().cuda())
-    ```
-
-    ## Use instead
-
-    ```python
-    model = rankup.wrap(Net().to(rankup.setup().device))
+    ```diff
+    -model = nn.DataParallel(Net().cuda())
+    +model = rankup.wrap(Net().to(rankup.setup().device))
     ```
 
     ## What `rankup port` does
@@ -261,14 +250,9 @@ def visible_devices(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
-    ```
-
-    ## Use instead
-
-    ```python
-    device = rankup.setup().device
+    ```diff
+    -os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    +device = rankup.setup().device
     ```
 
     ## What `rankup port` does
@@ -323,18 +307,11 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    device = rankup.setup().device
-    model = Net().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ```
-
-    ## Use instead
-
-    ```python
-    device = rankup.setup().device
-    model = rankup.wrap(Net().to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ```diff
+     device = rankup.setup().device
+    -model = Net().to(device)
+    +model = rankup.wrap(Net().to(device))
+     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ```
 
     ## What `rankup port` does

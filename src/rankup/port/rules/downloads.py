@@ -45,15 +45,10 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    dataset = torchvision.datasets.MNIST("data", download=True)
-    ```
-
-    ## Use instead
-
-    ```python
-    with rankup.rank0_first():
-        dataset = torchvision.datasets.MNIST("data", download=True)
+    ```diff
+    -dataset = torchvision.datasets.MNIST("data", download=True)
+    +with rankup.rank0_first():
+    +    dataset = torchvision.datasets.MNIST("data", download=True)
     ```
 
     ## What `rankup port` does
@@ -64,7 +59,7 @@ def downloads(file: File, script: Script) -> Iterator[Hit]:
     made: set[ast.AST] = set()
     if file is script.file:
         hits = [*_constructed(script), *_prepared(script)]
-        made = {hit.node for hit in hits}
+        made = {hit.at for hit in hits}
         yield from hits
     at_calls, inside = _by_helpers(script)
     for call in file.names.all(ast.Call):

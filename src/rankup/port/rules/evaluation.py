@@ -61,18 +61,11 @@ def evaluated_by_all(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    with torch.no_grad():
-        for x, y in DataLoader(valid, batch_size=64):
-            metric.update(model(x), y)
-    ```
-
-    ## Use instead
-
-    ```python
-    with torch.no_grad():
-        for x, y in rankup.shard(DataLoader(valid, batch_size=64)):
-            metric.update(model(x), y)
+    ```diff
+     with torch.no_grad():
+    -    for x, y in DataLoader(valid, batch_size=64):
+    +    for x, y in rankup.shard(DataLoader(valid, batch_size=64)):
+             metric.update(model(x), y)
     ```
 
     ## What `rankup port` does

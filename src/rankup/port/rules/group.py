@@ -38,25 +38,14 @@ def no_group(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    model = Net().cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in loader:
-        F.cross_entropy(model(x.cuda()), y.cuda()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    ```
-
-    ## Use instead
-
-    ```python
-    local_rank, rank, device, world_size = rankup.setup()
-    model = rankup.wrap(Net().to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model(x.to(device)), y.to(device)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    ```diff
+    -model = Net().cuda()
+    -for x, y in loader:
+    -    F.cross_entropy(model(x.cuda()), y.cuda()).backward()
+    +local_rank, rank, device, world_size = rankup.setup()
+    +model = rankup.wrap(Net().to(device))
+    +for x, y in rankup.shard(loader):
+    +    F.cross_entropy(model(x.to(device)), y.to(device)).backward()
     ```
 
     ## What `rankup port` does
@@ -104,18 +93,12 @@ def not_destroyed(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    torch.distributed.init_process_group("nccl")
-    ```
-
-    ## Use instead
-
-    ```python
-    torch.distributed.init_process_group("nccl")
-    try:
-        main()
-    finally:
-        torch.distributed.destroy_process_group()
+    ```diff
+     torch.distributed.init_process_group("nccl")
+    +try:
+    +    main()
+    +finally:
+    +    torch.distributed.destroy_process_group()
     ```
 
     ## What `rankup port` does
@@ -147,18 +130,12 @@ def ranks_mixed_up(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    torch.distributed.init_process_group("nccl")
-    rank = torch.distributed.get_rank()
-    torch.cuda.set_device(rank)
-    ```
-
-    ## Use instead
-
-    ```python
-    torch.distributed.init_process_group("nccl")
-    local_rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local_rank)
+    ```diff
+     torch.distributed.init_process_group("nccl")
+    -rank = torch.distributed.get_rank()
+    -torch.cuda.set_device(rank)
+    +local_rank = int(os.environ["LOCAL_RANK"])
+    +torch.cuda.set_device(local_rank)
     ```
 
     ## What `rankup port` does
@@ -240,14 +217,9 @@ def setup_unpacked(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    local_rank, rank, device = rankup.setup()
-    ```
-
-    ## Use instead
-
-    ```python
-    local_rank, rank, device = rankup.setup()[:3]
+    ```diff
+    -local_rank, rank, device = rankup.setup()
+    +local_rank, rank, device = rankup.setup()[:3]
     ```
 
     ## What `rankup port` does
@@ -283,14 +255,9 @@ def ours_on_torch(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    torch.save0(model.state_dict(), "model.pt")
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.save0(model.state_dict(), "model.pt")
+    ```diff
+    -torch.save0(model.state_dict(), "model.pt")
+    +rankup.save0(model.state_dict(), "model.pt")
     ```
 
     ## What `rankup port` does
@@ -318,19 +285,12 @@ def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rank = rankup.setup().rank
-    if rank == 0:
-        print(rankup.mean(total, seen))
-    ```
-
-    ## Use instead
-
-    ```python
-    rank = rankup.setup().rank
-    mean = rankup.mean(total, seen)
-    if rank == 0:
-        print(mean)
+    ```diff
+     rank = rankup.setup().rank
+    +mean = rankup.mean(total, seen)
+     if rank == 0:
+    -    print(rankup.mean(total, seen))
+    +    print(mean)
     ```
 
     ## What `rankup port` does

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import partial
 
 from ...script.flow import call_name, given
-from ...script.names import children, made_of, mentioned, walk
+from ...script.names import mentioned, walk
 from ...script.roles import Count, Loop, Script
 from ...script.source import File
 from ...script.torch_names import SHOWING
+from ..rewrite.losses import Kind
+from ..rewrite.means import declared
+from ..rewrite.training import Training, training_in
 from .facts import integer, loop_sharded, loops_in, ported
 from .guards import guard
 from .reduced import is_reduction, reduced
@@ -21,8 +23,6 @@ _COUNTED = re.compile(
     r"loss|acc|correct|right|hit|total|metric|score|error|err\b|mse|mae|dice|iou", re.I
 )
 _ADD = ("rankup.total", "rankup.gather")
-_SUMS = re.compile(r"\.sum\(|\bsum\(|\blen\(|\.size\(|\.shape\b|numel\(|\*|share\(")
-_NO_VALUES = frozenset({"shape", "device", "dtype"})
 
 
 @rule("RK121", "error", "a number of this rank's batches only")
@@ -38,24 +38,14 @@ def unreduced(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    correct = 0
-    with torch.no_grad():
-        for x, y in rankup.shard(valid_loader):
-            correct += (model(x).argmax(1) == y).sum().item()
-    print0(correct / len(valid_set))
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    correct = 0
-    with torch.no_grad():
-        for x, y in rankup.shard(valid_loader):
-            correct += (model(x).argmax(1) == y).sum().item()
-    print0(rankup.total(correct) / len(valid_set))
+    ```diff
+     rankup.setup()
+     correct = 0
+     with torch.no_grad():
+         for x, y in rankup.shard(valid_loader):
+             correct += (model(x).argmax(1) == y).sum().item()
+    -print0(correct / len(valid_set))
+    +print0(rankup.total(correct) / len(valid_set))
     ```
 
     ## What `rankup port` does
@@ -116,7 +106,10 @@ def _of_part(file: File, script: Script, loop: Loop, count: Count) -> bool:
         return False  # a bar, a set
     if _given_whole(file, loop, count.value):
         return False
-    return bool(mentioned(count.value) & of_batch(file, loop)) or _by_name(count)
+    training = training_in(script, file)
+    same = [one for one in training.loops if one.node is loop.node]
+    of_batch = training.derived(same[0]) if same else set()
+    return bool(mentioned(count.value) & of_batch) or _by_name(count)
 
 
 def _given_whole(file: File, loop: Loop, value: ast.expr) -> bool:
@@ -193,24 +186,15 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    total = 0.0
-    with torch.no_grad():
-        for x, y in rankup.shard(valid_loader):
-            total += F.cross_entropy(model(x), y).item()
-    print0(rankup.total(total) / len(valid_loader))
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    total = 0.0
-    with torch.no_grad():
-        for x, y in rankup.shard(valid_loader):
-            total += F.cross_entropy(model(x), y).item() * len(x)
-    print0(rankup.total(total) / len(valid))
+    ```diff
+     rankup.setup()
+     total = 0.0
+     with torch.no_grad():
+         for x, y in rankup.shard(valid_loader):
+    -        total += F.cross_entropy(model(x), y).item()
+    -print0(rankup.total(total) / len(valid_loader))
+    +        total += F.cross_entropy(model(x), y).item() * len(x)
+    +print0(rankup.total(total) / len(valid))
     ```
 
     ## What `rankup port` does
@@ -220,6 +204,7 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
     """
     if not ported(script):
         return
+    training = training_in(script, file)
     for loop in loops_in(file, script.eval_loops):
         if not loop_sharded(script, loop):
             continue
@@ -233,7 +218,7 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
         }
         for count in loop.counts:
             single = isinstance(count.node, ast.AugAssign) or _method(count) == "append"
-            if count.name in added and single and _is_mean(file, script, loop, count.value):
+            if count.name in added and single and _is_mean(training, count.value):
                 yield Hit(
                     count.node,
                     f"{count.name}: means over this rank's parts of the batches, which "
@@ -242,35 +227,12 @@ def means_added_up(file: File, script: Script) -> Iterator[Hit]:
                 )
 
 
-def _is_mean(file: File, script: Script, loop: Loop, value: ast.expr) -> bool:
-    """True where a value is a mean over the batch: `.mean()`, or a loss that is not summed."""
-    names = {one.id for one in walk(value) if isinstance(one, ast.Name)}
-    parts = [value]
-    parts += [
-        one.value
-        for one in walk(*loop.body)
-        if isinstance(one, ast.Assign) and file.code(one.targets[0]) in names
-    ]
-    losses = {one.node for one in script.losses}
-    found = False
-    for part in parts:
-        code = file.code(part)
-        calls = [one for one in walk(part) if isinstance(one, ast.Call)]
-        if any(is_reduction(file, one) for one in calls):
-            return False
-        computed = [
-            call
-            for call in calls
-            if call in losses or losses & {o.node for o in script.flow.origins(file, call.func)}
-        ]
-        made = [o.node for call in computed for o in script.flow.origins(file, call.func)]
-        texts = [file.code(one) for one in (*computed, *made)]
-        if any(re.search(r"reduction\s*=|size_average", text) for text in texts):
-            return False
-        if part is value and _SUMS.search(code):
-            return False
-        found = found or bool(computed) or ".mean(" in code
-    return found
+def _is_mean(training: Training, value: ast.expr) -> bool:
+    """True of a mean over the batch; times a number of samples it may be a sum."""
+    weighed = any(
+        isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mult) for one in walk(value)
+    )
+    return not weighed and declared(training, value) is Kind.MEAN
 
 
 @rule("RK128", "error", "added up although every rank has it all")
@@ -284,24 +246,14 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    correct = 0
-    with torch.no_grad():
-        for x, y in DataLoader(valid, batch_size=64):
-            correct += (model(x).argmax(1) == y).sum().item()
-    print0(rankup.total(correct))
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    correct = 0
-    with torch.no_grad():
-        for x, y in rankup.shard(DataLoader(valid, batch_size=64), train=False):
-            correct += (model(x).argmax(1) == y).sum().item()
-    print0(rankup.total(correct))
+    ```diff
+     rankup.setup()
+     correct = 0
+     with torch.no_grad():
+    -    for x, y in DataLoader(valid, batch_size=64):
+    +    for x, y in rankup.shard(DataLoader(valid, batch_size=64), train=False):
+             correct += (model(x).argmax(1) == y).sum().item()
+     print0(rankup.total(correct))
     ```
 
     ## What `rankup port` does
@@ -327,22 +279,6 @@ def counted_by_all(file: File, script: Script) -> Iterator[Hit]:
                 break
 
 
-def of_batch(file: File, loop: Loop) -> set[str]:
-    """Names that a loop gives the batch, and what it makes of it on this rank alone."""
-    found: set[str] = set()
-    if isinstance(loop.node, ast.For):
-        found = _names(loop.node.target)
-        target = loop.node.target
-        if "enumerate(" in file.code(loop.node.iter) and isinstance(target, ast.Tuple):
-            found -= _names(target.elts[0])
-    assigns = [one for one in walk(*loop.body) if isinstance(one, ast.Assign)]
-    for one in assigns:
-        given = (call_name(c) for c in walk(one.value) if isinstance(c, ast.Call))
-        if any(name in ("next", "deal") for name in given):
-            found |= {name for target in one.targets for name in _names(target)}
-    return made_of(assigns, found, partial(_local_mentions, file), _names)
-
-
 def reassigned(loop: Loop) -> set[str]:
     """Names that every round gives another value: `loss += penalty` is no running sum."""
     found = _names(loop.node.target) if isinstance(loop.node, ast.For) else set()
@@ -350,23 +286,6 @@ def reassigned(loop: Loop) -> set[str]:
         if isinstance(one, ast.Assign):
             names = {name for target in one.targets for name in _names(target)}
             found |= names - mentioned(one.value)
-    return found
-
-
-def _local_mentions(file: File, node: ast.AST) -> set[str]:
-    """The names in an expression whose values stay this rank's own: not those in a reduction."""
-    if isinstance(node, ast.Call) and is_reduction(file, node):
-        return set()
-    if isinstance(node, ast.Attribute):
-        if node.attr in _NO_VALUES:
-            return set()
-        if isinstance(node.value, ast.Name):
-            return {node.value.id, f"{node.value.id}.{node.attr}"} - {"self"}
-    if isinstance(node, ast.Name):
-        return {node.id}
-    found: set[str] = set()
-    for child in children(node):
-        found |= _local_mentions(file, child)
     return found
 
 

@@ -50,18 +50,11 @@ def schedule_length(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    scheduler = get_linear_schedule_with_warmup(
-        optimizer, num_warmup_steps=100, num_training_steps=len(dataset) // batch_size * epochs
-    )
-    ```
-
-    ## Use instead
-
-    ```python
-    scheduler = get_linear_schedule_with_warmup(
-        optimizer, num_warmup_steps=100, num_training_steps=len(loader) * epochs
-    )
+    ```diff
+     scheduler = get_linear_schedule_with_warmup(
+    -    optimizer, num_warmup_steps=100, num_training_steps=len(dataset) // batch_size * epochs
+    +    optimizer, num_warmup_steps=100, num_training_steps=len(loader) * epochs
+     )
     ```
 
     ## What `rankup port` does
@@ -104,28 +97,14 @@ def times_ranks(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    world = rankup.setup()
-    loader = rankup.shard(DataLoader(data, batch_size=64, shuffle=True))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, len(loader) * world.world_size)
-    for x, y in loader:
-        model(x).mean().backward()
-        optimizer.step()
-        schedule.step()
-    ```
-
-    ## Use instead
-
-    ```python
-    world = rankup.setup()
-    loader = rankup.shard(DataLoader(data, batch_size=64, shuffle=True))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, len(loader))
-    for x, y in loader:
-        model(x).mean().backward()
-        optimizer.step()
-        schedule.step()
+    ```diff
+     world = rankup.setup()
+     loader = rankup.shard(DataLoader(data, batch_size=64, shuffle=True))
+    -schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, len(loader) * world.world_size)
+    +schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, len(loader))
+     for x, y in loader:
+         model(x).mean().backward()
+         schedule.step()
     ```
 
     ## What `rankup port` does
@@ -255,24 +234,14 @@ def stops_alone(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    for x, y in rankup.shard(loader):
-        loss = F.cross_entropy(model(x), y)
-        if torch.isnan(loss):
-            break
-        loss.backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    for x, y in rankup.shard(loader):
-        loss = F.cross_entropy(model(x), y)
-        if torch.isnan(rankup.all_reduce(loss.detach(), op="sum")):
-            break
-        loss.backward()
+    ```diff
+     rankup.setup()
+     for x, y in rankup.shard(loader):
+         loss = F.cross_entropy(model(x), y)
+    -    if torch.isnan(loss):
+    +    if torch.isnan(rankup.all_reduce(loss.detach(), op="sum")):
+             break
+         loss.backward()
     ```
 
     ## What `rankup port` does

@@ -17,7 +17,7 @@ from ..rewrite.training import Loop, Training, training_in
 from .chance import drawn_batches
 from .facts import by_hand, calls, in_parts, loop_sharded, samplers, sharded_loader, true
 from .rule import Hit, refuse, rule
-from .unfit import not_data_parallel
+from .unfit import not_data_parallel, stream_of
 
 _SHARD = "`for batch in rankup.shard(loader):` gives each rank its part of every batch"
 _EVERYTHING = "every rank would train on all of this data, the same again"
@@ -37,18 +37,11 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    loader = DataLoader(dataset, batch_size=64, shuffle=True)
-    for x, y in loader:
-        F.cross_entropy(model(x), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    loader = DataLoader(dataset, batch_size=64, shuffle=True)
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model(x), y).backward()
+    ```diff
+     loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    -for x, y in loader:
+    +for x, y in rankup.shard(loader):
+         F.cross_entropy(model(x), y).backward()
     ```
 
     ## What `rankup port` does
@@ -109,7 +102,7 @@ def _left_whole(file: File, script: Script, loop: Loop | None, source: ast.expr)
     known = [one for one in script.of(file, source) if one.kind.endswith("_loader")]
     if not by_hand(script) and not any(one.confidence >= 0.9 for one in known):
         return False
-    if any(_iterable(script, one.file, one.node) for one in script.flow.origins(file, source)):
+    if any(stream_of(script.flow, one) for one in script.flow.origins(file, source)):
         return False  # RK117
     return not in_parts(script, file, source)
 
@@ -291,23 +284,13 @@ def no_set_epoch(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, batch_size=64, sampler=sampler)
-    for epoch in range(10):
-        for x, y in loader:
-            F.cross_entropy(model(x), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, batch_size=64, sampler=sampler)
-    for epoch in range(10):
-        sampler.set_epoch(epoch)
-        for x, y in loader:
-            F.cross_entropy(model(x), y).backward()
+    ```diff
+     sampler = DistributedSampler(dataset)
+     loader = DataLoader(dataset, batch_size=64, sampler=sampler)
+     for epoch in range(10):
+    +    sampler.set_epoch(epoch)
+         for x, y in loader:
+             F.cross_entropy(model(x), y).backward()
     ```
 
     ## What `rankup port` does
@@ -338,20 +321,13 @@ def evaluation_padded(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    valid = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=False))
-    with torch.no_grad():
-        for x, y in valid:
-            metric.update(model(x), y)
-    ```
-
-    ## Use instead
-
-    ```python
-    valid = DataLoader(dataset, batch_size=64)
-    with torch.no_grad():
-        for x, y in rankup.shard(valid):
-            metric.update(model(x), y)
+    ```diff
+    -valid = DataLoader(dataset, sampler=DistributedSampler(dataset, shuffle=False))
+    +valid = DataLoader(dataset, batch_size=64)
+     with torch.no_grad():
+    -    for x, y in valid:
+    +    for x, y in rankup.shard(valid):
+             metric.update(model(x), y)
     ```
 
     ## What `rankup port` does
@@ -396,29 +372,16 @@ def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    class Lines(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(open("lines.txt"))
+    ```diff
+     class Lines(torch.utils.data.IterableDataset):
+         def __iter__(self):
+    -        return iter(open("lines.txt"))
+    +        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    +        return itertools.islice(open("lines.txt"), rank, None, world_size)
 
-
-    loader = DataLoader(Lines(), batch_size=64)
-    for x in loader:
-        model(x).mean().backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    class Lines(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-            return itertools.islice(open("lines.txt"), rank, None, world_size)
-
-
-    loader = DataLoader(Lines(), batch_size=64)
-    for x in loader:
-        model(x).mean().backward()
+     loader = DataLoader(Lines(), batch_size=64)
+     for x in loader:
+         model(x).mean().backward()
     ```
 
     ## What `rankup port` does
@@ -430,8 +393,8 @@ def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
             continue
         if any(loop_sharded(script, loop) for loop in script.train_loops if loader in loop.loaders):
             continue
-        made = _iterable(script, file, loader.node)
-        if made is not None:
+        made = stream_of(script.flow, loader)
+        if made:
             yield Hit(
                 loader.node,
                 f"{made} is read in full by every rank: an IterableDataset has no positions to "
@@ -439,23 +402,3 @@ def iterable_not_split(file: File, script: Script) -> Iterator[Hit]:
                 "let it give every world_size-th item from the rank on, as "
                 "datasets.distributed.split_dataset_by_node does",
             )
-
-
-def _iterable(script: Script, file: File, loader: ast.AST) -> str | None:
-    """The name of the iterable data set that a loader reads, if it does."""
-    if not isinstance(loader, ast.Call):
-        return None
-    given = argument(loader, "dataset", 0)
-    if given is None:
-        return None
-    for origin in script.flow.origins(file, given):
-        owner = script.flow.class_of(origin.file, origin.node)
-        if owner and any(base.endswith("IterableDataset") for base in script.flow.bases(*owner)):
-            return owner[1].name
-        if (
-            isinstance(origin.node, ast.Call)
-            and call_name(origin.node) == "load_dataset"
-            and true(argument(origin.node, "streaming"))
-        ):
-            return "a streaming data set"
-    return None

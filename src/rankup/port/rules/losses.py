@@ -29,7 +29,7 @@ _ONE_WAY = "Divide the sums by the number of samples, or take reduction='mean' t
 
 @rule("RK123", "warning", "a loss that is a sum")
 def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
-    """What a backward starts from, followed to where it is made: `reduction="sum"`,
+    """The value that a backward starts from, followed to where it is made: `reduction="sum"`,
     `size_average=False`, `.sum()`, in a helper or another file, too. A sum that is divided by
     the number of samples is none.
 
@@ -40,20 +40,12 @@ def sum_reduced(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    for x, y in rankup.shard(loader):
-        loss = F.mse_loss(model(x), y, reduction="sum")
-        loss.backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    for x, y in rankup.shard(loader):
-        loss = F.mse_loss(model(x), y, reduction="sum")
-        rankup.summed(loss).backward()
+    ```diff
+     rankup.setup()
+     for x, y in rankup.shard(loader):
+         loss = F.mse_loss(model(x), y, reduction="sum")
+    -    loss.backward()
+    +    rankup.summed(loss).backward()
     ```
 
     ## What `rankup port` does
@@ -108,19 +100,11 @@ def masked_mean(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    for x, y in rankup.shard(loader):
-        loss = F.cross_entropy(model(x), y, ignore_index=-100)
-        loss.backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    for x, y in rankup.shard(loader):
-        loss = F.cross_entropy(model(x), y, ignore_index=-100)
-        rankup.count(int((y != -100).sum()))
-        loss.backward()
+    ```diff
+     for x, y in rankup.shard(loader):
+         loss = F.cross_entropy(model(x), y, ignore_index=-100)
+    +    rankup.count(int((y != -100).sum()))
+         loss.backward()
     ```
 
     ## What `rankup port` does

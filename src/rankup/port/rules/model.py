@@ -47,20 +47,12 @@ def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    model = nn.parallel.DistributedDataParallel(Net().to(rankup.setup().device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model.module.encode(x), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    model = rankup.wrap(Net().to(rankup.setup().device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model.encode(x), y).backward()
+    ```diff
+    -model = nn.parallel.DistributedDataParallel(Net().to(rankup.setup().device))
+    +model = rankup.wrap(Net().to(rankup.setup().device))
+     for x, y in rankup.shard(loader):
+    -    F.cross_entropy(model.module.encode(x), y).backward()
+    +    F.cross_entropy(model.encode(x), y).backward()
     ```
 
     ## What `rankup port` does
@@ -111,24 +103,14 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    model = Net()
-    model = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model.encode(x), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    model = Net()
-    model = rankup.wrap(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model.encode(x), y).backward()
+    ```diff
+     rankup.setup()
+     model = Net()
+    -model = nn.parallel.DistributedDataParallel(model)
+    +model = rankup.wrap(model)
+     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+     for x, y in rankup.shard(loader):
+         F.cross_entropy(model.encode(x), y).backward()
     ```
 
     ## What `rankup port` does
@@ -209,22 +191,12 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rank = rankup.setup().rank
-    model = nn.parallel.DistributedDataParallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if rank == 0:
-        picture = model(noise)
-    ```
-
-    ## Use instead
-
-    ```python
-    rank = rankup.setup().rank
-    model = nn.parallel.DistributedDataParallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if rank == 0:
-        picture = model.module(noise)
+    ```diff
+     rank = rankup.setup().rank
+     model = nn.parallel.DistributedDataParallel(Net())
+     if rank == 0:
+    -    picture = model(noise)
+    +    picture = model.module(noise)
     ```
 
     ## What `rankup port` does
@@ -278,26 +250,15 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    model = Net().cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(10):
-        for x, y in rankup.shard(loader):
-            F.cross_entropy(model(x), y).backward()
-        model.cpu()
-        rankup.save0(model.state_dict(), "model.pt")
-        model.cuda()
-    ```
-
-    ## Use instead
-
-    ```python
-    model = Net().cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(10):
-        for x, y in rankup.shard(loader):
-            F.cross_entropy(model(x), y).backward()
-        rankup.save0(model.state_dict(), "model.pt")
+    ```diff
+     model = Net().cuda()
+     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+     for epoch in range(10):
+         for x, y in rankup.shard(loader):
+             F.cross_entropy(model(x), y).backward()
+    -    model.cpu()
+         rankup.save0(model.state_dict(), "model.pt")
+    -    model.cuda()
     ```
 
     ## What `rankup port` does
@@ -348,16 +309,10 @@ def batch_norm(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
-    model = rankup.wrap(nn.SyncBatchNorm.convert_sync_batchnorm(model))
+    ```diff
+    +rankup.setup()
+     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+    +model = rankup.wrap(nn.SyncBatchNorm.convert_sync_batchnorm(model))
     ```
 
     ## What `rankup port` does
@@ -406,20 +361,12 @@ def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    model = Net().cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.distributed.fsdp.fully_shard(model)
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    model = Net().cuda()
-    torch.distributed.fsdp.fully_shard(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ```diff
+     rankup.setup()
+     model = Net().cuda()
+    +torch.distributed.fsdp.fully_shard(model)
+     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    -torch.distributed.fsdp.fully_shard(model)
     ```
 
     ## What `rankup port` does

@@ -130,30 +130,17 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    total, seen = 0.0, 0
-    with torch.no_grad():
-        for x, y in rankup.shard(valid_loader):
-            total += F.cross_entropy(model(x), y, reduction="sum").item()
-            seen += len(y)
-    val_loss = total / seen
-    if val_loss < best:
-        best = val_loss
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    total, seen = 0.0, 0
-    with torch.no_grad():
-        for x, y in rankup.shard(valid_loader):
-            total += F.cross_entropy(model(x), y, reduction="sum").item()
-            seen += len(y)
-    val_loss = rankup.mean(total, seen)
-    if val_loss < best:
-        best = val_loss
+    ```diff
+     rankup.setup()
+     total, seen = 0.0, 0
+     with torch.no_grad():
+         for x, y in rankup.shard(valid_loader):
+             total += F.cross_entropy(model(x), y, reduction="sum").item()
+             seen += len(y)
+    -val_loss = total / seen
+    +val_loss = rankup.mean(total, seen)
+     if val_loss < best:
+         best = val_loss
     ```
 
     ## What `rankup port` does
@@ -186,24 +173,13 @@ def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    for step, (x, y) in enumerate(rankup.shard(loader)):
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        print0(step, loss.item())
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    for step, (x, y) in enumerate(rankup.shard(loader)):
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        print0(step, rankup.batch_mean(loss.item()))
+    ```diff
+     rankup.setup()
+     for step, (x, y) in enumerate(rankup.shard(loader)):
+         loss = F.cross_entropy(model(x), y)
+         loss.backward()
+    -    print0(step, loss.item())
+    +    print0(step, rankup.batch_mean(loss.item()))
     ```
 
     `batch_mean` is for all ranks: it has no place under `if rankup.is_root_process():`.

@@ -45,18 +45,11 @@ def printed_by_all(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    for epoch in range(10):
-        print("epoch", epoch)
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    rankup.quiet()
-    for epoch in range(10):
-        print("epoch", epoch)
+    ```diff
+    +rankup.setup()
+    +rankup.quiet()
+     for epoch in range(10):
+         print("epoch", epoch)
     ```
 
     ## What `rankup port` does
@@ -112,16 +105,10 @@ def logged_by_all(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    writer = SummaryWriter()
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    rankup.quiet()
-    writer = SummaryWriter()
+    ```diff
+    +rankup.setup()
+    +rankup.quiet()
+     writer = SummaryWriter()
     ```
 
     ## What `rankup port` does
@@ -157,14 +144,9 @@ def no_terminal(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    lr = float(input("learning rate: "))
-    ```
-
-    ## Use instead
-
-    ```python
-    lr = float(sys.argv[1])
+    ```diff
+    -lr = float(input("learning rate: "))
+    +lr = float(sys.argv[1])
     ```
 
     ## What `rankup port` does

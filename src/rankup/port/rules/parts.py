@@ -36,26 +36,11 @@ def mixed(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(data, batch_size=64)
-    for x, y in loader:
-        mixed = 0.7 * x + 0.3 * x[torch.randperm(len(x))]
-        F.cross_entropy(model(mixed), y).backward()
-        optimizer.step()
-    ```
-
-    ## Use instead
-
-    ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(data, batch_size=64)
-    for x, y in loader:
-        mixed = 0.7 * x + 0.3 * x.flip(0)
-        F.cross_entropy(model(mixed), y).backward()
-        optimizer.step()
+    ```diff
+     for x, y in loader:
+    -    mixed = 0.7 * x + 0.3 * x[torch.randperm(len(x))]
+    +    mixed = 0.7 * x + 0.3 * x.flip(0)
+         F.cross_entropy(model(mixed), y).backward()
     ```
 
     ## What `rankup port` does
@@ -86,9 +71,9 @@ def mixed(file: File, script: roles.Script) -> Iterator[Hit]:
 
 @rule("RK129", "warning", "a loss not seen to be a mean")
 def no_mean(file: File, script: roles.Script) -> Iterator[Hit]:
-    """What `.backward()` starts from, followed through functions, models and losses of the
-    repository; and a state that goes from batch to batch, is made of the batch, and is part of
-    the next loss.
+    """The value that `.backward()` starts from, followed through functions, models and losses of
+    the repository; and a state that goes from batch to batch, is made of the batch, and is part
+    of the next loss.
 
     ## Why it matters
 
@@ -98,26 +83,11 @@ def no_mean(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(data, batch_size=64)
-    for x, y in loader:
-        loss = torch.log((model(x) - y).pow(2).mean())
-        loss.backward()
-        optimizer.step()
-    ```
-
-    ## Use instead
-
-    ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(data, batch_size=64)
-    for x, y in loader:
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
+    ```diff
+     for x, y in loader:
+    -    loss = torch.log((model(x) - y).pow(2).mean())
+    +    loss = F.mse_loss(model(x), y)
+         loss.backward()
     ```
 
     ## What `rankup port` does
@@ -227,30 +197,14 @@ def unfrozen(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(data, batch_size=64)
-    for epoch in range(9):
-        if epoch == 3:
-            model.requires_grad_(True)
-        for x, y in loader:
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    ```
-
-    ## Use instead
-
-    ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    loader = DataLoader(data, batch_size=64)
-    for epoch in range(9):
-        if epoch == 3:
-            optimizer.param_groups[0]["lr"] = 0.1
-        for x, y in loader:
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
+    ```diff
+    +optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+     for epoch in range(9):
+         if epoch == 3:
+    -        model.requires_grad_(True)
+    +        optimizer.param_groups[0]["lr"] = 0.1
+         for x, y in loader:
+             F.cross_entropy(model(x), y).backward()
     ```
 
     ## What `rankup port` does
@@ -298,24 +252,10 @@ def unequal_batches(file: File, script: roles.Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(data)
-    for x, y in loader:
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    ```
-
-    ## Use instead
-
-    ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(data, batch_size=64)
-    for x, y in loader:
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    ```diff
+    -loader = DataLoader(data)
+     for x, y in loader:
+         F.cross_entropy(model(x), y).backward()
     ```
 
     ## What `rankup port` does

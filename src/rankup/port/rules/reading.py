@@ -38,19 +38,11 @@ def read_before_written(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    rankup.save0(model.state_dict(), "best.pt")
-    model.load_state_dict(torch.load("best.pt", map_location=rankup.here))
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    rankup.save0(model.state_dict(), "best.pt")
-    rankup.barrier()
-    model.load_state_dict(torch.load("best.pt", map_location=rankup.here))
+    ```diff
+     rankup.setup()
+     rankup.save0(model.state_dict(), "best.pt")
+    +rankup.barrier()
+     model.load_state_dict(torch.load("best.pt", map_location=rankup.here))
     ```
 
     ## What `rankup port` does

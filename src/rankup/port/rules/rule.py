@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...base.errors import UserError
 from ...base.findings import Finding, Level, page
+from ...base.text import clean_lines
 from ...script.roles import Script
 from ...script.source import File
 
 if TYPE_CHECKING:
     from ..rewrite.context import Context
 
-Look = Callable[[File, Script], Iterable["Hit"]]
-Fix = Callable[["Context"], str | None]
+Look = Callable[..., Iterable["Hit"]]
+Fix = Callable[[Any], str | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,20 +27,24 @@ class Hit:
     """A place where a rule is broken.
 
     Attributes:
+        at: the node; of a batch file its line.
         message, todo: what `check` prints.
-        fix: what `port` does: it makes edits and returns a line for the report of what was done,
-            empty where it has said so itself; None where it changed nothing.
+        fix: what `port` does, given the `Context` of a script or the `Edits` of a batch file: it
+            makes edits and returns a line for the report of what was done, empty where it has
+            said so itself; None where it changed nothing.
         left: the comment of `port` where there is no fix, or it changed nothing; the message and
             what to do without one.
         comment: whether `port` puts a comment at the place, or only a line into its report.
+        level: where it is another one than the rule's.
     """
 
-    node: ast.AST
+    at: Any
     message: str
     todo: str
     fix: Fix | None = None
     left: str = ""
     comment: bool = True
+    level: Level | None = None
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,11 @@ class Rule:
     Attributes:
         look: a pure function of a file and the script that it belongs to; `check` calls it for the
             script and for each module of its repository that it imports, `port` for the script.
-            Its docstring is the rule's page, `docs/rules/CODE.md`, with examples that are tested.
+            Of a batch file it is given that. Its docstring is the rule's page,
+            `docs/rules/CODE.md`, with examples that are tested.
         frameworks: whether it holds also where a framework (fastai, Lightning, …) trains.
+        whole: whether it draws a conclusion from commands of a batch file that are not there, so
+            that it is left out where a statement could not be parsed.
     """
 
     code: str
@@ -56,19 +66,23 @@ class Rule:
     title: str
     look: Look
     frameworks: bool = False
+    whole: bool = False
 
     def page(self) -> str:
         """Return the rule's page of the documentation."""
-        return page(self.code, self.title, self.look, before="## What it looks at\n\n")
+        headed = "\n## " in (inspect.getdoc(self.look) or "")
+        return page(self.code, self.title, self.look, "## What it looks at\n\n" if headed else "")
+
+    def finding(self, place: str, hit: Hit) -> Finding:
+        """Return a hit as `check` prints it, its texts safe to show."""
+        level = hit.level or self.level
+        return Finding(self.code, level, place, clean_lines(hit.message), clean_lines(hit.todo))
 
     def findings(self, file: File, script: Script) -> list[Finding]:
-        """Return the hits in a file as `check` prints them."""
+        """Return the hits in a file of a script."""
         if script.frameworks and not self.frameworks:
             return []
-        return [
-            Finding(self.code, self.level, file.place(hit.node), hit.message, hit.todo)
-            for hit in self.look(file, script)
-        ]
+        return [self.finding(file.place(hit.at), hit) for hit in self.look(file, script)]
 
     def mend(self, context: Context) -> None:
         """Apply the fixes of the hits in the script that is ported; comment on the others."""
@@ -77,17 +91,24 @@ class Rule:
         for hit in tuple(self.look(script.file, script)):
             done = hit.fix(context) if hit.fix is not None else None
             if done:
-                context.done(hit.node, done)
+                context.done(hit.at, done)
             elif done is None:
                 text = hit.left or f"{hit.message}; {hit.todo}"
-                context.leave(hit.node, text, comment=hit.comment)
+                context.leave(hit.at, text, comment=hit.comment)
 
 
 def rule(
-    code: str, level: Level, title: str, *, frameworks: bool = False
+    code: str, level: Level, title: str, *, frameworks: bool = False, whole: bool = False
 ) -> Callable[[Look], Rule]:
     """Make a function a rule."""
-    return lambda look: Rule(code, level, title, look, frameworks)
+    return lambda look: Rule(code, level, title, look, frameworks, whole)
+
+
+def rules_in(*modules: ModuleType) -> tuple[Rule, ...]:
+    """Return the rules that modules hold, in the order of their codes."""
+    held = [one for module in modules for one in vars(module).values() if isinstance(one, Rule)]
+    found = {one.code: one for one in held}  # a rule that another module imports is held twice
+    return tuple(found[code] for code in sorted(found))
 
 
 def refuse(context: Context, node: ast.AST, reason: str) -> NoReturn:

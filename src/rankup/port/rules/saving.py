@@ -38,14 +38,9 @@ def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    torch.save(model.state_dict(), "model.pt")
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.save0(model.state_dict(), "model.pt")
+    ```diff
+    -torch.save(model.state_dict(), "model.pt")
+    +rankup.save0(model.state_dict(), "model.pt")
     ```
 
     ## What `rankup port` does
@@ -121,18 +116,11 @@ def saved_by_local(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    local_rank, rank, device, world_size = rankup.setup()
-    if local_rank == 0:
-        torch.save(model.state_dict(), "model.pt")
-    ```
-
-    ## Use instead
-
-    ```python
-    local_rank, rank, device, world_size = rankup.setup()
-    if rank == 0:
-        torch.save(model.state_dict(), "model.pt")
+    ```diff
+     local_rank, rank, device, world_size = rankup.setup()
+    -if local_rank == 0:
+    +if rank == 0:
+         torch.save(model.state_dict(), "model.pt")
     ```
 
     ## What `rankup port` does
@@ -159,18 +147,9 @@ def module_pickled(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.save(model, "model.pt")
-    ```
-
-    ## Use instead
-
-    ```python
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rankup.save0(model.state_dict(), "model.pt")
+    ```diff
+    -torch.save(model, "model.pt")
+    +rankup.save0(model.state_dict(), "model.pt")
     ```
 
     ## What `rankup port` does
@@ -202,14 +181,9 @@ def load_place(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    state = torch.load("model.pt")
-    ```
-
-    ## Use instead
-
-    ```python
-    state = torch.load("model.pt", map_location=rankup.here)
+    ```diff
+    -state = torch.load("model.pt")
+    +state = torch.load("model.pt", map_location=rankup.here)
     ```
 
     ## What `rankup port` does
@@ -250,20 +224,11 @@ def prefixed(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rank = rankup.setup().rank
-    model = nn.parallel.DistributedDataParallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rankup.save0(model.state_dict(), "model.pt")
-    ```
-
-    ## Use instead
-
-    ```python
-    rank = rankup.setup().rank
-    model = nn.parallel.DistributedDataParallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rankup.save0(model.module.state_dict(), "model.pt")
+    ```diff
+     rank = rankup.setup().rank
+     model = nn.parallel.DistributedDataParallel(Net())
+    -rankup.save0(model.state_dict(), "model.pt")
+    +rankup.save0(model.module.state_dict(), "model.pt")
     ```
 
     ## What `rankup port` does

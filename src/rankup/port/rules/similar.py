@@ -46,17 +46,11 @@ def batch_coupled(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    for a, b in rankup.shard(loader):
-        info_nce(model(a), model(b)).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    for a, b in rankup.shard(loader):
-        every = torch.distributed.nn.functional.all_gather(model(a))
-        info_nce(torch.cat(every), model(b)).backward()
+    ```diff
+     for a, b in rankup.shard(loader):
+    -    info_nce(model(a), model(b)).backward()
+    +    every = torch.distributed.nn.functional.all_gather(model(a))
+    +    info_nce(torch.cat(every), model(b)).backward()
     ```
 
     ## What `rankup port` does

@@ -26,7 +26,8 @@ _CONSTRUCTORS = words(
 
 @rule("RK118", "warning", "the batch size in a shape")
 def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
-    """A tensor in the training loop whose shape is the loader's batch size.
+    """A tensor whose shape is the loader's batch size: made in the training loop, or before it and
+    put together there with a batch.
 
     ## Why it matters
 
@@ -34,20 +35,12 @@ def batch_size_in_shape(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    loader = DataLoader(dataset, batch_size=batch_size)
-    for x, _ in rankup.shard(loader):
-        label = torch.full((batch_size,), 1.0)
-        criterion(model(x), label).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    loader = DataLoader(dataset, batch_size=batch_size)
-    for x, _ in rankup.shard(loader):
-        label = torch.full((x.size(0),), 1.0)
-        criterion(model(x), label).backward()
+    ```diff
+     loader = DataLoader(dataset, batch_size=batch_size)
+     for x, _ in rankup.shard(loader):
+    -    label = torch.full((batch_size,), 1.0)
+    +    label = torch.full((x.size(0),), 1.0)
+         criterion(model(x), label).backward()
     ```
 
     ## What `rankup port` does
@@ -156,18 +149,11 @@ def workers(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    loader = DataLoader(dataset, num_workers=os.cpu_count())
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model(x), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    loader = DataLoader(dataset, num_workers=os.cpu_count() // local_world_size)
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model(x), y).backward()
+    ```diff
+    -loader = DataLoader(dataset, num_workers=os.cpu_count())
+    +loader = DataLoader(dataset, num_workers=os.cpu_count() // local_world_size)
+     for x, y in rankup.shard(loader):
+         F.cross_entropy(model(x), y).backward()
     ```
 
     ## What `rankup port` does
@@ -218,19 +204,12 @@ def effective_batch(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    loader = DataLoader(dataset, batch_size=64, shuffle=True)
-    for x, y in loader:
-        F.cross_entropy(model(x), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    loader = DataLoader(dataset, batch_size=64, shuffle=True)
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model(x), y).backward()
+    ```diff
+    +rankup.setup()
+     loader = DataLoader(dataset, batch_size=64, shuffle=True)
+    -for x, y in loader:
+    +for x, y in rankup.shard(loader):
+         F.cross_entropy(model(x), y).backward()
     ```
 
     ## What `rankup port` does

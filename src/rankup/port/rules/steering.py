@@ -114,24 +114,13 @@ def steering_draw(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    rankup.setup()
-    for x, y in rankup.shard(loader):
-        if random.random() < 0.1:
-            continue
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    ```
-
-    ## Use instead
-
-    ```python
-    rankup.setup()
-    for x, y in rankup.shard(loader):
-        if rankup.broadcast(random.random()) < 0.1:
-            continue
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    ```diff
+     rankup.setup()
+     for x, y in rankup.shard(loader):
+    -    if random.random() < 0.1:
+    +    if rankup.broadcast(random.random()) < 0.1:
+             continue
+         F.cross_entropy(model(x), y).backward()
     ```
 
     ## What `rankup port` does
@@ -200,22 +189,13 @@ def steering_clock(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    start = time.time()
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model(x), y).backward()
-        if time.time() - start > 3600:
-            break
-    ```
-
-    ## Use instead
-
-    ```python
-    start = time.time()
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model(x), y).backward()
-        if rankup.broadcast(time.time() - start > 3600):
-            break
+    ```diff
+     start = time.time()
+     for x, y in rankup.shard(loader):
+         F.cross_entropy(model(x), y).backward()
+    -    if time.time() - start > 3600:
+    +    if rankup.broadcast(time.time() - start > 3600):
+             break
     ```
 
     ## What `rankup port` does
@@ -268,18 +248,11 @@ def seed_in_a_pass(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    for x, y in rankup.shard(loader):
-        torch.manual_seed(0)
-        F.cross_entropy(model(x + torch.randn_like(x)), y).backward()
-    ```
-
-    ## Use instead
-
-    ```python
-    torch.manual_seed(0)
-    for x, y in rankup.shard(loader):
-        F.cross_entropy(model(x + torch.randn_like(x)), y).backward()
+    ```diff
+    +torch.manual_seed(0)
+     for x, y in rankup.shard(loader):
+    -    torch.manual_seed(0)
+         F.cross_entropy(model(x + torch.randn_like(x)), y).backward()
     ```
 
     ## What `rankup port` does

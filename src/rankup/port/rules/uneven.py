@@ -32,30 +32,17 @@ def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    valid = rankup.shard(DataLoader(valid_set, batch_size=64))
+    ```diff
+     valid = rankup.shard(DataLoader(valid_set, batch_size=64))
 
-
-    @torch.no_grad()
-    def evaluate(model):
-        right = 0
-        for x, y in valid:
-            right += rankup.all_reduce((model(x).argmax(1) == y).sum().item())
-        return right
-    ```
-
-    ## Use instead
-
-    ```python
-    valid = rankup.shard(DataLoader(valid_set, batch_size=64))
-
-
-    @torch.no_grad()
-    def evaluate(model):
-        right = 0
-        for x, y in valid:
-            right += (model(x).argmax(1) == y).sum().item()
-        return rankup.total(right)
+     @torch.no_grad()
+     def evaluate(model):
+         right = 0
+         for x, y in valid:
+    -        right += rankup.all_reduce((model(x).argmax(1) == y).sum().item())
+    -    return right
+    +        right += (model(x).argmax(1) == y).sum().item()
+    +    return rankup.total(right)
     ```
 
     Where one loop serves both, `rankup.shard(loader, train=True)` lets all ranks go round equally
@@ -91,24 +78,14 @@ def stand_ins_counted(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    valid = rankup.shard(DataLoader(valid_set, batch_size=64), train=True)
-    right = 0
-    with torch.no_grad():
-        for x, y in valid:
-            right += (model(x).argmax(1) == y).sum().item()
-    print0(rankup.total(right))
-    ```
-
-    ## Use instead
-
-    ```python
-    valid = rankup.shard(DataLoader(valid_set, batch_size=64), train=True)
-    right = 0
-    with torch.no_grad():
-        for x, y in rankup.shard(valid, train=False):
-            right += (model(x).argmax(1) == y).sum().item()
-    print0(rankup.total(right))
+    ```diff
+     valid = rankup.shard(DataLoader(valid_set, batch_size=64), train=True)
+     right = 0
+     with torch.no_grad():
+    -    for x, y in valid:
+    +    for x, y in rankup.shard(valid, train=False):
+             right += (model(x).argmax(1) == y).sum().item()
+     print0(rankup.total(right))
     ```
 
     ## What `rankup port` does

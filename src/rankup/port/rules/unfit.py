@@ -6,14 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import Flow, argument, call_name, given, literal
+from ...script.flow import Flow, Origin, argument, call_name, given
 from ...script.names import Function, elements, targets_of, words_in
-from ...script.roles import Script
+from ...script.roles import Role, Script
 from ...script.source import File
-from ...script.torch_names import ENVIRONMENTS, LOADERS
+from ...script.torch_names import ENVIRONMENTS, LOADERS, last
 from ..rewrite.script import ForNode, Where
 from ..rewrite.training import Loop, Training, training_in, unpacked
-from .facts import single
+from .facts import single, true
 from .rule import Hit, rule
 
 _GRAPHS = {"torch_geometric", "dgl"}
@@ -32,6 +32,7 @@ TWO_FILES = (
 )
 _CHAIN = 20
 _TORCHTEXT = {"BucketIterator", "BPTTIterator"}
+_STREAMS = {"IterableDataset", "IterDataPipe"}
 _PIPES = {"IterableWrapper", "WebDataset", "WebLoader", "DataPipeline"}
 Reason = tuple[str, str]  # the message and what to do
 
@@ -49,14 +50,9 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    optimizer = torch.optim.LBFGS(model.parameters())
-    ```
-
-    ## Use instead
-
-    ```python
-    optimizer = torch.optim.AdamW(model.parameters())
+    ```diff
+    -optimizer = torch.optim.LBFGS(model.parameters())
+    +optimizer = torch.optim.AdamW(model.parameters())
     ```
 
     ## What `rankup port` does
@@ -192,17 +188,12 @@ def _other_than_a_loader(flow: Flow, file: File, call: ast.Call) -> Reason | Non
     reason = _maker(flow, file, call)
     if reason is not None or call_name(call) not in LOADERS:
         return reason
-    data = argument(call, "dataset", 0)
-    for origin in flow.origins(file, data) if data is not None else ():
-        if not isinstance(origin.node, ast.Call):
-            continue
-        owner = flow.class_of(origin.file, origin.node)
-        bases = {one.rpartition(".")[2] for one in flow.bases(*owner)} if owner else set()
-        streams = bool(bases & {"IterableDataset", "IterDataPipe"})
-        reason = _maker(flow, origin.file, origin.node)
-        streaming = literal(argument(origin.node, "streaming")) is True
-        if streams or streaming or reason is not None:
-            return reason or (f"a data set that is a stream {_STREAM}", _MAP_STYLE)
+    for origin in _data_of(flow, file, call):
+        reason = _maker(flow, origin.file, origin.node)  # type: ignore[arg-type]
+        if reason is not None:
+            return reason
+    if stream_of(flow, Origin(file, call)):
+        return f"a data set that is a stream {_STREAM}", _MAP_STYLE
     batches = argument(call, "batch_sampler")
     owner = flow.class_of(file, batches) if batches is not None else None
     if owner is not None:
@@ -215,20 +206,37 @@ def _other_than_a_loader(flow: Flow, file: File, call: ast.Call) -> Reason | Non
     return None
 
 
+def stream_of(flow: Flow, loader: Role | Origin) -> str:
+    """The name of the stream that a loader reads; empty where it reads none."""
+    for origin in _data_of(flow, loader.file, loader.node):
+        owner = flow.class_of(origin.file, origin.node)
+        if owner and any(last(base) in _STREAMS for base in flow.bases(*owner)):
+            return owner[1].name
+        if true(argument(origin.node, "streaming")):  # type: ignore[arg-type]
+            return "a streaming data set"
+    return ""
+
+
+def _data_of(flow: Flow, file: File, loader: ast.AST) -> list[Origin]:
+    """The calls that make the data set of a loader."""
+    data = argument(loader, "dataset", 0) if isinstance(loader, ast.Call) else None
+    made = flow.origins(file, data) if data is not None else ()
+    return [one for one in made if isinstance(one.node, ast.Call)]
+
+
 def _maker(flow: Flow, file: File, call: ast.Call) -> Reason | None:
     """Return why a library's batches cannot be sharded: `IterableWrapper(x).map(f).batch(8)`."""
     chain: ast.AST = call
     for _ in range(_CHAIN):
         dotted = file.names.dotted(chain)
-        last = dotted.rpartition(".")[2]
-        if dotted.startswith("torchtext.") or last in _TORCHTEXT:
+        if dotted.startswith("torchtext.") or last(dotted) in _TORCHTEXT:
             return (
                 "a torchtext iterator makes the batches itself, and rankup.shard cuts those of a "
                 "torch DataLoader",
                 "make one with a collate_fn that pads, and with a sampler by length where that is "
                 "wanted",
             )
-        if dotted.startswith("torchdata.") or last in _PIPES:
+        if dotted.startswith("torchdata.") or last(dotted) in _PIPES:
             return f"a pipe {_STREAM}", _MAP_STYLE
         if isinstance(chain, ast.Call):
             chain = chain.func

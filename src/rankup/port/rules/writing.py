@@ -44,7 +44,7 @@ _UNKNOWN_TURN = (
 
 @rule("RK146", "warning", "a file that every rank writes")
 def written_by_all(file: File, script: Script) -> Iterator[Hit]:
-    """What writes a file on every rank: `open(…, "w")`, `path.open("w")`, `write_text`; NumPy,
+    """Calls that write a file on every rank: `open(…, "w")`, `path.open("w")`, `write_text`; NumPy,
     SciPy, pandas, PIL, Matplotlib with its animations, OpenCV, imageio; `json.dump`,
     `yaml.dump`; `h5py.File(…, "w")`, `ZipFile`, `memmap`; logs. Followed through the script's
     own files, star imports and packages of its repository.
@@ -55,14 +55,9 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    log = open("log.txt", "w")
-    ```
-
-    ## Use instead
-
-    ```python
-    log = open(rankup.path0("log.txt"), "w")
+    ```diff
+    -log = open("log.txt", "w")
+    +log = open(rankup.path0("log.txt"), "w")
     ```
 
     ## What `rankup port` does
@@ -233,14 +228,9 @@ def file_race(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    os.makedirs("out")
-    ```
-
-    ## Use instead
-
-    ```python
-    os.makedirs("out", exist_ok=True)
+    ```diff
+    -os.makedirs("out")
+    +os.makedirs("out", exist_ok=True)
     ```
 
     ## What `rankup port` does
@@ -335,14 +325,9 @@ def name_of_its_own(file: File, script: Script) -> Iterator[Hit]:
 
     ## Example
 
-    ```python
-    run_name = "run-" + time.strftime("%H%M%S")
-    ```
-
-    ## Use instead
-
-    ```python
-    run_name = rankup.broadcast("run-" + time.strftime("%H%M%S"))
+    ```diff
+    -run_name = "run-" + time.strftime("%H%M%S")
+    +run_name = rankup.broadcast("run-" + time.strftime("%H%M%S"))
     ```
 
     ## What `rankup port` does

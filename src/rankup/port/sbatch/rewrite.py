@@ -13,7 +13,6 @@ from ...script.source import File
 from ..rewrite import ported
 from ..rewrite.edits import Edits
 from . import block, options, rules_form, rules_use
-from .check import finding
 from .launches import PROFILERS, SHELLS, TORCHRUN, Launch, base_name, is_python
 from .options import Option
 from .script import BASH, BatchScript, load
@@ -83,11 +82,10 @@ def port(path: Path, nodes: int | None = None, gpus: int | None = None) -> Porte
     for one in found:
         notes += _reroute(script, one, edits)
     lost = rules_use.lost_status.look(script)
-    notes += [note for hit in lost if hit.fix and (note := hit.fix(edits))]
+    notes += [said for hit in lost if hit.fix and (said := hit.fix(edits))]
     directives.apply(edits, block.block(site.profile, "gpu" if count else "1"))
     for rule in (rules_form.not_read, rules_form.too_late, rules_form.bad_option):
-        form = [finding(script, rule, hit) for hit in rule.look(script)]
-        notes += [f"{one.place}: {one.message} ({one.code})" for one in form]
+        notes += [f"{path}:{hit.at}: {hit.message} ({rule.code})" for hit in rule.look(script)]
     target = path.with_name(f"{path.stem}{SUFFIX}{path.suffix}")
     return Ported(target, edits.apply(), tuple(notes), True)
 
@@ -97,7 +95,7 @@ def _refuse_form(script: BatchScript) -> None:
     path = script.path
     for rule in (rules_form.conflicts, rules_form.no_bash, rules_form.no_script):
         for hit in rule.look(script):
-            raise UserError(f"{path}:{hit.line}: {hit.message}; {hit.todo}")
+            raise UserError(f"{path}:{hit.at}: {hit.message}; {hit.todo}")
     if not BASH.match(script.lines[0]):
         raise UserError(f"{path}: {script.lines[0][:60]} is no bash; port writes bash only")
     if script.unread:

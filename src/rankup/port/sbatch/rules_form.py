@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...base.errors import nearest
+from ..rules.rule import Hit, rule
 from . import options
-from .rule import Hit, rule
 from .script import BatchScript
 
 # Without these a job is another one than was meant, or is refused.
@@ -23,18 +23,14 @@ def conflicts(script: BatchScript) -> Iterator[Hit]:
 
     Bash stops at the first of them, and sbatch reads the directives of both sides.
 
-    ```bash
-    <<<<<<< HEAD
-    srun python train.py
-    =======
-    srun python train.py --small
-    >>>>>>> other
-    ```
-
     Keep one of the two versions:
 
-    ```bash
-    srun python train.py
+    ```diff
+    -<<<<<<< HEAD
+     srun python train.py
+    -=======
+    -srun python train.py --small
+    ->>>>>>> other
     ```
     """
     for line in script.conflicts[:1]:
@@ -53,14 +49,11 @@ def not_read(script: BatchScript) -> Iterator[Hit]:
     sbatch reads a line only when it begins with exactly `#SBATCH`. The job gets the default: a few
     minutes, one core, no GPU.
 
-    ```bash
-    ##SBATCH --account=abc
-    ```
-
     Write `#SBATCH` at the very beginning of the line:
 
-    ```bash
-    #SBATCH --account=abc
+    ```diff
+    -##SBATCH --account=abc
+    +#SBATCH --account=abc
     ```
     """
     for one in script.directives:
@@ -82,16 +75,12 @@ def too_late(script: BatchScript) -> Iterator[Hit]:
     sbatch stops reading at the first line that is neither empty nor a comment. What follows has no
     effect, and nothing says so.
 
-    ```bash
-    module load CUDA
-    #SBATCH --qos=long
-    ```
-
     Move it above the first command:
 
-    ```bash
-    #SBATCH --qos=long
-    module load CUDA
+    ```diff
+    +#SBATCH --qos=long
+     module load CUDA
+    -#SBATCH --qos=long
     ```
     """
     first = script.first
@@ -112,17 +101,12 @@ def no_script(script: BatchScript) -> Iterator[Hit]:
 
     sbatch refuses both.
 
-    ```bash
-    #SBATCH --time=01:00:00
-    srun python train.py
-    ```
-
     Let the first line be `#!/bin/bash`; `sed -i 's/\\r$//' job.sbatch` mends the ends of lines:
 
-    ```bash
-    #!/bin/bash
-    #SBATCH --time=01:00:00
-    srun python train.py
+    ```diff
+    +#!/bin/bash
+     #SBATCH --time=01:00:00
+     srun python train.py
     ```
     """
     first = script.lines[0]
@@ -151,14 +135,11 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
     sbatch refuses the script; a variable is taken literally. Plugins of a site may have options of
     their own: a name that is like none of sbatch's is a warning.
 
-    ```bash
-    #SBATCH --acount=abc
-    ```
-
     `man sbatch` lists the options; comments behind them begin with `#`:
 
-    ```bash
-    #SBATCH --account=abc # of the course
+    ```diff
+    -#SBATCH --acount=abc
+    +#SBATCH --account=abc # of the course
     ```
     """
     for one in script.directives:
@@ -187,7 +168,7 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
                 option.line,
                 f"sbatch {'has' if typed else 'itself has'} no option {dash}{option.name}",
                 close if like and len(option.name) > 1 else "man sbatch lists those that it has",
-                "error" if typed else "warning",  # a plugin of the site may have that
+                level="error" if typed else "warning",  # a plugin of the site may have that
             )
         elif (option.value or "").startswith("="):
             yield Hit(
@@ -201,7 +182,7 @@ def bad_option(script: BatchScript) -> Iterator[Hit]:
                 option.line,
                 f"--{option.name}={option.value}: variables are not expanded in a directive",
                 "write the value, or give it to sbatch on the command line",
-                "warning",
+                level="warning",
             )
 
 
@@ -212,18 +193,13 @@ def no_limit(script: BatchScript) -> Iterator[Hit]:
     The partition's default holds: minutes, in which the run is killed, or the longest there is,
     with which the job waits long for its turn.
 
-    ```bash
-    #!/bin/bash
-    #SBATCH --nodes=1
-    python train.py
-    ```
-
     Ask for a little more than the run needs:
 
-    ```bash
-    #!/bin/bash
-    #SBATCH --nodes=1 --time=02:00:00
-    python train.py
+    ```diff
+     #!/bin/bash
+    -#SBATCH --nodes=1
+    +#SBATCH --nodes=1 --time=02:00:00
+     python train.py
     ```
     """
     read = [one for one in script.directives if one.read]
@@ -242,14 +218,11 @@ def no_log(script: BatchScript) -> Iterator[Hit]:
     Slurm does not make it. The job fails before its first line, and as there is no log nothing
     says why.
 
-    ```bash
-    #SBATCH --output=logs/%j.out
-    ```
-
     Make the folder first (`mkdir -p logs`), or write beside the script:
 
-    ```bash
-    #SBATCH --output=%j.out
+    ```diff
+    -#SBATCH --output=logs/%j.out
+    +#SBATCH --output=%j.out
     ```
     """
     for option in script.options:
@@ -272,14 +245,11 @@ def placeholder(script: BatchScript) -> Iterator[Hit]:
     sbatch refuses an account that does not exist, or lets the job wait for ever; a script of that
     name is not there.
 
-    ```bash
-    #SBATCH --account=<account>
-    ```
-
     Put your own value there; `rankup doctor` lists the accounts and partitions that you have:
 
-    ```bash
-    #SBATCH --account=abc
+    ```diff
+    -#SBATCH --account=<account>
+    +#SBATCH --account=abc
     ```
     """
     for option in script.options:
@@ -303,14 +273,11 @@ def no_bash(script: BatchScript) -> Iterator[Hit]:
     Bash finds out when it comes to that line, in the job. The rules about commands are not applied
     to such a file.
 
-    ```bash
-    srun python train.py --name "a
-    ```
-
     Close it; `bash -n job.sbatch` says where bash stops:
 
-    ```bash
-    srun python train.py --name "a"
+    ```diff
+    -srun python train.py --name "a
+    +srun python train.py --name "a"
     ```
     """
     if script.rejected:

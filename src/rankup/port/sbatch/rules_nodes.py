@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..rules.rule import Hit, rule
 from .launches import Launch, base_name
-from .rule import Hit, rule
 from .script import BatchScript
 
 _IDS = re.compile(r"\bSLURM_(?:NODEID|PROCID|LOCALID)\b")
@@ -22,16 +22,12 @@ def fixed_port(script: BatchScript) -> Iterator[Hit]:
     A second job on the same node, or what is left of the last one, keeps the port, and the run
     ends with "address already in use".
 
-    ```bash
-    export MASTER_PORT=7010
-    srun torchrun --nnodes=2 --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py
-    ```
-
     Derive it from the job's number:
 
-    ```bash
-    export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
-    srun torchrun --nnodes=2 --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py
+    ```diff
+    -export MASTER_PORT=7010
+    +export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+     srun torchrun --nnodes=2 --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py
     ```
     """
     if not any(one.srun is not None for one in script.launches):
@@ -61,14 +57,11 @@ def wrong_node(script: BatchScript) -> Iterator[Hit]:
     The batch shell on the first node expands them once, so that all nodes believe to be the first,
     and none ever finds the others.
 
-    ```bash
-    srun bash -c "python train.py --rank $SLURM_PROCID"
-    ```
-
     Single quotes leave them to the shell of each task:
 
-    ```bash
-    srun bash -c 'python train.py --rank $SLURM_PROCID'
+    ```diff
+    -srun bash -c "python train.py --rank $SLURM_PROCID"
+    +srun bash -c 'python train.py --rank $SLURM_PROCID'
     ```
     """
     single = script.nodes() == 1
@@ -104,16 +97,12 @@ def too_many_agents(script: BatchScript) -> Iterator[Hit]:
     torchrun starts the ranks of a node itself. With four tasks there are four of them, each of
     which starts four ranks on the same four GPUs.
 
-    ```bash
-    #SBATCH --ntasks-per-node=4
-    srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
-    ```
-
     Ask for one task on each node:
 
-    ```bash
-    #SBATCH --ntasks-per-node=1
-    srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
+    ```diff
+    -#SBATCH --ntasks-per-node=4
+    +#SBATCH --ntasks-per-node=1
+     srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
     ```
     """
     for launch in script.launches:
@@ -135,14 +124,11 @@ def idle_nodes(script: BatchScript) -> Iterator[Hit]:
     Without srun a command runs on the first node alone. The others are billed and idle, or
     torchrun waits for them until it gives up.
 
-    ```bash
-    torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
-    ```
-
     Start it through srun, with Slurm's own number of nodes:
 
-    ```bash
-    srun torchrun --nnodes=$SLURM_NNODES --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
+    ```diff
+    -torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
+    +srun torchrun --nnodes=$SLURM_NNODES --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
     ```
     """
     nodes = script.nodes()
@@ -180,16 +166,13 @@ def never_meet(script: BatchScript) -> Iterator[Hit]:
     waits for nodes that look elsewhere. The first looks like a run that works, and is as slow as
     one node.
 
-    ```bash
-    srun torchrun --standalone --nproc-per-node=gpu train.py
-    ```
-
     Name the first node, expanded once by the batch shell:
 
-    ```bash
-    MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-    srun torchrun --nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID \\
-        --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" train.py
+    ```diff
+    -srun torchrun --standalone --nproc-per-node=gpu train.py
+    +MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    +srun torchrun --nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID \\
+    +    --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" train.py
     ```
     """
     if script.nodes() == 1:

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rules.rule import Hit, rule
 from .launches import Launch
-from .rule import Hit, rule
 from .rules_form import judged
 from .script import BatchScript
 from .shell import Command
@@ -33,15 +33,11 @@ def one_core(script: BatchScript) -> Iterator[Hit]:
     Since Slurm 22.05 srun does not take it over: all ranks and workers of a node may share one
     core, and the GPUs wait for data.
 
-    ```bash
-    srun python train.py
-    ```
-
     Hand it on:
 
-    ```bash
-    export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
-    srun python train.py
+    ```diff
+    +export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+     srun python train.py
     ```
     """
     if script.asked("cpus-per-task") is None or script.sets("SRUN_CPUS_PER_TASK"):
@@ -65,18 +61,14 @@ def lost_status(script: BatchScript) -> Iterator[Hit]:
     The job's exit code is that of its last command. A run that failed ends as COMPLETED, and jobs
     that depend on it start.
 
-    ```bash
-    srun python train.py
-    echo "ended"
-    ```
-
     Keep the status:
 
-    ```bash
-    srun python train.py
-    rc=$?
-    echo "ended with $rc"
-    exit $rc
+    ```diff
+     srun python train.py
+    -echo "ended"
+    +rc=$?
+    +echo "ended with $rc"
+    +exit $rc
     ```
     """
     if not script.launches or _switched_on(script, "e", "errexit"):
@@ -136,15 +128,12 @@ def idle_gpus(script: BatchScript) -> Iterator[Hit]:
 
     GPUs that no process uses are paid for like the others.
 
-    ```bash
-    srun torchrun --nnodes=2 --nproc-per-node=2 --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
-    ```
-
     Let torchrun start a rank for each GPU (`rankup port` writes that for a job on one GPU), or ask
     for what is used, where the machine shares its nodes:
 
-    ```bash
-    srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
+    ```diff
+    -srun torchrun --nnodes=2 --nproc-per-node=2 --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
+    +srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
     ```
     """
     gpus = script.gpus()
@@ -193,15 +182,12 @@ def no_file(script: BatchScript) -> Iterator[Hit]:
 
     The job waits in the queue to end after a second.
 
-    ```bash
-    srun python tain.py
-    ```
-
     Name the file as it is called; a relative path counts from the folder in which `sbatch` is
     called:
 
-    ```bash
-    srun python train.py
+    ```diff
+    -srun python tain.py
+    +srun python train.py
     ```
     """
     names = [(one.line, one.script) for one in script.launches if not one.container]
@@ -236,15 +222,11 @@ def not_waited(script: BatchScript) -> Iterator[Hit]:
 
     The script comes to its end at once; Slurm then ends the job and kills what still runs.
 
-    ```bash
-    srun python train.py &
-    ```
-
     Wait for it:
 
-    ```bash
-    srun python train.py &
-    wait
+    ```diff
+     srun python train.py &
+    +wait
     ```
     """
     waits = [one.start for one in script.commands if one.name() == "wait"]
@@ -267,20 +249,14 @@ def no_cpus(script: BatchScript) -> Iterator[Hit]:
 
     A task gets one core by default, and all ranks and data loading of the node share it.
 
-    ```bash
-    #!/bin/bash
-    #SBATCH --nodes=2 --ntasks-per-node=1 --gres=gpu:4 --time=01:00:00
-    srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
-    ```
-
     Ask for the cores of a node, and hand them on to srun (RK159):
 
-    ```bash
-    #!/bin/bash
-    #SBATCH --nodes=2 --ntasks-per-node=1 --gres=gpu:4 --time=01:00:00
-    #SBATCH --cpus-per-task=48
-    export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
-    srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
+    ```diff
+     #!/bin/bash
+     #SBATCH --nodes=2 --ntasks-per-node=1 --gres=gpu:4 --time=01:00:00
+    +#SBATCH --cpus-per-task=48
+    +export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+     srun torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-endpoint=$MASTER_ADDR:$PORT train.py
     ```
     """
     if not script.gpus() or script.asked(*_CPUS, "mincpus", "tres-per-task") is not None:

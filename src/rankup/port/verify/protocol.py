@@ -308,8 +308,8 @@ class Pass:
 
 def read(state: Path, outcome: Outcome, world: int) -> Seen:
     """A run of the state folder."""
-    paths = [Path(journal_path(str(state), outcome.name, rank)) for rank in range(max(1, world))]
-    ranks = tuple(_read(path) for path in paths)
+    paths = [journal_path(str(state), outcome.name, rank) for rank in range(max(1, world))]
+    ranks = tuple(map(read_journal, paths))
     folder = Path(outcome.run.folder) if outcome.run else None
     texts = {}
     for name in sorted(ranks[0].written()) if folder else ():
@@ -353,10 +353,11 @@ def notes(runs: Sequence[Seen]) -> Iterator[str]:
     return iter(dict.fromkeys(texts))
 
 
-def _read(path: Path) -> Journal:
+def read_journal(path: str) -> Journal:
+    """Return the events of a rank, without those of the processes that it started."""
     events: list[Event] = []
     with suppress(OSError):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError):  # the last line of one that was killed
                 event = json.loads(line)
                 if isinstance(event, dict) and "event" in event:

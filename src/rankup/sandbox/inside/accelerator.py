@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from . import devices
 from .devices import Devices
+from .hooks import Change
 
 _NAME = "NVIDIA A100-SXM4-40GB"
 _MEMORY = 40 * 10**9
@@ -30,6 +32,9 @@ _ZERO = (
     *("current_device_idx", "temperature", "power_draw", "clock_rate"),
 )
 _QUESTIONS = ("is_available", "device_count")
+
+
+Redirections = dict[str, list[Change]]
 
 
 class Stream:
@@ -76,6 +81,29 @@ class Event:
         """Nothing to note."""
 
     wait = synchronize = record
+
+
+def redirections(mapped: Devices, threads: int, *, pretend: bool, alone: bool) -> Redirections:
+    """Return what is done to torch's modules, so that what is meant for a GPU runs on the CPU.
+
+    Args:
+        pretend: a GPU is there, if the script asks.
+        alone: whatever the script says of its world, it is a world of one.
+    """
+    return {
+        "torch": [
+            lambda torch: stand_in(torch, mapped, pretend),
+            *devices.changes(mapped),
+            lambda torch: devices.limit_threads(torch, threads),
+            lambda torch: devices.redirect(torch, mapped),
+        ],
+        "torch.nn.parallel.distributed": [devices.redirect_parallel],
+        "torch.nn.parallel.data_parallel": [devices.redirect_data_parallel],
+        "torch.distributed.distributed_c10d": [
+            lambda module: devices.redirect_groups(module, mapped, alone=alone)
+        ],
+        "torch.distributed.device_mesh": [lambda module: devices.redirect_mesh(module, mapped)],
+    }
 
 
 def stand_in(torch: Any, devices: Devices, pretend: bool) -> None:

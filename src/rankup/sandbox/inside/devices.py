@@ -290,8 +290,8 @@ def launcher_variables() -> dict[str, str]:
     }
 
 
-def redirect_groups(module: Any, devices: Devices) -> None:
-    """`torch.distributed.distributed_c10d`: a world of one process, with gloo."""
+def redirect_groups(module: Any, devices: Devices, *, alone: bool) -> None:
+    """`torch.distributed.distributed_c10d`: gloo, whatever the script asks for."""
     init, new_group = module.init_process_group, module.new_group
     store: Any = sys.modules["torch._C._distributed_c10d"].HashStore
 
@@ -299,6 +299,10 @@ def redirect_groups(module: Any, devices: Devices) -> None:
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         if backend is not None and "gloo" not in str(backend):
             devices.asked(str(backend))
+        if not alone:
+            for name in ("device_id", "pg_options"):
+                kwargs.pop(name, None)
+            return init("gloo", *args, **kwargs)
         if "RANK" not in os.environ:
             os.environ.update(launcher_variables())
         timeout = {"timeout": kwargs["timeout"]} if "timeout" in kwargs else {}
@@ -310,8 +314,8 @@ def redirect_groups(module: Any, devices: Devices) -> None:
         timeout = {"timeout": kwargs["timeout"]} if "timeout" in kwargs else {}
         return new_group(ranks, backend="gloo", **timeout)
 
-    module.init_process_group = init_process_group
-    module.new_group = new_gloo_group
+    _put(module, "init_process_group", init_process_group)
+    _put(module, "new_group", new_gloo_group)
 
 
 def redirect_mesh(module: Any, devices: Devices) -> None:
@@ -322,4 +326,11 @@ def redirect_mesh(module: Any, devices: Devices) -> None:
     def init_device_mesh(device_type: Any, *args: Any, **kwargs: Any) -> Any:
         return original(devices.mapped(device_type), *args, **kwargs)
 
-    module.init_device_mesh = init_device_mesh
+    _put(module, "init_device_mesh", init_device_mesh)
+
+
+def _put(module: Any, name: str, function: Any) -> None:
+    """Replace a function, also where torch.distributed has it already."""
+    setattr(module, name, function)
+    if hasattr(package := sys.modules.get("torch.distributed"), name):
+        setattr(package, name, function)

@@ -9,13 +9,10 @@ import threading
 import traceback
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
 
 from ...base.secrets import redacted
-from .. import processes
 from .hooks import Hook
 from .journal import HERE, Journal
-from .spec import Spec
 
 _MOST = 64 << 10  # characters of an error in a line of the journal
 
@@ -27,33 +24,25 @@ class Ending:
         main: process id of the script itself.
     """
 
-    def __init__(self, spec: Spec, journal: Journal, hook: Hook, main: int) -> None:
-        self._stack = spec.stack
+    def __init__(self, journal: Journal, hook: Hook, main: int) -> None:
         self._journal = journal
         self._hook = hook
         self._main = main
         self._begun = threading.Lock()
 
     def stop(self, reached: str) -> None:
-        """End here and now: no `finally`, no `atexit`, no `except` of the script runs any more.
+        """Stand still, for the parent to end all: no `finally`, no `atexit`, no `except` runs.
 
-        They could upload a checkpoint of an untrained model.
+        They could upload a checkpoint of an untrained model. A process that waits for this one
+        would go on with the script, so that all of the group stop at once.
         """
         if self._begun.acquire(blocking=False):
-            self._leave(0, "stop", reached=reached, where=self._journal.where())
-
-    def _leave(self, exit_code: int, event: str, **fields: Any) -> None:
-        with self._hook.unwatched():
-            flush()
-            pids = processes.members(self._main)
-            self._journal.tell("modules", names=_packages())
-            if event == "stop":
-                fields["open"] = sorted(processes.written_by(pids) - {self._stack})
-            self._journal.tell(event, **fields)
-            _let_children_die()
-            # A main process that waits for this one would go on with the script.
-            processes.kill([self._main, *(pid for pid in pids if pid != self._main)])
-            os._exit(exit_code)
+            with self._hook.unwatched():
+                flush()
+                self._journal.tell("modules", names=_packages())
+                self._journal.tell("stop", reached=reached, where=self._journal.where())
+                for pid in (self._main, -os.getpgrp(), os.getpid()):
+                    os.kill(pid, signal.SIGSTOP)
 
     def ended(self, code: int, error: BaseException | None) -> None:
         """Say that the script has ended by itself."""
@@ -66,26 +55,15 @@ class Ending:
     def refuse(self, what: str, error: BaseException) -> None:
         """End the script here: it cannot be watched, and would train to its end."""
         why = f"{what}: {type(error).__name__}: {error}"
-        self._leave(1, "end", code=1, error=None, type=None, message=None, unknown=why[:_MOST])
+        with self._hook.unwatched():
+            self._journal.tell("end", code=1, unknown=why[:_MOST])
+        self.stop("")
 
 
 def _packages() -> list[str]:
     """Return the packages that the script has imported: they decide what a job is told."""
     found = {name.partition(".")[0] for name in list(sys.modules)}
     return sorted(found - sys.stdlib_module_names)
-
-
-def _let_children_die() -> None:
-    """No handler of SIGCHLD runs any more: torch's raises an error where a worker was killed.
-
-    The script would go on with its `except` or `finally`. Python changes handlers in the main
-    thread only, and this may be another one.
-    """
-    with suppress(Exception):  # a Python without ctypes
-        import ctypes
-
-        default = ctypes.c_void_p(int(signal.SIG_DFL))
-        ctypes.CDLL(None).signal(int(signal.SIGCHLD), default)
 
 
 def flush() -> None:
@@ -96,24 +74,24 @@ def flush() -> None:
 
 
 def without_ours(
-    error: BaseException,
+    error: BaseException, folders: tuple[str, ...] = (HERE,)
 ) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """An exception and those it came from, without the calls of this package."""
+    """An exception and those it came from, without the calls of files in these folders."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
         one = todo.pop()
         if one is not None and id(one) not in seen:
             seen.add(id(one))
-            one.__traceback__ = _theirs(one.__traceback__)
+            one.__traceback__ = _theirs(one.__traceback__, folders)
             todo += [one.__cause__, one.__context__]
     return type(error), error, error.__traceback__
 
 
-def _theirs(calls: TracebackType | None) -> TracebackType | None:
+def _theirs(calls: TracebackType | None, folders: tuple[str, ...]) -> TracebackType | None:
     kept: list[TracebackType] = []
     while calls is not None:
-        if not calls.tb_frame.f_code.co_filename.startswith(HERE):
+        if not calls.tb_frame.f_code.co_filename.startswith(folders):
             kept.append(calls)
         calls = calls.tb_next
     first = None

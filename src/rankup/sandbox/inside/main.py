@@ -10,10 +10,11 @@ import resource
 import secrets
 import signal
 import sys
-import types
 import warnings
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType
 
 from . import accelerator, children, devices, network, spec
 from .devices import Devices
@@ -63,12 +64,21 @@ def install(given: Spec) -> tuple[Journal, Ending]:
     main_process = int(os.environ.get(MAIN, os.getpid()))
     journal = Journal(given.events, given.script, given.shadow)
     hook = Hook()
-    ending = Ending(given, journal, hook, main_process)
+    ending = Ending(journal, hook, main_process)
     training = Training(journal, ending)
     files = Files(journal, given.shadow, given.ignored, given.free, given.folder)
     net = Network(journal, block=given.block, main=main_process, used=training.network_used)
     changes: Changes = {
-        **_of_torch(given, Devices(journal), training),
+        **accelerator.redirections(
+            Devices(journal), given.threads, pretend=given.pretend, alone=True
+        ),
+        "torch.nn.modules.module": [training.watch_modules],
+        "torch.autograd": [training.watch_autograd],
+        "torch.optim.optimizer": [training.watch_optimizers],
+        "torch.utils.data.dataloader": [
+            lambda module: devices.limit_loader(module, given.threads),
+            training.watch_loader,
+        ],
         **writers(files, hook),
         **network.clients(net),
     }
@@ -94,28 +104,6 @@ def install_in_child() -> None:
     except Exception as error:
         os.write(2, f"rankup fetch cannot watch this process: {error!r}\n".encode())
         os._exit(70)
-
-
-def _of_torch(given: Spec, mapped: Devices, training: Training) -> Changes:
-    return {
-        "torch": [
-            lambda module: accelerator.stand_in(module, mapped, given.pretend),
-            *devices.changes(mapped),
-            lambda module: devices.limit_threads(module, given.threads),
-            lambda module: devices.redirect(module, mapped),
-        ],
-        "torch.nn.modules.module": [training.watch_modules],
-        "torch.autograd": [training.watch_autograd],
-        "torch.optim.optimizer": [training.watch_optimizers],
-        "torch.utils.data.dataloader": [
-            lambda module: devices.limit_loader(module, given.threads),
-            training.watch_loader,
-        ],
-        "torch.nn.parallel.distributed": [devices.redirect_parallel],
-        "torch.nn.parallel.data_parallel": [devices.redirect_data_parallel],
-        "torch.distributed.distributed_c10d": [lambda one: devices.redirect_groups(one, mapped)],
-        "torch.distributed.device_mesh": [lambda one: devices.redirect_mesh(one, mapped)],
-    }
 
 
 def _set_bounds(given: Spec, journal: Journal) -> None:
@@ -147,6 +135,37 @@ def _stay_on_few_cores(threads: int) -> None:
             os.sched_setaffinity(0, cores[first : first + threads])
 
 
+def run_as_main(
+    script: str, args: Iterable[str], code: Callable[[bytes, str], CodeType]
+) -> BaseException | None:
+    """Run a script as `python SCRIPT ARGS...` would; return what it raised.
+
+    Args:
+        code: compiles its text, given its path.
+    """
+    sys.argv = [script, *args]
+    sys.path.insert(0, os.path.dirname(script))
+    module = ModuleType("__main__")
+    module.__file__ = script
+    module.__loader__ = SourceFileLoader("__main__", script)
+    vars(module).update(__builtins__=__builtins__, __cached__=None)
+    if sys.version_info < (3, 14):
+        module.__annotations__ = {}
+    # Not runpy: it takes the module away at the end, when threads and atexit still use it.
+    sys.modules["__main__"] = module
+    try:
+        with open(script, "rb") as file:
+            source = file.read()
+        exec(code(source, script), vars(module))  # noqa: S102 - it is what we are here for
+    except BaseException as error:
+        return error
+    return None
+
+
+def _compiled(source: bytes, path: str) -> CodeType:
+    return compile(source, path, "exec", dont_inherit=True)
+
+
 class _Script:
     def __init__(self, given: Spec, ending: Ending) -> None:
         self._given = given
@@ -156,28 +175,13 @@ class _Script:
         self._error: BaseException | None = None
 
     def run(self) -> int:
-        """As `python SCRIPT ARGS…` would."""
+        """Run it; return the exit code that Python would end with."""
         # The first to be registered is the last to run: after the script's threads and its atexit.
         atexit.register(self._ended)
-        given = self._given
-        sys.argv = [given.script, *given.args]
-        sys.path.insert(0, os.path.dirname(given.script))
-        module = types.ModuleType("__main__")
-        module.__file__ = given.script
-        module.__loader__ = SourceFileLoader("__main__", given.script)
-        vars(module).update(__builtins__=__builtins__, __cached__=None)
-        if sys.version_info < (3, 14):
-            module.__annotations__ = {}
-        # Not runpy: it takes the module away at the end, when threads and atexit still use it.
-        sys.modules["__main__"] = module
-        try:
-            with open(given.script, "rb") as file:
-                source = file.read()
-            code = compile(source, given.script, "exec", dont_inherit=True)
-            exec(code, vars(module))  # noqa: S102 - the user's own script is what we are here for
-        except SystemExit as error:
+        error = run_as_main(self._given.script, self._given.args, _compiled)
+        if isinstance(error, SystemExit):
             self._code = _exit_code(error)
-        except BaseException as error:
+        elif error is not None:
             self._error = error
             self._code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
             self._show(error)

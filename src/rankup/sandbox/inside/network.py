@@ -6,13 +6,15 @@ import errno
 import ipaddress
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
 from ...base.urls import public
-from .. import processes
 from .hooks import Changes, Handler
 from .journal import Journal
+
+_LISTENING = "0A"
 
 
 class Network:
@@ -96,7 +98,22 @@ class Network:
         self._used()
 
     def _is_ours(self, port: object) -> bool:
-        return port in processes.listening_ports(processes.members(self._main))
+        """True for a port that a process of the script's session listens on."""
+        sockets: set[str] = set()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                if os.getsid(int(pid)) == os.getsid(self._main):
+                    folder = f"/proc/{pid}/fd"
+                    sockets.update(os.readlink(f"{folder}/{one}") for one in os.listdir(folder))
+        lines = []
+        for name in ("tcp", "tcp6"):
+            with suppress(OSError), open(f"/proc/self/net/{name}", encoding="ascii") as file:
+                lines += [line.split() for line in file]
+        return any(
+            words[3] == _LISTENING and int(words[1].rpartition(":")[2], 16) == port
+            for words in lines
+            if len(words) > 9 and f"socket:[{words[9]}]" in sockets
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -20,6 +20,18 @@ from ....sandbox.inside.journal import Journal
 
 SEED = 20251
 _NOTE = "random numbers drawn for a batch: a sample has the same ones on any rank"
+_TORCH = (
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "poisson",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+)
 _IN_PLACE = (
     "normal_",
     "uniform_",
@@ -136,146 +148,75 @@ class Draws:
         """All that is drawn without a generator of the script's own."""
         import numpy as np
 
-        for name in ("randn", "rand"):
-            fill = getattr(torch, name)
-            setattr(torch, name, self._sized(torch, fill))
-            like = getattr(torch, f"{name}_like")
-            setattr(torch, f"{name}_like", self._like(torch, like, fill))
-        torch.randint = self._integers(torch, torch.randint)
-        torch.randint_like = self._by_rows(torch, torch.randint_like, own_generator=False)
-        for name in ("bernoulli", "poisson", "multinomial"):
-            setattr(torch, name, self._by_rows(torch, getattr(torch, name)))
-        torch.normal = self._normal(torch, torch.normal)
+        for name in _TORCH:
+            setattr(torch, name, self._torch(torch, getattr(torch, name)))
         for name in _IN_PLACE:
-            setattr(torch.Tensor, name, self._in_place(torch, getattr(torch.Tensor, name)))
+            setattr(torch.Tensor, name, self._torch(torch, getattr(torch.Tensor, name)))
         for name, place in _NUMPY.items():
-            setattr(np.random, name, self._numpy(np, name, place))
+            setattr(np.random, name, self._numpy(np, getattr(np.random, name), place))
 
-    def _sized(self, torch: Any, fill: Any) -> Any:
-        @wraps(fill)
-        def sized(*args: Any, **kwargs: Any) -> Any:
-            rest = dict(kwargs)
-            size = rest.pop("size", args[0] if len(args) == 1 else args)
-            if not self._row_each(size) or {"generator", "out"} & kwargs.keys():
-                return fill(*args, **kwargs)
-            return self._stacked(torch, rest, lambda _, own: fill(tuple(size[1:]), **own))
-
-        return sized
-
-    def _like(self, torch: Any, original: Any, fill: Any) -> Any:
-        @wraps(original)
-        def like(given: Any, **kwargs: Any) -> Any:
-            plain = not kwargs.keys() - {"dtype", "device", "requires_grad"}
-            if not plain or not self._row_each(given.shape):
-                return original(given, **kwargs)
-            rest = {"dtype": given.dtype, **kwargs}
-            return self._stacked(torch, rest, lambda _, own: fill(tuple(given.shape[1:]), **own))
-
-        return like
-
-    def _integers(self, torch: Any, randint: Any) -> Any:
-        @wraps(randint)
-        def integers(*args: Any, **kwargs: Any) -> Any:
-            rest = dict(kwargs)
-            bounds = args if "size" in kwargs else args[:-1]
-            size = rest.pop("size", args[-1] if args else ())
-            if not self._row_each(size) or {"generator", "out"} & kwargs.keys():
-                return randint(*args, **kwargs)
-            return self._stacked(
-                torch, rest, lambda _, own: randint(*bounds, size=tuple(size[1:]), **own)
-            )
-
-        return integers
-
-    def _by_rows(self, torch: Any, original: Any, *, own_generator: bool = True) -> Any:
-        """For a function whose first argument has a row per sample."""
+    def _torch(self, torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        in_place, least = original.__name__.endswith("_"), 1 + (original.__name__ == "multinomial")
 
         @wraps(original)
-        def by_rows(given: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._row_each(given.shape) or {"generator", "out"} & kwargs.keys():
-                return original(given, *args, **kwargs)
-            if own_generator:
-                return self._stacked(
-                    torch, kwargs, lambda row, own: original(given[row], *args, **own)
-                )
-            kept = torch.get_rng_state()
-            try:  # it takes no generator
-                rows = []
+        def rows(*args: Any, **kwargs: Any) -> Any:
+            if args and all(isinstance(one, int) for one in args):
+                args = (args,)  # randn(2, 3)
+            given = args[:1] if in_place else (*args, *kwargs.values())
+            own = any(kwargs.get(name) is not None for name in ("generator", "out"))
+            if own or not any(self._has_rows(one, least) for one in given):
+                return original(*args, **kwargs)
+            learned = kwargs.pop("requires_grad", False)
+            found, kept = [], torch.get_rng_state()
+            try:
                 for row, number in enumerate(self._seeds()):
                     torch.random.default_generator.manual_seed(number)
-                    rows.append(original(given[row], *args, **kwargs))
-                return torch.stack(rows)
+                    mine = [self._row(one, row) for one in args]
+                    named = {name: self._row(one, row) for name, one in kwargs.items()}
+                    found.append(original(*mine, **named))
             finally:
                 torch.set_rng_state(kept)
-
-        return by_rows
-
-    def _normal(self, torch: Any, normal: Any) -> Any:
-        @wraps(normal)
-        def rows(*args: Any, **kwargs: Any) -> Any:
-            rest = dict(kwargs)
-            values = [*args, *(rest.pop(name) for name in ("mean", "std") if name in rest)]
-            size = rest.pop("size", None)
-            if len(values) == 3 and size is None:
-                size = values.pop()
-            shaped = [one for one in values if isinstance(one, torch.Tensor) and one.dim()]
-            shape = size if size is not None else shaped[0].shape if shaped else ()
-            if not self._row_each(shape) or {"generator", "out"} & kwargs.keys():
-                return normal(*args, **kwargs)
-            if size is not None:
-                return self._stacked(
-                    torch, rest, lambda _, own: normal(*values, size=tuple(shape[1:]), **own)
-                )
-
-            def one(row: int, own: dict[str, Any]) -> Any:
-                return normal(
-                    *(value[row] if _has_rows(value) else value for value in values), **own
-                )
-
-            return self._stacked(torch, rest, one)
+            if in_place:
+                return args[0]
+            return torch.cat(found).requires_grad_() if learned else torch.cat(found)
 
         return rows
 
-    def _in_place(self, torch: Any, original: Any) -> Any:
-        @wraps(original)
-        def in_place(given: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._row_each(given.shape) or kwargs.get("generator") is not None:
-                return original(given, *args, **kwargs)
-            for row, number in enumerate(self._seeds()):
-                own = torch.Generator().manual_seed(number)
-                original(given[row], *args, generator=own, **kwargs)
-            return given
-
-        return in_place
-
-    def _numpy(self, np: Any, name: str, place: int) -> Any:
-        original = getattr(np.random, name)
+    def _numpy(self, np: Any, original: Callable[..., Any], place: int) -> Callable[..., Any]:
+        name = original.__name__
 
         @wraps(original)
         def rows(*args: Any, **kwargs: Any) -> Any:
-            rest = dict(kwargs)
-            before = args[:place] if place >= 0 else ()
-            size = args if place < 0 else args[place] if len(args) > place else rest.pop("size", ())
+            size = args if place < 0 else args[place] if len(args) > place else kwargs.get("size")
             size = (size,) if isinstance(size, int) else size
-            together = name == "choice" and not (args[2:3] or (rest.get("replace", True),))[0]
-            shaped = any(np.ndim(value) for value in (*before, *rest.values()))
-            if not self._row_each(size) or together or (shaped and name != "choice"):
+            together = name == "choice" and not (args[2:3] or (kwargs.get("replace", True),))[0]
+            others = (*args[: max(0, place)], *(kwargs[one] for one in kwargs if one != "size"))
+            shaped = name != "choice" and any(np.ndim(value) for value in others)
+            if not self._has_rows(size) or together or shaped:
                 return original(*args, **kwargs)
-            after = args[place + 1 :] if place >= 0 else ()
-            shape = tuple(size[1:])
-            found = []
-            for number in self._seeds():
-                draw = getattr(np.random.RandomState(number), name)
-                given = shape if place < 0 else (*before, shape or None, *after)
-                found.append(draw(*given, **rest))
-            return np.array(found)
+            one = self._row(size, 0)
+            if place < 0:
+                args = one
+            elif len(args) > place:
+                args = (*args[:place], one, *args[place + 1 :])
+            else:
+                kwargs["size"] = one
+            draws = (getattr(np.random.RandomState(number), name) for number in self._seeds())
+            return np.concatenate([draw(*args, **kwargs) for draw in draws])
 
         return rows
 
-    def _row_each(self, size: Any) -> bool:
-        if not isinstance(size, tuple | list) or not size:
+    def _has_rows(self, value: Any, least: int = 1) -> bool:
+        """True for a tensor, or the size of one, with a row for each sample of the batch."""
+        shape = getattr(value, "shape", value)
+        if not isinstance(shape, tuple | list) or len(shape) < least:
             return False
-        return bool(self._progress.batch) and size[0] == len(self._progress.batch)
+        return bool(self._progress.batch) and shape[0] == len(self._progress.batch)
+
+    def _row(self, value: Any, row: int) -> Any:
+        if not self._has_rows(value):
+            return value
+        return (1, *value[1:]) if isinstance(value, tuple | list) else value[row : row + 1]
 
     def _seeds(self) -> list[int]:
         """Return a seed for each sample of the batch, others at each call."""
@@ -284,19 +225,3 @@ class Draws:
         progress.note(_NOTE)
         keys = [f"{one}/{progress.backwards}/{progress.calls}" for one in progress.batch]
         return [zlib.crc32(key.encode()) for key in keys]
-
-    def _stacked(
-        self, torch: Any, options: dict[str, Any], draw: Callable[[int, dict[str, Any]], Any]
-    ) -> Any:
-        rest = dict(options)
-        learned = rest.pop("requires_grad", False)
-        rows = []
-        for row, number in enumerate(self._seeds()):
-            own = torch.Generator().manual_seed(number)
-            rows.append(draw(row, {**rest, "generator": own}))
-        found = torch.stack(rows)
-        return found.requires_grad_() if learned else found
-
-
-def _has_rows(value: Any) -> bool:
-    return getattr(value, "ndim", 0) > 0

@@ -11,18 +11,17 @@ import signal
 import sys
 import threading
 import traceback
-import types
 from dataclasses import dataclass
-from functools import wraps
-from importlib.machinery import SourceFileLoader
+from functools import partial
 from typing import Any, NoReturn
 
 from ....sandbox.inside import accelerator
-from ....sandbox.inside import devices as gpu
 from ....sandbox.inside.devices import Devices
+from ....sandbox.inside.ending import without_ours
 from ....sandbox.inside.files import writers
 from ....sandbox.inside.hooks import AfterImport, Hook
-from ....sandbox.inside.journal import Journal
+from ....sandbox.inside.journal import HERE, Journal
+from ....sandbox.inside.main import run_as_main
 from ..protocol import FILE, Plan, Run, Try, journal_path
 from .comparable import Clock, Comparable
 from .data import Data, DataSets
@@ -32,6 +31,7 @@ from .saves import Saves
 from .training import Compiler, Loops, Steps
 
 _PR_SET_PDEATHSIG = 1
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LARGEST_FILE = 8 << 30
 FINISHED = b"F"
 
@@ -110,7 +110,18 @@ class _Watched:
         self.finished = False
         self._journal = Journal(journal_path(plan.state, run.name, rank), run.script)
         progress = Progress(self._journal)
-        self._redirect(torch, Devices(self._journal))
+        files = Files(run.folder, plan.temporary, plan.state, self._journal)
+        hook = Hook()
+        pretend = place.tried.gpu
+        redirected = accelerator.redirections(
+            Devices(self._journal), 1, pretend=pretend, alone=False
+        )
+        needed = [change for changes in redirected.values() for change in changes]
+        changes = {**redirected, **writers(files, hook)}
+        AfterImport(changes, self._journal, needed, _refuse).install()
+        torch.save = torch.serialization.save
+        if pretend:
+            _number_gpus(torch, rank, run.world)
         seed((SEED, rank))  # as in life: a script that sets none has others on each rank
         Comparable(progress, free=run.free).install(torch)
         if not run.free:
@@ -121,10 +132,6 @@ class _Watched:
         self._saves = Saves(run.folder, self._journal)
         if not run.world:
             self._saves.install(torch)
-        files = Files(run.folder, plan.temporary, plan.state, self._journal)
-        hook = Hook()
-        AfterImport(writers(files, hook), self._journal, (), lambda what, error: None).install()
-        torch.save = torch.serialization.save
         self._lines = Lines(progress)
         self._lines.install()
         self._loops = Loops(progress)
@@ -138,44 +145,16 @@ class _Watched:
         hook.install(handlers)
         self._hook = hook
 
-    def _redirect(self, torch: Any, devices: Devices) -> None:
-        place = self._place
-        accelerator.stand_in(torch, devices, place.tried.gpu)
-        if place.tried.gpu:
-            _number_gpus(torch, place.rank, place.run.world)
-        for change in gpu.changes(devices):
-            change(torch)
-        gpu.limit_threads(torch, 1)
-        gpu.redirect(torch, devices)
-        gpu.redirect_parallel(torch.nn.parallel.distributed)
-        gpu.redirect_data_parallel(sys.modules["torch.nn.parallel.data_parallel"])
-        _redirect_groups(torch.distributed.distributed_c10d)
-        _redirect_mesh(torch.distributed.device_mesh, devices)
-
     def run_script(self) -> int:
         """The code that Python would exit with."""
         plan, run = self._place.plan, self._place.run
         self._journal.must("start", script=run.script)
-        sys.argv = [run.script, *plan.args]
-        sys.path.insert(0, os.path.dirname(run.script))
         sys.path += plan.stand_ins
-        module = types.ModuleType("__main__")
-        module.__file__ = run.script
-        module.__loader__ = SourceFileLoader("__main__", run.script)
-        vars(module).update(__builtins__=__builtins__, __cached__=None, __annotations__={})
-        sys.modules["__main__"] = module
-        code = 0
-        error: BaseException | None = None
-        try:
-            with open(run.script, "rb") as file:
-                source = file.read()
-            exec(self._compiler.compile(source, run.script, script=True), vars(module))  # noqa: S102
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-            if code:
-                error = ended
-        except BaseException as raised:
-            code, error = 1, raised
+        error = run_as_main(run.script, plan.args, partial(self._compiler.compile, script=True))
+        code = int(error is not None)
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            error = error if code else None
         return self._ended(code, error)
 
     def _ended(self, code: int, error: BaseException | None) -> int:
@@ -189,7 +168,8 @@ class _Watched:
             unreached = sorted(self._loops.unreached)
             self._journal.tell("end", code=code, saved=names, unreached=unreached)
             return code
-        shown = traceback.format_exception(type(error), error, _theirs(error))
+        told = without_ours(error, (HERE, _HERE))
+        shown = traceback.format_exception(*told)
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         self._journal.tell(
             "end",
@@ -200,8 +180,7 @@ class _Watched:
             missing=missing,
         )
         if not isinstance(error, SystemExit):
-            error.__traceback__ = _theirs(error)
-            sys.excepthook(type(error), error, error.__traceback__)  # may end this process
+            sys.excepthook(*told)  # may end this process
         return code
 
     def answer(self, order: int) -> None:
@@ -212,12 +191,9 @@ class _Watched:
                 self._journal.tell("loaded", run=name, files=self._saves.compare(folder))
 
 
-def _theirs(error: BaseException) -> types.TracebackType | None:
-    """The calls of the traceback from the user's script on."""
-    calls = error.__traceback__
-    while calls is not None and calls.tb_frame.f_globals.get("__name__") == __name__:
-        calls = calls.tb_next
-    return calls
+def _refuse(what: str, error: BaseException) -> NoReturn:
+    """A torch that cannot be redirected: nothing could be compared."""
+    raise error
 
 
 def _end_threads(code: int) -> None:
@@ -238,27 +214,6 @@ def _both(first: Any, second: Any) -> Any:
     return handler
 
 
-def _redirect_groups(module: Any) -> None:
-    """`torch.distributed.distributed_c10d`: gloo, whatever the script asks for."""
-    init, new = module.init_process_group, module.new_group
-
-    @wraps(init)
-    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("device_id", None)
-        kwargs.pop("pg_options", None)
-        return init("gloo", *args, **kwargs)
-
-    @wraps(new)
-    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        timeout = {"timeout": kwargs["timeout"]} if "timeout" in kwargs else {}
-        return new(ranks, backend="gloo", **timeout)
-
-    import torch.distributed as dist
-
-    module.init_process_group = dist.init_process_group = init_process_group
-    module.new_group = dist.new_group = new_group
-
-
 def _number_gpus(torch: Any, rank: int, world: int) -> None:
     """Each rank has its own pretended GPU."""
     properties = torch.cuda.get_device_properties
@@ -270,16 +225,3 @@ def _number_gpus(torch: Any, rank: int, world: int) -> None:
 
     torch.cuda.get_device_properties = own
     torch.cuda.device_count = lambda: max(1, world)
-
-
-def _redirect_mesh(module: Any, devices: Devices) -> None:
-    """`torch.distributed.device_mesh`."""
-    original = module.init_device_mesh
-
-    @wraps(original)
-    def init_device_mesh(device_type: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(devices.mapped(device_type), *args, **kwargs)
-
-    import torch.distributed as dist
-
-    module.init_device_mesh = dist.init_device_mesh = init_device_mesh

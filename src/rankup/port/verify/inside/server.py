@@ -17,6 +17,7 @@ from ....sandbox.inside.spec import STATE
 from ..protocol import (
     SHORT,
     TRIES,
+    Journal,
     Outcome,
     Plan,
     RankEnd,
@@ -24,6 +25,7 @@ from ..protocol import (
     Try,
     journal_path,
     load,
+    read_journal,
     write_outcomes,
 )
 from .rank import FINISHED, DataSets, Pipes, run_rank
@@ -65,9 +67,10 @@ class _Runs:
             return
         path = journal_path(self._plan.state, base.name, 0)
         try:
-            if "step" not in _kinds(path):
+            journal = read_journal(path)
+            if not journal.of("step"):
                 return  # nothing that a port could be compared with
-            self._known = _data_sets(path)
+            self._known = _data_sets(journal)
             self._ports(processes, tried, [one for one in ports if one.against == base.name])
         finally:
             processes.end()
@@ -102,7 +105,9 @@ class _Runs:
                 best = outcome
                 with suppress(FileNotFoundError), open(path, "rb") as file:
                     kept = file.read()
-            if outcome.why == "time" or not _may_help(path):
+            ends = read_journal(path).of("end")
+            # A package is missing, or the arguments are wrong: another try ends no otherwise.
+            if outcome.why == "time" or any(e.get("missing") or e.get("code") == 2 for e in ends):
                 break
         assert best is not None
         with open(path, "wb") as file:
@@ -287,33 +292,14 @@ def _environment(run: Run) -> dict[str, str]:
     }
 
 
-def _kinds(path: str) -> set[str]:
-    with open(path, encoding="utf-8") as file:
-        return {json.loads(line)["event"] for line in file}
-
-
-def _data_sets(path: str) -> DataSets:
+def _data_sets(journal: Journal) -> DataSets:
     """The batch sizes of the original's data sets, and those that it trains on."""
     batches: dict[int, int] = {}
-    trained = set()
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            event = json.loads(line)
-            if event["event"] == "batched" and isinstance(event["size"], int):
-                batches.setdefault(event["dataset"], event["size"])
-            elif event["event"] == "batch" and event["grad"]:
-                trained.add(event["dataset"])
+    for event in journal.of("batched"):
+        if isinstance(event["size"], int):
+            batches.setdefault(event["dataset"], event["size"])
+    trained = (event["dataset"] for event in journal.of("batch") if event["grad"])
     return DataSets(batches, frozenset(trained))
-
-
-def _may_help(path: str) -> bool:
-    """False where another try ends no otherwise: a package is missing, the arguments are wrong."""
-    with suppress(OSError), open(path, encoding="utf-8") as file:
-        for line in file:
-            event = json.loads(line)
-            if event["event"] == "end" and (event.get("missing") or event.get("code") == 2):
-                return False
-    return True
 
 
 if __name__ == "__main__":

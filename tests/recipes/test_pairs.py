@@ -9,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankup.data import articles, subwords
-from rankup.data.articles import Split
 from rankup.data.orders import ByLength, Shuffled
-from rankup.data.pairs import IGNORED, Pairs
+from rankup.recipes import articles
+from rankup.recipes.articles import Split
+from rankup.recipes.summarization import IGNORED, Pairs
+from rankup.recipes.vocabulary import Pieces
 from rankup.train.plan import Place, Plan
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=60)
@@ -53,9 +54,9 @@ def test_at_most_a_tenth_of_what_is_computed_fills_up(data_root: Path | None) ->
     path = data_root and data_root / "xsum" / "train.jsonl"
     real = path is not None and path.is_file()
     some = list(articles.read(path, "--train")) if path and real else articles.python_topics()
-    tokenizer = subwords.train([one.summary for one in some], 2000)
+    tokenizer = Pieces.trained([one.summary for one in some], 2000)
     columns = [
-        [min(len(found.ids) + 1, most) for found in tokenizer.encode_batch(list(texts))]
+        [min(len(ids) + 1, most) for ids in tokenizer.encode_many(texts)]
         for texts, most in zip(zip(*some, strict=True), (512, 150), strict=True)
     ]
     pairs = _pairs(list(zip(*columns, strict=True)))

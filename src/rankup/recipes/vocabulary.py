@@ -1,4 +1,4 @@
-"""What a text is cut into: words, bytes, or pieces of words. No torch.
+"""Tokenizers: words, bytes, or pieces of words. No torch.
 
 A vocabulary makes numbers of a file and of a prompt alike, and text of numbers again. It lies
 beside the tokens it has made: `vocab.txt` of words, `tokenizer.json` of pieces.
@@ -123,22 +123,34 @@ class Pieces:
         self.size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @classmethod
-    def trained(cls, path: Path, size: int) -> Pieces:
-        """Byte-pair encoding of a text (Sennrich et al., 2016) over bytes (Radford et al., 2019).
+    def trained(
+        cls,
+        texts: Iterable[str],
+        size: int,
+        special: Sequence[str] = (),
+        *,
+        prefix_space: bool = False,
+    ) -> Pieces:
+        """Byte-pair encoding of texts (Sennrich et al., 2016) over bytes (Radford et al., 2019).
+
+        The same texts give the same vocabulary.
 
         Args:
-            size: tokens, of which 256 are bytes; a short text gives fewer.
+            size: tokens, of which 256 are bytes; short texts give fewer.
+            special: the first of them, which no text is made of.
+            prefix_space: a word at the beginning of a text is the one behind a space.
         """
         library = _library()
         tokenizer = library.Tokenizer(library.models.BPE())
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
         tokenizer.decoder = library.decoders.ByteLevel()
         trainer = library.trainers.BpeTrainer(
             vocab_size=size,
+            special_tokens=list(special),
             initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(_lines(path), trainer)
+        tokenizer.train_from_iterator(texts, trainer)
         return cls(tokenizer)
 
     @classmethod
@@ -165,17 +177,19 @@ class Pieces:
     def encode_file(self, path: Path) -> Iterator[Tokens]:
         # Line by line, so that where a block ends makes no difference.
         for block in _text(path):
-            lines = self._tokenizer.encode_batch(
-                block.splitlines(keepends=True), add_special_tokens=False
-            )
-            yield np.fromiter((token for line in lines for token in line.ids), np.uint32)
+            lines = self.encode_many(block.splitlines(keepends=True))
+            yield np.fromiter((token for line in lines for token in line), np.uint32)
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [one.ids for one in found]
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return self.encode_many([text])[0]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+    def decode(self, tokens: Sequence[int], *, special: bool = True) -> str:
+        """Return the text of tokens, with the special ones among them or without."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=not special)
         return text
 
     def unknown(self, text: str) -> list[str]:
@@ -217,7 +231,12 @@ def _library() -> Any:
     return tokenizers
 
 
-def _lines(path: Path) -> Iterable[str]:
+def lines(path: Path) -> Iterator[str]:
+    """Return the lines of a text, with their ends.
+
+    Raises:
+        UserError: it is not UTF-8.
+    """
     return (line for block in _text(path) for line in block.splitlines(keepends=True))
 
 

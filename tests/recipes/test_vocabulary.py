@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from rankup.base.errors import UserError
-from rankup.data.text import tokenize
-from rankup.data.vocabulary import Bytes, Pieces, Words, opened
+from rankup.recipes.text import tokenize
+from rankup.recipes.vocabulary import Bytes, Pieces, Words, lines, opened
 
 # No white space of its own that a block could end in, accents, and words that come often.
 TEXT = "the cat saw the other cat, étage by étage \n\n  the end of the\tcat\u2028and more" * 30
@@ -29,14 +29,14 @@ def _tokens(vocabulary: Bytes | Words | Pieces, path: Path) -> list[int]:
 
 
 def test_pieces_are_learned_and_give_the_text_back(file: Path, tmp_path: Path) -> None:
-    pieces = Pieces.trained(file, 300)
+    pieces = Pieces.trained(lines(file), 300)
     assert 257 <= pieces.size <= 300
     tokens = _tokens(pieces, file)
     assert pieces.decode(tokens) == TEXT
     assert len(tokens) < 0.7 * len(TEXT.encode())
     foreign = "Ω dog\n"  # every byte is a piece, so nothing is unknown
     assert pieces.decode(pieces.encode(foreign)) == foreign
-    assert Pieces.trained(file, 300).encode(TEXT) == pieces.encode(TEXT)
+    assert Pieces.trained(lines(file), 300).encode(TEXT) == pieces.encode(TEXT)
 
 
 @pytest.mark.parametrize("vocab", ["word", "byte", "bpe"])
@@ -53,7 +53,7 @@ def test_a_run_finds_its_vocabulary_again(file: Path, tmp_path: Path, vocab: str
 
 def test_any_tokenizer_file(file: Path, tmp_path: Path) -> None:
     """Also one that was saved with what would cut a text short."""
-    pieces = Pieces.trained(file, 290)
+    pieces = Pieces.trained(lines(file), 290)
     foreign = Tokenizer.from_str(json.dumps(json.loads(_saved(pieces, tmp_path))))
     foreign.enable_truncation(3)
     foreign.enable_padding(length=50)

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..base.errors import UserError
 from ..base.files import write_atomic, write_json
-from .vocabulary import Bytes, Pieces, Tokens, Vocabulary, Words
+from .vocabulary import Bytes, Pieces, Tokens, Vocabulary, Words, lines
 
 SPLITS = ("train", "valid", "test")
 BPE_SIZE = 8192
@@ -142,7 +142,7 @@ def _vocabulary(train: Path, vocab: str, size: int, tokenizer: Path | None) -> V
     if tokenizer is not None:
         return Pieces.read(tokenizer, "--tokenizer")
     if vocab == "bpe":
-        return Pieces.trained(train, size)
+        return Pieces.trained(lines(train), size)
     return Words.of(train) if vocab == "word" else Bytes()
 
 

@@ -15,23 +15,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import UserError
-from ..base.files import open_regular, replacing, write_atomic, write_json
+from ..base.files import open_regular, replacing, write_json
 from ..base.text import clean
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from .vocabulary import Pieces, Tokens
 
 SPLITS = ("train", "valid", "test")
 _HELD_OUT = 0.1  # of the training articles without valid or test ones, for each of them
 _AT_ONCE = 1000
-
-Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 class Article(NamedTuple):
@@ -162,7 +158,7 @@ def splits(
 
 def encode(
     parts: Mapping[str, Sequence[Article]],
-    tokenizer: Tokenizer,
+    tokenizer: Pieces,
     directory: Path,
     about: Mapping[str, Any],
 ) -> None:
@@ -173,28 +169,27 @@ def encode(
             front of each article), `source_len`, `target_len`, and whatever else.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
     kind = np.uint16 if about["vocab_size"] <= 1 << 16 else np.uint32
     for name, articles in parts.items():
-        columns = [], []  # type: tuple[list[Tokens], list[Tokens]]
-        for start in range(0, len(articles), _AT_ONCE):
-            some = articles[start : start + _AT_ONCE]
-            documents = [about["prefix"] + article.document for article in some]
-            summaries = [article.summary for article in some]
-            for column, texts, most in zip(
-                columns, (documents, summaries), (about["source_len"], about["target_len"]),
-                strict=True,
-            ):  # fmt: skip
-                for found in tokenizer.encode_batch(texts, add_special_tokens=False):
-                    column.append(np.array([*found.ids[: most - 1], about["end"]], kind))
-        lengths = np.array([[len(one) for one in column] for column in columns], np.int64).T
-        _save(directory / f"{name}-source.npy", np.concatenate(columns[0]))
-        _save(directory / f"{name}-target.npy", np.concatenate(columns[1]))
+        texts = {
+            "source": [about["prefix"] + article.document for article in articles],
+            "target": [article.summary for article in articles],
+        }
+        columns = []
+        for part, column in texts.items():
+            most = about[f"{part}_len"] - 1
+            tokens = [
+                np.array([*ids[:most], about["end"]], kind)
+                for start in range(0, len(column), _AT_ONCE)
+                for ids in tokenizer.encode_many(column[start : start + _AT_ONCE])
+            ]
+            _save(directory / f"{name}-{part}.npy", np.concatenate(tokens))
+            columns.append([len(one) for one in tokens])
+        lengths = np.array(columns, np.int64).T
         _save(directory / f"{name}-ends.npy", lengths.cumsum(axis=0))
         if name != "train":
             write_json(directory / f"{name}-summaries.json", [a.summary for a in articles])
-    write_atomic(directory / "tokenizer.json", tokenizer.to_str())
+    tokenizer.write(directory)
     write_json(directory / "articles.json", dict(about))
 
 

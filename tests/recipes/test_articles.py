@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data import articles, subwords
-from rankup.data.articles import SPLITS, Article
+from rankup.recipes import articles
+from rankup.recipes.article_options import END, SPECIAL
+from rankup.recipes.articles import SPLITS, Article
+from rankup.recipes.vocabulary import Pieces
 
 pytest.importorskip("tokenizers")
 
 TEXTS = [
     Article(f"The {n} cats of the house sat still. " * (n + 1), f"{n} cats") for n in range(20)
 ]
+
+
+def _trained(texts: Iterable[str], size: int) -> Pieces:
+    return Pieces.trained(texts, size, SPECIAL, prefix_space=True)
 
 
 def _file(path: Path, *lines: object) -> Path:
@@ -106,10 +113,10 @@ def test_articles_without_words_are_left_out_and_too_few_are_refused() -> None:
 
 
 def test_tokens_are_cut_to_length_end_with_the_end_and_make_the_text_again(tmp_path: Path) -> None:
-    tokenizer = subwords.train((text for article in TEXTS for text in article), 400)
+    tokenizer = _trained((text for article in TEXTS for text in article), 400)
     about = {
         "vocab_size": 400,
-        "end": subwords.END,
+        "end": END,
         "prefix": "",
         "source_len": 30,
         "target_len": 9,
@@ -117,17 +124,17 @@ def test_tokens_are_cut_to_length_end_with_the_end_and_make_the_text_again(tmp_p
     parts = {"train": TEXTS[:10], "valid": TEXTS[10:], "test": TEXTS[5:6]}
     articles.encode(parts, tokenizer, tmp_path, about)
     assert articles.about(tmp_path) == about
-    again = subwords.load(tmp_path / "tokenizer.json")
+    again = Pieces.read(tmp_path / "tokenizer.json", "")
     for name, some in parts.items():
         split = articles.open_split(tmp_path, name)
         assert len(split.lengths) == len(some)
         for row, article in enumerate(some):
             source, target = split.source(row).tolist(), split.target(row).tolist()
             assert split.lengths[row].tolist() == [len(source), len(target)]
-            assert source[-1] == target[-1] == subwords.END
+            assert source[-1] == target[-1] == END
             assert len(source) <= 30
-            assert again.decode(target).strip() == article.summary
-            said = again.decode(source).strip()
+            assert again.decode(target, special=False).strip() == article.summary
+            said = again.decode(source, special=False).strip()
             assert article.document.strip() == said or (
                 len(source) == 30 and article.document.startswith(said)
             )
@@ -137,7 +144,7 @@ def test_tokens_are_cut_to_length_end_with_the_end_and_make_the_text_again(tmp_p
 def test_what_is_not_whole_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="start the run anew"):
         articles.about(tmp_path)
-    tokenizer = subwords.train(["a b"], 300)
+    tokenizer = _trained(["a b"], 300)
     about = {"vocab_size": 300, "end": 1, "prefix": "", "source_len": 30, "target_len": 9}
     articles.encode({"train": TEXTS}, tokenizer, tmp_path, about)
     torn = (tmp_path / "train-source.npy").read_bytes()
@@ -150,8 +157,8 @@ def test_what_is_not_whole_is_not_opened(tmp_path: Path) -> None:
 def test_the_same_texts_give_the_same_vocabulary() -> None:
     texts = [article.document for article in articles.python_topics()]
     assert len(texts) > 50
-    one, two = (subwords.train(iter(texts), 500) for _ in range(2))
-    assert one.to_str() == two.to_str()
-    assert [one.id_to_token(n) for n in range(3)] == list(subwords.SPECIAL)
+    one, two = (_trained(iter(texts), 500) for _ in range(2))
+    assert one.encode_many(texts) == two.encode_many(texts)
+    assert one.decode(range(3)) == "".join(SPECIAL)
     odd = "naïve 雪 \U0001f600\tx"
-    assert one.decode(one.encode(odd).ids).strip() == odd, "no text is unknown"
+    assert one.decode(one.encode(odd)).strip() == odd, "no text is unknown"

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.data.text import TokenFile, open_tokens, tokenize
-from rankup.data.vocabulary import UNKNOWN
 from rankup.recipes.options import LanguageModelOptions
+from rankup.recipes.text import TokenFile, open_tokens, tokenize
+from rankup.recipes.vocabulary import UNKNOWN
 
 Sources = dict[str, Path | None]
 
