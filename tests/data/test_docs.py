@@ -110,6 +110,7 @@ def test_options_that_the_pages_name_are_there(rankup_here: RunRankup) -> None:
         for verb in ("bench-data", "inspect", "stage", "run", "pack")
     }
     srun = {"--ntasks", "--ntasks-per-node", "--nodes", "--cpus-per-task", "--pty"}
+    srun.add("--kill-on-bad-exit")
     every = set().union(*known.values()) | srun
     for page in (DOCS / "pack.md", *_FEEDING, *_OF_DALI):
         text = page.read_text("utf-8")
