@@ -64,7 +64,7 @@ def fitting(root: Path) -> Index | None:
     if why:
         raise BadContainer(
             f"{root} is not what its index describes: {why}: it was changed or cut short since it "
-            f"was packed; restore it. If it is right as it is, remove {indexes.place(root)}"
+            f"was packed; restore both it and {indexes.place(root)}, or pack the source again"
         )
     return index
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -105,16 +104,6 @@ def samples(root: Path, index: Index, field: str | None = None) -> list[bytes]:
         else:
             found.append(bytes(spans.read(0, offset, length)))
     return found
-
-
-def with_hashes(index: Index, fields: Mapping[str, Values]) -> Index:
-    """An index with the hashes of what was packed."""
-    made = []
-    for one, values in zip(index.fields, fields.values(), strict=True):
-        digests = map(xxhash.xxh3_64_intdigest, raw(values))
-        hashes = np.fromiter(digests, np.uint64, len(index))
-        made.append(replace(one, hash=hashes))
-    return replace(index, fields=tuple(made))
 
 
 def course(path: Path, splits: Mapping[str, Sequence[tuple[bytes, int]]]) -> None:

@@ -162,6 +162,14 @@ def test_a_sample_and_a_file_over_4_gib(tmp_path: Path) -> None:
     assert found.fields[0].offset.tolist() == [first, last]
 
 
+def test_files_that_another_version_has_begun_are_not_gone_on_with(tmp_path: Path) -> None:
+    layout = arrow_layout.plan(index_of({"train": samples(3)}), Shape()).begin(tmp_path)
+    with (tmp_path / "train.arrow").open("ab") as file:
+        file.write(bytes(64))
+    with pytest.raises(BadContainer, match=r"another version of rankup.*pack anew"):
+        layout.attach(tmp_path)
+
+
 def test_what_cannot_be_written_is_refused() -> None:
     with pytest.raises(UserError, match=r"split named 'a/b'"):
         arrow_layout.plan(index_of({"a/b": samples(1)}), Shape())

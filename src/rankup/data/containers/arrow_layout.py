@@ -67,7 +67,18 @@ class ArrowLayout:
         return self
 
     def attach(self, root: Path) -> ArrowLayout:
-        """All of it is known without the files."""
+        """All of it is known without the files.
+
+        Raises:
+            BadContainer: another version of rankup or pyarrow has begun them.
+        """
+        for number, size in enumerate(self.sizes.tolist()):
+            path = root / self.index.files.text(number)
+            if path.stat().st_size != size:
+                raise BadContainer(
+                    f"{path} was begun by another version of rankup or pyarrow: remove "
+                    f"{root.parent} and pack anew"
+                )
         return self
 
     def before(self, start: int, stop: int) -> Iterator[Piece]:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from ...base.errors import UserError
 from .. import npy_header
 from ..errors import BadContainer
+from . import zipped
 
 _MAGIC = b"\x93NUMPY"
-_LOCAL = struct.Struct("<4s5H3I2H")  # a zip's local header: sizes of name and extra field come last
 _RATIO = 1032  # bytes that deflate can make of one, at most
 _MOST = (1 << 63) - 1  # an index counts in int64
 _DAMAGED = (
@@ -96,10 +96,10 @@ def _stored(
         raise ValueError(f"{info.filename} is no array of numpy's")
     if info.compress_type == zipfile.ZIP_STORED:
         file.seek(info.header_offset)
-        signature, *_, long, extra = _LOCAL.unpack(file.read(_LOCAL.size))
-        start = info.header_offset + _LOCAL.size + long + extra
-        if signature != b"PK\x03\x04" or start + info.file_size > size:
+        about = zipped.local(file.read(zipped.LOCAL), info.header_offset)
+        if about is None or about.start + info.file_size > size:
             raise ValueError(f"{info.filename} is not where it should be")
+        start = about.start
         file.seek(start)
         return _array(path, name, file, start, info.file_size)
     if info.compress_type != zipfile.ZIP_DEFLATED:
