@@ -103,7 +103,7 @@ def read(folder: Path) -> Copy | None:
         by = holder.parse(json.dumps(text["by"]))
         if text["rankup_stage"] != _VERSION or by is None:
             return None
-        seen = tuple((str(a), int(b), int(c), int(d)) for a, b, c, d in text["seen"])
+        seen = tuple(Look(str(a), int(b), int(c), int(d)) for a, b, c, d in text["seen"])
         source = Path(text["source"])
         copy = Copy(folder, source, int(text["size"]), seen, bool(text["checked"]), by)
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -168,6 +168,6 @@ def unlike(source: Path, seen: Sequence[Look]) -> str:
         except FileNotFoundError:
             os.stat(source)
             return f"{one[0]} is gone"
-        if now != one:
+        if one.change(now):
             return f"{one[0]} was changed or replaced"
     return ""
