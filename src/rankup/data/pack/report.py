@@ -64,7 +64,6 @@ def report(
         "folders_before": of.folders_before,
         "files_after": after.files,
         "folders_after": after.folders,
-        "outside": dict(of.outside),
         "images": {"problems": kinds, "listed": list(problems[:_MOST])},
         "left_out": list(left_out),
         "seconds": round(seconds, 3),

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,7 +37,6 @@ class Summary:
     files_after, folders_after: all that will be written; None where that is not known before.
     free: bytes that a user may still write there.
     no_images: where most samples are images by their names, how many end otherwise, by suffix.
-    outside: how many files lie outside of SOURCE, and the first of them; empty for none.
     hint: what may have been forgotten; empty: nothing.
     """
 
@@ -55,7 +53,6 @@ class Summary:
     folders_after: int | None
     free: int
     no_images: Mapping[str, int] = field(default_factory=dict)
-    outside: Mapping[str, Any] = field(default_factory=dict)
     hint: str = ""
 
 
@@ -83,7 +80,6 @@ def summary(source: str, index: Index, layout: Layout | None, target: Target) ->
         after.folders if after else None,
         free(target.part),
         _no_images(index),
-        index.facts.get("outside", {}),
         _hint(index) if without else "",
     )
 
@@ -166,8 +162,6 @@ def lines(of: Summary, quota: Sequence[str]) -> list[str]:
     if of.no_images:
         kinds = [f"{spaced(count)} {kind}" for kind, count in of.no_images.items()]
         found.append(f"not images by their names: {some(kinds)}")
-    if of.outside:
-        found.append(outside(of.outside))
     if of.hint:
         found.append(f"labels: {of.hint}")
     needs = f"{size(of.bytes)} needed, " if of.bytes else ""
@@ -190,9 +184,3 @@ def fits(of: Summary, there: int) -> None:
             f"{of.target.out} needs {size(of.bytes)}, and {size(of.free)} are free on its file "
             f"system: {size(missing)} are missing; make space, or choose another place"
         )
-
-
-def outside(of: Mapping[str, Any]) -> str:
-    """The line about files that a source leads to."""
-    what = f"{words(of['files'], 'file lies', 'files lie')} outside of SOURCE"
-    return f"outside: {what}, the first is {of['first']}"
