@@ -42,8 +42,8 @@ def save(index: Index, path: Path) -> None:
     }
     if index.labels is not None:
         arrays["labels"] = index.labels
-    if index.frames is not None:
-        arrays["frames"] = index.frames
+    if index.blocks is not None:
+        arrays["blocks"] = index.blocks
     if index.times is not None:
         arrays["times"] = index.times
     fields = []
@@ -105,7 +105,7 @@ def load(path: Path) -> Index:
             arrays.get("labels"),
             tuple(map(_name, about["classes"])),
             arrays["sizes"],
-            arrays.get("frames"),
+            arrays.get("blocks"),
             {str(name): value for name, value in about["facts"].items()},
             arrays.get("times"),
         )
@@ -140,7 +140,7 @@ def _columns(index: Index) -> str:
         ("labels", index.labels, n, "i8"),
         ("times", index.times, files, "i8"),
         ("sizes", index.sizes, files if len(index.sizes) else 0, "i8"),
-        ("frames", index.frames, None, "u8"),
+        ("blocks", index.blocks, None, "u8"),
     ]
     for one in index.fields:
         columns += [

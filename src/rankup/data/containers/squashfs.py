@@ -202,7 +202,7 @@ def indexed(source: Index, out: Path, hashes: UInt64s | None = None) -> Index:
         fields=fields,
         sizes=np.array([out.stat().st_size], np.int64),
         times=None,
-        frames=None,
+        blocks=None,
         facts={},
     )
     _check(index, out, at, hashes)

@@ -210,7 +210,7 @@ def plan(source: Index, shape: Shape) -> TarLayout:
         files=Strings.of(names),
         fields=tuple(fields),
         sizes=sizes,
-        frames=None,
+        blocks=None,
         times=None,
         facts={},
     )
