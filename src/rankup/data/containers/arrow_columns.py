@@ -15,13 +15,12 @@ import numpy as np
 
 from ...base.errors import UserError, nearest
 from .. import keys
+from ..roles import KEYS, LABELS
 from . import Choice
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LABELS = ("label", "labels", "target", "targets", "y", "cls")
-KEYS = ("key", "__key__", "id", "path")
 ABOUT = b"rankup"  # key of the schema's metadata in a file that rankup has written
 
 Path = tuple[str, ...]  # of a column: its name, and of a struct's member that of the member
