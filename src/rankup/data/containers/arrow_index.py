@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...base.errors import UserError
 from .. import keys as key_rules
@@ -37,9 +39,6 @@ from .arrow_values import (
     places,
     value,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # As Hugging Face names the files of a split: `train-00000-of-00008.parquet`.
 _NUMBERED = re.compile(r"^(.+?)-\d{2,6}-of-\d{2,6}$")
@@ -189,8 +188,6 @@ def _roles(source: Source, choice: Choice, unfit: Sequence[ColumnPath]) -> tuple
 
 
 def _keys(source: Source, files: Sequence[File], path: ColumnPath) -> Strings:
-    import pyarrow.compute as pc
-
     names = [Names() for _ in files]
     for file, some in zip(files, names, strict=True):
         with _open(source, file) as (reader, _):
@@ -234,8 +231,6 @@ class _Spans:
         Args:
             numbers: of its file, its group, and of its first row in that.
         """
-        import pyarrow.compute as pc
-
         if self.column.dtype:
             check_full(array, self.column)
         found = places(array, mapped)
