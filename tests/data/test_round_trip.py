@@ -15,9 +15,11 @@ from rankup.data.errors import BadContainer
 from rankup.data.inspect import show
 
 from ..conftest import RunRankup
+from .containers.squashfs_made import unmounted as unmounted
 from .pack.made import ALL, files, request, run, small_units, tree
 
 
+@pytest.mark.usefixtures("unmounted")
 @pytest.mark.parametrize("container", ALL)
 def test_photos_come_back(
     tmp_path: Path, data_root: Path | None, container: str, rankup_here: RunRankup

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankup.login.fetch.download import Patience, download
-from rankup.login.fetch.result import FetchFailed
+from rankup.login.fetch.request import FetchFailed
 
 from ..web import Web
 

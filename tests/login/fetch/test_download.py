@@ -22,7 +22,7 @@ import pytest
 
 from rankup.base.lock import Pace
 from rankup.login.fetch.download import Downloaded, Patience, download
-from rankup.login.fetch.result import FetchFailed
+from rankup.login.fetch.request import FetchFailed
 
 from ..web import Answer, Web
 
@@ -351,7 +351,7 @@ def test_a_disk_that_fills_up_keeps_what_came(web: Web, tmp_path: Path) -> None:
 import errno, os, sys
 from pathlib import Path
 from rankup.login.fetch.download import Patience, download
-from rankup.login.fetch.result import FetchFailed
+from rankup.login.fetch.request import FetchFailed
 room = 200_000
 class Full:
     def __init__(self, file): self.file = file

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import UserError
-from .. import keys
+from .. import keys, roles
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, ordered
 from ..strings import Strings
@@ -29,8 +29,6 @@ from . import Choice, Fallback
 from .grouping import group
 from .outside import below, real, shown, told
 
-# What file managers and version control leave behind.
-_LEFTOVERS = {b"Thumbs.db", b"ehthumbs.db", b"desktop.ini", b"__MACOSX"}
 _THREADS = 16
 # Seconds per entry from which on threads pay: below, they only wait for each other. And how many
 # entries tell.
@@ -95,12 +93,12 @@ def grouped(tree: Tree, choice: Choice) -> Index:
             "folders of files have no columns to choose from: leave out what was asked for, or "
             "give a list (CSV or JSON) with such columns"
         )
-    found = group(tree.names, choice=choice)
+    found = group(list(tree.names), choice=choice)
     index = Index(
         "files",
         tree.names,
         (),
-        found.keys,
+        Strings.of(found.keys),
         (lone(np.arange(len(tree.names)), tree.sizes),),
         found.labels,
         found.classes,
@@ -230,7 +228,7 @@ def _list(folder: _Folder) -> _Found:
     above = (*folder.above, here)
     files, tasks, skipped = [], list[Callable[[], _Found]](), 0
     for entry in entries:
-        if entry.name.startswith(b".") or entry.name in _LEFTOVERS:
+        if roles.hidden(entry.name):
             skipped += 1
         elif _is_folder(entry):
             out = _leads_out(entry, folder)

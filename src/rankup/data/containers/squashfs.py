@@ -77,7 +77,7 @@ def release() -> None:
         os.close(mount.watched)
         until = time.monotonic() + _SECONDS
         # Unless a forked process still has the pipe, the shell at its other end goes on now.
-        while mount.point.exists() and time.monotonic() < until:
+        while mount.point.parent.exists() and time.monotonic() < until:
             time.sleep(0.01)
 
 
@@ -202,7 +202,7 @@ def indexed(source: Index, out: Path, hashes: UInt64s | None = None) -> Index:
         fields=fields,
         sizes=np.array([out.stat().st_size], np.int64),
         times=None,
-        frames=None,
+        blocks=None,
         facts={},
     )
     _check(index, out, at, hashes)

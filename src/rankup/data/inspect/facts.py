@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -44,7 +42,10 @@ def describe(samples: Samples, splits: tuple[Split, ...], first: int) -> dict[st
             for one in splits
             for row in range(one.start, min(one.stop, one.start + first))
         ],
-        "files": _files(samples, splits),
+        "files": {
+            "container": inodes.of_source(index, samples.root),
+            "samples": inodes.of_samples(index, splits),
+        },
         "hashes": bool(index.fields) and all(one.hash is not None for one in index.fields),
         "pieces": _pieces(index, rows),
         "facts": {name: index.facts[name] for name in _TOLD if name in index.facts},
@@ -128,20 +129,7 @@ def _classes(index: Index, splits: tuple[Split, ...]) -> dict[str, Any]:
         }
         for label in list(shown)[:_FIRST_CLASSES]
     ]
-    about["balance"] = {
-        split: _balance(index, one, len(index.classes)) for split, one in counts.items() if one
-    }
     return about
-
-
-def _balance(index: Index, counts: Mapping[int, int], classes: int) -> dict[str, Any]:
-    """The classes with fewest and most samples of a split, and how many have none."""
-    few, many = min(counts, key=lambda c: (counts[c], c)), max(counts, key=lambda c: counts[c])
-    return {
-        "fewest": {"name": _name(index, few), "samples": counts[few]},
-        "most": {"name": _name(index, many), "samples": counts[many]},
-        "without": max(0, classes - len(counts)),
-    }
 
 
 def _name(index: Index, label: int) -> str:
@@ -191,10 +179,3 @@ def _beginning(samples: Samples, row: int, field: str, size: int) -> tuple[int, 
         if size >= 0 and len(head) == HEAD:
             break
     return (size if size >= 0 else counted), head
-
-
-def _files(samples: Samples, splits: tuple[Split, ...]) -> dict[str, Any]:
-    """The files and folders that the container is, and those that its samples would be."""
-    index, root = samples.index, samples.root
-    here = inodes.of_source(index, root)
-    return {"container": asdict(here), "samples": asdict(inodes.of_samples(index, splits))}

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...base.amounts import size
 from ...base.text import clean
-from ..inodes import Inodes, words
+from ..inodes import spaced, words
 
 _WIDTH = 30
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -66,20 +66,6 @@ def _classes(classes: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {named}: {counts}"
     if classes["count"] > len(classes["first"]):
         yield "    …"
-    for split, one in classes["balance"].items():
-        yield f"    {split}: {_balance(one)}"
-
-
-def _balance(one: Mapping[str, Any]) -> str:
-    few, many = one["fewest"], one["most"]
-    without = f"; {_count(one['without'], 'class')} with none" if one["without"] else ""
-    if few["samples"] == many["samples"]:
-        return f"{few['samples']} in each{without}"
-    ratio = many["samples"] / few["samples"]
-    return (
-        f"from {few['samples']} ({few['name']}) to {many['samples']} ({many['name']}), "
-        f"{ratio:.3g} times as many{without}"
-    )
 
 
 def _field(field: Mapping[str, Any], several: bool) -> Iterator[str]:
@@ -133,13 +119,13 @@ def _value(name: str, of: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
 
 
 def _container(about: Mapping[str, Any]) -> Iterator[str]:
-    here, single = (Inodes(**about["files"][which]) for which in ("container", "samples"))
+    here, single = about["files"]["container"], about["files"]["samples"]
     yield ""
     if about["container"] == "files":
-        yield f"  {here}; `rankup pack` makes a few of them"
+        yield f"  {_count(here, 'file')}; `rankup pack` makes a few of them"
     else:
-        saved = f" instead of {single}" if single.total > here.total else ""
-        yield f"  {here}{saved}"
+        saved = f" instead of {spaced(single)}" if single > here else ""
+        yield f"  {_count(here, 'file')}{saved}"
     hashes = "with a hash of each sample" if about["hashes"] else "without hashes"
     yield f"  {hashes}; read by {about['read']} here"
     if about["pieces"]:

@@ -111,7 +111,7 @@ def read(folder: Path) -> Copy | None:
         by = holder.parse(json.dumps(text["by"]))
         if text["rankup_stage"] != _VERSION or by is None:
             return None
-        seen = tuple((str(a), int(b), int(c), int(d)) for a, b, c, d in text["seen"])
+        seen = tuple(Look(str(a), int(b), int(c), int(d)) for a, b, c, d in text["seen"])
         copy = Copy(
             folder,
             Path(text["source"]),
@@ -186,7 +186,7 @@ def unlike(source: Path, seen: Sequence[Look]) -> str:
         except FileNotFoundError:
             os.stat(source)
             return f"{one[0]} is gone"
-        if now != one:
+        if one.change(now):
             return f"{one[0]} was changed or replaced"
     return ""
 

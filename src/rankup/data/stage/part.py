@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from ...base import files
-from .. import frames as around
+from ..blocks import Blocks
 from ..errors import BadContainer
 from ..index import Index, Int64s, data_path
 from ..inspect import verify
@@ -142,8 +142,8 @@ class Part:
                 pass
             for row, field in self._fallback() if self.cuts.sum() == self._sizes.sum() else ():
                 self._again(samples, row, field)
-            if self.index.frames is not None:
-                self._frames(pool)
+            if self.index.blocks is not None:
+                self._blocks(pool)
 
     def close(self) -> None:
         """Close what is open."""
@@ -192,34 +192,34 @@ class Part:
         expected = self.index.fields[field].hash
         assert expected is not None
         try:
-            same = verify.hashed(samples, row, field)[0] == expected[row]
+            digest = xxhash.xxh3_64()
+            for chunk in samples.chunks(row, self.index.fields[field].name):
+                digest.update(chunk)
         except BadContainer as error:  # the copy is about to be removed: name what people have
             text = str(error).replace(str(self.root), str(self.source))
             raise BadContainer(text) from None
-        if not same:
+        if digest.intdigest() != expected[row]:
             raise self._wrong(row, field)
 
-    def _frames(self, pool: ThreadPoolExecutor) -> None:
-        index, of = self.index, around.frames(self.index)
-        assert index.frames is not None
-        expected = index.frames
-        if len(of) != len(expected):
+    def _blocks(self, pool: ThreadPoolExecutor) -> None:
+        blocks, expected = Blocks(self.index, self.root), self.index.blocks
+        assert expected is not None
+        if len(blocks) != len(expected):
             raise BadContainer(
-                f"{self.source}: its index has {len(expected)} hashes of the bytes between "
-                f"samples, for {len(of)} places: it is damaged"
+                f"{self.source}: its index has hashes of {len(expected)} blocks, and its files "
+                f"have {len(blocks)}: it is damaged"
             )
-        groups = np.flatnonzero(of.stop <= self.cuts[of.file]).tolist()
+        file, stop = blocks.stops()
 
-        def compare(group: int) -> None:
-            (digest,) = around.hashes(of, self.root, index.files, group, group + 1)
-            if digest != expected[group]:
-                what = verify.nameless(of, index, self.source, group)
+        def compare(block: int) -> None:
+            if blocks.hashes(block, block + 1)[0] != expected[block]:
+                what = Blocks(self.index, self.source).name(block)
                 raise BadContainer(
                     f"{self.source}: {what} are not those that were packed: nothing was staged; "
                     f"restore it"
                 )
 
-        for _ in pool.map(compare, groups):
+        for _ in pool.map(compare, np.flatnonzero(stop <= self.cuts[file]).tolist()):
             pass
 
     def _wrong(self, row: int, field: int) -> BadContainer:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import UserError
-from .. import finding, frames, indexes, keys, npz
+from .. import blocks, finding, indexes, keys, npz
 from ..containers import Choice, detect
 from ..errors import BadContainer
 from ..index import Index, Int64s, data_path
@@ -131,7 +131,7 @@ def complete(plan: Plan, part: Part, folder: Path, threads: int) -> None:
         for name in plan.beside:
             (part.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(plan.source / name, part.root / name)
-        if plan.beside and frames.beside(part.root, plan.index) != plan.beside:
+        if plan.beside and blocks.beside(part.root, plan.index) != plan.beside:
             raise BadContainer(
                 f"{plan.source}: its small files beside the data are not those that were packed: "
                 f"`rankup inspect --verify` names them; restore them"

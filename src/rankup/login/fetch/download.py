@@ -25,7 +25,7 @@ from ...base.text import say
 from ...base.urls import identity, public
 from . import progress
 from .http import Broken, Changed, Unreached, Version, ask
-from .result import FetchFailed
+from .request import FetchFailed
 
 _BLOCK = 1 << 20  # bytes
 _HASHED_AT_ONCE = 4 << 20

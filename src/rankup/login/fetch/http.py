@@ -17,7 +17,7 @@ import httpx
 
 from ... import __version__
 from ...base.urls import cleaned, public, web_parts
-from .result import FetchFailed
+from .request import FetchFailed
 
 # Reads of 64 KiB, the default, take a sixth more of the processor.
 httpcore.HTTP11Connection.READ_NUM_BYTES = 1 << 20

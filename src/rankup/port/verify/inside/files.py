@@ -22,7 +22,7 @@ _MOST = 2000  # printed lines
 _LONGEST = 400  # characters of a line
 
 
-class Files(files.Files):
+class Writing(files.Files):
     """The handlers of one rank.
 
     Args:

@@ -1,4 +1,8 @@
-"""Reads the samples of a source while they are packed: each once, and only as it was scanned."""
+"""The one reader that compares: samples as they were scanned, with the hashes that they had.
+
+What is packed, verified and extracted goes through it. A file that has changed, was cut short or is
+gone is named, and so is a sample that has not its hash.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +15,34 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import xxhash
 
-from ..containers import Fallback, module
-from ..errors import BadContainer
-from ..index import Index, UInt64s
+from .containers import Fallback, module
+from .errors import BadContainer
+from .index import Index, UInt64s
 
-# Sources with more files than this are plain files, each opened for its samples.
+# Of containers with more files than this (plain files) each is opened for its samples alone.
 _KEPT = 128
-DAMAGED = "is damaged: not the bytes it was packed with"
 _CHUNK = 4 << 20
 # A pipe that has come in the place of a file would wait for its writer.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class SourceProblem(Exception):  # noqa: N818 - it is what was found
-    """A source file that changed, vanished or cannot be read; the message names it."""
+    """Files that changed, vanished or cannot be read: each argument is a text that names one."""
+
+
+class SourceDamaged(SourceProblem):
+    """Samples that have not their hash: each argument is a text that names one."""
 
 
 class Span(NamedTuple):
-    """One field of one sample of a source.
+    """One field of one sample.
 
     Attributes:
         path: of its file, where that is opened for this sample alone; else empty.
-        whole: whether the sample is the file: what stands behind it must be the end then.
+        whole: the sample is the file: what stands behind it must be the end then.
         time: that the file was modified at, -1 where that is not known.
     """
 
@@ -48,7 +57,7 @@ class Span(NamedTuple):
 
 
 class Reader:
-    """The bytes of a source's samples. Made before workers are forked; each opens for itself.
+    """The bytes of samples. Made before workers are forked; each opens for itself.
 
     Args:
         index: all lengths are known, but for what is only read by `chunks`.
@@ -64,30 +73,12 @@ class Reader:
         times = index.times
         self._times = times if times is not None and len(times) == len(index.files) else None
         self._fallback: Fallback | None = None
+        self._buffer = memoryview(b"")
 
-    def spans(self, start: int, stop: int) -> list[list[Span]]:
-        """The spans of the samples [start, stop), of each field a list."""
-        return [self._column(number, start, stop) for number in range(len(self.index.fields))]
-
-    def _column(self, number: int, start: int, stop: int) -> list[Span]:
-        field, n = self.index.fields[number], stop - start
-        offset, length = field.offset[start:stop], field.length[start:stop]
-        file = np.zeros(n, np.int64) if field.file is None else field.file[start:stop]
-        whole, times, paths = [False] * n, [-1] * n, [b""] * n
-        if self._sized:
-            whole = ((offset == 0) & (self.index.sizes[file] == length)).tolist()
-        if self._times is not None:
-            times = self._times[file].tolist()
-        if not self._keep:
-            paths = [os.path.join(self._base, name) for name in self.index.files.take(file)]
-        return list(
-            map(
-                Span,
-                *(itertools.repeat(number), range(start, stop)),
-                *(file.tolist(), offset.tolist(), length.tolist()),
-                *(paths, whole, times),
-            )
-        )
+    def spans(self, rows: range | npt.NDArray[np.int64]) -> list[list[Span]]:
+        """Return the spans of samples, of each field a list."""
+        at = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        return [self._column(number, at, len(rows)) for number in range(len(self.index.fields))]
 
     def into(self, span: Span, view: memoryview) -> None:
         """Fill `view[:span.length]`; one byte behind it may be overwritten.
@@ -119,11 +110,10 @@ class Reader:
         except OSError as error:
             raise self._unreadable(span, error) from None
         finally:
-            if not self._keep:
-                os.close(descriptor)
+            self._close(descriptor)
 
     def chunks(self, span: Span) -> Iterator[memoryview | bytes]:
-        """The bytes of a sample piece by piece, of any length.
+        """Yield the bytes of a sample piece by piece, of any length.
 
         Raises:
             SourceProblem: the source is not as it was scanned.
@@ -141,8 +131,25 @@ class Reader:
         if left:
             raise SourceProblem(f"{self.index.path(span.row)} has changed since it was scanned")
 
+    def hashed(self, span: Span) -> tuple[int, int]:
+        """Return xxh3 of a sample, and its length.
+
+        Raises:
+            SourceProblem: the source is not as it was scanned.
+        """
+        if 0 <= span.length <= _CHUNK:
+            if not self._buffer:
+                self._buffer = memoryview(bytearray(_CHUNK + 1))
+            self.into(span, self._buffer)
+            return xxhash.xxh3_64_intdigest(self._buffer[: span.length]), span.length
+        state, size = xxhash.xxh3_64(), 0
+        for piece in self.chunks(span):
+            state.update(piece)
+            size += len(piece)
+        return state.intdigest(), size
+
     def ends(self, span: Span, head: int, tail: int) -> tuple[bytes, bytes]:
-        """The first and last bytes of a sample, without what is between where that is possible."""
+        """Return the first and last bytes of a sample, without what is between where possible."""
         if span.offset < 0:
             first, last = b"", b""
             for piece in self.chunks(span):
@@ -163,22 +170,52 @@ class Reader:
         finally:
             self._close(descriptor)
 
-    def check(self) -> None:
-        """Look again at the files that stay open, after samples were read.
+    def check(self, start: int, hashes: UInt64s) -> None:
+        """Look again at the files that stay open, and compare the hashes of what was read.
+
+        Args:
+            start: row of the first sample.
+            hashes: uint64 (fields, rows).
 
         Raises:
-            SourceProblem: one has changed meanwhile.
+            SourceProblem: a file has changed meanwhile.
+            SourceDamaged: samples have other hashes.
         """
         for file, (descriptor, about) in self._kept.items():
             now = os.fstat(descriptor)
             if (now.st_size, now.st_mtime_ns) != (about.st_size, about.st_mtime_ns):
                 raise self._changed(file)
+        found = []
+        for field, read in zip(self.index.fields, hashes, strict=True):
+            if field.hash is not None:
+                wrong = np.flatnonzero(field.hash[start : start + len(read)] != read) + start
+                found += [
+                    f"{self.index.path(row)} is damaged: not the bytes it was packed with"
+                    for row in wrong.tolist()
+                ]
+        if found:
+            raise SourceDamaged(*found)
 
     def close(self) -> None:
         """Close what is open."""
         kept, self._kept = self._kept, {}
         for descriptor, _ in kept.values():
             os.close(descriptor)
+
+    def _column(self, number: int, at: slice | npt.NDArray[np.int64], n: int) -> list[Span]:
+        field = self.index.fields[number]
+        offset, length = field.offset[at], field.length[at]
+        file = np.zeros(n, np.int64) if field.file is None else field.file[at]
+        rows = range(at.start, at.stop) if isinstance(at, slice) else at.tolist()
+        whole, times, paths = [False] * n, [-1] * n, [b""] * n
+        if self._sized:
+            whole = ((offset == 0) & (self.index.sizes[file] == length)).tolist()
+        if self._times is not None:
+            times = self._times[file].tolist()
+        if not self._keep:
+            paths = [os.path.join(self._base, name) for name in self.index.files.take(file)]
+        columns = (file.tolist(), offset.tolist(), length.tolist(), paths, whole, times)
+        return list(map(Span, itertools.repeat(number), rows, *columns))
 
     def _pieces(self, span: Span) -> Iterator[memoryview]:
         descriptor = self._open(span)
@@ -201,7 +238,11 @@ class Reader:
 
     def _through_fallback(self, span: Span) -> Iterator[memoryview | bytes]:
         if self._fallback is None:
-            self._fallback = module(self.index.container).fallback(self.index, self._root)
+            format = module(self.index.container)
+            if not hasattr(format, "fallback"):  # there, each sample lies in one piece
+                path = self.index.path(span.row)
+                raise SourceProblem(f"{path} begins at {span.offset}: its index is damaged")
+            self._fallback = format.fallback(self.index, self._root)
         name = self.index.fields[span.field].name
         try:
             yield from self._fallback.chunks(name, ~span.offset)
@@ -218,18 +259,18 @@ class Reader:
             raise self._unreadable(span, error) from None
         if self._keep:
             about = os.fstat(descriptor)
-            if self._other(span, about):
+            if self._is_other(span, about):
                 os.close(descriptor)
                 raise self._changed(span.file)
             self._kept[span.file] = descriptor, about
         return descriptor
 
     def _after(self, span: Span, descriptor: int) -> None:
-        """What is opened for one sample is looked at when that has been read; see `check`."""
-        if not self._keep and self._other(span, os.fstat(descriptor)):
+        """Look at a file that is opened for one sample when that has been read; see `check`."""
+        if not self._keep and self._is_other(span, os.fstat(descriptor)):
             raise self._changed(span.file)
 
-    def _other(self, span: Span, about: os.stat_result) -> bool:
+    def _is_other(self, span: Span, about: os.stat_result) -> bool:
         # Of a sample that is its file, the length is the size.
         size = span.length if span.whole else self._size(span.file)
         regular = stat.S_ISREG(about.st_mode)
@@ -256,18 +297,3 @@ class Reader:
         if error.errno in (errno.EISDIR, errno.ESPIPE, errno.ENXIO):  # no file any more
             return self._changed(span.file)
         return SourceProblem(f"{path} cannot be read: {error.strerror or error}")
-
-
-def damaged(index: Index, start: int, hashes: UInt64s) -> list[str]:
-    """Samples whose source has hashes, and other ones; a line for each.
-
-    Args:
-        start: row of the first of them.
-        hashes: uint64 (fields, rows), of what was read.
-    """
-    found = []
-    for field, read in zip(index.fields, hashes, strict=True):
-        if field.hash is not None:
-            wrong = np.flatnonzero(field.hash[start : start + len(read)] != read) + start
-            found += [f"{index.path(row)} {DAMAGED}" for row in wrong.tolist()]
-    return found
