@@ -26,10 +26,9 @@ def scan(path: Path, choice: Choice) -> Index:
     """An Arrow file, or a folder of them; see `Format.scan`.
 
     A folder's files are splits by their names (`train.arrow`, `test-00000-of-00002.arrow`). Labels
-    are in a column `label`, `labels`, `target`, `targets`, `y` or `cls`, or in what Hugging Face
-    calls a ClassLabel; keys in one named `key`, `__key__`, `id` or `path` if its values are unique
-    paths, else they are numbers. A file that rankup has written is read as any other, without its
-    hashes: what is known of it stands in the index that belongs to it.
+    are in a column of `roles.LABELS`, or in what Hugging Face calls a ClassLabel; keys in one of
+    `roles.KEYS` if its values are unique paths, else they are numbers. A file that rankup has
+    written is read as any other, without its hashes: what is known of it stands in its index.
     """
     return index_of(source(path, files_below(path, ".arrow", choice.split), {}), choice)
 

@@ -16,10 +16,9 @@ import pyarrow.types as t
 
 from ...base.errors import UserError, nearest
 from .. import keys
+from ..roles import KEYS, LABELS
 from . import Choice
 
-LABELS = ("label", "labels", "target", "targets", "y", "cls")
-KEYS = ("key", "__key__", "id", "path")
 ABOUT = b"rankup"  # key of the schema's metadata in a file that rankup has written
 
 Path = tuple[str, ...]  # of a column: its name, and of a struct's member that of the member
@@ -141,9 +140,9 @@ def _label(
             )
         return choice.label
     free = [n for n in schema.names if n not in choice.fields]
-    named = [n for n in LABELS if n in free and _is_label(schema.field(n).type)]
-    if named:
-        return named[0]
+    for name in _named(LABELS, free):
+        if _is_label(schema.field(name).type):
+            return name
     classes = [n for n in free if _classes(features, n) and _is_label(schema.field(n).type)]
     if len(classes) > 1:
         raise UserError(f"{where} has several labels ({', '.join(classes)}); choose one by --label")
@@ -181,11 +180,16 @@ def _has_path(type_: Any) -> bool:
 
 
 def _key(schema: pa.Schema, label: str | None, unfit: Collection[Path]) -> str | None:
-    for name in KEYS:
-        fit = name in schema.names and name != label and (name,) not in unfit
-        if fit and is_bytes(schema.field(name).type):
+    for name in _named(KEYS, schema.names):
+        if name != label and (name,) not in unfit and is_bytes(schema.field(name).type):
             return name
     return None
+
+
+def _named(known: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The names that are known ones, in the order of these."""
+    found = [name for name in names if name.lower() in known]
+    return sorted(found, key=lambda name: known.index(name.lower()))
 
 
 def _classes(features: Mapping[str, Any], name: str | None) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from ...base.errors import UserError
 from .. import keys as key_rules
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split, split_order
+from ..index import Field, Index, Int64s, Split
+from ..roles import kind_of, numbered, split_order
 from ..strings import Strings
 from . import Choice
 from .arrow_columns import ABOUT, Column, Roles, features_of, is_text, roles, same
@@ -42,7 +43,6 @@ from .arrow_values import (
 
 # As Hugging Face names the files of a split: `train-00000-of-00008.parquet`.
 _NUMBERED = re.compile(r"^(.+?)-\d{2,6}-of-\d{2,6}$")
-_KNOWN_SPLITS = re.compile(r"^(train|training|val|valid|validation|dev|test|testing)$", re.I)
 # What every key that is not safe has in it, see `keys.safe`, but for too many bytes.
 _DOUBTFUL = r"\\|\x00|(^|/)\.{0,2}(/|$)"
 _BEGINS = {
@@ -111,7 +111,7 @@ def files_below(path: Path, suffix: str, split: str) -> list[File]:
     files = []
     for name in names:
         folder, _, base = name.rpartition("/")
-        own = folder if _KNOWN_SPLITS.match(folder) else ""
+        own = folder if kind_of(folder) else ""
         told = split_of(base.removesuffix(suffix)) or own
         files.append(File(name, told or split, told))
     return in_order(files)
@@ -127,7 +127,7 @@ def split_of(stem: str) -> str | None:
     numbered = _NUMBERED.match(stem)
     stem = numbered[1] if numbered else stem
     last = re.split(r"[-_.]", stem)[-1]
-    if _KNOWN_SPLITS.match(last):
+    if kind_of(last):
         return last
     return stem if numbered else None
 
@@ -304,8 +304,7 @@ def _index(source: Source, files: Sequence[File], taken: Roles, keys: Strings | 
     if nulls:
         facts["nulls"] = nulls
     if keys is None:
-        counts = [split.stop - split.start for split in _splits(files, rows)]
-        keys = Strings.numbered(counts, 6, _suffix(spans[0]) if len(spans) == 1 else "")
+        keys = numbered(_splits(files, rows), _suffix(spans[0]) if len(spans) == 1 else "")
     numbers, classes = _classes(source, taken, labels)
     return Index(
         source.container,

@@ -16,15 +16,13 @@ import numpy as np
 from ...base.errors import UserError, nearest
 from .. import keys as key_rules
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split, split_order
+from ..index import Field, Index, Int64s, Split
+from ..roles import CLASSES, KEYS, LABELS, numbered, split_order
 from ..strings import Strings
 from . import Choice, hdf5_heap
-from .hdf5_parts import CLASSES, column, members, place
+from .hdf5_parts import column, members, place
 
 FACT = "hdf5"
-LABELS = ("label", "labels", "target", "targets", "y")
-KEYS = ("key", "keys", "id", "ids", "path", "paths", "filename", "filenames", "file_name")
-_CLASSES = (CLASSES, "class_names", "label_names")
 # What the first bytes of a sample say about the names of all.
 _SUFFIXES = ((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"GIF8", ".gif"))
 _DEPTH = 16
@@ -48,7 +46,7 @@ class Table:
 def scan(file: h5py.File, size: int, choice: Choice) -> Index:
     """Where everything lies, and by which number `Rows` knows the rest.
 
-    Splits are groups; labels and keys are the data sets named so (`LABELS`, `KEYS`).
+    Splits are groups; labels and keys are the data sets named so (`roles`).
 
     Raises:
         BadContainer: as `hdf5_parts.place`; references to objects.
@@ -76,9 +74,10 @@ def scan(file: h5py.File, size: int, choice: Choice) -> Index:
             lone = here[0].name
             here = [replace(here[0], name="data")]
             suffix = _suffix(data[lone], size)
-        keys.append(names or Strings.numbered([table.rows], 1, suffix))
+        split = Split(table.split, first, first + table.rows, table.folder)
+        keys.append(names or numbered([split], suffix))
         fields.append(here)
-        splits.append(Split(table.split, first, first + table.rows, table.folder))
+        splits.append(split)
         first += table.rows
     if not any(fields):
         raise UserError("there is nothing but labels in it: no data set with samples")
@@ -265,7 +264,7 @@ def _is_text(data: h5py.Dataset) -> bool:
 
 def _is_classes(name: str, data: h5py.Dataset) -> bool:
     """Whether a data set has names of classes, and no samples."""
-    return name.lower() in _CLASSES and data.ndim == 1 and _is_text(data)
+    return name.lower() in CLASSES and data.ndim == 1 and _is_text(data)
 
 
 def _class_names(file: h5py.File, size: int) -> tuple[str, ...]:
