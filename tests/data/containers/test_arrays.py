@@ -54,7 +54,7 @@ def test_npy(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     index = arrays.scan(path, Choice())
     assert index.field().name == "data"
     assert (index.field().dtype, index.field().shape) == (array.dtype.str, shape[1:])
-    assert list(index.keys) == [b"%06d" % row for row in range(shape[0])]
+    assert list(index.keys) == [b"%08d" % row for row in range(shape[0])]
     assert np.array_equal(rows(index, path), array)
 
 
@@ -76,7 +76,7 @@ def test_npz_as_mnist(tmp_path: Path, save: Any) -> None:
     assert np.array_equal(rows(index, path), both)
     assert index.labels is not None
     assert index.labels.tolist() == [*parts["y_train"], *parts["y_test"]]
-    assert index.path(8) == "test/000001"
+    assert index.path(8) == "test/00000001"
     # Samples may be taken in another order.
     order = np.array([9, 0, 5])
     some = index.take(order, (index.splits[0].__class__("some", 0, 3),))

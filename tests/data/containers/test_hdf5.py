@@ -50,7 +50,7 @@ def test_the_courses_file(tmp_path: Path, data_root: Path | None) -> None:
     ]
     assert labels(index) == [row * 66 for row in range(15)]
     assert [one.name for one in index.fields] == ["data"]
-    assert index.keys[0] == b"000000.jpg"
+    assert index.keys[0] == b"00.jpg"
     assert index.fields[0].length.tolist() == [len(data) for data in made]
     assert samples(path, index) == made
     # In another order, as after `index.ordered`, and as a part.
@@ -99,7 +99,7 @@ def test_arrays_of_others(tmp_path: Path) -> None:
     assert [(s.name, s.stop, s.folder) for s in index.splits] == [("train", 100, "")]
     assert index.classes == ("a", "b", "c")
     assert labels(index) == [row % 3 for row in range(100)]
-    assert index.keys[42] == b"000042"
+    assert index.keys[42] == b"42"
     about = {one.name: (one.dtype, one.shape, int(one.offset[0]) >= 0) for one in index.fields}
     assert about == {
         "plain": ("<f8", (4, 3), True),

@@ -19,7 +19,7 @@ from ...base.amounts import size
 from ...base.errors import UserError, nearest
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split
-from ..roles import LABELS, SPLITS, numbered, split_order
+from ..roles import LABELS, SPLITS, split_order
 from ..stage import memory
 from ..strings import Strings
 from . import Choice, Fallback, npy
@@ -87,7 +87,7 @@ def _scan(path: Path, choice: Choice, arrays: Sequence[Array]) -> Index:
         "numpy",
         Strings.of([b""]),
         tuple(splits),
-        numbered(splits),
+        Strings.numbered([one.stop - one.start for one in splits], 8),
         tuple(_field(name, of) for name, of in parts.items()),
         labels,
         classes,

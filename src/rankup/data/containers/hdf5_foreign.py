@@ -14,17 +14,16 @@ import h5py
 import numpy as np
 
 from ...base.errors import UserError, nearest
+from .. import images
 from .. import keys as key_rules
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split
-from ..roles import CLASSES, KEYS, LABELS, numbered, split_order
+from ..roles import CLASSES, KEYS, LABELS, kind_of, split_order
 from ..strings import Strings
 from . import Choice, hdf5_heap
 from .hdf5_parts import column, members, place
 
 FACT = "hdf5"
-# What the first bytes of a sample say about the names of all.
-_SUFFIXES = ((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"GIF8", ".gif"))
 _DEPTH = 16
 
 
@@ -74,10 +73,9 @@ def scan(file: h5py.File, size: int, choice: Choice) -> Index:
             lone = here[0].name
             here = [replace(here[0], name="data")]
             suffix = _suffix(data[lone], size)
-        split = Split(table.split, first, first + table.rows, table.folder)
-        keys.append(names or numbered([split], suffix))
+        keys.append(names or Strings.numbered([table.rows], 1, suffix))
         fields.append(here)
-        splits.append(split)
+        splits.append(Split(table.split, first, first + table.rows, table.folder))
         first += table.rows
     if not any(fields):
         raise UserError("there is nothing but labels in it: no data set with samples")
@@ -151,7 +149,7 @@ def _groups(file: h5py.File) -> Iterator[tuple[h5py.Group, dict[str, h5py.Datase
 def _named(path: str, tables: int, choice: Choice) -> tuple[str, str]:
     """Split and folder of a group; a group alone is one split, whatever its name is."""
     last = path.rpartition("/")[2]
-    if tables == 1 and split_order(last.lower())[0] > 2:
+    if tables == 1 and not kind_of(last):
         return choice.split, ""
     if tables == 1:
         return last, last
@@ -190,7 +188,7 @@ def _suffix(data: h5py.Dataset, size: int) -> str:
             head = next(hdf5_heap.row(file.fileno(), at, hdf5_heap.base(data.file)), b"")
     except BadContainer:  # a damaged sample is named by who reads it
         return ""
-    return next((suffix for magic, suffix in _SUFFIXES if head.startswith(magic)), "")
+    return images.suffix_of(head)
 
 
 def _field(name: str, data: h5py.Dataset, first: int, size: int) -> Field:
