@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.errors import UserError
-from . import indexes, kept, keys, stamp
+from . import indexes, keys, stamp
 from .containers import KNOWN, Choice, detect, isolated
 from .errors import BadContainer
 from .index import Index
@@ -40,6 +40,8 @@ def found(root: Path, choice: Choice, copy: Path | None = None) -> Found:
         if choice != Choice():
             raise UserError(f"{root} was packed by rankup: `choice` is for data of others")
         return Found(own, True)
+    from . import kept  # with the settings of the site, which a pack does not need
+
     name = detect.detect(root if copy is None else copy)
     folder = kept.folder()
     at = kept.entry(root, choice, folder) if folder is not None else None
