@@ -15,7 +15,8 @@ SUFFIXES = {
     **{"png": "PNG", "gif": "GIF", "webp": "WebP", "bmp": "BMP"},
     **dict.fromkeys(("tif", "tiff"), "TIFF"),
 }
-_PNG = b"\x89PNG\r\n\x1a\n"
+_AUDIO = {b"fLaC": ".flac", b"OggS": ".ogg"}
+_PNG = b"\x89PNG"
 _PNG_END = b"IEND\xaeB`\x82"
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # a palette is of colours
 _TIFF = {b"II*\0": "<", b"MM\0*": ">"}
@@ -79,7 +80,7 @@ def kind_of(head: bytes | memoryview) -> str:
     head = bytes(head[:18])
     if head[:3] == b"\xff\xd8\xff":
         return "JPEG"
-    if head[:8] == _PNG:
+    if head[:4] == _PNG:
         return "PNG"
     if head[:6] in (b"GIF87a", b"GIF89a"):
         return "GIF"
@@ -91,6 +92,13 @@ def kind_of(head: bytes | memoryview) -> str:
     if head[:2] == b"BM" and head[14:18] in _BMP_HEADERS:
         return "BMP"
     return ""
+
+
+def suffix_of(head: bytes | memoryview) -> str:
+    """How a file of these first bytes is called: `.jpg`; empty where that is not known."""
+    kind = kind_of(head)
+    ends = (f".{end}" for end, of in SUFFIXES.items() if of == kind)
+    return next(ends, "") or _AUDIO.get(bytes(head[:4]), "")
 
 
 def _jpeg(head: _Bytes, tail: bytes, size: int) -> _Seen:

@@ -17,6 +17,16 @@ from .index import Field, Index, Split
 from .strings import Strings
 
 VERSION = 1
+# What text and arrays of another shape than an index has end in.
+_MALFORMED = (
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    SyntaxError,
+    RecursionError,
+)
 _MOST = 1 << 62  # bytes of a sample; more does not fit into a column of lengths
 
 
@@ -110,10 +120,7 @@ def load(path: Path) -> Index:
             arrays.get("times"),
         )
         problem = inconsistency(index)
-    except (
-        *(LookupError, TypeError, ValueError, ArithmeticError),
-        *(AttributeError, SyntaxError, RecursionError),
-    ) as error:
+    except _MALFORMED as error:
         raise BadContainer(f"{path} is no index of rankup, or damaged: {error!r}") from None
     if problem:
         raise BadContainer(f"{path} is a damaged index: {problem}; pack again, or restore it")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch.utils.data import Dataset
 
 from ..base.errors import UserError
 from ..runtime.keys import derive
-from . import same, transforms
+from . import indexes, stamp, transforms
 from .bad import Bad, BadSample, SharedTally
 from .draw import Draw
 from .errors import BadContainer
@@ -24,6 +26,7 @@ from .making import AROUND, Made, Rows, allocate
 from .opened import Samples, open
 from .rows import gather
 from .sampled import Batch, Mine, check_transform, note
+from .stamp import Look
 from .transforms import Shaped, Transform
 
 OnBad = Literal["raise", "drop"]
@@ -112,7 +115,7 @@ class PackedDataset(Dataset[Any]):
         # Seen by workers that are there already.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._tally = SharedTally()
-        self._noted = same.noted(self.samples)
+        self._watched = _Watched.of(self.samples)
         self._checked: tuple[object, ...] = ()  # in which process, epoch and time
         self._mine = Mine()
 
@@ -185,14 +188,14 @@ class PackedDataset(Dataset[Any]):
         """
         now = (os.getpid(), epoch, time.monotonic() // _LOOK)
         if epoch is None or self._checked != now:
-            self._noted, source = same.check(self._noted)
+            self._watched, source = self._watched.checked()
             if source:
                 self.samples = self.samples.from_source()
             self._checked = now
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._noted = self._noted.here(same.noted(self.samples))
+        self._watched = self._watched.here(_Watched.of(self.samples))
 
     def __getitem__(self, sample: int) -> Any:
         if sample < 0:
@@ -327,3 +330,88 @@ class PackedDataset(Dataset[Any]):
     def _labels_of(self, rows: Int64s) -> Int64s | None:
         known = self.samples.index.labels
         return known[rows + self._start] if self._labelled and known is not None else None
+
+
+class _Gone(BadContainer):
+    """A file is not there any more, or another one is."""
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """The files under a running job, as they were when they were opened.
+
+    Attributes:
+        files: what is read; of many, some.
+        source: what that was staged of; empty where nothing is.
+    """
+
+    files: tuple[Look, ...]
+    source: tuple[Look, ...] = ()
+
+    @classmethod
+    def of(cls, samples: Samples) -> _Watched:
+        """Look at the files that samples are read from, and at their index.
+
+        Raises:
+            BadContainer: one is not there.
+        """
+        source: tuple[Look, ...] = ()
+        if samples.staged is not None:
+            with suppress(BadContainer):
+                source = cls._files(samples.from_source())
+        return cls(cls._files(samples), source)
+
+    @staticmethod
+    def _files(samples: Samples) -> tuple[Look, ...]:
+        # Each costs a look at the file system, at every start of an epoch in every worker.
+        paths = [samples.file(row) for row in stamp.some(len(samples.index.files))]
+        index = indexes.place(samples.root)
+        return tuple(_look(str(path)) for path in (*paths, *([index] * index.is_file())))
+
+    def here(self, here: _Watched) -> _Watched:
+        """Return the same in another process, which may read a copy that has come or gone."""
+        if {one.path for one in here.files} == {one.path for one in self.files}:
+            return self
+        source = self.source or (self.files if here.source else ())
+        return _Watched(self.files + here.files, source)
+
+    def checked(self) -> tuple[_Watched, bool]:
+        """Compare the files with what they were.
+
+        A staged copy may be taken away, by whoever needs the memory: its source is as good.
+
+        Returns:
+            What is compared next time, and whether the source has to be read from now on.
+
+        Raises:
+            BadContainer: one was changed or replaced, or is gone.
+        """
+        try:
+            _compare(self.files)
+        except _Gone:
+            if not self.source:
+                raise
+            _compare(self.source)
+            return _Watched(self.source), True
+        return self, False
+
+
+def _compare(before: tuple[Look, ...]) -> None:
+    for one in before:
+        now = _look(one.path)
+        change = one.change(now)
+        if change:
+            raise (_Gone if change == stamp.REPLACED else BadContainer)(
+                f"{one.path} was {change} while this job reads it ({one.size} bytes then, "
+                f"{now.size} now): what is trained on would change in the middle of a run. Let new "
+                f"data have a name of its own, and start the job again"
+            )
+
+
+def _look(path: str) -> Look:
+    try:
+        return stamp.look(path)
+    except OSError as error:
+        raise _Gone(
+            f"{path} cannot be found any more, and the job still reads it: {error.strerror}"
+        ) from None

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import UserError
-from .. import npy_header
+from .. import npz
 from ..errors import BadContainer
-from . import zipped
 
 _MAGIC = b"\x93NUMPY"
 _RATIO = 1032  # bytes that deflate can make of one, at most
@@ -95,11 +94,7 @@ def _stored(
     if name == info.filename or info.flag_bits & 0x1 or info.header_offset < 0:
         raise ValueError(f"{info.filename} is no array of numpy's")
     if info.compress_type == zipfile.ZIP_STORED:
-        file.seek(info.header_offset)
-        about = zipped.local(file.read(zipped.LOCAL), info.header_offset)
-        if about is None or about.start + info.file_size > size:
-            raise ValueError(f"{info.filename} is not where it should be")
-        start = about.start
+        start = npz.begin(file, info, size)
         file.seek(start)
         return _array(path, name, file, start, info.file_size)
     if info.compress_type != zipfile.ZIP_DEFLATED:
@@ -119,7 +114,7 @@ def _array(path: Path, name: str, file: IO[bytes], start: int, size: int) -> Arr
     """
     where = f"{path}: the array {name}"
     header = file.tell()
-    _, shape, fortran, dtype = npy_header.read(file)
+    _, shape, fortran, dtype = npz.header(file)
     header = file.tell() - header
     if dtype.hasobject:
         raise UserError(f"{where} holds Python objects, which are not unpickled: save numbers")

@@ -17,7 +17,7 @@ from ...script.downloads import read as read_downloads
 from ...script.modules import Import
 from ...script.modules import imports as read_imports
 from ...script.source import read
-from .. import record, words
+from .. import record
 from ..question import Answer, error, ok, question, warning
 from .facts import Facts
 
@@ -210,7 +210,7 @@ def ported(facts: Facts) -> Iterator[Answer]:
         return
     rules = some(sorted({one.code for one in found}))
     count = f"{len(found)} thing{'s' if len(found) > 1 else ''}"
-    check = words.command(["rankup", "check", str(path)])
+    check = record.command_line(["rankup", "check", str(path)])
     yield warning(
         f"{count} in it would be wrong on many ranks ({rules})",
         f"{check} says what; rankup port mends most of it",
@@ -297,7 +297,7 @@ def _never_fetched(facts: Facts, downloads: Sequence[Download]) -> Answer:
 
 def _fetch(facts: Facts) -> str:
     """The command that fetches for the script."""
-    return words.command(["rankup", "fetch", str(facts.script), *facts.args])
+    return record.command_line(["rankup", "fetch", str(facts.script), *facts.args])
 
 
 def _shown(name: str | None) -> str:

@@ -15,7 +15,7 @@ from ...base import findings
 from ...base.processes import end_group
 from ...base.text import clean
 from ..question import Answer, error, ok, question, warning
-from . import requirements, state, where
+from . import requirements, state
 from .texts import REQUIREMENT
 
 _INSIDE = Path(__file__).with_name("inside.py")
@@ -250,7 +250,7 @@ def check(folder: str | None, *, as_json: bool) -> int:
     Raises:
         UserError: there is no environment.
     """
-    it = Environment(where.existing(folder))
+    it = Environment(state.existing(folder))
     found = finished.findings(it)
     if findings.exit_code(found) == 0:
         found = [finding for one in QUESTIONS for finding in one.findings(it)]
