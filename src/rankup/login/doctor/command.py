@@ -50,7 +50,7 @@ QUESTIONS: Asked = (
     python.torch_twice,
     script.needs,
 )
-OF_A_SCRIPT: Asked = (script.script, script.imports, script.data, script.ported)
+OF_A_SCRIPT: Asked = (script.imports, script.data, script.ported)
 
 
 @question("RK538", "no answer in time", "doctor")
