@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...base.errors import UserError
 from .. import images
@@ -39,9 +41,6 @@ from .arrow_values import (
     places,
     value,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # As Hugging Face names the files of a split: `train-00000-of-00008.parquet`.
 _NUMBERED = re.compile(r"^(.+?)-\d{2,6}-of-\d{2,6}$")
@@ -115,7 +114,10 @@ def in_order(files: Iterable[File]) -> list[File]:
 def split_of(stem: str) -> str:
     """The split that a file's name tells: `imagenet-train`, `test-00000-of-00002`; or nothing."""
     numbered = _NUMBERED.match(stem)
-    return split_in(stem) or (numbered[1] if numbered else "")
+    if numbered is None:
+        return split_in(stem)
+    last = re.split(r"[-_.]", numbered[1])[-1]
+    return last if kind_of(last) else numbered[1]  # `train_extra` is not `train`
 
 
 def scan(source: Source, choice: Choice) -> Index:
@@ -174,8 +176,6 @@ def _roles(source: Source, choice: Choice, unfit: Sequence[ColumnPath]) -> tuple
 
 
 def _keys(source: Source, files: Sequence[File], path: ColumnPath) -> Strings:
-    import pyarrow.compute as pc
-
     names = [Names() for _ in files]
     for file, some in zip(files, names, strict=True):
         with _open(source, file) as (reader, _):
@@ -219,8 +219,6 @@ class _Spans:
         Args:
             numbers: of its file, its group, and of its first row in that.
         """
-        import pyarrow.compute as pc
-
         if self.column.dtype:
             check_full(array, self.column)
         found = places(array, mapped)

@@ -45,7 +45,7 @@ class Table:
 def scan(file: h5py.File, size: int, choice: Choice) -> Index:
     """Where everything lies, and by which number `Rows` knows the rest.
 
-    Splits are groups; labels and keys are the data sets named so (`LABELS`, `KEYS`).
+    Splits are groups; labels and keys are the data sets named so (`roles`).
 
     Raises:
         BadContainer: as `hdf5_parts.place`; references to objects.
