@@ -13,10 +13,10 @@ from torch.utils.data import Dataset, Subset
 
 from ...base.errors import UserError
 from ...runtime.shard import part
-from ..draw import Draw
+from ..batches import BatchRequest
 from ..engines import Engine, default_workers
+from ..fetch import Answer, Fetch, Made
 from ..loader import Loader
-from ..making import Fetch, Made
 from ..orders import Ordering
 from ..photos.shaping import Photo
 from ..reader import PackedDataset
@@ -97,7 +97,7 @@ class DaliLoader(Loader):
             quiet=quiet,
         )
         # The part of the last rank is never the smaller one.
-        most = len(part(global_batch, self._world_size - 1, self._world_size))
+        most = len(part(global_batch, self.world_size - 1, self.world_size))
         self._engine = engine(photos, max(1, most), workers, where, prefetch, timeout)
 
 
@@ -109,7 +109,7 @@ def engine(
     prefetch: int = 2,
     timeout: float = 1800.0,
 ) -> Engine:
-    """What makes the batches of draws, each of at most `most` samples; else as `DaliLoader`.
+    """What makes the batches of requests, each of at most `most` samples; else as `DaliLoader`.
 
     Raises:
         UserError: DALI is not installed, or the data set is not one of photos alone.
@@ -135,8 +135,8 @@ def engine(
 class _Read(Fetch):
     """Batches of `Item`s, which are not collated."""
 
-    def __call__(self, draw: Draw) -> Made:
-        made: Made = self.dataset.make(draw)  # type: ignore[attr-defined]
+    def __call__(self, request: BatchRequest) -> Made:
+        made: Made = self.dataset.make(request)  # type: ignore[attr-defined]
         return made
 
 
@@ -156,8 +156,8 @@ class _Dali:
         # Kept from epoch to epoch; two loops over one loader have a pipeline each.
         self._idle: list[Pipeline] = []
 
-    def run(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Made]]:
-        ahead = self._ahead.run(draws)
+    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
+        ahead = self._ahead.run(requests)
         while True:
             pipeline = self._idle.pop() if self._idle else Pipeline(self._setting)
             try:
@@ -165,9 +165,9 @@ class _Dali:
                 return
             except Failed as failed:
                 # DALI ends a pipeline at its first error: what was in it begins anew in another.
-                begun = [draw for draw, _ in pipeline.waiting]
+                begun = [request for request, _ in pipeline.waiting]
                 self._blame([made for _, made in pipeline.waiting], failed)
-                again = ((draw, self._read(draw)) for draw in begun)
+                again = ((request, self._read(request)) for request in begun)
                 ahead = chain(again, _raised(pipeline.error), ahead)
             finally:
                 if pipeline.idle:
@@ -188,7 +188,7 @@ class _Dali:
         self._ahead.close()
 
 
-def _raised(error: Exception | None) -> Iterator[tuple[Draw, Made]]:
+def _raised(error: Exception | None) -> Iterator[Answer]:
     if error is not None:
         raise error
     yield from ()

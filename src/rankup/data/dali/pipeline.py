@@ -1,4 +1,4 @@
-"""A pipeline of DALI: bytes and coordinates in, pictures out, in the order of their draws."""
+"""A pipeline of DALI: bytes and coordinates in, pictures out, in the order of their requests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from ...base.errors import UserError
-from ..draw import Draw
-from ..making import Made
+from ..fetch import Answer
 from ..photos.shaping import Photo
 from .encoded import Item
 
@@ -58,15 +57,15 @@ class Pipeline:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self.waiting: deque[tuple[Draw, Made]] = deque()
+        self.waiting: deque[Answer] = deque()
         self.idle = True
         # DALI copies no bytes: what it is at has to stay where it is.
         self._held: deque[_Columns] = deque()
-        self._ahead: Iterator[tuple[Draw, Made]] = iter(())
+        self._ahead: Iterator[Answer] = iter(())
         self.error: Exception | None = None
         self._pipeline = _built(setting, self._next)
 
-    def run(self, ahead: Iterator[tuple[Draw, Made]]) -> Iterator[tuple[Draw, Made]]:
+    def run(self, ahead: Iterator[Answer]) -> Iterator[Answer]:
         """Batches in their order; what goes wrong while reading ahead comes after those before it.
 
         Args:
@@ -81,11 +80,11 @@ class Pipeline:
             if failed is not None:
                 raise failed
             while (images := self._images()) is not None:
-                draw, made = self.waiting.popleft()
+                request, made = self.waiting.popleft()
                 self._held.popleft()
                 made.inputs = images
                 failed = self._schedule()
-                yield draw, made
+                yield request, made
                 if failed is not None:  # that is a later batch's
                     raise failed
         except GeneratorExit:
@@ -99,14 +98,14 @@ class Pipeline:
     def _next(self) -> _Columns:
         """What DALI calls for the next batch."""
         try:
-            draw, made = next(self._ahead)
+            request, made = next(self._ahead)
         except StopIteration:
             raise
         except Exception as error:
             self.error = error
             raise StopIteration from None
         columns = _columns(made.inputs)
-        self.waiting.append((draw, made))
+        self.waiting.append((request, made))
         self._held.append(columns)
         return columns
 
