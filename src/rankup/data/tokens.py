@@ -22,7 +22,6 @@ from .reader import PackedDataset
 from .rows import gather
 from .spans import Spans, way
 from .stage import find
-from .stage.partly import Partly
 from .strings import Strings
 
 _LOOK = 32  # tokens at least, from which it is told what they are
@@ -301,20 +300,17 @@ def _require_uint16(path: Path, window: int) -> None:
     )
 
 
-def _bytes(path: Path, size: int) -> tuple[Spans | Partly, Path | None]:
+def _bytes(path: Path, size: int) -> tuple[Spans, Path | None]:
     """What reads a file, and the copy on this node that it reads.
 
     Args:
         size: bytes that the file has.
     """
-    name, sizes = Strings.of([b""]), np.array([size], np.int64)
-    source = Spans(path, name, sizes, way(path))
     copy = find.copy_of(path, os.environ)
-    if copy is None or copy.total != size:
-        return source, None
-    cuts = find.cuts(sizes, copy.size)
-    here = Spans(copy.root, name, cuts, way(copy.root))
-    return here if copy.whole else Partly(here, source, cuts), copy.root
+    staged = copy.root if copy is not None and copy.size == size else None
+    here = path if staged is None else staged
+    spans = Spans(here, Strings.of([b""]), np.array([size], np.int64), way(here))
+    return spans, staged
 
 
 def _integers(kind: np.dtype[Any], path: Path) -> np.dtype[Any]:

@@ -7,12 +7,13 @@ followed (a parameter that nobody passes, a foreign call) is its own origin.
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from .names import Binding, Function, Scope, children, default
-from .source import File, module_names, roots
+from .source import File, candidates, imports_in, module_names, roots
 from .torch_names import LOADER_WRAPPERS, MODEL_WRAPPERS, RETURNS_SELF
 
 _DEPTH = 25  # steps of following; what is further apart nobody can follow either
@@ -54,9 +55,9 @@ class Flow:
 
     def __init__(self, files: Sequence[File]) -> None:
         self.files = tuple(files)
-        tops = roots(self.files[0].path.parent)
+        self._tops = roots(self.files[0].path.parent)
         self._modules = {
-            name: one for one in reversed(self.files) for name in module_names(one.path, tops)
+            name: one for one in reversed(self.files) for name in module_names(one.path, self._tops)
         }
         self._known: dict[ast.AST, tuple[Origin, ...]] = {}
         self._budget = 0
@@ -72,6 +73,9 @@ class Flow:
         if isinstance(func.value, ast.Name) and func.value.id in ("self", "cls"):
             owner = file.names.enclosing(func, ast.ClassDef)
             return self.member(file, owner, func.attr) if owner else None
+        if isinstance(func.value, ast.Call) and call_name(func.value) == "super":
+            owner = file.names.enclosing(func, ast.ClassDef)
+            return self.member(file, owner, func.attr, inherited=True) if owner else None
         dotted = file.names.dotted(func)
         if dotted:
             return self._imported(file, dotted)
@@ -122,10 +126,12 @@ class Flow:
         owner = self.class_of(file, receiver)
         return self.member(*owner, name) if owner is not None else None
 
-    def member(self, file: File, owner: ast.ClassDef, name: str) -> tuple[File, Function] | None:
+    def member(
+        self, file: File, owner: ast.ClassDef, name: str, *, inherited: bool = False
+    ) -> tuple[File, Function] | None:
         """The method of that name that a class of these files has or inherits."""
         for where, at in self.family(file, owner):
-            for one in where.names.members(at).get(name, ()):
+            for one in () if inherited and at is owner else where.names.members(at).get(name, ()):
                 if isinstance(one.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                     return where, one.node
         return None
@@ -173,20 +179,47 @@ class Flow:
         self, file: File, dotted: str, seen: frozenset[tuple[File, str]] = frozenset()
     ) -> tuple[File, Definition] | None:
         module, _, name = dotted.rpartition(".")
-        other = self._module(module)
+        other = self._module(file, module)
         # Modules may import each other's names in a circle.
         if other is None or other is file or not name or (other, name) in seen:
             return None
         return self._named(other, name, other.tree, seen | {(other, name)})
 
-    def _module(self, dotted: str) -> File | None:
-        stripped = dotted.lstrip(".")
-        if stripped in self._modules:
-            return self._modules[stripped]
-        if dotted.startswith("."):
-            tail = "." + stripped
-            return next((one for name, one in self._modules.items() if name.endswith(tail)), None)
+    def _module(self, file: File, dotted: str) -> File | None:
+        """The file that a module's name means in another file."""
+        return self.module(file, dotted) if dotted[:1] == "." else self._modules.get(dotted)
+
+    # Imports: which of these files one of them reads.
+
+    def imported(self, file: File, node: ast.Import | ast.ImportFrom) -> Iterator[File]:
+        """The files that an import runs."""
+        for name in _named(node):
+            for path in candidates(self._tops, file.path.parent, name):
+                if (found := self._by_path.get(os.path.realpath(path))) is not None:
+                    yield found
+
+    def module(self, file: File, dotted: str) -> File | None:
+        """The file that is the module of a dotted name in an import, and no package around it."""
+        level = len(dotted) - len(dotted.lstrip("."))
+        if level == len(dotted):  # `from . import name`
+            package = file.path.parent.joinpath(*[".."] * (level - 1), "__init__.py")
+            return self._by_path.get(os.path.realpath(package))
+        last = dotted.rpartition(".")[2]
+        for path in candidates(self._tops, file.path.parent, dotted):
+            if last == (path.parent.name if path.stem == "__init__" else path.stem):
+                return self._by_path.get(os.path.realpath(path))
         return None
+
+    def modules_named(self, file: File) -> Iterator[File]:
+        """The files that the imports of one name, without those of packages around them."""
+        for node in imports_in(file):
+            for name in _named(node):
+                if (found := self.module(file, name)) is not None:
+                    yield found
+
+    @cached_property
+    def _by_path(self) -> dict[str, File]:
+        return {os.path.realpath(one.path): one for one in self.files}
 
     # Values: each of these returns origins; `path` is what was passed already, `left` the depth.
 
@@ -227,7 +260,7 @@ class Flow:
         scope, bindings = file.names.bindings(node.id, file.names.scope(node))
         if not bindings:
             for star in file.names.stars:
-                other = self._module(star)
+                other = self._module(file, star)
                 if other is not None and node.id in other.names.members(other.tree):
                     bound = other.names.members(other.tree)[node.id]
                     return self._bound(other, other.tree, bound, path, left)
@@ -255,7 +288,7 @@ class Flow:
                 return self._parameter(file, scope, one, path, left)
             case "import":
                 module, _, name = one.dotted.rpartition(".")
-                other = self._module(module)
+                other = self._module(file, module)
                 if other is not None and other is not file:
                     bound = other.names.members(other.tree).get(name)
                     if bound:
@@ -344,7 +377,7 @@ class Flow:
             ]
         if isinstance(node.value, ast.Name):
             module, _, name = file.names.dotted(node).rpartition(".")
-            other = self._module(module) if module else None
+            other = self._module(file, module) if module else None
             if other is not None and other is not file:
                 bound = other.names.members(other.tree).get(name, [])
                 return self._bound(other, other.tree, bound, path, left) or [Origin(file, node)]
@@ -393,6 +426,15 @@ class Flow:
         for origin in self._follow(file, node.value, path, left):
             found += self._any(origin.file, _entries(origin.node, key), path, left)
         return found or [Origin(file, node)]
+
+
+def _named(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules that an import names, or may name: `a` and `a.b` of `from a import b`."""
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.Import):
+        return names
+    base = "." * node.level + (node.module or "")
+    return [base, *(f"{base}{'' if base.endswith('.') else '.'}{name}" for name in names)]
 
 
 def call_name(call: ast.Call) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..base.errors import UserError
 from .flow import Flow
 from .names import Binding, words_in
-from .source import File, from_bytes, module_names, reached, read, roots
+from .source import File, from_bytes, imports_in, module_names, reached, read, roots
 
 _MOST_FILES = 200
 _MOST_BYTES = 4_000_000  # of all local modules together
@@ -209,7 +209,7 @@ class Modules:
 
     def _imported(self, file: File) -> Iterator[tuple[Import, int, list[File]]]:
         """Each import of a file, the number of its dots, and the local modules it loads."""
-        for node in _import_nodes(file):
+        for node in imports_in(file):
             for dotted, names in _modules_of(node):
                 level = node.level if isinstance(node, ast.ImportFrom) else 0
                 targets = [
@@ -269,14 +269,6 @@ def _unread(file: File) -> str:
     assert wrong is not None
     hint = f"; {wrong.hint}" if wrong.hint else ""
     return f"{file.path}:{wrong.line}: {wrong.message}{hint}"
-
-
-def _import_nodes(file: File) -> list[ast.Import | ast.ImportFrom]:
-    found: list[ast.Import | ast.ImportFrom] = [
-        *file.names.all(ast.Import),
-        *file.names.all(ast.ImportFrom),
-    ]
-    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
 def _modules_of(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, list[str]]]:

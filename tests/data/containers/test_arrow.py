@@ -260,14 +260,14 @@ def test_a_folder_of_files_has_splits_by_their_names(tmp_path: Path) -> None:
         ("x-train-00001-of-00002", b"2"),
         ("x-train-00000-of-00002", b"1"),
         ("x-validation-00000-of-00001", b"3"),
-        ("extra-00000-of-00001", b"4"),
+        ("train_extra-00000-of-00001", b"4"),
     ):
         write(tmp_path / f"{name}.arrow", {"v": pa.array([value, value])})
     found = arrow.scan(tmp_path, Choice())
     assert [(s.name, s.start, s.stop) for s in found.splits] == [
         ("train", 0, 4),
         ("validation", 4, 6),
-        ("extra", 6, 8),
+        ("train_extra", 6, 8),
     ]
     assert b"".join(one.values[0] for one in read(found, tmp_path)) == b"11223344"
     write(tmp_path / "other.arrow", {"w": pa.array([b"1"])})

@@ -18,16 +18,16 @@ import numpy.typing as npt
 from ...base.amounts import size
 from ...base.errors import UserError, nearest
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split, split_order
+from ..index import Field, Index, Int64s, Split
+from ..roles import LABELS, SPLITS, split_order
 from ..stage import memory
 from ..strings import Strings
 from . import Choice, Fallback, npy
 from .npy import Array
 
-LABELS = ("label", "labels", "target", "targets", "y")
 _MANY = 10_000_000  # rows
 _BYTES_OF_ROW = 48  # of an index while it is made: offset, length, key, and what these are made of
-_KINDS = "train|training|val|valid|validation|dev|test"
+_KINDS = "|".join(SPLITS)
 _SPLIT = re.compile(rf"({_KINDS})[_.-](.+)|(.+)[_.-]({_KINDS})", re.IGNORECASE)
 
 
@@ -87,7 +87,7 @@ def _scan(path: Path, choice: Choice, arrays: Sequence[Array]) -> Index:
         "numpy",
         Strings.of([b""]),
         tuple(splits),
-        _numbers(splits),
+        Strings.numbered([one.stop - one.start for one in splits], 8),
         tuple(_field(name, of) for name, of in parts.items()),
         labels,
         classes,
@@ -239,14 +239,3 @@ def _field(name: str, parts: Sequence[Array]) -> Field:
     length = np.full(at, first.row, np.int64)
     offset = np.concatenate(offsets)
     return Field(name, offset, length, dtype=first.dtype.str, shape=first.shape[1:])
-
-
-def _numbers(splits: Sequence[Split]) -> Strings:
-    """Numbers of rows in their split, with zeros in front, so that they sort."""
-    n = splits[-1].stop
-    width = max(8, len(str(n)))
-    rows = np.concatenate([np.arange(one.stop - one.start) for one in splits])
-    digits = np.empty((n, width), np.uint8)
-    for column in range(width):  # all at once would take nine times as much
-        digits[:, width - 1 - column] = rows // 10**column % 10 + ord("0")
-    return Strings(digits.reshape(-1), np.arange(n + 1, dtype=np.int64) * width)

@@ -11,15 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...base.errors import UserError
+from .. import images
 from .. import keys as key_rules
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split, split_order
+from ..index import Field, Index, Int64s, Split
+from ..roles import kind_of, split_in, split_order
 from ..strings import Strings
 from . import Choice
 from .arrow_columns import ABOUT, Column, Roles, features_of, is_text, roles, same
@@ -38,25 +42,10 @@ from .arrow_values import (
     value,
 )
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 # As Hugging Face names the files of a split: `train-00000-of-00008.parquet`.
 _NUMBERED = re.compile(r"^(.+?)-\d{2,6}-of-\d{2,6}$")
-_KNOWN_SPLITS = re.compile(r"^(train|training|val|valid|validation|dev|test|testing)$", re.I)
 # What every key that is not safe has in it, see `keys.safe`, but for too many bytes.
 _DOUBTFUL = r"\\|\x00|(^|/)\.{0,2}(/|$)"
-_BEGINS = {
-    b"\xff\xd8\xff": ".jpg",
-    b"\x89PNG": ".png",
-    b"GIF8": ".gif",
-    b"BM": ".bmp",
-    b"RIFF": ".webp",
-    b"II*\0": ".tif",
-    b"MM\0*": ".tif",
-    b"fLaC": ".flac",
-    b"OggS": ".ogg",
-}
 
 
 class File(NamedTuple):
@@ -112,8 +101,7 @@ def files_below(path: Path, suffix: str, split: str) -> list[File]:
     files = []
     for name in names:
         folder, _, base = name.rpartition("/")
-        own = folder if _KNOWN_SPLITS.match(folder) else ""
-        told = split_of(base.removesuffix(suffix)) or own
+        told = split_of(base.removesuffix(suffix)) or (folder if kind_of(folder) else "")
         files.append(File(name, told or split, told))
     return in_order(files)
 
@@ -123,14 +111,13 @@ def in_order(files: Iterable[File]) -> list[File]:
     return sorted(files, key=lambda one: split_order(one.split))
 
 
-def split_of(stem: str) -> str | None:
-    """The split that a file's name tells: `imagenet-train`, `test-00000-of-00002`."""
+def split_of(stem: str) -> str:
+    """The split that a file's name tells: `imagenet-train`, `test-00000-of-00002`; or nothing."""
     numbered = _NUMBERED.match(stem)
-    stem = numbered[1] if numbered else stem
-    last = re.split(r"[-_.]", stem)[-1]
-    if _KNOWN_SPLITS.match(last):
-        return last
-    return stem if numbered else None
+    if numbered is None:
+        return split_in(stem)
+    last = re.split(r"[-_.]", numbered[1])[-1]
+    return last if kind_of(last) else numbered[1]  # `train_extra` is not `train`
 
 
 def scan(source: Source, choice: Choice) -> Index:
@@ -189,8 +176,6 @@ def _roles(source: Source, choice: Choice, unfit: Sequence[ColumnPath]) -> tuple
 
 
 def _keys(source: Source, files: Sequence[File], path: ColumnPath) -> Strings:
-    import pyarrow.compute as pc
-
     names = [Names() for _ in files]
     for file, some in zip(files, names, strict=True):
         with _open(source, file) as (reader, _):
@@ -234,8 +219,6 @@ class _Spans:
         Args:
             numbers: of its file, its group, and of its first row in that.
         """
-        import pyarrow.compute as pc
-
         if self.column.dtype:
             check_full(array, self.column)
         found = places(array, mapped)
@@ -250,7 +233,7 @@ class _Spans:
             self.nulls += array.null_count
             length = np.where(pc.is_valid(array).to_numpy(zero_copy_only=False), length, 0)
         if not self.head and not self.column.dtype and length.any():
-            self.head = bytes(value(array, int(np.argmax(length > 0)), self.column)[:16])
+            self.head = bytes(value(array, int(np.argmax(length > 0)), self.column)[:32])
         self._offsets.append(offset)
         self._lengths.append(length)
 
@@ -362,7 +345,4 @@ def _suffix(of: _Spans) -> str:
     """Return what files of the samples would end with, by the first one that has bytes."""
     if of.column.dtype:
         return ""
-    for begin, suffix in _BEGINS.items():
-        if of.head.startswith(begin):
-            return suffix
-    return ".txt" if is_text(of.column.type) else ".bin"
+    return images.suffix_of(of.head) or (".txt" if is_text(of.column.type) else ".bin")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
 
 from ...base.errors import UserError
 from ..index import Int64s
 from ..strings import Strings
 from .arrow_columns import Column, is_bytes, number
 from .arrow_columns import Path as ColumnPath
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 LONGEST_NAME = 4096  # bytes of a key or a class name
 # Rows of labels or keys that are looked at together: a file may have a batch per row.
@@ -26,8 +26,6 @@ class Unfit(Exception):  # noqa: N818 - no error where other names can be given
 
 def broken() -> tuple[type[BaseException], ...]:
     """Return what pyarrow and numpy raise on a damaged file."""
-    import pyarrow as pa
-
     return (
         *(pa.ArrowException, ValueError, TypeError, KeyError, IndexError, NotImplementedError),
         *(OverflowError, MemoryError, RecursionError, OSError),
@@ -39,10 +37,6 @@ def member(array: pa.Array, path: ColumnPath) -> pa.Array:
 
     Values that lie in the file as they are stay there.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.types as t
-
     array = _stored(array)
     for name in path[1:]:
         array = _stored(pc.struct_field(array, [name]))
@@ -93,8 +87,6 @@ def places(array: pa.Array, mapped: range) -> tuple[Int64s, Int64s] | None:
 
 def step_of(type_: Any) -> int:
     """Return the bytes of each entry of a type's list of ends; 0 where it has none."""
-    import pyarrow.types as t
-
     if t.is_binary(type_) or t.is_string(type_) or t.is_list(type_):
         return 4
     large = t.is_large_binary(type_) or t.is_large_string(type_) or t.is_large_list(type_)
@@ -103,8 +95,6 @@ def step_of(type_: Any) -> int:
 
 def width_of(type_: Any) -> int | None:
     """Return the bytes of each value; None where they differ, or do not lie side by side."""
-    import pyarrow.types as t
-
     if t.is_fixed_size_binary(type_):
         return int(type_.byte_width)
     if t.is_fixed_size_list(type_):
@@ -116,8 +106,6 @@ def width_of(type_: Any) -> int | None:
 
 def lengths(array: pa.Array, column: Column) -> Int64s:
     """Return the bytes of each value; a null has none."""
-    import pyarrow.compute as pc
-
     if not column.dtype:
         found = pc.fill_null(pc.binary_length(array), 0)
         return found.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -166,8 +154,6 @@ def strings(array: pa.Array) -> Strings:
     Raises:
         Unfit: some are null, or too long for a name.
     """
-    import pyarrow as pa
-
     if not is_bytes(array.type):
         raise Unfit(f"its values are {array.type}")
     if array.null_count:
@@ -185,8 +171,6 @@ def strings(array: pa.Array) -> Strings:
 
 def as_array(found: Strings) -> pa.Array:
     """Return pyarrow's array of them, whose functions run over millions; shares memory."""
-    import pyarrow as pa
-
     ends = pa.py_buffer(np.ascontiguousarray(found.ends))
     data = pa.py_buffer(np.ascontiguousarray(found.data))
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(found), [None, ends, data])
@@ -208,8 +192,6 @@ class Gathered:
 
     def flush(self) -> None:
         """Take what was added."""
-        import pyarrow as pa
-
         if self._arrays:
             array = pa.concat_arrays(self._arrays)
             self._arrays, self._rows = [], 0
@@ -248,9 +230,6 @@ class Labels(Gathered):
         self._known: dict[bytes, int] = {}
 
     def _take(self, array: pa.Array) -> None:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         if is_bytes(array.type):
             self._parts.append(self._numbers(array.cast(pa.large_binary()).dictionary_encode()))
             return
@@ -265,8 +244,6 @@ class Labels(Gathered):
         self._parts.append(np.where(there, found.astype(np.int64), -1))
 
     def _numbers(self, coded: pa.DictionaryArray) -> Int64s:
-        import pyarrow.compute as pc
-
         known = self._known
         seen = [known.setdefault(name, len(known)) for name in strings(coded.dictionary)]
         rows = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)

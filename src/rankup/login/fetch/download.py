@@ -292,10 +292,10 @@ def _attempt(
         return  # ended between the last byte and the name
     timeout = httpx.Timeout(patience.stall, connect=min(patience.connect, patience.stall))
     with ask(url, part.size, part.version, timeout, authorization) as reply:
+        total = reply.version.total
+        _check_space(part, url, reply.start, total)
         if reply.start == 0:
             part.begin(reply.version)
-        total = reply.version.total
-        _check_space(part, url, total)
         with part.path.open("r+b", buffering=0) as file:
             file.seek(part.size)
             show(part.size, total)
@@ -307,11 +307,12 @@ def _attempt(
                 show(part.size, total)
 
 
-def _check_space(part: _Part, url: str, total: int | None) -> None:
-    free = shutil.disk_usage(part.path.parent).free
-    if total is not None and total - part.size > free:
+def _check_space(part: _Part, url: str, start: int, total: int | None) -> None:
+    # What is there of another version goes first.
+    free = shutil.disk_usage(part.path.parent).free + (part.size if start == 0 else 0)
+    if total is not None and total - start > free:
         raise FetchFailed(
-            f"{public(url)} has {total} bytes, {total - part.size} of them still to come, and "
+            f"{public(url)} has {total} bytes, {total - start} of them still to come, and "
             f"{part.path.parent} has room for {free}; make room there, or name another place: "
             f"--to, or `cache` in [fetch] of rankup.toml{part}"
         )

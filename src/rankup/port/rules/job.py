@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ...script.effects import trains
 from ...script.flow import argument, call_name, given, literal
 from ...script.names import walk
 from ...script.roles import Script
@@ -22,7 +23,6 @@ from .facts import (
     ranked,
     sharded_loader,
     string,
-    trains,
     with_origins,
 )
 from .reduced import is_reduction

@@ -8,11 +8,12 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ...script.effects import trains
 from ...script.flow import argument, call_name, first_argument
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import anywhere, calls, string, trains
+from .facts import anywhere, calls, string
 from .guards import guard
 from .reduced import is_reduction
 from .rule import Hit, rule

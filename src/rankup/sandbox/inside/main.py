@@ -27,15 +27,6 @@ from .spec import MAIN, Spec
 from .training import Training
 
 _NICE = 10
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "RAYON_NUM_THREADS",
-    "NUMEXPR_MAX_THREADS",
-)
 
 
 def main() -> int:
@@ -108,10 +99,6 @@ def install_in_child() -> None:
 
 def _set_bounds(given: Spec, journal: Journal) -> None:
     """A login node is shared: few threads, low priority, bounded memory; all inherit them."""
-    for name in _THREADS:
-        said = os.environ.get(name, "")
-        kept = min(int(said), given.threads) if said.isdigit() and int(said) else given.threads
-        os.environ[name] = str(kept)
     with suppress(OSError):
         os.nice(_NICE)
     _stay_on_few_cores(given.threads)
