@@ -91,7 +91,8 @@ def classes(index: Index) -> int:
     """How many classes have a name or a sample."""
     if index.labels is None:
         return 0
-    return max(len(index.classes), len(np.unique(index.labels[index.labels >= 0])))
+    known = np.sort(index.labels[index.labels >= 0])  # np.unique would import numpy.ma: 40 ms
+    return max(len(index.classes), int(np.count_nonzero(np.diff(known, prepend=-1))))
 
 
 def unlabelled(index: Index) -> int:
