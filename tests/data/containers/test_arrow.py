@@ -16,7 +16,7 @@ from rankup.data.containers import Choice, arrow
 from rankup.data.errors import BadContainer
 from rankup.data.index import Split
 
-from .arrow_made import read
+from .made import read
 
 
 def write(

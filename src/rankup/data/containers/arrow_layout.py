@@ -15,7 +15,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,14 +155,11 @@ def plan(source: Index, shape: Shape) -> ArrowLayout:
         tails.append(writer.close())
         sizes.append(writer.end)
     fields = tuple(
-        Field(
-            one.name,
-            ends[:-1] + np.repeat(holes[:, number] - ends[starts[:-1]], rows),
-            one.length.astype(np.int64),
-            np.repeat(file, rows).astype(np.uint32) if len(cuts) > 1 else None,
-            None,
-            one.dtype,
-            one.shape,
+        replace(
+            one,
+            offset=ends[:-1] + np.repeat(holes[:, number] - ends[starts[:-1]], rows),
+            file=np.repeat(file, rows).astype(np.uint32) if len(cuts) > 1 else None,
+            hash=None,
         )
         for number, (one, ends) in enumerate(zip(source.fields, sums, strict=True))
     )
