@@ -68,7 +68,7 @@ class Photos:
     def _started(self) -> engines.Engine:
         making = self._making
         if making.decoder == "dali":
-            from ..data.dali.loader import engine
+            from ..data.dali import engine
 
             return engine(self.dataset, making.most, making.workers, making.device)
         pin = making.device.type == "cuda"

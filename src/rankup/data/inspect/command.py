@@ -68,6 +68,7 @@ def show(
     if not told:
         with opened.open(root, staged=False) as found:
             about = describe(found, _splits(found.index, split), samples)
+        about["path"] = str(root.absolute())  # not where a SquashFS of others is mounted
         print(json.dumps(about, indent=2) if as_json else "\n".join(map(safe, lines(about))))
     elif as_json:
         print(json.dumps({"path": str(root), **told}, indent=2))
