@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ..base.errors import UserError, nearest
-from .containers import npy
+from .containers import arrays
 from .draw import Draw
 from .errors import BadContainer
 from .making import Made, allocate
@@ -240,7 +240,7 @@ def _file(
     if path.suffix == ".npy":
         if dtype is not None:
             raise UserError(f"dtype={dtype!r}: {path} says its own")
-        (array,) = npy.arrays(path)[:1]
+        (array,) = arrays.headers(path)[:1]
         if len(array.shape) != 1 or array.start < 0:
             raise UserError(f"{path} has the shape {array.shape}: tokens are of one axis")
         return path, _integers(array.dtype, path), array.start, array.shape[0]
