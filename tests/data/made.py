@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from rankup.data import frames, indexes, stamp
+from rankup.data import indexes, stamp
+from rankup.data.blocks import Blocks
 from rankup.data.index import Field, Index, Split
 from rankup.data.strings import Strings
 
@@ -34,7 +35,7 @@ def pack(
     gap: int = 16,
     classes: Sequence[str] = ("c0", "c1", "c2"),
 ) -> Index:
-    """Write a pack into a new folder, with hashes, frames and ends, as `rankup pack` does."""
+    """Write a pack into a new folder, with hashes and ends, as `rankup pack` does."""
     root.mkdir()
     keys: list[bytes] = []
     rows: list[tuple[int, int, int, int]] = []
@@ -74,9 +75,9 @@ def pack(
 
 def finished(index: Index, root: Path) -> Index:
     """Complete an index with what tells of damage, and save it at its place."""
-    groups = frames.frames(index)
-    around = frames.hashes(groups, root, index.files, 0, len(groups))
+    blocks = Blocks(index, root)
+    around = blocks.hashes(0, len(blocks))
     facts = {**index.facts, "ends": stamp.all_ends(index, root), "writer": "rankup test"}
-    index = replace(index, frames=around, facts=facts)
+    index = replace(index, blocks=around, facts=facts)
     indexes.save(index, indexes.place(root))
     return index

@@ -199,10 +199,10 @@ def test_arrays_come_back_as_numpy_saves_them(tmp_path: Path) -> None:
 
 @pytest.fixture
 def full(root: Path) -> Iterator[Path]:
-    """The pack; new files of this process end at one byte, as on a disk that is full."""
+    """The pack; new files of this process end at 1000 bytes, as on a disk that is full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     yield root
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     signal.signal(signal.SIGXFSZ, handler)

@@ -14,10 +14,11 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.data import indexes, npz
 from rankup.data.errors import BadContainer
-from rankup.data.index import Field, Index, Split, ordered, split_order
+from rankup.data.index import Field, Index, Split, ordered
 from rankup.data.inspect import show
 from rankup.data.pack.command import pack as start
 from rankup.data.pack.request import Request
+from rankup.data.roles import split_order
 from rankup.data.strings import Strings
 
 from .made import pack, samples
@@ -56,7 +57,7 @@ def _same(one: Index, other: Index) -> None:
     )
     assert list(one.keys) == list(other.keys)
     assert list(one.files) == list(other.files)
-    pairs = [(one.labels, other.labels), (one.sizes, other.sizes), (one.frames, other.frames)]
+    pairs = [(one.labels, other.labels), (one.sizes, other.sizes), (one.blocks, other.blocks)]
     pairs += [(one.times, other.times)]
     for a, b in zip(one.fields, other.fields, strict=True):
         assert (a.name, a.dtype, a.shape) == (b.name, b.dtype, b.shape)
@@ -73,7 +74,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     _same(indexes.load(path), _index())
     fields = _index().fields[:1]
     bare = replace(
-        _index(), labels=None, frames=None, times=None, fields=fields, sizes=np.empty(0, np.int64)
+        _index(), labels=None, blocks=None, times=None, fields=fields, sizes=np.empty(0, np.int64)
     )
     indexes.save(bare, path)
     _same(indexes.load(path), bare)

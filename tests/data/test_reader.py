@@ -19,6 +19,7 @@ from rankup.base.errors import UserError
 from rankup.data import PackedDataset, transforms
 from rankup.data.errors import BadContainer
 from rankup.data.stage import release, stage
+from rankup.site import mounts
 
 from . import made
 from .feeding import Digest, Large, epochs, flat, loader, small
@@ -177,6 +178,26 @@ def test_a_file_that_changes_under_a_job(
     data.set_epoch(1)
     with pytest.raises(BadContainer, match=CHANGES[change]):
         list(DataLoader(data, 8))
+
+
+@pytest.mark.parametrize(("kind", "replaced"), [("ext4", True), ("fuse.sshfs", False)])
+def test_inodes_that_are_not_stable_do_not_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, replaced: bool
+) -> None:
+    """In FUSE a file may have another inode whenever it is looked at."""
+    monkeypatch.setattr(mounts, "kind_of", lambda path: kind)
+    path = small(tmp_path, 20)
+    data = PackedDataset(path)
+    shutil.copy2(path / "train.bin", tmp_path / "copy")
+    (tmp_path / "copy").replace(path / "train.bin")
+    if replaced:
+        with pytest.raises(BadContainer, match="replaced by another file"):
+            data.check()
+    else:
+        data.check()
+    _written(path)
+    with pytest.raises(BadContainer, match="replaced by another file" if replaced else "written"):
+        data.check()
 
 
 def test_a_change_is_noticed_in_the_epoch_in_which_it_is_made(tmp_path: Path) -> None:

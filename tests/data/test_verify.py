@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
-from rankup.data import frames, indexes
-from rankup.data.errors import BadContainer
+from rankup.data import blocks, indexes
 from rankup.data.inspect import show
-from rankup.data.inspect.workers import spread
 
 from .made import pack, samples
 
@@ -91,6 +85,18 @@ def test_between_samples_the_ones_around_are_named(
     assert "train/c0/00000.bin to train/c2/00059.bin" in said
 
 
+def test_a_pack_of_the_first_version(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its hashes of the bytes around the samples are of another kind: what to do is said."""
+    index = indexes.load(indexes.place(root))
+    indexes.save(replace(index, blocks=None), indexes.place(root))
+    assert show(str(root), verify=True) == 0
+    said = capsys.readouterr().out
+    assert "is sound: 69 samples" in said
+    assert "rankup pack OLD NEW" in said
+    _flip(root / "train.bin", int(index.fields[0].offset[40]))
+    assert [one["what"] for one in _damage(root, capsys)] == [f"train/{TRAIN[40][0]}"]
+
+
 def test_a_pack_that_was_cut_short_names_what_is_missing(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,7 +148,7 @@ def test_files_beside_the_data_are_looked_at(
 ) -> None:
     (root / "classes.txt").write_text("c0\n")
     index = indexes.load(indexes.place(root))
-    index = replace(index, facts={**index.facts, "beside": frames.beside(root, index)})
+    index = replace(index, facts={**index.facts, "beside": blocks.beside(root, index)})
     indexes.save(index, indexes.place(root))
     assert _damage(root, capsys) == []
     (root / "classes.txt").write_text("c1\n")
@@ -152,46 +158,3 @@ def test_files_beside_the_data_are_looked_at(
     hostile = replace(index, facts={**index.facts, "beside": {"../../x": "0"}})
     indexes.save(hostile, indexes.place(root))
     assert "no file of a pack" in _damage(root, capsys)[0]["why"]
-
-
-def test_a_killed_process_and_an_error_are_told(tmp_path: Path) -> None:
-    def work(part: int) -> int:
-        if part == 3:
-            os.kill(os.getpid(), 9)
-        if part == 30:
-            raise FileNotFoundError(2, "No such file", "x")
-        return part
-
-    assert sorted(spread(work, [0, 1, 2], 2)) == [0, 1, 2]
-    assert list(spread(work, [], 2)) == []
-    with pytest.raises(BadContainer, match="SIGKILL"):
-        list(spread(work, list(range(10)), 2))
-    with pytest.raises(FileNotFoundError):
-        list(spread(work, list(range(20, 40)), 2))
-
-
-def test_a_parent_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    program = (
-        "import os, time; from rankup.data.inspect.workers import spread\n"
-        "def work(part):\n"
-        "    time.sleep(0.1)\n"
-        "    return os.getpid()\n"
-        "for pid in spread(work, range(10_000), 2):\n"
-        "    print(pid, flush=True)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        workers = {int(process.stdout.readline()) for _ in range(8)}
-        process.kill()
-    assert len(workers) == 2
-    end = time.monotonic() + 60
-    while any(_runs(worker) for worker in workers):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

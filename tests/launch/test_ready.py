@@ -13,7 +13,7 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.launch import jobscript, ready, software
 from rankup.launch.submit import Plan
-from rankup.login import code, record
+from rankup.login import record
 from rankup.login.record import Item, Proof, Record
 from rankup.site import config as configuration
 from rankup.site import profile as profiles
@@ -207,7 +207,7 @@ def test_a_script_that_was_edited_since_is_warned_of(project: Path) -> None:
     (project / "model.py").write_text("x = 1\n")
     (project / "train.py").write_text("import model\n" + WANTS)
     one = _script(project)
-    record.write(project, replace(one, code=code.digests(project / "train.py")))
+    record.write(project, replace(one, code=record.code_of(project / "train.py")))
     assert _require(project, internet=False) == []
     (project / "model.py").write_text("x = 2\n")
     assert _require(project, internet=False) == [

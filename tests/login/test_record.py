@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from rankup.login import code, record
+from rankup.login import record
 from rankup.login.record import Item, Record
 
 
@@ -103,7 +103,7 @@ def test_an_edit_of_the_script_or_of_its_modules_is_a_doubt(tmp_path: Path) -> N
     script.write_text("import torch\nfrom model import Net\n")
     (tmp_path / "model.py").write_text("class Net: ...\n")
     (tmp_path / "other.py").write_text("")
-    digests = code.digests(script)
+    digests = record.code_of(script)
     assert {Path(path).name for path in digests} == {"train.py", "model.py"}
     one = Record(record.script_key(script, ()), "1", (), proof="namespace", code=digests)
     assert one.doubts() == []
@@ -120,21 +120,21 @@ def test_a_record_cannot_make_anybody_wait_or_read_for_ever(tmp_path: Path) -> N
     os.mkfifo(tmp_path / "pipe")
     names = (str(tmp_path / "pipe"), "/dev/zero", "/", "\0")
     one = Record(record.script_key(tmp_path / "x.py", ()), "1", code=dict.fromkeys(names, "a"))
-    assert code.changed(one.code) == list(names)
+    assert record.code_changed(one.code) == list(names)
     assert len(one.doubts()) == 2
 
 
 def test_a_script_that_is_no_python_is_known_by_itself(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("x = = 1\n")
-    assert list(code.digests(script)) == [str(script)]
+    assert list(record.code_of(script)) == [str(script)]
 
 
 def test_what_was_proved_outlasts_a_start_that_showed_nothing(tmp_path: Path) -> None:
     script, file = tmp_path / "train.py", tmp_path / "data"
     script.touch()
     file.write_bytes(b"abc")
-    old = replace(_record(file, record.script_key(script, ())), code=code.digests(script))
+    old = replace(_record(file, record.script_key(script, ())), code=record.code_of(script))
     limited = replace(old, items=(), proof="none", note="stopped after 3 s")
     assert old.outlasts(limited)
     assert not old.outlasts(replace(limited, proof="failed")), "which shows that it is not enough"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankup.login import words
+from rankup.login import record
 
 TOKEN = "hf_" + "aB3" * 10
 
@@ -22,15 +22,17 @@ TOKEN = "hf_" + "aB3" * 10
     ],
 )
 def test_what_is_secret_is_hidden(given: list[str], shown: list[str]) -> None:
-    assert words.shown(given) == shown
+    assert record.shown_words(given) == shown
 
 
 def test_the_value_of_a_secret_variable_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
-    assert words.shown(["--x", "a0123456789abcdef"]) == ["--x", "a..."]
+    assert record.shown_words(["--x", "a0123456789abcdef"]) == ["--x", "a..."]
 
 
 def test_a_command_can_be_copied_where_nothing_is_hidden() -> None:
-    assert words.command(["rankup", "fetch", "a b.py", "$(x)"]) == "rankup fetch 'a b.py' '$(x)'"
-    assert words.command(["--password", "x y", "-v"]) == "--password ... -v"
-    assert words.command(["$(x)..."]) == "'$(x)...'"
+    assert (
+        record.command_line(["rankup", "fetch", "a b.py", "$(x)"]) == "rankup fetch 'a b.py' '$(x)'"
+    )
+    assert record.command_line(["--password", "x y", "-v"]) == "--password ... -v"
+    assert record.command_line(["$(x)..."]) == "'$(x)...'"

@@ -111,8 +111,13 @@ def compare(ranks: RankPool, cases: list[Path], folder: Path, world_sizes: tuple
             shutil.copy(helper, place)
         for case in cases:
             path = place / f"{kind}_{case.name.split('.')[0]}.py"
-            text = case.read_bytes() if kind == "original" else port(case).text.encode()
-            path.write_bytes(text)
+            if kind == "original":
+                path.write_bytes(case.read_bytes())
+            else:
+                ported = port(case)
+                path.write_bytes(ported.text.encode())
+                for module in ported.modules:
+                    (place / module.target.name).write_text(module.text)
             made.append(path)
     one = ranks.run(1, _both, originals, ports, folder / "one", timeout=300)[0]
     expected, alone = one[: len(cases)], one[len(cases) :]

@@ -217,17 +217,22 @@ def test_what_a_part_of_the_batches_decides_is_rank_0s(
 
 
 def test_what_a_training_returns_of_a_part_is_rank_0s_where_it_decides(tmp_path: Path) -> None:
-    engine = "import torch\ndef run(loader, model, optimizer):\n    loss = 0\n"
-    engine += "    for x, y in loader:\n        loss = (model(x) - y).abs().mean()\n"
+    engine = (
+        "import torch\ndef run(loader, model, optimizer):\n    loss = 0\n    for x, y in loader:\n"
+    )
+    engine += "        loss = (model(x) - y).abs().mean()\n        right = (x > y).sum().item()\n"
     engine += "        loss.backward()\n        optimizer.step()\n    return RETURNED\n"
     loop = "from engine import run\nfor epoch in range(9):\n"
     loop += "    found = run(loader, model, optimizer)\n    if found > 9: break\n"
     for returned, becomes in (
-        ("loss.item()", "rankup.broadcast(run(rankup.shard(loader), model, optimizer))"),
-        ("model", "found = run(rankup.shard(loader), model, optimizer)"),
+        ("right * 2", "found = rankup.broadcast(run(loader, model, optimizer))"),
+        ("model", "found = run(loader, model, optimizer)"),
     ):
         (tmp_path / "engine.py").write_text(engine.replace("RETURNED", returned))
         assert becomes in _ported(tmp_path, HEAD + loop).text
+    (tmp_path / "engine.py").write_text(engine.replace("RETURNED", "loss.item()"))
+    (module,) = _ported(tmp_path, HEAD + loop).modules
+    assert "return rankup.batch_mean(loss.item())" in module.text
 
 
 def test_a_metric_of_torchmetrics_is_not_added_up_over_ranks_that_have_it_all(

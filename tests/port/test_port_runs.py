@@ -21,6 +21,8 @@ FAST = (
     "loader_by_mode",
     "one_writer",
     "trainer_class",
+    "trainer_in_another_file",
+    "trainer_of_two_scripts",
 )
 
 

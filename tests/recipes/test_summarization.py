@@ -146,7 +146,7 @@ def _pretrained(folder: Path, task: Summarization, **config: Any) -> torch.nn.Mo
     model = task.build_model()
     save_file({n: p.detach() for n, p in model.named_parameters()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**task.config, **config}))
-    (folder / "tokenizer.json").write_text(task.tokenizer.to_str())
+    task.tokenizer.write(folder)
     return model
 
 

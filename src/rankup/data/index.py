@@ -75,8 +75,8 @@ class Index:
         labels: int64 (n,), rows of `classes` where there are any; -1: none. None: no labels at all.
         sizes: int64, bytes of each file when the index was made; empty where that is not known.
         times: int64, modification time of each file then, ns since 1970; None: not noted.
-        frames: uint64, xxh3 of the bytes around the samples, see `frames`; None where nobody has
-            computed them.
+        blocks: uint64, xxh3 of the bytes around the samples, see `blocks`; None where nobody has
+            computed them, and of packs of the first version.
         facts: JSON values: who wrote it, with which options, what a reader may want to see.
     """
 
@@ -88,7 +88,7 @@ class Index:
     labels: Int64s | None = None
     classes: tuple[str, ...] = ()
     sizes: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    frames: UInt64s | None = None
+    blocks: UInt64s | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     times: Int64s | None = None
 
@@ -175,9 +175,3 @@ def ordered(index: Index, split_of: npt.NDArray[np.integer], splits: tuple[Split
         start += len(rows)
     rows = np.concatenate(parts) if parts else np.empty(0, np.int64)
     return index.take(rows.astype(np.int64), tuple(filled))
-
-
-def split_order(name: str) -> tuple[int, str]:
-    """Sorts splits as people expect them: train, validation, test, then the others by name."""
-    known = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2}
-    return known.get(name, 3), name

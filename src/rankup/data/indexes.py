@@ -17,6 +17,16 @@ from .index import Field, Index, Split
 from .strings import Strings
 
 VERSION = 1
+# What text and arrays of another shape than an index has end in.
+_MALFORMED = (
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    SyntaxError,
+    RecursionError,
+)
 _MOST = 1 << 62  # bytes of a sample; more does not fit into a column of lengths
 
 
@@ -42,8 +52,8 @@ def save(index: Index, path: Path) -> None:
     }
     if index.labels is not None:
         arrays["labels"] = index.labels
-    if index.frames is not None:
-        arrays["frames"] = index.frames
+    if index.blocks is not None:
+        arrays["blocks"] = index.blocks
     if index.times is not None:
         arrays["times"] = index.times
     fields = []
@@ -105,15 +115,12 @@ def load(path: Path) -> Index:
             arrays.get("labels"),
             tuple(map(_name, about["classes"])),
             arrays["sizes"],
-            arrays.get("frames"),
+            arrays.get("blocks"),
             {str(name): value for name, value in about["facts"].items()},
             arrays.get("times"),
         )
         problem = inconsistency(index)
-    except (
-        *(LookupError, TypeError, ValueError, ArithmeticError),
-        *(AttributeError, SyntaxError, RecursionError),
-    ) as error:
+    except _MALFORMED as error:
         raise BadContainer(f"{path} is no index of rankup, or damaged: {error!r}") from None
     if problem:
         raise BadContainer(f"{path} is a damaged index: {problem}; pack again, or restore it")
@@ -140,7 +147,7 @@ def _columns(index: Index) -> str:
         ("labels", index.labels, n, "i8"),
         ("times", index.times, files, "i8"),
         ("sizes", index.sizes, files if len(index.sizes) else 0, "i8"),
-        ("frames", index.frames, None, "u8"),
+        ("blocks", index.blocks, None, "u8"),
     ]
     for one in index.fields:
         columns += [

@@ -15,28 +15,38 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from ..base.files import replacing
-from . import npy_header
 from .errors import BadContainer
 
 _ALIGN = 64
 _LOCAL = struct.Struct("<4s5H3I2H")  # a zip's local header: sizes of name and extra field come last
 # What zipfile, and numpy with the text that is an array's header, raise for bytes by chance.
 _DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
-    *(ValueError, ArithmeticError, EOFError, RuntimeError, SyntaxError, MemoryError),
-    *(TypeError, LookupError),
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    tokenize.TokenError,
+    ValueError,
+    ArithmeticError,
+    EOFError,
+    RuntimeError,
+    SyntaxError,
+    MemoryError,
+    TypeError,
+    LookupError,
 )
 _COMMENT = b"xxh3 of all before: "
 _DIGEST = 16  # hexadecimal digits behind it, the last bytes of the file
 _CHUNK = 1 << 20
+_AGAIN = 8  # times that a header is read
 _EXTRA_ID = 0x7275  # of the padding; readers pass over an extra field they do not know
 
 
@@ -141,15 +151,10 @@ def _sound(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bool:
 def _mapped(mapped: mmap.mmap, info: zipfile.ZipInfo) -> npt.NDArray[Any]:
     if info.compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{info.filename} is compressed")
-    if info.flag_bits & 0x1:
-        raise ValueError(f"{info.filename} is encrypted")
-    *_, name, extra = _LOCAL.unpack_from(mapped, info.header_offset)
-    start = info.header_offset + _LOCAL.size + name + extra
+    start = begin(mapped, info, len(mapped))
     stop = start + info.file_size
-    if stop > len(mapped):
-        raise ValueError(f"{info.filename} ends past the end of the file")
     head = io.BytesIO(mapped[start : min(stop, start + 4096)])
-    version, shape, fortran, dtype = npy_header.read(head)
+    version, shape, fortran, dtype = header(head)
     if version != (1, 0):
         raise ValueError(f"{info.filename} is an .npy of another version")
     if dtype.hasobject or fortran:
@@ -161,3 +166,56 @@ def _mapped(mapped: mmap.mmap, info: zipfile.ZipInfo) -> npt.NDArray[Any]:
     if count < 0 or start + count * dtype.itemsize != stop:
         raise ValueError(f"{info.filename} is not as long as it says")
     return np.frombuffer(mapped, dtype, count, start).reshape(shape)
+
+
+def begin(file: IO[bytes] | mmap.mmap, info: zipfile.ZipInfo, size: int) -> int:
+    """Return where the bytes of a stored member of a zip begin.
+
+    Args:
+        size: of the zip, in bytes.
+
+    Raises:
+        ValueError: they are not where the zip says.
+    """
+    if info.flag_bits & 0x1 or info.header_offset < 0:
+        raise ValueError(f"{info.filename} is encrypted, or nowhere")
+    file.seek(info.header_offset)
+    signature, *_, name, extra = _LOCAL.unpack(file.read(_LOCAL.size))
+    start: int = info.header_offset + _LOCAL.size + name + extra
+    if signature != b"PK\x03\x04" or start + info.file_size > size:
+        raise ValueError(f"{info.filename} is not where it should be")
+    return start
+
+
+def header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an .npy: version, shape, True for Fortran's order, and dtype.
+
+    `file` then stands behind it.
+
+    numpy reads a header with `ast.literal_eval`. Up to Python 3.12 its parser keeps one count of
+    its depth for all threads of a process, and raises a SystemError in one while another parses
+    (github.com/python/cpython, issue 106905). That says nothing of the file, so it is read again.
+
+    Args:
+        file: at the start of the .npy; can seek.
+
+    Raises:
+        ValueError: no header of version 1.0 or 2.0; and what numpy raises for bytes by chance.
+    """
+    start = file.tell()
+    for _ in range(_AGAIN):
+        with suppress(SystemError):
+            return _header(file)
+        file.seek(start)
+    return _header(file)
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)  # type: ignore[no-untyped-call]
+    else:
+        raise ValueError(f"an .npy of version {'.'.join(map(str, version))}")
+    return version, shape, fortran, dtype

@@ -27,9 +27,29 @@ VARIABLE = "RANKUP_READ"
 _OPEN = 4096
 # What only looks like a local disk to a process.
 _NETWORK = {
-    *("nfs", "nfs4", "lustre", "gpfs", "mmfs", "beegfs", "beegfs_nodev", "cifs", "smb3", "smbfs"),
-    *("ceph", "glusterfs", "orangefs", "pvfs2", "panfs", "wekafs", "afs", "9p", "virtiofs", "dvs"),
-    *("daos", "quobyte", "vastnfs"),
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "mmfs",
+    "beegfs",
+    "beegfs_nodev",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "ceph",
+    "glusterfs",
+    "orangefs",
+    "pvfs2",
+    "panfs",
+    "wekafs",
+    "afs",
+    "9p",
+    "virtiofs",
+    "dvs",
+    "daos",
+    "quobyte",
+    "vastnfs",
 }
 
 

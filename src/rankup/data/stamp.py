@@ -1,14 +1,17 @@
-"""Whether data on a disk is still what an index was made of, without reading it."""
+"""Has a file changed? Its size, time and inode tell, and a container's ends, without reading it."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
 from ..base.errors import UserError
+from ..site import mounts
 from .errors import BadContainer
 from .index import Index, data_path
 from .indexes import place
@@ -23,34 +26,68 @@ _FEW = 1000
 _MOST = 100_000
 _FOLDERS = 100_000
 
-# (path, bytes, mtime in ns, inode)
-Look = tuple[str, int, int, int]
-Seen = list[Look]  # by names below a folder
+
+class Look(NamedTuple):
+    """A file or folder as it was, by what `stat` says.
+
+    The device is left out: the same file may be mounted anew, and another one on another device
+    has not this inode, size and time to the nanosecond.
+
+    Attributes:
+        size: in bytes; 0 of what is no file.
+        time: of its last change, ns since 1970.
+    """
+
+    path: str
+    size: int
+    time: int
+    inode: int
+
+    def change(self, now: Look) -> str:
+        """Return what has happened to it since, in words; empty where nothing has."""
+        if self.inode != now.inode and not _numbers_inodes_anew(now.path):
+            return REPLACED
+        return "written to" if (self.size, self.time) != (now.size, now.time) else ""
+
+
+REPLACED = "replaced by another file"
 
 
 def look(path: str) -> Look:
-    """What tells whether a file is another one or was written to, without reading it.
-
-    The device is left out: the same file may be mounted anew, and another one on another device
-    has not this inode, size and time to the nanosecond. A folder's size is no property of what is
-    in it, and counts as 0.
+    """Look at a file or folder.
 
     Raises:
         OSError: it is not there.
     """
     about = os.stat(path)
-    size = 0 if stat.S_ISDIR(about.st_mode) else about.st_size
-    return path, size, about.st_mtime_ns, about.st_ino
+    size = about.st_size if stat.S_ISREG(about.st_mode) else 0
+    return Look(path, size, about.st_mtime_ns, about.st_ino)
+
+
+def _numbers_inodes_anew(path: str) -> bool:
+    """Return True on a file system where a file need not have the same inode when it is looked at
+    again, as in FUSE where its program does not say them."""
+    return mounts.kind_of(Path(path)).startswith("fuse")
 
 
 def some(count: int) -> list[int]:
-    """Of many files those that are looked at, in order: their numbers, with the first and last."""
+    """Return the numbers of those of many files that are looked at, with the first and last."""
     step = max(1, -(-count // LOOKED_AT))
     return sorted({*range(0, count, step), count - 1}) if count else []
 
 
+def looks(paths: Sequence[Path]) -> tuple[Look, ...]:
+    """Look at files; of many, at some.
+
+    Raises:
+        OSError: one is not there.
+    """
+    chosen = [str(paths[row]) for row in some(len(paths))]
+    return tuple(look(path) for path in dict.fromkeys(chosen))
+
+
 def ends(path: Path) -> str:
-    """xxh3 of the first and the last 4 KiB of a file, 16 hexadecimal digits.
+    """Return the xxh3 of the first and the last 4 KiB of a file, 16 hexadecimal digits.
 
     Raises:
         OSError: it cannot be read.
@@ -64,16 +101,16 @@ def ends(path: Path) -> str:
 
 
 def all_ends(index: Index, root: Path) -> list[str]:
-    """`ends` of each file of a container: `facts["ends"]` of its index.
+    """Return `ends` of each file of a container: `facts["ends"]` of its index.
 
     Raises:
         OSError: one cannot be read.
     """
-    return [ends(_path(index, root, row)) for row in range(len(index.files))]
+    return [ends(data_path(root, index.files, row)) for row in range(len(index.files))]
 
 
 def unfit(index: Index, root: Path) -> str:
-    """In which way a container is not what its index says; empty where it is.
+    """Return in which way a container is not what its index says; empty where it is.
 
     Looks at the sizes and the ends of its files; of many, at some.
 
@@ -87,7 +124,7 @@ def unfit(index: Index, root: Path) -> str:
     if not isinstance(written, list) or len(written) != count or len(index.sizes) != count:
         return f"the index has not the sizes and ends of its {count} files"
     for row in some(count):
-        path = _path(index, root, row)
+        path = data_path(root, index.files, row)
         try:
             about = path.stat()
             if not stat.S_ISREG(about.st_mode):
@@ -114,11 +151,11 @@ def _missing(path: Path, root: Path) -> str:
     )
 
 
-def seen(path: Path, container: str) -> Seen:
-    """What tells whether a file or a tree changes: of it and all folders below size, time, inode.
+def tree(path: Path, container: str) -> list[Look]:
+    """Look at a file, or at a folder and all folders below, their paths as names below it.
 
-    Files too; of a folder of single files only where they are few: its time tells that a file came
-    or went, not that one was written anew. Nothing for a tree too large to look at.
+    At files too; in a folder of single files only where they are few: its time tells that a file
+    came or went, not that one was written anew. Nothing for a tree too large to look at.
 
     Args:
         container: what it is, a name of `containers.KNOWN`.
@@ -128,8 +165,8 @@ def seen(path: Path, container: str) -> Seen:
     """
     single = container == "files"
     most = _FEW if single else _MOST
-    found = [_look(path, "")]
-    files: Seen = []
+    found = [_below(path, "")]
+    files: list[Look] = []
     if not path.is_dir():
         return found
     known = {(os.stat(path).st_dev, os.stat(path).st_ino)}
@@ -144,33 +181,35 @@ def seen(path: Path, container: str) -> Seen:
                     if (about.st_dev, about.st_ino) in known:
                         continue
                     known.add((about.st_dev, about.st_ino))
-                    found.append(_look(path, name))
+                    found.append(_below(path, name))
                     waiting.append(name)
                     if len(found) > _FOLDERS:
                         return []
                 elif len(files) <= most and entry.is_file():
-                    files.append(_look(path, name))
+                    files.append(_below(path, name))
     if len(files) <= most:
         return found + files
     return found if single else []
 
 
-def unchanged(path: Path, before: Seen) -> bool:
-    """Whether all that `seen` saw is as it was."""
+def unchanged(path: Path, before: Iterable[Sequence[object]]) -> bool:
+    """Return True where all that `tree` has looked at is as it was."""
+    seen = False
     try:
-        return bool(before) and all(_look(path, one[0]) == tuple(one) for one in before)
-    except (OSError, ValueError, TypeError, IndexError):
+        for one in before:
+            seen = True
+            then = Look(*one)  # type: ignore[arg-type]
+            if then.change(look(str(path / then.path))):
+                return False
+    except (OSError, ValueError, TypeError):
         return False
+    return seen
 
 
-def newest(before: Seen) -> float:
-    """When the last of it was changed, in seconds since 1970."""
-    return max((one[2] for one in before), default=0) / 1e9
+def newest(before: Iterable[Look]) -> float:
+    """Return when the last of it was changed, in seconds since 1970."""
+    return max((one.time for one in before), default=0) / 1e9
 
 
-def _look(path: Path, name: str) -> Look:
-    return name, *look(str(path / name))[1:]
-
-
-def _path(index: Index, root: Path, row: int) -> Path:
-    return data_path(root, index.files, row)
+def _below(path: Path, name: str) -> Look:
+    return look(str(path / name))._replace(path=name)

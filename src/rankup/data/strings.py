@@ -55,7 +55,7 @@ class Strings:
     @classmethod
     def numbered(cls, counts: Sequence[int], width: int, suffix: str = "") -> Strings:
         """The numbers of rows, from 0 on in each part, with zeros in front so that they sort."""
-        width = max(width, len(str(max(counts, default=0))))
+        width = max(width, len(str(max(1, *counts) - 1)))
         rows = np.concatenate([np.empty(0, np.int64), *map(np.arange, counts)])
         cells = np.empty((len(rows), width + len(suffix)), np.uint8)
         for place in range(width):  # all at once would take nine times the memory

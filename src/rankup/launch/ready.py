@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..base.errors import UserError
 from ..base.text import clean
-from ..login import needs, record, words
+from ..login import needs, record
 from ..login.record import Record
 from ..script.downloads import Download, read
 from ..site.config import Config
@@ -121,7 +121,7 @@ def _doubts(
 def command(job: Job) -> str:
     """What fetches for a script, as it is typed in the job's folder."""
     target = os.path.relpath(job.target, job.cwd)
-    return words.command(
+    return record.command_line(
         ["rankup", "fetch", job.target if target.startswith("..") else target, *job.args]
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..site.config import Config
-from . import record, words
+from . import record
 from .record import Record, key_of_url
 
 
@@ -86,8 +86,8 @@ def _scripts(config: Config, project: Path, known: Mapping[str, Record]) -> Iter
             why = found.doubts()[0]
         if why:
             # A line may hold a token; all that is listed is fetched together.
-            shown = words.command([script, *args])
-            todo = "rankup fetch" if words.HIDDEN in shown else f"rankup fetch {shown}"
+            shown = record.command_line([script, *args])
+            todo = "rankup fetch" if record.HIDDEN in shown else f"rankup fetch {shown}"
             yield Unmet(f"script {shown}", why, todo, key)
 
 

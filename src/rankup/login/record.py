@@ -9,19 +9,31 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+import shlex
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from ..base import urls
+from ..base.errors import UserError
 from ..base.files import write_atomic, write_json
+from ..base.secrets import redacted
 from ..site.needs import Url
-from . import code as own_code
 
 Proof = Literal["namespace", "blocked", "failed", "none"]
 _FOLDER = Path(".rankup") / "fetched"
 _SCRIPT = "script:"
+# Nobody writes more than this into a file of code; a record may name any file.
+_MOST_BYTES = 16_000_000
+_SECRET = re.compile(
+    r"-*(?:[\w.-]*[._-])?(?:(?:api|access|auth)?(?:token|key)|secret|pass(?:word|wd|phrase)?)",
+    re.IGNORECASE,
+)
+HIDDEN = "..."
 
 
 @dataclass(frozen=True)
@@ -126,7 +138,7 @@ class Record:
         if self.proof == "none":
             why = f" ({self.note})" if self.note else ""
             found.append(f"that it starts without a network was not proved{why}")
-        if changed := own_code.changed(self.code):
+        if changed := code_changed(self.code):
             names = [os.path.relpath(path, script.parent) for path in changed]
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             found.append(f"changed since it was fetched: {', '.join(names[:3])}{more}")
@@ -134,7 +146,7 @@ class Record:
 
     def outlasts(self, later: Record) -> bool:
         """Return True where this says more than a `later` start that showed nothing."""
-        stands = self.proved and not self.missing() and not own_code.changed(self.code)
+        stands = self.proved and not self.missing() and not code_changed(self.code)
         return stands and later.proof == "none"
 
     def _script(self) -> Path | None:
@@ -232,3 +244,59 @@ def _load(path: Path) -> Record | None:
 def _texts(table: object) -> tuple[object, ...]:
     """Keys and values of what should be a table of strings; else something that is no string."""
     return (*table.keys(), *table.values()) if isinstance(table, dict) else (None,)
+
+
+def code_of(script: Path) -> dict[str, str]:
+    """sha256 of a script, and of the modules beside it that it imports, by absolute path.
+
+    They are found by reading; where the script cannot be read, it is the only one.
+    """
+    from ..script.modules import gather  # for `fetch` alone: `run` compares, and reads nothing
+
+    paths = [script.resolve()]
+    with suppress(UserError):
+        paths += [file.path.resolve() for file in gather(paths[0]).files]
+    return {str(path): digest for path in dict.fromkeys(paths) if (digest := _digest(str(path)))}
+
+
+def code_changed(code: Mapping[str, str]) -> list[str]:
+    """The paths of `code_of` whose files are others now, or are gone."""
+    return [path for path, digest in code.items() if _digest(path) != digest]
+
+
+def _digest(path: str) -> str:
+    """Of a regular file that is no larger than code is; else empty."""
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+            return ""  # a pipe would be waited for
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read(_MOST_BYTES)).hexdigest()
+    except (OSError, ValueError):
+        return ""
+
+
+def shown_words(words: Iterable[str]) -> list[str]:
+    """The words, with "..." for what is, or follows an option that names, a secret."""
+    found: list[str] = []
+    hide = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if hide and not word.startswith("--"):
+            found.append(HIDDEN)
+        elif equals and value and _SECRET.fullmatch(name):
+            found.append(f"{name}={HIDDEN}")
+        else:
+            safe = redacted(word, os.environ)
+            # A URL without its query is no longer what the user gave.
+            found.append(safe if safe == word or HIDDEN in safe else safe + HIDDEN)
+        hide = word.startswith("-") and not equals and _SECRET.fullmatch(word) is not None
+    return found
+
+
+def command_line(words: Iterable[str]) -> str:
+    """A command line of these words, fit to be copied where nothing had to be hidden."""
+    return " ".join(
+        w if w.endswith(HIDDEN) and shlex.quote(w[:-3]) == w[:-3] else shlex.quote(w)
+        for w in shown_words(words)
+    )

@@ -60,7 +60,7 @@ def check_python(file: File, known: dict[str, File] | None = None) -> list[Findi
     Args:
         known: files that were read before, by their real path.
     """
-    if not file.concerns_training:
+    if file.error is not None and not file.concerns_training:
         return []
     if file.error is not None:
         error = file.error

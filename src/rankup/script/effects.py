@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from .downloads import fetches
 from .flow import Flow, argument, call_name, first_argument, is_none, literal, receiver
 from .names import Function, walk
-from .roles import Site
+from .roles import Script, Site
 from .source import File
 from .torch_names import root, words
 
@@ -76,7 +77,7 @@ _WRITERS = _table("""
     savez_compressed                 0  file
     savetxt                          0  fname
     savemat                          0  file_name
-    save_image                       1  fp
+    save_image                       1  fp|filename
     savefig                          0  fname
     imsave                           0  fname
     imwrite                          0  filename
@@ -198,8 +199,9 @@ def written(flow: Flow, file: File, call: ast.Call) -> Site | None:
 
 
 def _given(call: ast.Call, where: tuple[int, str]) -> ast.expr | None:
-    position, keyword = where
-    return argument(call, keyword, position)
+    position, keywords = where
+    found = (argument(call, keyword, position) for keyword in keywords.split("|"))
+    return next((one for one in found if one is not None), None)
 
 
 def _opened(
@@ -332,15 +334,16 @@ def leads_to(flow: Flow, file: File, function: Function) -> list[Reached]:
 
 @dataclass(frozen=True, eq=False)
 class Helper:
-    """A call in a script of a function in another file.
+    """A call of a function in a file that a port does not change.
 
     Attributes:
-        call: in the script.
+        caller, call: the call, and the file in which it stands.
         file, function: what it calls.
         sites: the calls that write, there and further on.
         reached: all functions of other files that it leads to.
     """
 
+    caller: File
     call: ast.Call
     file: File
     function: Function
@@ -359,18 +362,47 @@ def asks_files(flow: Flow, file: File, test: ast.AST) -> bool:
     )
 
 
-def find_helpers(flow: Flow, script: File) -> Iterator[Helper]:
-    """The script's calls of functions in other files."""
-    for call in script.names.all(ast.Call):
-        found = callee(flow, script, call)
-        if found is None or found[0] is script:
-            continue
-        reached = [one for one in leads_to(flow, *found) if one[0] is not script]
-        sites = tuple(site for file, function in reached for site in sites_in(flow, file, function))
-        yield Helper(call, *found, sites, tuple(reached))
+def find_helpers(flow: Flow, changed: Sequence[File]) -> Iterator[Helper]:
+    """The calls in some files of functions in the others."""
+    for script in changed:
+        for call in script.names.all(ast.Call):
+            found = callee(flow, script, call)
+            if found is None or found[0] in changed:
+                continue
+            reached = [one for one in leads_to(flow, *found) if one[0] not in changed]
+            sites = [site for file, function in reached for site in sites_in(flow, file, function)]
+            yield Helper(script, call, *found, tuple(sites), tuple(reached))
 
 
 def sites_in(flow: Flow, file: File, function: Function) -> list[Site]:
     """The calls in a function that write."""
     calls = [node for node in walk(*function.body) if isinstance(node, ast.Call)]
     return [site for call in calls if (site := written(flow, file, call)) is not None]
+
+
+def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
+    """True where running these nodes reaches a backward, here or in another file."""
+    known = _trainers(script)
+    for call in _calls_in(*nodes) if script.train_loops else ():
+        if call_name(call) == "backward" and not file.names.called(call):
+            return True
+        found = callee(script.flow, file, call)
+        if found is not None and found[1] not in known:
+            known[found[1]] = any(
+                call_name(one) == "backward"
+                for _, function in leads_to(script.flow, *found)
+                for one in _calls_in(*function.body)
+            )
+        if found is not None and known[found[1]]:
+            return True
+    return False
+
+
+@lru_cache(maxsize=1)
+def _trainers(script: Script) -> dict[Function, bool]:
+    """The functions of a script that were asked about, with whether they lead to a backward."""
+    return {}
+
+
+def _calls_in(*nodes: ast.AST) -> Iterator[ast.Call]:
+    return (one for one in walk(*nodes) if isinstance(one, ast.Call))

@@ -293,6 +293,15 @@ class Flow(Modules):
         return found or [Origin(file, node)]
 
 
+def _named(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules that an import names, or may name: `a` and `a.b` of `from a import b`."""
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.Import):
+        return names
+    base = "." * node.level + (node.module or "")
+    return [base, *(f"{base}{'' if base.endswith('.') else '.'}{name}" for name in names)]
+
+
 def call_name(call: ast.Call) -> str:
     """The last word of what is called: `step` of `optimizer.step()`."""
     if isinstance(call.func, ast.Attribute):

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from ..base.errors import UserError
 from .names import Binding, Function, Scope, words_in
-from .source import File, from_bytes, module_names, reached, read, roots
+from .source import File, from_bytes, imports_in, module_names, reached, read, roots
 from .torch_names import RETURNS_SELF
 
 _MOST_FILES = 200
@@ -171,6 +172,9 @@ class Modules:
             # `_train_epoch` of a base class is that of the one class that has it.
             whole = [one for one in self._methods.get(func.attr, ()) if not _abstract(one[1])]
             return whole[0] if found and _abstract(found[1]) and len(whole) == 1 else found
+        if isinstance(func.value, ast.Call) and getattr(func.value.func, "id", "") == "super":
+            owner = file.names.enclosing(func, ast.ClassDef)
+            return self.member(file, owner, func.attr, inherited=True) if owner else None
         dotted = file.names.dotted(func)
         if dotted:
             return self._imported(file, dotted)
@@ -238,10 +242,12 @@ class Modules:
                 return where, found
         return file, []
 
-    def member(self, file: File, owner: ast.ClassDef, name: str) -> tuple[File, Function] | None:
+    def member(
+        self, file: File, owner: ast.ClassDef, name: str, *, inherited: bool = False
+    ) -> tuple[File, Function] | None:
         """The method of that name that a class of these files has or inherits."""
         for where, at in self.family(file, owner):
-            for one in where.names.members(at).get(name, ()):
+            for one in () if inherited and at is owner else where.names.members(at).get(name, ()):
                 if isinstance(one.node, Function):
                     return where, one.node
         return None
@@ -272,7 +278,22 @@ class Modules:
             return None
         return self._named(*place, place[0].tree, seen | {place})
 
-    # Imports of what is not local.
+    # Imports: the files that one of them reads, and what is not local.
+
+    def module(self, file: File, dotted: str) -> File | None:
+        """The file that is the module of a dotted name in an import, and no package around it."""
+        return self._by_name.get(self.absolute(file, dotted))
+
+    def modules_named(self, file: File) -> Iterator[File]:
+        """The files that the imports of one name, without those of packages around them."""
+        for node in imports_in(file):
+            found = (self.module(file, name) for name in chain.from_iterable(_modules_of(node)))
+            yield from (one for one in found if one is not None)
+
+    def imported(self, file: File, node: ast.Import | ast.ImportFrom) -> Iterator[File]:
+        """The files that an import runs: `a`, `a.b` and `a.b.c` of `import a.b.c`."""
+        for name in chain.from_iterable(_modules_of(node)):
+            yield from self._on_the_way(self.absolute(file, name))
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:
@@ -306,16 +327,14 @@ class Modules:
 
     def _imports_of(self, file: File) -> Iterator[tuple[Import, int, list[File]]]:
         """Each import of a file, the number of its dots, and the local modules it loads."""
-        for node in _import_nodes(file):
-            for dotted, names in _modules_of(node):
+        for node in imports_in(file):
+            for names in _modules_of(node):
                 level = node.level if isinstance(node, ast.ImportFrom) else 0
                 targets = [
-                    local
-                    for name in (dotted, *names)
-                    for local in self._on_the_way(self.absolute(file, name))
+                    local for name in names for local in self._on_the_way(self.absolute(file, name))
                 ]
                 optional, late = _standing(file, node)
-                yield Import(dotted, node.lineno, optional, late, file.path), level, targets
+                yield Import(names[0], node.lineno, optional, late, file.path), level, targets
 
     def _on_the_way(self, name: str) -> Iterator[File]:
         """The local modules that `import a.b.c` loads: `a`, `a.b` and `a.b.c`."""
@@ -373,22 +392,13 @@ def _unread(file: File) -> str:
     return f"{file.path}:{wrong.line}: {wrong.message}{hint}"
 
 
-def _import_nodes(file: File) -> list[ast.Import | ast.ImportFrom]:
-    found: list[ast.Import | ast.ImportFrom] = [
-        *file.names.all(ast.Import),
-        *file.names.all(ast.ImportFrom),
-    ]
-    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
-
-
-def _modules_of(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, list[str]]]:
-    """Each module of an import, and what is taken out of it, which may be modules as well."""
+def _modules_of(node: ast.Import | ast.ImportFrom) -> list[list[str]]:
+    """Each module of an import, with what is taken out of it, which may be modules as well."""
     if isinstance(node, ast.Import):
-        yield from ((alias.name, []) for alias in node.names)
-        return
+        return [[alias.name] for alias in node.names]
     base = "." * node.level + (node.module or "")
     dot = "" if base.endswith(".") else "."
-    yield base, [f"{base}{dot}{alias.name}" for alias in node.names if alias.name != "*"]
+    return [[base, *(f"{base}{dot}{alias.name}" for alias in node.names if alias.name != "*")]]
 
 
 def _standing(file: File, node: ast.AST) -> tuple[bool, bool]:

@@ -114,6 +114,7 @@ class Script:
             the training here.
         runtimes: of `torch` (torch.distributed), `rankup`, `course` (distributed_utils),
             `deepspeed`, `horovod`, … those that join ranks here.
+        also: further modules that a port changes.
     """
 
     file: File
@@ -130,6 +131,7 @@ class Script:
     eval_loops: tuple[Loop, ...] = ()
     saves: tuple[Site, ...] = ()
     loads: tuple[Site, ...] = ()
+    also: frozenset[File] = frozenset()
 
     @property
     def trains(self) -> bool:
@@ -142,11 +144,37 @@ class Script:
         return bool(self.runtimes)
 
     @cached_property
+    def to_port(self) -> tuple[File, ...]:
+        """The files that a port changes: the script, then the modules that train for it.
+
+        With them the modules through which it imports those.
+        """
+        from .understand import files_to_port
+
+        return files_to_port(self)
+
+    @cached_property
+    def reached(self) -> frozenset[ast.AST]:
+        """The functions that the script comes to, and the methods of the classes.
+
+        By what it and its modules do as they are imported, and by the functions and classes that
+        are named there, in turn.
+        """
+        from .understand import find_reached
+
+        return frozenset(find_reached(self.flow))
+
+    def comes_to(self, file: File, node: ast.AST) -> bool:
+        """True where the script may run a place in one of its files."""
+        function = file.names.function(node)
+        return function in self.reached if function is not None else not file.only_started(node)
+
+    @cached_property
     def helpers(self) -> tuple[Helper, ...]:
-        """The script's calls of functions in other files."""
+        """The calls of functions in files that a port does not change, from those that it does."""
         from .effects import find_helpers
 
-        return tuple(find_helpers(self.flow, self.file))
+        return tuple(find_helpers(self.flow, self.to_port))
 
     @cached_property
     def _by_node(self) -> dict[ast.AST, list[Role]]:

@@ -133,6 +133,14 @@ class File:
         line: int = node.end_lineno  # type: ignore[attr-defined]
         return line
 
+    def guards(self, node: ast.AST) -> bool:
+        """True of `if __name__ == "__main__":`, whose block runs where the file is started."""
+        return isinstance(node, ast.If) and "__name__" in self.code(node.test)
+
+    def only_started(self, node: ast.AST) -> bool:
+        """True of a place that runs only where the file is started, not where it is imported."""
+        return any(self.guards(up) for up in self.names.up(node))
+
     def place(self, node: ast.AST) -> str:
         """`FILE:LINE:COLUMN`, as findings have it."""
         line, column = self.line(node)
@@ -264,6 +272,15 @@ def reached(script: File, known: dict[str, File] | None = None) -> Iterator[File
                     waiting.append(other)
 
 
+def imports_in(file: File) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a file, in the order of the text."""
+    found: list[ast.Import | ast.ImportFrom] = [
+        *file.names.all(ast.Import),
+        *file.names.all(ast.ImportFrom),
+    ]
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
 def module_names(path: Path, tops: Sequence[Path]) -> list[str]:
     """`utils.files` of a file in a package of the script's folder, or of its repository.
 
@@ -323,5 +340,13 @@ def candidates(tops: Sequence[Path], own: Path, dotted: str) -> Iterator[Path]:
                 if os.path.isfile(path):  # False, too, in a loop of links
                     found = True
                     yield path
+                    if is_port(path):
+                        return  # what its package imports is used no more
         if found:
             return
+
+
+def is_port(path: Path) -> bool:
+    """True of a file that `port` has written beside its original."""
+    original = path.stem.removesuffix("_dist")
+    return original != path.stem and os.path.isfile(path.with_name(f"{original}.py"))

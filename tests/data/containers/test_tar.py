@@ -7,6 +7,7 @@ import random
 import struct
 import subprocess
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -160,11 +161,12 @@ def test_links_within_the_tar(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../x", "b/../../../x"])
-def test_links_out_of_the_tar_are_refused(tmp_path: Path, target: str) -> None:
+def test_links_out_of_the_tar_lead_nowhere(tmp_path: Path, target: str) -> None:
     path = _special(tmp_path / "x.tar", type=tarfile.SYMTYPE, linkname=target)
-    refused(path, "link out of the tar")
+    found, index = scanned(path)
+    assert (found, index.facts["skipped"]) == ({"a/1": b"one"}, {"symbolic links": 1})
     path = _special(tmp_path / "x.tar", type=tarfile.LNKTYPE, linkname=target)
-    refused(path, r"relative path|does not come before")
+    refused(path, "does not come before")
 
 
 @pytest.mark.parametrize(
@@ -200,20 +202,18 @@ def test_names_out_of_the_tree_are_refused(tmp_path: Path, name: str) -> None:
 def test_absurd_sizes_are_refused(tmp_path: Path) -> None:
     whole = foreign(tmp_path / "whole.tar", [("a/1", b"1" * 600), ("a/2", b"2")]).read_bytes()
     path = tmp_path / "x.tar"
-    sizes = {
-        b"77777777777\0": "cut short",
-        b"\x80" + bytes(3) + struct.pack(">q", 1 << 50): "cut short",
-        b"\xff" * 12: "negative",
-        b"\x80\x7f" + bytes(10): "absurd",
-        b"-0000000001\0": "of size",
-        b"0x000000010\0": "of size",
-        b"1_000000000\0": "of size",
-        b"99999999999\0": "of size",
-    }
-    for size, match in sizes.items():
+    for size in (
+        b"77777777777\0",
+        b"\x80" + bytes(3) + struct.pack(">q", 1 << 50),
+        b"\xff" * 12,
+        b"\x80\x7f" + bytes(10),
+        b"-0000000001\0",
+        b"0x000000010\0",
+        b"99999999999\0",
+    ):
         path.write_bytes(whole)
         with_header(path, 0, {124: size})
-        refused(path, match)
+        refused(path, "damaged")
     path.write_bytes(whole)
     with_header(path, 0, {124: b"\x80" + bytes(3) + struct.pack(">q", 600)})
     assert len(tar.scan(path, Choice())) == 2
@@ -226,13 +226,33 @@ def test_absurd_sizes_are_refused(tmp_path: Path) -> None:
         *[b"11 size=-5\n", b"12 size=1e3\n", b"30 size=1000000000000000000000\n"],
     ],
 )
-def test_damaged_pax_headers_are_refused(tmp_path: Path, records: bytes) -> None:
+def test_damaged_pax_headers_are_refused_or_harmless(tmp_path: Path, records: bytes) -> None:
     path = foreign(tmp_path / "x.tar", [("é/1", b"1")])
     data = bytearray(path.read_bytes())
     data[512:1024] = records.ljust(512, b"\0")
     path.write_bytes(data)
     with_header(path, 0, {124: b"%011o" % len(records)})
-    refused(path, "PAX header|of size")
+    _whole(path)
+
+
+def test_a_header_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
+    path = foreign(tmp_path / "x.tar", [("é/1", b"1")])
+    with path.open("ab") as file:
+        file.truncate(1 << 33)  # sparse
+    for kind in (b"x", b"L", b"g"):
+        with path.open("r+b") as file:
+            header = bytearray(file.read(512))
+            header[124:136] = b"%011o\0" % (1 << 32)
+            header[156:157] = kind
+            header[148:156] = b" " * 8
+            header[148:156] = b"%06o\0 " % sum(header)
+            file.seek(0)
+            file.write(header)
+        tracemalloc.start()
+        refused(path, "an extension header of 4294967")
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 16 << 20
 
 
 def test_a_tar_cut_anywhere_is_refused(tmp_path: Path) -> None:
@@ -281,7 +301,7 @@ def test_compressed_tars_are_refused_with_advice(tmp_path: Path, form: str) -> N
 
 def test_other_things_that_are_no_tar(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(random.Random(1).randbytes(4000))
-    refused(tmp_path / "x.tar", "does not match its sum")
+    refused(tmp_path / "x.tar", "no tar, or a damaged")
     (tmp_path / "folder").mkdir()
     refused(tmp_path / "folder", r"no file that ends with \.tar")
     inner = foreign(tmp_path / "n01.tar", [("1.jpg", b"1")]).read_bytes()

@@ -19,8 +19,8 @@ from rankup.data import opened
 from rankup.data.containers import arrow_layout
 from rankup.data.pack import copy, layout
 from rankup.data.pack.command import pack
-from rankup.data.pack.reader import Reader, Span
 from rankup.data.pack.request import Request
+from rankup.data.verified import Reader, Span
 
 # OUT's name and --to of the containers that are written at final offsets, and of the streamed one.
 CONTAINERS = {
@@ -91,10 +91,10 @@ def make_units_small(size: int = 10_000) -> None:
 
 
 @contextlib.contextmanager
-def small_units() -> Iterator[None]:
+def small_units(size: int = 10_000) -> Iterator[None]:
     """Units of few samples while the body runs."""
     before = copy._LEAST, copy._MOST, arrow_layout._BYTES
-    make_units_small()
+    make_units_small(size)
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankup.data.pack import engine, work
+from rankup.data.pack import copy, journal
 
 from .made import request, run, small_units, tree
 
@@ -34,7 +34,7 @@ def test_a_source_that_changes_is_named(
     for victim in victims:
         victim.write_bytes(b"before")
     asked = request(source, tmp_path, container, workers=2)
-    real = work.make
+    real = journal.Work.make
 
     def make(*args: Any) -> None:
         real(*args)
@@ -53,7 +53,7 @@ def test_a_source_that_changes_is_named(
                 victim.unlink()
                 victim.mkdir() if what == "folder" else os.mkfifo(victim)
 
-    monkeypatch.setattr(work, "make", make)
+    monkeypatch.setattr(journal.Work, "make", make)
     assert run(asked) == 1
     said = capsys.readouterr().err
     assert str(victims[0]) in said
@@ -78,14 +78,14 @@ def test_a_source_that_cannot_be_read_is_named(
             raise OSError(errno.EIO, "Input/output error")
         return real(*args, **kwargs)
 
-    begin = work.begin
+    begin = journal.begin
 
     def begun(*args: Any, **kwargs: Any) -> Any:
         layout = begin(*args, **kwargs)
         monkeypatch.setattr(os, call, fails)
         return layout
 
-    monkeypatch.setattr(work, "begin", begun)
+    monkeypatch.setattr(journal, "begin", begun)
     assert run(request(source, tmp_path, "tar")) == 1
     monkeypatch.undo()
     said = capsys.readouterr().err
@@ -106,7 +106,7 @@ def test_a_container_that_changes_is_named(
     first = request(source, tmp_path, "hdf5")
     assert run(first) == 0
     asked = request(Path(first.out), tmp_path / "next", "tar", workers=1)
-    place, name = (work, "make") if when == "before" else (engine.Copier, "unit")
+    place, name = (journal.Work, "make") if when == "before" else (copy.Copier, "unit")
     real = getattr(place, name)
 
     def touches(*args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from rankup.data import opened
-from rankup.data.pack import spool, work
+from rankup.data.pack import journal, spool
 from rankup.data.pack.command import pack
 
 from .made import Running, made, request, run
@@ -145,26 +145,23 @@ def test_a_killed_resize_goes_on(
     whole = request(photos, tmp_path / "whole", "tar", resize=16)
     assert run(whole) == 0
     asked = request(photos, tmp_path, "tar", resize=16, resume=True, workers=2)
-    part = spool._part
+    parts = tmp_path / "out.part" / "spool" / "parts.jsonl"
+    real = journal.append
 
     def before() -> None:
-        done = []
-
-        def deadly(*args: Any) -> dict[str, Any]:
-            if done:
+        def deadly(path: Path, records: Any) -> None:
+            if parts.exists():
                 os.killpg(0, signal.SIGKILL)
-            done.append(True)
-            return part(*args)
+            real(path, records)
 
-        spool._part = deadly
+        monkeypatch.setattr(journal, "append", deadly)
 
     code, said = Running(asked, tmp_path / "log", before).wait()
     assert code == -signal.SIGKILL, said
-    assert any((work.Work(tmp_path / "out.part")).spool.glob("*.json"))
     # Nothing was synced, and another machine goes on: nothing of it is believed.
-    lost = next(work.Work(tmp_path / "out.part").spool.glob("*.json"))
-    lost.write_text(json.dumps({**json.loads(lost.read_text()), "boot": "another"}))
-    lost.with_suffix(".bin").write_bytes(b"")
+    lost = json.loads(parts.read_text())
+    parts.write_text(json.dumps({**lost, "boot": "another"}))
+    (parts.parent / f"{lost['part']:06d}.bin").write_bytes(b"")
     assert pack(asked) == 0
     assert made(Path(asked.out)) == made(Path(whole.out))
     assert _report(Path(asked.out))["images"] == _report(Path(whole.out))["images"]

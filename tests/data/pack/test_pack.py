@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,12 +16,14 @@ import pytest
 from rankup.base.errors import UserError
 from rankup.data import indexes, opened
 from rankup.data.inspect.command import show
+from rankup.data.pack.progress import Progress
 from rankup.data.pack.request import target
 
 from .made import (
     ALL,
     CONTAINERS,
     Running,
+    files,
     held,
     made,
     request,
@@ -51,7 +55,7 @@ def test_a_tree_comes_back(tmp_path: Path, container: str) -> None:
         ("val", 12),
     ]
     assert index.classes == ("class0", "class1", "class2")
-    assert index.frames is not None
+    assert index.blocks is not None
     assert show(str(out), verify=True) == 0
     assert not [name for name in os.listdir(tmp_path) if "part" in name or "lock" in name]
     assert set(index.facts) - {"writer", "ends", "beside", "files_before"} <= OWN_FACTS[container]
@@ -93,7 +97,7 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(asked) == 0
     said = capsys.readouterr().out
     assert "train 8, val 2, 3 classes" in said
-    assert "files: 10 files and 8 folders -> 3 files" in said
+    assert "files: 10 files -> 3 files" in said
     report = json.loads((tmp_path / "out.h5.report.json").read_text())
     assert report["samples"] == 10
     assert report["files_before"] == 10
@@ -133,6 +137,47 @@ def test_what_belongs_to_the_output_is_not_overwritten(
     assert f"{name} is there, and a pack of that name would overwrite it" in capsys.readouterr().err
     assert (tmp_path / name).read_text() == "precious"
     assert sorted(os.listdir(tmp_path)) == [name, "source"]
+
+
+@pytest.mark.parametrize("container", ["hdf5", "tar"])
+def test_what_comes_to_the_name_at_the_last_moment_is_not_replaced(
+    tmp_path: Path, container: str
+) -> None:
+    source = tree(tmp_path / "source", 10)
+    asked = request(source, tmp_path, container)
+    out = Path(asked.out)
+
+    def before() -> None:
+        def hook(event: str, args: tuple[object, ...]) -> None:
+            # The last file before the names: all has been looked at.
+            if event == "open" and ".published." in os.fsdecode(str(args[0])) and not out.exists():
+                out.mkdir() if container == "tar" else out.touch()
+                (out / "mine" if container == "tar" else out).write_text("precious")
+
+        sys.addaudithook(hook)
+
+    code, said = Running(asked, tmp_path / "log", before).wait()
+    assert code == 2, said
+    assert f"{out} is there, and a pack of that name would overwrite it" in said
+    assert (out / "mine" if container == "tar" else out).read_text() == "precious"
+    shutil.rmtree(out) if container == "tar" else out.unlink()
+    assert run(request(source, tmp_path, container, resume=True)) == 0
+    same_samples(out, source)
+
+
+def test_progress_counts_the_bytes_of_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not those of a tar's headers, which were more than there are."""
+    shown: list[tuple[int, int]] = []
+    monkeypatch.setattr(Progress, "__call__", lambda self, *done: shown.append(done))
+    source = tree(tmp_path / "source", 60, largest=20)
+    with small_units(200):
+        assert run(request(source, tmp_path, "tar")) == 0
+    total = sum(map(len, files(source).values()))
+    assert len(shown) > 1
+    assert shown == sorted(shown)
+    assert shown[-1] == (total, 60)
 
 
 def test_a_link_as_a_work_folder_is_refused(

@@ -6,19 +6,17 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rankup.data.pack import engine, lead, slurm, steps
-from rankup.data.pack.request import Request, target
-from rankup.data.pack.workers import Lost
+from rankup.data.pack import copy
+from rankup.data.pack.request import Request
+from rankup.data.pack.write import Step
 from tests.slurm.cluster import Cluster
 
-from .made import Running, held, made, request, run, same_samples, slow, small_units, tree
+from .made import Running, made, request, run, same_samples, slow, small_units, tree
 
 
 def _task(task: int, tasks: int, step: str = "7.0", seconds: float = 0.001) -> None:
@@ -31,7 +29,6 @@ def _task(task: int, tasks: int, step: str = "7.0", seconds: float = 0.001) -> N
         SLURM_PROCID=str(task),
         SLURM_STEP_NUM_TASKS=str(tasks),
     )
-    slurm.BEAT, slurm._LOOK = 0.05, 0.02
 
 
 def _step(
@@ -58,7 +55,10 @@ def test_tasks_share_the_work(tmp_path: Path) -> None:
         assert run(alone) == 0
     assert made(Path(asked.out)) == made(Path(alone.out))
     left = set(os.listdir(tmp_path)) - {"source", "alone", "log-0", "log-1", "log-2"}
-    assert left == {name for name in left if name.startswith("out") and "part" not in name}
+    assert left == {"out"}
+    # It is there as it was asked for; and one that comes late has nothing to do.
+    again = _step(replace(asked, resume=True), tmp_path, 2, step="7.1")
+    assert [one.wait()[0] for one in again] == [0, 0]
 
 
 def test_others_of_a_stream_just_end(tmp_path: Path) -> None:
@@ -69,37 +69,32 @@ def test_others_of_a_stream_just_end(tmp_path: Path) -> None:
     same_samples(Path(asked.out), source)
 
 
-def test_a_refusal_ends_all_tasks(tmp_path: Path) -> None:
-    source = tree(tmp_path / "source", 5)
-    asked = request(source, tmp_path, "tar")
-    assert run(asked) == 0
-    (code, said), *others = [one.wait() for one in _step(asked, tmp_path, 3)]
-    assert code == 2
-    assert "it is not overwritten" in said
-    assert others == [(2, ""), (2, "")]
-
-
-def test_a_task_that_fails_ends_all(tmp_path: Path) -> None:
+def test_a_task_that_fails_says_why_and_others_go_on_with_what_is_there(tmp_path: Path) -> None:
     source = tree(tmp_path / "source", 150)
     asked = request(source, tmp_path, "tar", workers=1)
 
     def before(task: int) -> None:
         _task(task, 2)
-        unit = engine.Copier.unit
+        unit = copy.Copier.unit
 
-        def fails(self: engine.Copier, number: int, sync: bool) -> object:
+        def fails(self: copy.Copier, number: int, sync: bool) -> object:
             if number > 3:
                 raise OSError(5, "Input/output error", "/the/disk")
             return unit(self, number, sync)
 
         if task == 1:
-            engine.Copier.unit = fails  # type: ignore[assignment,method-assign]
+            copy.Copier.unit = fails  # type: ignore[assignment,method-assign]
 
-    ended = _two(asked, tmp_path, before)
-    assert [code for code, _ in ended] == [1, 1], ended
-    assert "/the/disk" in ended[0][1]
-    assert "task 1 on " in ended[0][1]
-    # What is there can be gone on with, by another number of tasks.
+    first, second = (
+        Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))
+        for task in range(2)
+    )
+    code, said = second.wait()
+    assert code == 1
+    assert "/the/disk" in said
+    assert not first.ended()  # the first one waits for it; srun ends it with --kill-on-bad-exit
+    os.kill(first.pid, signal.SIGTERM)
+    assert first.wait()[0] == 143
     again = request(source, tmp_path, "tar", resume=True)
     ended = [one.wait() for one in _step(again, tmp_path, 3, step="7.1")]
     assert [code for code, _ in ended] == [0, 0, 0], ended
@@ -107,114 +102,39 @@ def test_a_task_that_fails_ends_all(tmp_path: Path) -> None:
     same_samples(Path(asked.out), source)
 
 
-def _two(asked: Request, folder: Path, before: Callable[[int], None]) -> list[tuple[int, str]]:
-    """What two tasks say at their end, each after `before(task)`."""
-    step = [
-        Running(asked, folder / f"log-{task}", lambda task=task: before(task)) for task in range(2)
+def test_a_signal_ends_a_task_that_waits_for_the_first(tmp_path: Path) -> None:
+    source = tree(tmp_path / "source", 5)
+    asked = request(source, tmp_path, "tar", workers=1)
+    # What an earlier step has left is not what it waits for.
+    (tmp_path / "out.part").mkdir()
+    (tmp_path / "out.part" / "begun.json").write_text('{"step": "6.0"}')
+    waiting = Running(asked, tmp_path / "log", lambda: _task(1, 2))
+    while not _has_handler(waiting.pid, signal.SIGTERM):
+        assert not waiting.ended()
+    os.kill(waiting.pid, signal.SIGTERM)
+    assert waiting.wait()[0] == 143
+
+
+def _has_handler(pid: int, number: int) -> bool:
+    [caught] = [
+        line.split()[1]
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("SigCgt")
     ]
-    return [one.wait() for one in step]
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_an_exception_that_nobody_expects_ends_all(tmp_path: Path, victim: int) -> None:
-    source = tree(tmp_path / "source", 60)
-    asked = request(source, tmp_path, "tar", workers=1)
-
-    def before(task: int) -> None:
-        _task(task, 2, seconds=0.1)
-        if task == victim:
-
-            def fails(*_: object, **__: object) -> None:
-                raise MemoryError("it is full")
-
-            steps.copied = fails
-
-    ended = _two(asked, tmp_path, before)
-    assert ended[victim][0] == 99, ended
-    assert "MemoryError" in ended[victim][1]
-    assert ended[1 - victim][0] == 1, ended
-    if victim:  # else the first one has said it
-        assert "task 1 on " in ended[0][1]
-        assert "MemoryError: it is full" in ended[0][1]
-    # The last one that leaves clears up.
-    assert not [name for name in os.listdir(tmp_path) if ".step-" in name]
-
-
-def test_others_that_have_left_are_not_waited_for(tmp_path: Path) -> None:
-    """Not even where one had no space to say why."""
-    source = tree(tmp_path / "source", 60)
-    asked = request(source, tmp_path, "tar", workers=1)
-
-    def before(task: int) -> None:
-        _task(task, 2)
-        if task == 1:
-            steps.copied = lambda *_, **__: None
-
-    (code, said), (other, _) = _two(asked, tmp_path, before)
-    assert (code, other) == (1, 0)
-    assert "the other tasks have ended, and " in said
-
-
-def test_a_silent_task_is_noticed(tmp_path: Path) -> None:
-    source = tree(tmp_path / "source", 60)
-    asked = request(source, tmp_path, "tar", workers=1)
-
-    def before(task: int) -> None:
-        _task(task, 2)
-        if task:
-            held(tmp_path / "gate")()
-        else:
-            lead.Others = partial(slurm.Others, silent=0.5)
-
-    first, second = (
-        Running(asked, tmp_path / f"log-{task}", lambda task=task: before(task))
-        for task in range(2)
-    )
-    while not (tmp_path / "out.part" / "begun.json").exists() and not first.ended():
-        time.sleep(0.005)
-    second.kill()
-    code, said = first.wait()
-    assert code == 1
-    assert "task 1 of 2 has given no sign of life" in said
-    assert not Path(asked.out).exists()
-
-
-def test_a_signal_ends_all_tasks(tmp_path: Path) -> None:
-    source = tree(tmp_path / "source", 150)
-    asked = request(source, tmp_path, "tar", workers=1)
-    step = _step(asked, tmp_path, 2, seconds=0.2)
-    while not (tmp_path / "out.part" / "begun.json").exists():
-        assert not step[0].ended(), step[0].wait()
-    os.kill(step[0].pid, signal.SIGTERM)
-    ended = [one.wait() for one in step]
-    assert [code for code, _ in ended] == [143, 143], ended
-    assert "--resume" in ended[0][1]
-
-
-def test_a_step_is_known_by_what_srun_sets(tmp_path: Path) -> None:
-    goal = target(str(tmp_path / "out.h5"), None)
+def test_a_step_is_known_by_what_srun_sets() -> None:
     batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
-    assert slurm.team(batch, goal) is None
+    assert Step.of(batch) == Step()
     step = {**batch, "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4"}
-    found = slurm.team(step, goal)
-    assert found is not None
-    assert (found.task, found.tasks, found.folder.name) == (0, 4, ".out.h5.step-7.1.0")
-    # The same job in its next life.
-    again = slurm.team({**step, "SLURM_RESTART_COUNT": "1"}, goal)
-    assert again is not None
-    assert again.folder != found.folder
-    assert slurm.team({**step, "SLURM_STEP_NUM_TASKS": "1"}, goal) is None
-    assert slurm.team({**step, "SLURM_PROCID": "x"}, goal) is None
-
-
-def test_a_task_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    others = slurm.Others(slurm.Team(0, 2, tmp_path), silent=50.0)
-    for now in (100.0, 140.0):
-        monkeypatch.setattr("time.monotonic", lambda now=now: now)
-        others.check()
-    monkeypatch.setattr("time.monotonic", lambda: 151.0)
-    with pytest.raises(Lost, match="task 1 of 2"):
-        others.check()
+    found = Step.of(step)
+    assert (found.task, found.tasks) == (0, 4)
+    # The same job when it has started again, on machines that count that and on others.
+    for again in ("SLURM_RESTART_COUNT", "SLURM_JOB_START_TIME"):
+        assert Step.of({**step, again: "1"}).name != found.name
+    assert Step.of({**step, "SLURM_STEP_NUM_TASKS": "1"}) == Step()
+    assert Step.of({**step, "SLURM_PROCID": "x"}) == Step()
 
 
 @pytest.mark.slow
@@ -223,7 +143,8 @@ def test_srun(tmp_path: Path, slurm: Cluster) -> None:
     source = tree(tmp_path / "source", 200, largest=300_000)
     out = tmp_path / "out.h5"
     command = [sys.executable, "-m", "rankup", "pack", str(source), str(out), "--json"]
-    text = slurm.command("srun", "-N2", "-n2", "-t1", *command, cwd=tmp_path)
+    words = ["-N2", "-n2", "-t1", "--kill-on-bad-exit=1"]
+    text = slurm.command("srun", *words, *command, cwd=tmp_path)
     assert json.loads(text)["tasks"] == 2
     same_samples(out, source)
-    assert not [name for name in os.listdir(tmp_path) if ".step-" in name or ".part" in name]
+    assert not [name for name in os.listdir(tmp_path) if ".part" in name]

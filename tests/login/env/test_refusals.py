@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankup.base.errors import UserError
-from rankup.login.env import where
+from rankup.login.env import state
 from rankup.login.env.making import register_kernel
 
 from .conftest import World
@@ -118,14 +118,14 @@ def test_a_strangers_environment_in_a_folder_for_all_is_not_offered(
     for name in ("activate.sh", "config.sh"):
         (folder / name).touch()
     monkeypatch.chdir(tmp_path)
-    assert where.existing(None) == folder
+    assert state.existing(None) == folder
     tmp_path.chmod(0o777)
     monkeypatch.setattr("os.getuid", lambda: 12345)
     if (folder / "activate.sh").stat().st_uid == 0:  # root's files are everybody's to use
-        assert where.existing(None) == folder
+        assert state.existing(None) == folder
         os.chown(folder / "activate.sh", 999, 999)
     with pytest.raises(UserError, match="no environment"):
-        where.existing(None)
+        state.existing(None)
 
 
 def test_a_kernel_of_another_environment_is_not_overwritten(tmp_path: Path) -> None:

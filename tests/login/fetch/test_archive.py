@@ -14,7 +14,7 @@ import pytest
 
 from rankup.login.fetch import archive
 from rankup.login.fetch.archive import Archive
-from rankup.login.fetch.result import FetchFailed, FetchResult
+from rankup.login.fetch.request import FetchFailed, FetchResult
 from rankup.login.fetch.things import NAMED
 from rankup.site.caches import Caches
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankup.login.fetch.download import Patience, download
-from rankup.login.fetch.result import FetchFailed
+from rankup.login.fetch.request import FetchFailed
 
 from ..others import as_another_user
 from ..others import shared as shared

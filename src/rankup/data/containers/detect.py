@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import tarfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import BinaryIO
 
 from ...base.errors import UserError
 from ...base.text import clean
+from .. import roles
 
 KNOWN = (
     "HDF5, Arrow IPC (file or stream), tar, SquashFS, zip, Parquet, .npy/.npz; a folder of .tar, "
@@ -29,18 +31,10 @@ _BEGINS = {
     b"\xff\xff\xff\xff": "arrow",  # a stream's first message
 }
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\x00": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
-}
 _BLOCK = 512  # of a tar
 _HUGGING_FACE = ("dataset_dict.json", "dataset_info.json", "state.json")
 _LISTS = (".csv", ".tsv", ".json", ".jsonl", ".pkl", ".pickle")
 _SINGLE = (".h5", ".hdf5", ".sqsh", ".squashfs", ".sfs")
-_HIDDEN = ("Thumbs.db",)
 _SEVERAL = (".arrow", ".tar", ".parquet")  # formats of which a folder of files is one data set
 _LOOKED_AT = 4096  # names of a folder, which may have a million
 
@@ -99,7 +93,7 @@ def _file(path: Path) -> str:
             at = max(512, at * 2)
     if _is_tar(head) or (path.suffix == ".tar" and not any(head)):
         return "tar"
-    for begin, name in _COMPRESSED.items():
+    for begin, name in roles.COMPRESSED.items():
         if head.startswith(begin):
             raise UserError(
                 f"{path} is compressed as a whole ({name}), so that no sample in it can be read "
@@ -127,13 +121,11 @@ def _is_index(file: BinaryIO) -> bool:
 
 def _is_tar(head: bytes) -> bool:
     """Whether the first header's sum is right, which also a tar older than `ustar` has."""
-    if len(head) < _BLOCK:
-        return False
     try:
-        written = int(head[148:156].strip(b"\0 ") or b"x", 8)
-    except ValueError:
+        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:  # type: ignore[attr-defined]
         return False
-    return written == sum(head[:148]) + sum(head[156:]) + 8 * ord(" ")
+    return True
 
 
 def _folder(path: Path) -> str:
@@ -143,7 +135,7 @@ def _folder(path: Path) -> str:
             f"{path} is an interrupted pack; `rankup pack … {whole} --resume` finishes it"
         )
     with os.scandir(path) as entries:
-        names = [e.name for e in entries if not e.name.startswith(".") and e.name not in _HIDDEN]
+        names = [one.name for one in entries if not roles.hidden(os.fsencode(one.name))]
     if not names:
         raise UserError(f"{path} is an empty folder; what can be opened: {KNOWN}")
     if any(name in names for name in _HUGGING_FACE):
@@ -173,7 +165,7 @@ def _all_below(path: Path, names: Iterable[str], end: str) -> bool:
             some = [
                 entry.name.lower()
                 for entry in itertools.islice(entries, _LOOKED_AT)
-                if not entry.name.startswith(".") and entry.name not in _HIDDEN and entry.is_file()
+                if not roles.hidden(os.fsencode(entry.name)) and entry.is_file()
             ]
         if some and not any(one.endswith(end) for one in some):
             return False

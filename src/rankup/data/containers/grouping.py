@@ -1,31 +1,54 @@
 """From the names of files to samples: splits, classes, keys, and what belongs together.
 
-The same rules for folders, tars and zips. Folders named `train`, `val`, `test` (or as below) at the
-top are splits, where nothing else stands beside them; the first folder below is the class.
+The same rules for folders, tars and zips. Folders named `train`, `val`, `test` (`roles.SPLITS`) at
+the top are splits, where nothing else stands beside them; the first folder below is the class.
+
+In an archive files of one stem may be one sample, as WebDataset has it: `0001.jpg`, `0001.txt` and
+`0001.cls` are the fields `jpg` and `txt` and the label of sample `0001`. The stem ends at the first
+dot of the base name, and case does not matter in what follows.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from ...base.errors import UserError
-from ..index import Int64s, Split, split_order
+from .. import roles
+from ..errors import BadContainer
+from ..index import Field, Index, Int64s, Split
 from ..strings import Strings
 from . import Choice
-from .stems import Stems, stems_of
 
 LONE = "data"
-# Folder names in lower case -> what they are.
-KINDS = {
-    **dict.fromkeys((b"train", b"training"), b"train"),
-    **dict.fromkeys((b"val", b"valid", b"validation", b"dev"), b"val"),
-    **dict.fromkeys((b"test", b"testing"), b"test"),
-}
+LABEL = "cls"  # ends the name of a member whose text is the label
+_LONGEST_LABEL = 64  # bytes
+# Looked at last, so that the first field of a sample is what it is about.
+_TEXT = {"txt", "json", "text", "caption", "csv", "xml", "yaml", "id", "index"}
+
+
+@dataclass
+class Members:
+    """The files in an archive, or in several; the lists have an entry for each.
+
+    Attributes:
+        names: relative paths, each once in its archive.
+        offset, length: of their bytes, as in `index.Field`.
+        part: which archive each lies in.
+        keys: row -> the true key, where rankup has written it under another name.
+        passed: what -> how many are no members.
+    """
+
+    names: list[bytes] = dataclasses.field(default_factory=list)
+    offset: list[int] = dataclasses.field(default_factory=list)
+    length: list[int] = dataclasses.field(default_factory=list)
+    part: list[int] = dataclasses.field(default_factory=list)
+    keys: dict[int, bytes] = dataclasses.field(default_factory=dict)
+    passed: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -36,13 +59,11 @@ class Parts:
         of: int64 (m,), part of each member.
         names: of the parts, put before keys that several of them have.
         splits: the split that each part's own name tells; empty: none.
-        sure: these are the splits, whatever folders there are.
     """
 
     of: Int64s
     names: Sequence[bytes]
     splits: Sequence[str]
-    sure: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +76,7 @@ class Groups:
         fields: `("data",)` where a sample has one kind of bytes.
         keys: of the n samples, below the folder of their split.
         split_of: int64 (n,), row of `splits`.
-        splits: in the order of `split_order`; start and stop are not filled in.
+        splits: in their order; start and stop are not filled in.
         labels: int64 (n,), rows of `classes`, -1: none. None: no labels, or they stand in members.
         classes: names of the class folders, in the order of their bytes.
         label_member: int64 (n,), the member whose text is the label, -1: none. None: there are no
@@ -66,9 +87,9 @@ class Groups:
     sample: Int64s
     field: Int64s
     fields: tuple[str, ...]
-    keys: Strings
-    split_of: Int64s
-    splits: tuple[Split, ...]
+    keys: list[bytes]
+    split_of: Int64s = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
+    splits: tuple[Split, ...] = ()
     labels: Int64s | None = None
     classes: tuple[str, ...] = ()
     label_member: Int64s | None = None
@@ -85,62 +106,145 @@ class Groups:
         return np.argsort(self.split_of, kind="stable").astype(np.int64), splits
 
 
+def plain(name: bytes) -> bytes:
+    """Without `./` and doubled slashes, as `tar .` has them; an absolute path stays one.
+
+    >>> plain(b"./n01//x.jpg")
+    b'n01/x.jpg'
+    """
+    if b"./" not in name and b"//" not in name and not name.endswith((b"/", b"/.")):
+        return name
+    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+    return (b"/" if name.startswith(b"/") else b"") + b"/".join(parts)
+
+
+def cut(name: bytes) -> tuple[bytes, bytes]:
+    """Stem and extension of a member, as WebDataset takes them; no extension: it is in no sample.
+
+    >>> cut(b"a.b/0001.seg.png")
+    (b'a.b/0001', b'seg.png')
+    """
+    stem, dot, extension = name[name.rfind(b"/") + 1 :].partition(b".")
+    if not (stem and dot):
+        return name, b""
+    return name[: len(name) - len(extension) - 1], extension
+
+
+def archived(
+    container: str,
+    where: str,
+    members: Members,
+    choice: Choice,
+    read: Callable[[int], bytes],
+    *,
+    files: Strings,
+    sizes: Int64s,
+    parts: Parts | None = None,
+    classes: tuple[str, ...] = (),
+) -> Index:
+    """Return the index of the members of archives.
+
+    Args:
+        read: gives the bytes of a member by its row; asked for those that are labels.
+        classes: names that are known from elsewhere.
+
+    Raises:
+        UserError: see `group`; a label is too long for one.
+        BadContainer: a label is no row of `classes`, or negative.
+    """
+    groups = group(members.names, choice=choice, stems=True, parts=parts)
+    for row, key in members.keys.items():
+        if groups.field[row] == 0:
+            groups.keys[groups.sample[row]] = key
+    rows, splits = groups.rows()
+    labels, classes_of = groups.labels, groups.classes
+    if groups.label_member is not None:
+        texts = [
+            None if row < 0 else _label_text(members, row, read, where)
+            for row in groups.label_member.tolist()
+        ]
+        labels, classes_of = _labels(texts, classes, where)
+    offset, length = np.array(members.offset, np.int64), np.array(members.length, np.int64)
+    fields = []
+    for number, name in enumerate(groups.fields):
+        having = np.flatnonzero((groups.field == number) & (groups.sample >= 0))
+        of = np.empty(len(rows), np.int64)
+        of[groups.sample[having]] = having
+        of = of[rows]
+        file = None if parts is None else parts.of[of].astype(np.uint32)
+        fields.append(Field(name, offset[of], length[of], file))
+    passed = dict(members.passed)
+    if groups.skipped:
+        passed["outside of samples"] = len(groups.skipped)
+    return Index(
+        container,
+        files,
+        splits,
+        Strings.of(groups.keys).take(rows),
+        tuple(fields),
+        None if labels is None else labels[rows],
+        classes_of,
+        sizes,
+        facts={"skipped": passed} if passed else {},
+    )
+
+
 def group(
-    names: Strings, *, choice: Choice, stems: bool = False, parts: Parts | None = None
+    paths: Sequence[bytes], *, choice: Choice, stems: bool = False, parts: Parts | None = None
 ) -> Groups:
     """Samples, splits and labels of files with these names.
 
     Args:
-        names: relative paths with `/`, each once (in its part).
-        stems: an archive: files of one stem (`a.jpg`, `a.json`) may be one sample, and one folder
-            around everything is passed over.
+        paths: relative, with `/`, each once (in its part).
+        stems: an archive: files of one stem may be one sample, and one folder around everything is
+            passed over.
 
     Raises:
         UserError: the names leave open what is a split or a sample, or `choice` names what is not
             there.
     """
-    paths = list(names)
-    outer, kept = b"", list(range(len(paths)))
-    sure = parts is not None and parts.sure
-    if stems and not sure:
-        outer, kept = _within(paths)
-    skipped = [] if len(kept) == len(paths) else _others(paths, kept)
-    paths = [paths[row][len(outer) :] for row in kept]
-    tops = _tops(paths)
-    by_folder = _are_splits(tops) and not sure
-    if not by_folder and not sure and _name_splits(tops):
-        raise UserError(_mixed(paths, tops))
+    outer, kept = _within(paths) if stems else (b"", list(range(len(paths))))
+    below = [paths[row][len(outer) :] for row in kept]
+    tops = _tops(below)
+    by_folder = _are_splits(tops)
+    if not by_folder and _name_splits(tops):
+        raise UserError(_mixed(below, tops))
+    part = np.zeros(len(kept), np.int64) if parts is None else parts.of[kept]
     if by_folder:
-        folders = sorted(tops, key=lambda top: split_order(_text(top[:-1]).lower()))
-        found = {top: number for number, top in enumerate(folders)}
-        lengths = [path.find(b"/") + 1 for path in paths]
-        pairs = zip(paths, lengths, strict=True)
-        split_of = np.fromiter((found[path[:end]] for path, end in pairs), np.int64, len(paths))
-        paths = [path[end:] for path, end in zip(paths, lengths, strict=True)]
-        splits = [_split(top[:-1], outer + top[:-1]) for top in folders]
+        folders = sorted(tops, key=lambda top: roles.split_order(_text(top[:-1]).lower()))
+        number_of = {top: number for number, top in enumerate(folders)}
+        lengths = [path.find(b"/") + 1 for path in below]
+        pairs = zip(below, lengths, strict=True)
+        split_of = np.fromiter((number_of[path[:end]] for path, end in pairs), np.int64, len(below))
+        below = [path[end:] for path, end in zip(below, lengths, strict=True)]
+        splits = [Split(_text(top[:-1]), 0, 0, _text(outer + top[:-1])) for top in folders]
     else:
-        split_of, splits = _by_part(parts, kept, choice, outer)
-    part = None if parts is None else parts.of[kept]
+        split_of, splits = _by_part(parts, part, choice, outer)
     # What lies in two splits, or in two parts, is never one sample.
-    apart = split_of if parts is None else split_of * len(parts.names) + parts.of[kept]
-    found_stems = stems_of(paths, apart, choice) if stems else None
-    if found_stems is None:
-        groups = _lone(paths, split_of, splits, by_folder)
-    else:
-        skipped += [paths[row] for row in np.flatnonzero(found_stems.sample < 0).tolist()]
-        groups = _stemmed(found_stems, split_of, splits)
-    if parts is not None and part is not None:
-        groups = _apart(groups, part, parts.names)
-    groups = replace(groups, skipped=skipped)
-    return groups if len(kept) == len(names) else _back(groups, kept, len(names))
+    apart = split_of * (int(part.max(initial=0)) + 1) + part
+    groups = _stemmed(below, apart, choice) if stems else None
+    if groups is None:
+        groups = _lone(below, by_folder)
+    members = np.flatnonzero(groups.sample >= 0)
+    of_sample, part_of = (np.zeros(len(groups.keys), np.int64) for _ in range(2))
+    of_sample[groups.sample[members]] = split_of[members]
+    part_of[groups.sample[members]] = part[members]
+    groups = replace(groups, split_of=of_sample, splits=tuple(splits))
+    if parts is not None:
+        groups = _keys_apart(groups, part_of, parts.names)
+    outside = np.ones(len(paths), np.bool_)
+    outside[np.asarray(kept, np.int64)[members]] = False
+    groups = replace(groups, skipped=[paths[row] for row in np.flatnonzero(outside).tolist()])
+    return groups if len(kept) == len(paths) else _spread(groups, kept, len(paths))
 
 
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-def _split(name: bytes, folder: bytes) -> Split:
-    return Split(_text(name), 0, 0, _text(folder))
+def _kind(top: bytes) -> str:
+    """The kind of split that a first folder is."""
+    return roles.kind_of(_text(top[:-1])) if top else ""
 
 
 def _tops(paths: Sequence[bytes]) -> set[bytes]:
@@ -149,13 +253,13 @@ def _tops(paths: Sequence[bytes]) -> set[bytes]:
 
 
 def _are_splits(tops: set[bytes]) -> bool:
-    return bool(tops) and all(top[:-1].lower() in KINDS for top in tops)
+    return bool(tops) and all(map(_kind, tops))
 
 
 def _name_splits(tops: set[bytes]) -> bool:
     """Whether some can be nothing but splits: one to train on, and another."""
-    kinds = {KINDS.get(top[:-1].lower(), b"") for top in tops} - {b""}
-    return b"train" in kinds and len(kinds) > 1
+    kinds = set(map(_kind, tops)) - {""}
+    return "train" in kinds and len(kinds) > 1
 
 
 def _within(paths: Sequence[bytes]) -> tuple[bytes, list[int]]:
@@ -174,14 +278,9 @@ def _within(paths: Sequence[bytes]) -> tuple[bytes, list[int]]:
     return outer, rows
 
 
-def _others(paths: Sequence[bytes], kept: Sequence[int]) -> list[bytes]:
-    inside = set(kept)
-    return [path for row, path in enumerate(paths) if row not in inside]
-
-
 def _mixed(paths: Sequence[bytes], tops: set[bytes]) -> str:
-    splits = sorted(_text(top) for top in tops if top[:-1].lower() in KINDS)
-    beside = sorted(top for top in tops if top and top[:-1].lower() not in KINDS)
+    splits = sorted(_text(top) for top in tops if _kind(top))
+    beside = sorted(top for top in tops if top and not _kind(top))
     beside += sorted(path for path in paths if b"/" not in path)[:3] if b"" in tops else []
     shown = ", ".join(repr(_text(one)) for one in beside[:3])
     return (
@@ -191,88 +290,197 @@ def _mixed(paths: Sequence[bytes], tops: set[bytes]) -> str:
 
 
 def _by_part(
-    parts: Parts | None, kept: Sequence[int], choice: Choice, outer: bytes
+    parts: Parts | None, part: Int64s, choice: Choice, outer: bytes
 ) -> tuple[Int64s, list[Split]]:
     """Splits as the names of the parts tell them; one split where they do not."""
     if parts is None or not any(parts.splits):
-        folder = outer.removesuffix(b"/")
-        return np.zeros(len(kept), np.int64), [_split(choice.split.encode(), folder)]
+        folder = _text(outer.removesuffix(b"/"))
+        return np.zeros(len(part), np.int64), [Split(choice.split, 0, 0, folder)]
     named = [name or choice.split for name in parts.splits]
-    order = sorted(set(named), key=lambda name: split_order(name.lower()))
+    order = sorted(set(named), key=lambda name: roles.split_order(name.lower()))
     rows = np.array([order.index(name) for name in named], np.int64)
-    return rows[parts.of[kept]], [Split(name, 0, 0, name) for name in order]
+    return rows[part], [Split(name, 0, 0, name) for name in order]
 
 
-def _lone(
-    paths: Sequence[bytes], split_of: Int64s, splits: Sequence[Split], by_folder: bool
-) -> Groups:
+def _lone(paths: Sequence[bytes], by_folder: bool) -> Groups:
     """Each member a sample, labelled by its folder."""
     n = len(paths)
     folders = [path[: path.find(b"/") + 1] for path in paths]
     classes = sorted(set(folders) - {b""})
-    labels = None
-    if classes and (by_folder or b"" not in set(folders)):
-        numbers = {folder: number for number, folder in enumerate(classes)} | {b"": -1}
-        labels = np.fromiter(map(numbers.__getitem__, folders), np.int64, n)
-    return Groups(
-        np.arange(n),
-        np.zeros(n, np.int64),
-        (LONE,),
-        Strings.of(paths),
-        split_of,
-        tuple(splits),
-        labels,
-        tuple(_text(folder[:-1]) for folder in classes) if labels is not None else (),
+    found = Groups(np.arange(n), np.zeros(n, np.int64), (LONE,), list(paths))
+    if not classes or (b"" in folders and not by_folder):
+        return found
+    numbers = {folder: number for number, folder in enumerate(classes)} | {b"": -1}
+    labels = np.fromiter(map(numbers.__getitem__, folders), np.int64, n)
+    return replace(found, labels=labels, classes=tuple(_text(one[:-1]) for one in classes))
+
+
+def _stemmed(paths: Sequence[bytes], apart: Int64s, choice: Choice) -> Groups | None:
+    """Members of one stem a sample, labelled by one of them; None where they are no such samples.
+
+    Args:
+        apart: int64 (m,): members of which it differs are never one sample.
+
+    Raises:
+        UserError: a sample has something twice or not at all.
+    """
+    pairs = [cut(path) for path in paths]
+    ends = [extension.decode("utf-8", "surrogateescape").lower() for _, extension in pairs]
+    number_of: dict[tuple[int, bytes], int] = {}
+    marks = zip(apart.tolist(), (stem for stem, _ in pairs), strict=True)
+    sample = np.fromiter(
+        (
+            number_of.setdefault(mark, len(number_of)) if end else -1
+            for mark, end in zip(marks, ends, strict=True)
+        ),
+        np.int64,
+        len(pairs),
     )
+    label = choice.label or LABEL
+    if not _are_stems(sample, len(number_of), ends, label, choice):
+        return None
+    known = set(ends) - {""}
+    kinds = sorted(known - {label}, key=lambda one: (one in _TEXT, one))
+    missing = [one for one in choice.fields if one.lower() not in kinds]
+    missing += [one for one in (choice.label,) if one and one not in known]
+    if missing:
+        raise UserError(f"no member ends with .{missing[0]} {_which(Counter(ends))}")
+    if choice.fields:
+        kinds = [one.lower() for one in choice.fields]
+    number = {kind: row for row, kind in enumerate(kinds)}
+    field_of = np.fromiter((number.get(end, -1) for end in ends), np.int64, len(ends))
+    is_label = np.fromiter((end == label for end in ends), np.bool_, len(ends))
+    # Samples are those that have a field, in the order of their first.
+    having = np.flatnonzero((sample >= 0) & (field_of >= 0))
+    found, first = np.unique(sample[having], return_index=True)
+    renumbered = np.full(len(number_of) + 1, -1, np.int64)  # the last: of -1
+    renumbered[found] = np.arange(len(found))
+    sample = renumbered[sample]
+    keys = [pairs[row][0] for row in having[first].tolist()]
+    _check_once(paths, sample, field_of, having, len(kinds))
+    labels = np.flatnonzero((sample >= 0) & is_label)
+    _check_once(paths, sample, np.zeros_like(field_of), labels, 1)
+    label_member = None
+    if len(labels):
+        label_member = np.full(len(keys), -1, np.int64)
+        label_member[sample[labels]] = labels
+    if not choice.fields and (np.bincount(sample[having], minlength=len(keys)) == 1).all():
+        # One kind of bytes under several extensions: the name is the key.
+        keys = [paths[row] for row in having[np.argsort(sample[having])].tolist()]
+        field_of, kinds = np.where(field_of >= 0, 0, -1), [LONE]
+    else:
+        _check_whole(keys, sample, field_of, having, kinds)
+    sample = np.where((field_of >= 0) | is_label, sample, -1)
+    field_of = np.where(sample >= 0, field_of, -1)
+    return Groups(sample, field_of, tuple(kinds), keys, label_member=label_member)
 
 
-def _stemmed(found: Stems, split_of: Int64s, splits: Sequence[Split]) -> Groups:
-    """Members of one stem a sample, labelled by one of them."""
-    n = len(found.keys)
-    of_sample = np.zeros(n, np.int64)
-    members = np.flatnonzero(found.sample >= 0)
-    of_sample[found.sample[members]] = split_of[members]
-    return Groups(
-        found.sample,
-        found.field,
-        found.fields,
-        Strings.of(found.keys),
-        of_sample,
-        tuple(splits),
-        label_member=found.label_member,
-    )
+def _are_stems(
+    sample: Int64s, samples: int, ends: Sequence[str], label: str, choice: Choice
+) -> bool:
+    if not len(sample):
+        return False
+    if choice.fields or choice.label:
+        return True
+    if not samples:
+        return False
+    members = np.bincount(sample[sample >= 0], minlength=samples)
+    labels = [row for row, one in enumerate(ends) if one == label]
+    if labels and (members[sample[labels]] > 1).all():
+        return True
+    return bool(2 * np.count_nonzero(members > 1) >= samples)
 
 
-def _apart(groups: Groups, part: Int64s, names: Sequence[bytes]) -> Groups:
+def _check_once(
+    paths: Sequence[bytes], sample: Int64s, field_of: Int64s, members: Int64s, fields: int
+) -> None:
+    cells = sample[members] * max(fields, 1) + field_of[members]
+    order = np.argsort(cells, kind="stable")
+    same = np.flatnonzero(np.diff(cells[order]) == 0)
+    if len(same):
+        one, two = (paths[members[order[same[0] + step]]] for step in (0, 1))
+        raise UserError(
+            f"{_text(one)} and {_text(two)} are the same field of one sample "
+            f"({len(same)} such pair{'s' * (len(same) > 1)}): rename one of them"
+        )
+
+
+def _check_whole(
+    keys: Sequence[bytes], sample: Int64s, field_of: Int64s, having: Int64s, kinds: Sequence[str]
+) -> None:
+    for number, kind in enumerate(kinds):
+        has = np.zeros(len(keys), np.bool_)
+        has[sample[having[field_of[having] == number]]] = True
+        without = np.flatnonzero(~has)
+        if len(without):
+            counts = np.bincount(field_of[having], minlength=len(kinds)).tolist()
+            whole = [one for one, count in zip(kinds, counts, strict=True) if count == len(keys)]
+            advice = f"; --fields {','.join(whole)} takes what all of them have" if whole else ""
+            raise UserError(
+                f"{len(without)} of {len(keys)} samples have no .{kind}, the first is "
+                f"{_text(keys[without[0]])}{advice}"
+            )
+
+
+def _which(ends: Mapping[str, int]) -> str:
+    known = ", ".join(f".{one}" for one, _ in Counter(ends).most_common(8) if one)
+    return f"(there are {known})" if known else "(there are none)"
+
+
+def _keys_apart(groups: Groups, part_of: Int64s, names: Sequence[bytes]) -> Groups:
     """With the part's name before the keys of each split in which several parts have the same."""
-    if len(names) < 2:
-        return groups
     keys = list(groups.keys)
-    part_of = np.zeros(len(keys), np.int64)
-    members = np.flatnonzero(groups.sample >= 0)
-    part_of[groups.sample[members]] = part[members]
-    changed = False
     for split in range(len(groups.splits)):
         rows = np.flatnonzero(groups.split_of == split).tolist()
         if len({keys[row] for row in rows}) < len(rows):
-            changed = True
             for row in rows:
                 keys[row] = names[part_of[row]] + b"/" + keys[row]
-    return replace(groups, keys=Strings.of(keys)) if changed else groups
+    return replace(groups, keys=keys)
 
 
-def _back(groups: Groups, kept: Sequence[int], members: int) -> Groups:
+def _spread(groups: Groups, kept: Sequence[int], members: int) -> Groups:
     """The same, in rows of all members."""
     rows = np.asarray(kept, np.int64)
-
-    def spread(values: Int64s) -> Int64s:
-        all_of_them: npt.NDArray[np.int64] = np.full(members, -1, np.int64)
-        all_of_them[rows] = values
-        return all_of_them
-
+    sample, field_of = (np.full(members, -1, np.int64) for _ in range(2))
+    sample[rows], field_of[rows] = groups.sample, groups.field
     label = groups.label_member
     if label is not None:
         label = np.where(label >= 0, rows[label], -1)
-    return replace(
-        groups, sample=spread(groups.sample), field=spread(groups.field), label_member=label
-    )
+    return replace(groups, sample=sample, field=field_of, label_member=label)
+
+
+def _label_text(members: Members, row: int, read: Callable[[int], bytes], where: str) -> bytes:
+    """The text of a label; what is too long for one is refused before it is read."""
+    length = members.length[row]
+    if length > _LONGEST_LABEL:
+        raise UserError(
+            f"{where}: the label {_text(members.names[row])} has {length} bytes; a label is a "
+            f"number or a name of at most {_LONGEST_LABEL}: say which member it is with --label, "
+            f"or --fields without it"
+        )
+    return read(row).strip()
+
+
+def _labels(
+    words: Sequence[bytes | None], classes: tuple[str, ...], where: str
+) -> tuple[Int64s, tuple[str, ...]]:
+    """Labels and class names: numbers are rows of `classes`, other words are classes themselves."""
+    present = [row for row, word in enumerate(words) if word is not None]
+    found = [word for word in words if word is not None]
+    labels = np.full(len(words), -1, np.int64)
+    if not all(map(_is_number, found)):
+        named = sorted(set(found))
+        number = {name: row for row, name in enumerate(named)}
+        labels[present] = [number[word] for word in found]
+        return labels, tuple(map(_text, named))
+    labels[present] = list(map(int, found))
+    lowest, highest = int(labels.min(initial=-1)), int(labels.max(initial=-1))
+    if lowest < -1:
+        raise BadContainer(f"{where}: a label is {lowest}; labels count from 0, and -1 is none")
+    if classes and highest >= len(classes):
+        raise BadContainer(f"{where}: a label is {highest}, and there are {len(classes)} classes")
+    return labels, classes
+
+
+def _is_number(text: bytes) -> bool:
+    return text.removeprefix(b"-").isdigit() and len(text) < 18

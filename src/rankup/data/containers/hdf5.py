@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...base.errors import UserError
 from ..errors import BadContainer
 from ..index import Index
-from . import Choice, hdf5_foreign, hdf5_heap, hdf5_ours, hdf5_parts
+from . import Choice, hdf5_foreign, hdf5_heap, hdf5_parts
 from .hdf5_parts import opened
 
 # Rows are kept in blocks of at most so many bytes: a compressed chunk is unpacked as a whole.
@@ -26,7 +26,7 @@ _BLOCKS = 4
 
 
 def scan(path: Path, choice: Choice) -> Index:
-    """Where everything lies; see `hdf5_ours` and `hdf5_foreign` for what is understood.
+    """Where everything lies; see `hdf5_foreign` for what is understood.
 
     Raises:
         BadContainer: it is damaged, hostile, or no HDF5.
@@ -37,8 +37,8 @@ def scan(path: Path, choice: Choice) -> Index:
         size = os.fstat(file.fileno()).st_size
     try:
         with opened(path) as file:
-            if hdf5_ours.MARK in file.attrs:
-                return hdf5_ours.scan(file, size, choice)
+            if hdf5_parts.MARK in file.attrs:
+                raise BadContainer(_ours(path, int(file.attrs[hdf5_parts.MARK])))
             return hdf5_foreign.scan(file, size, choice)
     except UserError as error:
         raise type(error)(f"{path}: {error}") from None
@@ -46,6 +46,16 @@ def scan(path: Path, choice: Choice) -> Index:
         raise BadContainer(
             f"{path} is no HDF5 file, or a damaged one: {type(error).__name__}: {error}"
         ) from None
+
+
+def _ours(path: Path, version: int) -> str:
+    """Why a file of rankup's is not read: only its index says what is in it."""
+    if version == 0:
+        return "it was being written when that was interrupted: pack again, with --resume"
+    return (
+        f"it was packed by rankup, and its index {path.name}.index.npz is missing, which stood "
+        "beside it: bring that back, or pack the source again"
+    )
 
 
 def fallback(index: Index, root: Path) -> Rows:

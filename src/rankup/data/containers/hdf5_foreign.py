@@ -6,75 +6,87 @@ the `images` of many a course, are read by `hdf5_heap`; compressed ones by h5py,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import h5py
 import numpy as np
 
 from ...base.errors import UserError, nearest
+from .. import images
+from .. import keys as key_rules
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split, split_order
+from ..index import Field, Index, Int64s, Split
+from ..roles import CLASSES, KEYS, LABELS, kind_of, split_order
 from ..strings import Strings
 from . import Choice, hdf5_heap
-from .hdf5_columns import KEYS, LABELS, Table, class_names, is_classes, keys_of, labels_of, numbered
-from .hdf5_parts import Part, joined, members, place, rows, together
+from .hdf5_parts import column, members, place
 
 FACT = "hdf5"
-# What the first bytes of a sample say about the names of all.
-_SUFFIXES = ((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"GIF8", ".gif"))
 _DEPTH = 16
+
+
+@dataclass(frozen=True)
+class Table:
+    """A group whose data sets have a row per sample."""
+
+    path: str
+    split: str
+    folder: str
+    data: dict[str, h5py.Dataset]
+
+    @property
+    def rows(self) -> int:
+        """How many samples."""
+        return int(next(iter(self.data.values())).shape[0])
 
 
 def scan(file: h5py.File, size: int, choice: Choice) -> Index:
     """Where everything lies, and by which number `Rows` knows the rest.
 
-    Splits are groups; labels and keys are the data sets named so (`LABELS`, `KEYS`).
+    Splits are groups; labels and keys are the data sets named so (`roles`).
 
     Raises:
         BadContainer: as `hdf5_parts.place`; references to objects.
         UserError: what `choice` names is not there, or what is there cannot be samples.
     """
     tables = _tables(file, choice)
-    classes = class_names(file, size)
-    label, labels, found = labels_of(tables, size, choice)
-    classes = found or classes
-    parts, first, start = [], 0, 0
-    lone = ""
-    for number, table in enumerate(tables):
-        keys, key = keys_of(table, size, choice)
+    label, labels, classes = _labels_of(tables, size, choice)
+    keys, fields, splits = [], [], []
+    first, lone = 0, ""
+    for table in tables:
+        names, key = _keys_of(table, size, choice)
         data = {
             name: one
             for name, one in table.data.items()
             if name not in (label, key) and (not choice.fields or name in choice.fields)
         }
-        fields = tuple(_field(name, one, first, size) for name, one in data.items())
-        if len(fields) == 1 and not fields[0].dtype:
-            if lone not in ("", fields[0].name):
+        here = [_field(name, one, first, size) for name, one in data.items()]
+        suffix = ""
+        if len(here) == 1 and not here[0].dtype:
+            if lone not in ("", here[0].name):
                 raise UserError(
-                    f"its samples are called {lone!r} in one split and {fields[0].name!r} in "
+                    f"its samples are called {lone!r} in one split and {here[0].name!r} in "
                     "another: rename one of the data sets"
                 )
-            lone = fields[0].name
-            fields = (replace(fields[0], name="data"),)
-            keys = keys or numbered(table.rows, _suffix(data[lone], size))
-        split = Split(table.split, start, start + table.rows, table.folder)
-        keys = keys or numbered(table.rows, "")
-        parts.append(Part(split, keys, fields, labels[number] if labels else None))
+            lone = here[0].name
+            here = [replace(here[0], name="data")]
+            suffix = _suffix(data[lone], size)
+        keys.append(names or Strings.numbered([table.rows], 1, suffix))
+        fields.append(here)
+        splits.append(Split(table.split, first, first + table.rows, table.folder))
         first += table.rows
-        start = split.stop
-    fields = together([part.split.name for part in parts], [part.fields for part in parts])
-    if not fields:
+    if not any(fields):
         raise UserError("there is nothing but labels in it: no data set with samples")
-    every = [part.labels for part in parts if part.labels is not None]
     return Index(
         "hdf5",
         Strings.of([b""]),
-        tuple(part.split for part in parts),
-        joined([part.keys for part in parts]),
-        fields,
-        np.concatenate(every) if every else None,
-        classes,
+        tuple(splits),
+        Strings.joined(keys),
+        _together(splits, fields),
+        np.concatenate(labels) if labels else None,
+        classes or _class_names(file, size),
         np.array([size], np.int64),
         facts={
             FACT: {
@@ -91,7 +103,7 @@ def _tables(file: h5py.File, choice: Choice) -> list[Table]:
     known: set[str] = set()
     for group, everything in _groups(file):
         data = {
-            name: one for name, one in everything.items() if one.ndim and not is_classes(name, one)
+            name: one for name, one in everything.items() if one.ndim and not _is_classes(name, one)
         }
         known.update(data)
         if choice.fields:
@@ -137,7 +149,7 @@ def _groups(file: h5py.File) -> Iterator[tuple[h5py.Group, dict[str, h5py.Datase
 def _named(path: str, tables: int, choice: Choice) -> tuple[str, str]:
     """Split and folder of a group; a group alone is one split, whatever its name is."""
     last = path.rpartition("/")[2]
-    if tables == 1 and split_order(last.lower())[0] > 2:
+    if tables == 1 and not kind_of(last):
         return choice.split, ""
     if tables == 1:
         return last, last
@@ -176,7 +188,7 @@ def _suffix(data: h5py.Dataset, size: int) -> str:
             head = next(hdf5_heap.row(file.fileno(), at, hdf5_heap.base(data.file)), b"")
     except BadContainer:  # a damaged sample is named by who reads it
         return ""
-    return next((suffix for magic, suffix in _SUFFIXES if head.startswith(magic)), "")
+    return images.suffix_of(head)
 
 
 def _field(name: str, data: h5py.Dataset, first: int, size: int) -> Field:
@@ -201,11 +213,12 @@ def _field(name: str, data: h5py.Dataset, first: int, size: int) -> Field:
             f"the data set {data.name} is {dtype}, a structure; leave it out by naming the others "
             "with --fields"
         )
-    found = rows(name, at or 0, dtype, data.shape)
+    shape = tuple(map(int, data.shape[1:]))
+    one = math.prod(shape) * dtype.itemsize
     raw = data.id.get_type()
-    if at is None or raw.get_size() != dtype.itemsize or not _as_in_memory(raw, dtype):
-        return replace(found, offset=number)
-    return found
+    lies = at is not None and raw.get_size() == dtype.itemsize and _as_in_memory(raw, dtype)
+    offset = (at or 0) + np.arange(n, dtype=np.int64) * one if lies else number
+    return Field(name, offset, np.full(n, one, np.int64), None, None, dtype.str, shape)
 
 
 def _as_in_memory(raw: h5py.h5t.TypeID, dtype: np.dtype[np.generic]) -> bool:
@@ -240,3 +253,112 @@ def _lengths(data: h5py.Dataset, at: int | None, size: int) -> Int64s:
 def _each(data: h5py.Dataset) -> Iterator[bytes]:
     for start in range(0, int(data.shape[0]), 64):
         yield from data[start : start + 64]
+
+
+def _is_text(data: h5py.Dataset) -> bool:
+    """Whether each element is a string, of fixed or variable length."""
+    return data.dtype.kind == "S" or h5py.check_string_dtype(data.dtype) is not None
+
+
+def _is_classes(name: str, data: h5py.Dataset) -> bool:
+    """Whether a data set has names of classes, and no samples."""
+    return name.lower() in CLASSES and data.ndim == 1 and _is_text(data)
+
+
+def _class_names(file: h5py.File, size: int) -> tuple[str, ...]:
+    """From the root; empty where it has none."""
+    for name, one in members(file):
+        if isinstance(one, h5py.Dataset) and _is_classes(name, one):
+            return _names(column(one, size).tolist())
+    return ()
+
+
+def _names(texts: Sequence[bytes]) -> tuple[str, ...]:
+    return tuple(text.decode("utf-8", "surrogateescape") for text in texts)
+
+
+def _labels_of(
+    tables: Sequence[Table], size: int, choice: Choice
+) -> tuple[str | None, list[Int64s], tuple[str, ...]]:
+    """The name of the data set with the labels, its values for each table, and class names."""
+    everywhere = {name for table in tables for name in table.data}
+    by_name = [name for name in everywhere if name.lower() in LABELS]
+    # Where there are several, `label` before `y`.
+    by_name.sort(key=lambda name: (LABELS.index(name.lower()), name))
+    label = choice.label or next((name for name in by_name if _may_label(name, tables)), None)
+    if label is None:
+        return None, [], ()
+    if not _may_label(label, tables):
+        raise UserError(
+            f"{label!r} has no labels: they are one integer or one text per sample; leave --label "
+            "out, and it becomes a field"
+        )
+    found = [column(table.data[label], size).reshape(-1) for table in tables if label in table.data]
+    classes: list[bytes] = []
+    if all(one.dtype.kind in "OS" for one in found):
+        classes = sorted({text for one in found for text in one.tolist()})
+        number = {text: row for row, text in enumerate(classes)}
+        found = [np.array([number[text] for text in one.tolist()], np.int64) for one in found]
+    for one in found:
+        if one.dtype.kind not in "iub" or (one.dtype == np.uint64 and np.any(one >> np.uint64(63))):
+            raise UserError(f"{label!r} has other labels in one split than in another")
+    there = iter(found)
+    labels = [
+        next(there).astype(np.int64) if label in table.data else np.full(table.rows, -1, np.int64)
+        for table in tables
+    ]
+    return label, labels, _names(classes)
+
+
+def _may_label(name: str, tables: Sequence[Table]) -> bool:
+    for table in tables:
+        one = table.data.get(name)
+        if one is None:
+            continue
+        if math.prod(one.shape[1:]) != 1 or not (_is_text(one) or one.dtype.kind in "iub"):
+            return False
+    return True
+
+
+def _keys_of(table: Table, size: int, choice: Choice) -> tuple[Strings | None, str | None]:
+    """The keys, and the name of the data set that they are from."""
+    by_name = [name for name in table.data if name.lower() in KEYS]
+    for name in [choice.key] if choice.key else by_name:
+        one = table.data.get(name)
+        if one is None:
+            raise UserError(f"{table.path} has no data set {name!r} for --key")
+        found = column(one, size).tolist() if one.ndim == 1 and _is_text(one) else None
+        if found is not None and len(set(found)) == table.rows and all(map(key_rules.safe, found)):
+            return Strings.of(found), name
+        if choice.key:
+            raise UserError(
+                f"{name!r} in {table.path} has no keys: they are text, different from each other, "
+                "and relative paths without '..'"
+            )
+    return None, None
+
+
+def _together(splits: Sequence[Split], fields: Sequence[list[Field]]) -> tuple[Field, ...]:
+    """The fields of all splits, one split after another.
+
+    Raises:
+        BadContainer: the splits do not have the same fields.
+    """
+    about = [
+        ", ".join(f"{one.name} ({one.dtype} {one.shape})" for one in here) or "none"
+        for here in fields
+    ]
+    for split, other in zip(splits, about, strict=True):
+        if other != about[0]:
+            raise BadContainer(
+                f"its splits have different data sets: {about[0]} in {splits[0].name}, {other} in "
+                f"{split.name}; --fields chooses those that are in all"
+            )
+    return tuple(
+        replace(
+            same[0],
+            offset=np.concatenate([one.offset for one in same]),
+            length=np.concatenate([one.length for one in same]),
+        )
+        for same in zip(*fields, strict=True)
+    )

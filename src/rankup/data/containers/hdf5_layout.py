@@ -1,4 +1,18 @@
-"""HDF5 written at final offsets: one process makes the file, any number fill it in with `pwrite`.
+"""The HDF5 files that rankup writes: one process makes the file, any number fill it in.
+
+    /                     attribute `rankup_hdf5`: 2, or 0 while it is being written
+    /classes              names of the classes, where there are any
+    /train                a group per split
+    /train/labels         int64 (n,), -1: none; where there are labels
+    /train/keys           uint8, the names of all samples one after another
+    /train/key_offsets    int64 (n + 1,): the name of sample i is keys[key_offsets[i]:…[i + 1]]
+    /train/data           uint8, all samples one after another
+    /train/offsets        int64 (n + 1,): sample i is data[offsets[i]:offsets[i + 1]]
+    /train/hashes         uint64 (n,), xxh3 of the bytes of each sample
+
+A lone field is called `data`. Of several each has its own name: `/train/jpg/data`, `…/offsets` and
+`…/hashes`. An array field is an ordinary data set (n, …), `/train/data` or `/train/<field>`, with
+its hashes in `/train/hashes` or `/train/hashes/<field>`. (In version 1 `keys` were of one width.)
 
 All data sets are contiguous, allocated early and never filled, so that each has its place in the
 file before it has content. libhdf5 then has no part in the writing, nor has MPI.
@@ -7,8 +21,9 @@ file before it has content. libhdf5 then has no part in the writing, nor has MPI
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -18,29 +33,24 @@ from h5py import h5d, h5p, h5s, h5t
 
 from ...base.errors import UserError
 from ...base.files import pwrite_all
+from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, UInt64s
 from ..pack.layout import UNIT, Piece, Shape
 from ..strings import Strings
-from .hdf5_ours import CLASSES, MARK, VERSION, is_lone, link, paths
-from .hdf5_parts import opened, spread
+from .hdf5_parts import CLASSES, MARK, VERSION, opened
 
+_RESERVED = {"labels", "keys", "key_offsets", "hashes", "offsets", CLASSES}
 # Samples that a unit has at most: what a process holds of them is bounded.
 _ROWS = 8192
-# Rows of a column that are made at once.
-_STEP = 1 << 16
 
 
 @dataclass(frozen=True)
 class Column:
-    """A data set to be."""
+    """A data set to be; its content, where that does not wait for the samples."""
 
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
+    content: Callable[[], npt.NDArray[np.generic]] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,23 +71,31 @@ class Hdf5Layout:
         columns = _columns(self.index)
         with h5py.File(root, "w", libver="earliest", locking=False) as file:
             file.attrs[MARK] = np.int64(0)
-            _make_groups(file, self.index)
             for path, column in columns.items():
                 _make(file, path, column)
-            _mark_order(file, self.index)
         layout = self.attach(root)
         with root.open("r+b", buffering=0) as raw:
-            for path, content in _contents(self.index):
-                at = layout.places[path]
-                for part in content:
-                    at += _write(raw.fileno(), part, at)
+            for path, column in columns.items():
+                if column.content is not None:
+                    data = np.ascontiguousarray(column.content()).reshape(-1).view(np.uint8).data
+                    pwrite_all(raw.fileno(), data, layout.places[path])
         return layout
 
     def attach(self, root: Path) -> Hdf5Layout:
-        """The layout with the places that the file has."""
+        """The layout with the places that the file has.
+
+        Raises:
+            BadContainer: another version of rankup has begun it.
+        """
         with opened(root) as file:
-            # What is empty has no place; the samples in it, of no bytes, are at the beginning.
-            places = {path: file[path].id.get_offset() or 0 for path in _columns(self.index)}
+            try:
+                # What is empty has no place; the samples in it, of no bytes, are at the beginning.
+                places = {path: file[path].id.get_offset() or 0 for path in _columns(self.index)}
+            except KeyError as error:
+                raise BadContainer(
+                    f"{root} was begun by another version of rankup ({error}): remove "
+                    f"{root.parent} and pack anew"
+                ) from None
         return _placed(self.index, self.units, places, root.stat().st_size)
 
     def before(self, start: int, stop: int) -> Iterator[Piece]:
@@ -89,9 +107,8 @@ class Hdf5Layout:
         if start == stop:
             return
         split = self.index.split_of(start)
-        lone = is_lone(self.index.fields)
         for field, values in zip(self.index.fields, hashes, strict=True):
-            at = self.places[paths(split.name, field, lone).hashes]
+            at = self.places[_paths(self.index, split, field)[1]]
             data = values.astype("<u8").tobytes()
             yield Piece(0, at + (start - split.start) * 8, data)
 
@@ -102,7 +119,7 @@ class Hdf5Layout:
 
 
 def plan(source: Index, shape: Shape) -> Hdf5Layout:
-    """The file for the samples of `source`, in their order. Pure.
+    """Return the layout of the file for the samples of `source`, in their order. Pure.
 
     Raises:
         UserError: a name or an array type that HDF5 cannot have, or an array of another size.
@@ -110,20 +127,20 @@ def plan(source: Index, shape: Shape) -> Hdf5Layout:
     _check_names(source)
     for field in source.fields:
         _check_field(field)
-    fields = tuple(replace(one, file=None, hash=None) for one in source.fields)
     index = Index(
         "hdf5",
         Strings.of([b""]),
         source.splits,
         source.keys,
-        fields,
+        tuple(replace(one, file=None, hash=None) for one in source.fields),
         source.labels,
         source.classes,
     )
-    columns = _columns(index)
-    ends = spread(np.array([column.size for column in columns.values()], np.int64)) + 4096
-    places = dict(zip(columns, ends.tolist(), strict=False))
-    return _placed(index, _units(index), places, int(ends[-1]))
+    places, end = {}, 4096
+    for path, column in _columns(index).items():
+        places[path] = end
+        end += math.prod(column.shape) * column.dtype.itemsize
+    return _placed(index, _units(index), places, end)
 
 
 def _check_names(source: Index) -> None:
@@ -140,12 +157,6 @@ def _check_names(source: Index) -> None:
     for name in source.classes:
         if "\0" in name or not _encodable(name):
             raise UserError(f"{name!r} is no name for a class in HDF5: rename it")
-    if not np.all(source.keys.data):
-        row = next(row for row, key in enumerate(source.keys) if b"\0" in key)
-        raise UserError(
-            f"the sample {source.path(row)!r} has a zero byte in its name, which strings in HDF5 "
-            "end with: rename it"
-        )
 
 
 def _encodable(text: str) -> bool:
@@ -179,52 +190,63 @@ def _check_field(field: Field) -> None:
 def _columns(index: Index) -> dict[str, Column]:
     """Every data set of the file by its path, in the order in which they are made."""
     columns: dict[str, Column] = {}
+    int64, uint8 = np.dtype("<i8"), np.dtype("u1")
     if index.classes:
-        names = _class_names(index)
-        columns[f"/{CLASSES}"] = Column(_text(names, 0, len(names)), (len(names),))
-    lone = is_lone(index.fields)
+        names = [name.encode("utf-8", "surrogateescape") for name in index.classes]
+        text: np.dtype[np.generic] = h5py.string_dtype("utf-8", max(1, *map(len, names)))
+        columns[f"/{CLASSES}"] = Column(text, (len(names),), partial(np.array, names, text))
     for split in index.splits:
         n = split.stop - split.start
         group = f"/{link(split.name)}"
         if index.labels is not None:
-            columns[f"{group}/labels"] = Column(np.dtype("<i8"), (n,))
-        columns[f"{group}/keys"] = Column(_text(index.keys, split.start, split.stop), (n,))
+            labels = index.labels[split.start : split.stop]
+            columns[f"{group}/labels"] = Column(int64, (n,), partial(labels.astype, int64))
+        ends = index.keys.ends[split.start : split.stop + 1]
+        keys = index.keys.data[int(ends[0]) : int(ends[-1])]
+        columns[f"{group}/keys"] = Column(uint8, keys.shape, partial(np.asarray, keys))
+        offsets = Column(int64, (n + 1,), partial(np.subtract, ends, ends[0]))
+        columns[f"{group}/key_offsets"] = offsets
         for field in index.fields:
-            at = paths(split.name, field, lone)
-            columns[at.hashes] = Column(np.dtype("<u8"), (n,))
+            data, hashes, ends_at = _paths(index, split, field)
+            columns[hashes] = Column(np.dtype("<u8"), (n,))
             if field.dtype:
-                columns[at.data] = Column(np.dtype(field.dtype), (n, *field.shape))
+                columns[data] = Column(np.dtype(field.dtype), (n, *field.shape))
             else:
-                total = int(field.length[split.start : split.stop].sum())
-                columns[at.offsets] = Column(np.dtype("<i8"), (n + 1,))
-                columns[at.data] = Column(np.dtype("u1"), (total,))
+                length = field.length[split.start : split.stop]
+                columns[ends_at] = Column(int64, (n + 1,), partial(_ends, length))
+                columns[data] = Column(uint8, (int(length.sum()),))
     return columns
 
 
-def _class_names(index: Index) -> Strings:
-    return Strings.of(name.encode("utf-8", "surrogateescape") for name in index.classes)
+def _ends(sizes: Int64s) -> Int64s:
+    """Where each of several begins, and the end of the last."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
-def _text(strings: Strings, start: int, stop: int) -> np.dtype[np.generic]:
-    longest = int(np.diff(strings.ends[start : stop + 1]).max(initial=1))
-    dtype: np.dtype[np.generic] = h5py.string_dtype("utf-8", longest)
-    return dtype
+def _paths(index: Index, split: Split, field: Field) -> tuple[str, str, str]:
+    """Where the data, the hashes and the offsets of a field of a split stand."""
+    group, name = f"/{link(split.name)}", link(field.name)
+    lone = len(index.fields) == 1 and field.name == "data"
+    if field.dtype:
+        return (
+            (f"{group}/data", f"{group}/hashes", "")
+            if lone
+            else (f"{group}/{name}", f"{group}/hashes/{name}", "")
+        )
+    base = group if lone else f"{group}/{name}"
+    return f"{base}/data", f"{base}/hashes", f"{base}/offsets"
 
 
-def _make_groups(file: h5py.File, index: Index) -> None:
-    for order, split in enumerate(index.splits):
-        group = file.create_group(link(split.name))
-        group.attrs["order"] = np.int64(order)
-        # Coded like a name: a folder's may be no UTF-8. A `/` in it stays one to be read by people.
-        group.attrs["folder"] = "/".join(link(part) for part in split.folder.split("/") if part)
+def link(name: str) -> str:
+    """The name of a split or field in the file: `%XX` for what HDF5 or this layout cannot have."""
+    text = "".join(_coded(c) if c in "%/\0" or "\udc80" <= c <= "\udcff" else c for c in name)
+    if text in _RESERVED or not text.strip("."):
+        text = _coded(text[0]) + text[1:]
+    return text
 
 
-def _mark_order(file: h5py.File, index: Index) -> None:
-    if is_lone(index.fields):
-        return
-    for split in index.splits:
-        for order, field in enumerate(index.fields):
-            file[link(split.name)][link(field.name)].attrs["order"] = np.int64(order)
+def _coded(character: str) -> str:
+    return f"%{ord(character) & 0xFF:02X}"
 
 
 def _make(file: h5py.File, path: str, column: Column) -> None:
@@ -242,49 +264,14 @@ def _make(file: h5py.File, path: str, column: Column) -> None:
     h5d.create(group.id, name.encode(), kind, h5s.create_simple(column.shape), how)
 
 
-def _contents(index: Index) -> Iterator[tuple[str, Iterator[npt.NDArray[np.generic]]]]:
-    """What stands in the columns that do not wait for the samples, piece by piece."""
-    if index.classes:
-        names = _class_names(index)
-        yield f"/{CLASSES}", _table(names, 0, len(names))
-    lone = is_lone(index.fields)
-    for split in index.splits:
-        group = f"/{link(split.name)}"
-        if index.labels is not None:
-            yield f"{group}/labels", iter([index.labels[split.start : split.stop].astype("<i8")])
-        yield f"{group}/keys", _table(index.keys, split.start, split.stop)
-        for field in index.fields:
-            if not field.dtype:
-                ends = spread(field.length[split.start : split.stop])
-                yield paths(split.name, field, lone).offsets, iter([ends.astype("<i8")])
-
-
-def _table(strings: Strings, start: int, stop: int) -> Iterator[npt.NDArray[np.generic]]:
-    """Strings as rows of one width, padded with zeros."""
-    width = _text(strings, start, stop).itemsize
-    step = max(1, _STEP * 64 // max(width, 64))
-    for first in range(start, stop, step):
-        ends = strings.ends[first : min(first + step, stop) + 1]
-        cells = np.zeros((len(ends) - 1, width), np.uint8)
-        cells[np.arange(width) < np.diff(ends)[:, None]] = strings.data[ends[0] : ends[-1]]
-        yield cells
-
-
-def _write(descriptor: int, part: npt.NDArray[np.generic], at: int) -> int:
-    view = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
-    pwrite_all(descriptor, view, at)
-    return len(view)
-
-
 def _placed(index: Index, units: Int64s, places: Mapping[str, int], size: int) -> Hdf5Layout:
-    lone = is_lone(index.fields)
     fields = []
     for field in index.fields:
         offset = np.empty(len(index), np.int64)
         for split in index.splits:
             lengths = field.length[split.start : split.stop]
-            at = places[paths(split.name, field, lone).data]
-            offset[split.start : split.stop] = spread(lengths)[:-1] + at
+            at = places[_paths(index, split, field)[0]]
+            offset[split.start : split.stop] = _ends(lengths)[:-1] + at
         fields.append(replace(field, offset=offset))
     sizes = np.array([size], np.int64)
     return Hdf5Layout(replace(index, fields=tuple(fields), sizes=sizes), sizes, units, places)
@@ -292,25 +279,10 @@ def _placed(index: Index, units: Int64s, places: Mapping[str, int], size: int) -
 
 def _units(index: Index) -> Int64s:
     """Rows at which units begin, each in one split: 64 MiB or more, or 8192 samples."""
-    total = np.zeros(len(index), np.int64)
-    for field in index.fields:
-        total += field.length
-    ends = spread(total)
-    large = np.flatnonzero(total > UNIT)
+    ends = _ends(np.asarray(sum(field.length for field in index.fields), np.int64))
     rows = [0]
     for split in index.splits:
-        rows += _cut(split, ends, large)
+        while rows[-1] < split.stop:
+            full = int(np.searchsorted(ends, ends[rows[-1]] + UNIT))
+            rows.append(min(full, rows[-1] + _ROWS, split.stop))
     return np.array(rows, np.int64)
-
-
-def _cut(split: Split, ends: Int64s, large: Int64s) -> Iterator[int]:
-    """Where the units of a split end; a sample larger than one is a unit of its own."""
-    start = split.start
-    while start < split.stop:
-        stop = int(np.searchsorted(ends, ends[start] + UNIT))
-        following = int(np.searchsorted(large, start))
-        if following < len(large):
-            row = int(large[following])
-            stop = start + 1 if row == start else min(stop, row)
-        start = max(start + 1, min(stop, start + _ROWS, split.stop))
-        yield start

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -16,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import BadContainer
-from ..index import Field, Int64s, Split, UInt64s
-from ..strings import Strings
 from . import hdf5_heap
+
+MARK = "rankup_hdf5"  # attribute of the files that rankup writes: the version of their layout
+VERSION = 2
+CLASSES = "classes"
 
 # No known writer makes chunks of this size; a row of one is read as a whole.
 _CHUNK = 1 << 30
@@ -145,74 +146,3 @@ def column(data: h5py.Dataset, size: int) -> npt.NDArray[np.generic]:
         return np.array(hdf5_heap.texts(data, at), dtype=object)
     found: npt.NDArray[np.generic] = data[()]
     return found
-
-
-def spread(sizes: Int64s) -> Int64s:
-    """Where each of several begins, and the end of the last: 0 in front of the running sum."""
-    ends = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    return ends
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a split has."""
-
-    split: Split
-    keys: Strings
-    fields: tuple[Field, ...]
-    labels: Int64s | None
-
-
-def joined(parts: Sequence[Strings]) -> Strings:
-    """The strings of several, one after another."""
-    if not parts:
-        return Strings.of([])
-    lengths = np.concatenate([np.diff(part.ends) for part in parts])
-    return Strings(np.concatenate([part.data for part in parts]), spread(lengths))
-
-
-def together(splits: Sequence[str], parts: Sequence[tuple[Field, ...]]) -> tuple[Field, ...]:
-    """The fields of all splits, one split after another.
-
-    Raises:
-        BadContainer: the splits do not have the same fields.
-    """
-    if not parts:
-        return ()
-    about = [[(one.name, one.dtype, one.shape) for one in fields] for fields in parts]
-    for split, other in zip(splits, about, strict=True):
-        if other != about[0]:
-            raise BadContainer(
-                f"its splits have different data sets: {_listed(about[0])} in {splits[0]}, "
-                f"{_listed(other)} in {split}; --fields chooses those that are in all"
-            )
-    return tuple(
-        replace(
-            same[0],
-            offset=np.concatenate([one.offset for one in same]),
-            length=np.concatenate([one.length for one in same]),
-            hash=None
-            if same[0].hash is None
-            else np.concatenate([one.hash for one in same if one.hash is not None]),
-        )
-        for same in zip(*parts, strict=True)
-    )
-
-
-def _listed(about: Sequence[tuple[str, str, tuple[int, ...]]]) -> str:
-    return ", ".join(f"{name} ({dtype} {shape})" for name, dtype, shape in about) or "none"
-
-
-def rows(
-    name: str,
-    at: int,
-    dtype: np.dtype[np.generic],
-    shape: tuple[int, ...],
-    hash_of: UInt64s | None = None,
-) -> Field:
-    """The field of an array (n, …) that lies at an offset."""
-    one = int(np.prod(shape[1:], dtype=object)) * dtype.itemsize
-    offset = at + np.arange(shape[0], dtype=np.int64) * one
-    length = np.full(shape[0], one, np.int64)
-    return Field(name, offset, length, None, hash_of, dtype.str, tuple(map(int, shape[1:])))

@@ -2,30 +2,42 @@
 
 train-000000.tar    n01/x.JPEG, n01/x.cls, n01/y.JPEG, n01/y.cls, …
 train-000000.idx    where its members lie, for DALI
-classnames.txt      one class per line
-info.json           shards, samples and classes; timm reads it, and `tar.scan`
+classnames.txt      one class per line; `tar.scan` reads it
+info.json           shards, samples and classes, as timm reads them
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...base.errors import UserError
 from ...base.files import write_atomic
 from .. import keys as safe_keys
-from ..index import Field, Index, Int64s, UInt64s
-from ..pack.layout import Piece, Shape
+from ..index import Field, Index, Int64s, Split, UInt64s
+from ..pack.layout import UNIT, Piece, Shape
 from ..strings import Strings
-from . import tar_dali, tar_headers, tar_info, tar_names, tar_shards
-from .grouping import LONE
-from .stems import LABEL, cut
-from .tar_headers import BLOCK
+from . import tar_headers
+from .grouping import LABEL, LONE, cut
+from .tar import CLASSES
+from .tar_headers import BLOCK, END, RECORD
+
+INFO = "info.json"
+_INFO = 1  # version
+_SAMPLES = 8192  # in a unit, so that its headers stay small
+_SPACE = re.compile(r"\s")
+
+# Name, offset of its data, bytes.
+_Member = tuple[bytes, int, int]
 
 
 @dataclass(frozen=True)
@@ -100,19 +112,17 @@ class TarLayout:
         start = 0
         for name, count in zip(index.files, counts, strict=True):
             path = root / name.decode()
-            write_atomic(
-                path.with_suffix(".idx"), tar_dali.text(self._members(start, start + count))
-            )
+            write_atomic(path.with_suffix(".idx"), _dali_index(self._members(start, start + count)))
             start += count
         if index.classes:
             lines = (name.replace("\n", " ") + "\n" for name in index.classes)
             text = "".join(lines).encode("utf-8", "surrogateescape")
-            write_atomic(root / tar_info.CLASSES, text)
+            write_atomic(root / CLASSES, text)
         ends = {} if _is_lone(index) else {one.name: _end(one) for one in index.fields}
-        about = json.dumps(tar_info.about(index, counts, ends), indent=1)
-        write_atomic(root / tar_info.NAME, about + "\n")
+        about = json.dumps(_info(index, counts, ends), indent=1)
+        write_atomic(root / INFO, about + "\n")
 
-    def _members(self, start: int, stop: int) -> Iterator[list[tar_dali.Member]]:
+    def _members(self, start: int, stop: int) -> Iterator[list[_Member]]:
         """Name, offset and size of the members of each sample [start, stop)."""
         index = self.index
         stems, names = self._names(start, stop)
@@ -181,10 +191,12 @@ def plan(source: Index, shape: Shape) -> TarLayout:
     _check(source)
     lone = _is_lone(source)
     spans = [(split.start, split.stop) for split in source.splits]
-    changed = tar_names.lone(source.keys, spans) if lone else tar_names.several(source.keys)
+    changed = (
+        tar_headers.lone_names(source.keys, spans) if lone else tar_headers.stem_names(source.keys)
+    )
     heads = tuple(_npy(field) for field in source.fields)
     before, total = _lengths(source, changed, heads, lone)
-    starts, files, names, sizes = tar_shards.shards(source.splits, total, shape.shard)
+    starts, files, names, sizes = _shards(source.splits, total, shape.shard)
     at = starts.copy()
     fields = []
     for field, head in zip(source.fields, before, strict=True):
@@ -198,11 +210,11 @@ def plan(source: Index, shape: Shape) -> TarLayout:
         files=Strings.of(names),
         fields=tuple(fields),
         sizes=sizes,
-        frames=None,
+        blocks=None,
         times=None,
         facts={},
     )
-    return TarLayout(index, sizes, tar_shards.units(source, files), changed, heads, starts + total)
+    return TarLayout(index, sizes, _units(source, files), changed, heads, starts + total)
 
 
 def _check(source: Index) -> None:
@@ -296,3 +308,90 @@ def _odd(source: Index, changed: Mapping[int, bytes], longest: int) -> list[int]
 def _files(index: Index) -> Int64s:
     field = index.fields[0]
     return np.zeros(len(index), np.int64) if field.file is None else field.file.astype(np.int64)
+
+
+def _shards(
+    splits: Sequence[Split], total: Int64s, shard: int
+) -> tuple[Int64s, npt.NDArray[np.uint32], list[bytes], Int64s]:
+    """Where each sample begins in which file; names and sizes of the files."""
+    starts = np.empty(len(total), np.int64)
+    files = np.empty(len(total), np.uint32)
+    names: list[bytes] = []
+    sizes: list[int] = []
+    for split in splits:
+        ends = np.cumsum(total[split.start : split.stop])
+        row, done, number = 0, 0, 0
+        while row < len(ends) or not number:  # a split without samples has an empty shard
+            fit = int(np.searchsorted(ends, done + shard - END, side="right"))
+            stop = min(max(fit, row + 1), len(ends))
+            begins = np.concatenate([[done], ends[row : stop - 1]]) if stop > row else ends[:0]
+            starts[split.start + row : split.start + stop] = begins - done
+            files[split.start + row : split.start + stop] = len(names)
+            size = (int(ends[stop - 1]) - done if stop > row else 0) + END
+            names.append(f"{split.name}-{number:06d}.tar".encode("utf-8", "surrogateescape"))
+            sizes.append(-(-size // RECORD) * RECORD)
+            done = int(ends[stop - 1]) if stop else 0
+            row, number = stop, number + 1
+    return starts, files, names, np.array(sizes, np.int64)
+
+
+def _units(source: Index, files: npt.NDArray[np.uint32]) -> Int64s:
+    """Rows at which units begin: of one shard, of 64 MiB or 8192 samples."""
+    size = sum((field.length for field in source.fields), np.zeros(len(source), np.int64))
+    ends = np.cumsum(size)
+    edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(source)]
+    found = [0]
+    for start, stop in itertools.pairwise(edges):
+        row = start
+        while row < stop:
+            done = int(ends[row - 1]) if row else 0
+            enough = int(np.searchsorted(ends, done + UNIT)) + 1
+            row = min(enough, row + _SAMPLES, stop)
+            found.append(row)
+    return np.array(found, np.int64)
+
+
+def _dali_index(samples: Iterable[Sequence[_Member]]) -> str:
+    """The index of a shard's samples, in their order."""
+    lines = [" ".join(map(_part, members)) + "\n" for members in samples]
+    return f"v1.2 {len(lines)}\n" + "".join(lines)
+
+
+def _part(member: _Member) -> str:
+    name, offset, size = member
+    extension = cut(name)[1].decode("utf-8", "backslashreplace")
+    shown = name.decode("utf-8", "backslashreplace")
+    return f"{_unspaced(extension)} {offset} {size} {_unspaced(shown)}"
+
+
+def _unspaced(word: str) -> str:
+    """Without the spaces that would end it; DALI only shows names."""
+    return _SPACE.sub("%20", word)
+
+
+def _info(index: Index, counts: Sequence[int], ends: Mapping[str, str]) -> dict[str, Any]:
+    """What stands in `info.json`.
+
+    Args:
+        counts: samples of each shard.
+        ends: field -> how its members end; empty where a sample is one member.
+    """
+    names = [name.decode("utf-8", "surrogateescape") for name in index.files]
+    splits = {}
+    for split in index.splits:
+        rows = [row for row, name in enumerate(names) if name.rpartition("-")[0] == split.name]
+        splits[split.name] = {
+            "name": split.name,
+            "num_samples": split.stop - split.start,
+            "filenames": [names[row] for row in rows],
+            "shard_lengths": [counts[row] for row in rows],
+            "folder": split.folder,
+        }
+    return {
+        "rankup_tar": _INFO,
+        "splits": splits,
+        "classes": list(index.classes),
+        "labelled": index.labels is not None,
+        "fields": dict(ends),
+        "arrays": {one.name: [one.dtype, list(one.shape)] for one in index.fields if one.dtype},
+    }

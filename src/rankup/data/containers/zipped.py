@@ -11,21 +11,20 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from .. import keys as safe_keys
+from .. import roles
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, data_path
+from ..index import Index, Int64s
+from ..spans import Spans
 from ..strings import Strings
-from . import Choice, label_text
-from .grouping import Groups, group
-from .member_names import hidden, plain
+from . import Choice
+from .grouping import Members, archived, plain
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _MAGIC = b"PK\x03\x04"
@@ -42,13 +41,22 @@ _BAD = (
 )
 
 
-@dataclass
-class _Found:
-    """Files of a zip; the columns have a row for each."""
+class _Local(NamedTuple):
+    """The local header of a member; `start` is where its data begins."""
 
-    names: list[bytes] = field(default_factory=list)
-    infos: list[zipfile.ZipInfo] = field(default_factory=list)
-    passed: Counter[str] = field(default_factory=Counter)
+    flags: int
+    method: int
+    crc: int
+    names: int  # bytes of the name
+    start: int
+
+
+def _local(header: bytes | memoryview, at: int) -> _Local | None:
+    """Return what the 30 bytes at a place say; None where they are no header."""
+    if len(header) < _LOCAL.size or header[:4] != _MAGIC:
+        return None
+    _, _, flags, method, _, _, crc, _, _, names, extra = _LOCAL.unpack_from(header)
+    return _Local(flags, method, crc, names, at + _LOCAL.size + names + extra)
 
 
 def scan(path: Path, choice: Choice) -> Index:
@@ -61,19 +69,26 @@ def scan(path: Path, choice: Choice) -> Index:
         OSError: it cannot be read.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            infos, end = archive.infolist(), archive.start_dir
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            infos = archive.infolist()
+            members = Members()
+            found = _files(path, infos, members)
+            place = _offsets(file.fileno(), path, infos, archive.start_dir)
+            members.names = list(found)
+            rows = list(found.values())
+            members.offset = [place[id(info)] for info in rows]
+            members.length = [info.file_size for info in rows]
+            return archived(
+                "zip",
+                str(path),
+                members,
+                choice,
+                lambda row: archive.read(rows[row]),
+                files=Strings.of([b""]),
+                sizes=np.array([os.fstat(file.fileno()).st_size], np.int64),
+            )
     except _BAD as error:
         raise BadContainer(f"{path} is no zip, or a damaged one: {error}") from None
-    found = _files(path, infos)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(descriptor).st_size
-        offset = _offsets(descriptor, path, infos, end, found)
-    finally:
-        os.close(descriptor)
-    groups = group(Strings.of(found.names), choice=choice, stems=True)
-    return _index(path, size, found, offset, groups)
 
 
 def fallback(index: Index, root: Path) -> Inflated:
@@ -82,16 +97,14 @@ def fallback(index: Index, root: Path) -> Inflated:
 
 
 class Inflated:
-    """Reads deflated members, which the index knows by the place of their local header.
-
-    Opens the file when it first reads; reads by position, so that a forked child can go on with it.
-    """
+    """Reads deflated members, which the index knows by the place of their local header."""
 
     def __init__(self, index: Index, root: Path) -> None:
-        self._path = data_path(root, index.files, 0) if len(index.files) else root
+        self._path = root
+        self._spans = Spans(root, index.files, index.sizes, "pread")
+        self._end = int(index.sizes[0])
         self._fields = {one.name: (one.offset, one.length) for one in index.fields}
         self._sizes: dict[str, tuple[Int64s, Int64s]] = {}
-        self._descriptor = -1
 
     def chunks(self, field: str, number: int) -> Iterator[bytes | memoryview]:
         """The bytes of a member; never more of them than the zip has said.
@@ -101,16 +114,43 @@ class Inflated:
             OSError: it cannot be read.
         """
         size = self._size(field, number)
-        if self._descriptor < 0:
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         where = f"{self._path}: the file at byte {number}"
-        head = os.pread(self._descriptor, _LOCAL.size, number)
-        if len(head) < _LOCAL.size or not head.startswith(_MAGIC):
+        about = _local(self._read(number, _LOCAL.size), number)
+        if about is None:
             raise BadContainer(f"{where} has no header: the zip was changed since it was indexed")
-        _, _, flags, _, _, _, crc, _, _, names, extra = _LOCAL.unpack(head)
-        described = bool(flags & _DESCRIBED)
-        at = number + _LOCAL.size + names + extra
-        yield from _inflated(self._descriptor, at, size, None if described else crc, where)
+        stream = zlib.decompressobj(-zlib.MAX_WBITS)
+        at, total, found = about.start, 0, 0
+        waiting: bytes | memoryview = b""
+        while not stream.eof:
+            if not waiting:
+                waiting = self._read(at, _CHUNK)
+                at += len(waiting)
+            try:
+                data = stream.decompress(waiting, _CHUNK)
+            except zlib.error as error:
+                raise BadContainer(f"{where} is damaged: {error}") from None
+            if not (data or waiting or stream.eof):
+                raise BadContainer(f"{where} ends too early: the zip was cut short")
+            waiting = stream.unconsumed_tail
+            total += len(data)
+            if total > size:
+                raise BadContainer(f"{where} is longer than the {size} bytes that the zip says")
+            found = zlib.crc32(data, found)
+            if data:
+                yield data
+        crc = about.crc
+        if about.flags & _DESCRIBED:
+            behind = stream.unused_data
+            if len(behind) < 8:
+                behind += self._read(at, 8)
+            behind = behind[4:8] if behind.startswith(_DESCRIPTOR) else behind[:4]
+            crc = int.from_bytes(behind, "little")
+        if total != size or found != crc:
+            raise BadContainer(f"{where} is damaged: {total} of {size} bytes, or a wrong CRC")
+
+    def _read(self, at: int, length: int) -> bytes | memoryview:
+        """As many of these bytes as there are."""
+        return self._spans.read(0, at, min(length, max(0, self._end - at)))
 
     def _size(self, field: str, number: int) -> int:
         if field not in self._sizes:
@@ -125,63 +165,18 @@ class Inflated:
             raise BadContainer(f"{self._path}: the index knows no file at byte {number}")
         return int(lengths[row])
 
-    def close(self) -> None:
-        """Close the file, if it is open."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_descriptor": -1}
-
-    def __del__(self) -> None:
-        if os is not None:  # else the interpreter ends
-            self.close()
-
-
-def _inflated(
-    descriptor: int, at: int, size: int, crc: int | None, where: str
-) -> Iterator[bytes | memoryview]:
-    """Inflate `size` bytes and hold them against their sum, which may stand behind them."""
-    stream = zlib.decompressobj(-zlib.MAX_WBITS)
-    total, found, waiting = 0, 0, b""
-    while not stream.eof:
-        if not waiting:
-            waiting = os.pread(descriptor, _CHUNK, at)
-            at += len(waiting)
-        try:
-            data = stream.decompress(waiting, _CHUNK)
-        except zlib.error as error:
-            raise BadContainer(f"{where} is damaged: {error}") from None
-        if not (data or waiting or stream.eof):
-            raise BadContainer(f"{where} ends too early: the zip was cut short")
-        waiting = stream.unconsumed_tail
-        total += len(data)
-        if total > size:
-            raise BadContainer(f"{where} is longer than the {size} bytes that the zip says")
-        found = zlib.crc32(data, found)
-        if data:
-            yield data
-    if crc is None:
-        behind = stream.unused_data
-        if len(behind) < 8:
-            behind += os.pread(descriptor, 8, at)
-        behind = behind[4:8] if behind.startswith(_DESCRIPTOR) else behind[:4]
-        crc = int.from_bytes(behind, "little")
-    if total != size or found != crc:
-        raise BadContainer(f"{where} is damaged: {total} of {size} bytes, or a wrong CRC")
-
-
-def _files(path: Path, infos: Sequence[zipfile.ZipInfo]) -> _Found:
-    """The files in it, of equal names the last."""
-    found = _Found()
+def _files(
+    path: Path, infos: Sequence[zipfile.ZipInfo], members: Members
+) -> dict[bytes, zipfile.ZipInfo]:
+    """The files in it, of equal names the last; what is passed over is counted."""
     last: dict[bytes, zipfile.ZipInfo] = {}
     for info in infos:
         name = plain(_name(info))
         kind = stat.S_IFMT(info.external_attr >> 16) if info.create_system == 3 else 0
         if _name(info).endswith(b"/") or kind == stat.S_IFDIR:
-            found.passed["folders"] += 1
-            if name and not safe_keys.safe(name):
+            members.passed["folders"] += 1
+            if name:
                 safe_keys.check(name, str(path))
             continue
         safe_keys.check(name, str(path))
@@ -189,14 +184,13 @@ def _files(path: Path, infos: Sequence[zipfile.ZipInfo]) -> _Found:
             what = "a link" if kind == stat.S_IFLNK else "no file"
             raise BadContainer(f"{path}: {_shown(name)} is {what}: zip the files themselves")
         _check_readable(path, name, info)
-        if hidden(name):
-            found.passed["hidden"] += 1
+        if roles.hidden(name):
+            members.passed["hidden"] += 1
             continue
         if last.pop(name, None) is not None:
-            found.passed["written twice, the last counts"] += 1
+            members.passed["written twice, the last counts"] += 1
         last[name] = info
-    found.names, found.infos = list(last), list(last.values())
-    return found
+    return last
 
 
 def _name(info: zipfile.ZipInfo) -> bytes:
@@ -234,75 +228,30 @@ def _check_readable(path: Path, name: bytes, info: zipfile.ZipInfo) -> None:
 
 
 def _offsets(
-    descriptor: int, path: Path, infos: Sequence[zipfile.ZipInfo], end: int, found: _Found
-) -> Int64s:
-    """Where the data of each file found begins; `~header` for deflated ones."""
+    descriptor: int, path: Path, infos: Sequence[zipfile.ZipInfo], end: int
+) -> dict[int, int]:
+    """Where the data of each file begins, by the `id` of its info; `~header` for deflated ones."""
     place: dict[int, int] = {}
     before = 0
     for info in sorted(infos, key=lambda one: one.header_offset):
-        at, name = info.header_offset, _shown(_name(info))
-        raw = _raw(info)
-        head = os.pread(descriptor, _LOCAL.size + len(raw), at) if at >= before else b""
-        if not head:
+        at, name, raw = info.header_offset, _shown(_name(info)), _raw(info)
+        if at < before:
             raise BadContainer(f"{path}: {name} lies over the file before it: a zip bomb")
-        if len(head) < _LOCAL.size + len(raw) or not head.startswith(_MAGIC):
+        head = os.pread(descriptor, _LOCAL.size + len(raw), at)
+        about = _local(head, at)
+        if about is None:
             raise BadContainer(f"{path}: {name} has no header at byte {at}: a damaged zip")
-        _, _, _, method, _, _, _, _, _, names, extra = _LOCAL.unpack_from(head)
-        if (method, head[_LOCAL.size :]) != (info.compress_type, raw) or names != len(raw):
+        same = (about.method, about.names) == (info.compress_type, len(raw))
+        if not same or head[_LOCAL.size :] != raw:
             raise BadContainer(
                 f"{path}: {name} is listed otherwise than its header at byte {at} says: a damaged "
                 f"or hostile zip"
             )
-        data = at + _LOCAL.size + names + extra
-        before = data + info.compress_size
+        before = about.start + info.compress_size
         if before > end:
             raise BadContainer(f"{path}: {name} ends at byte {before}, in or behind the directory")
-        place[id(info)] = data if method == zipfile.ZIP_STORED else ~at
-    return np.array([place[id(info)] for info in found.infos], np.int64)
-
-
-def _index(path: Path, size: int, found: _Found, offset: Int64s, groups: Groups) -> Index:
-    rows, splits = groups.rows()
-    length = np.array([info.file_size for info in found.infos], np.int64)
-    fields = []
-    for number, name in enumerate(groups.fields):
-        members = np.flatnonzero((groups.field == number) & (groups.sample >= 0))
-        of = np.empty(len(rows), np.int64)
-        of[groups.sample[members]] = members
-        fields.append(Field(name, offset[of[rows]], length[of[rows]]))
-    labels, classes = groups.labels, groups.classes
-    if groups.label_member is not None:
-        rows_of = groups.label_member.tolist()
-        texts = _texts(path, [found.infos[row] if row >= 0 else None for row in rows_of])
-        labels, classes = label_text.parse(texts, (), str(path))
-    passed = dict(found.passed)
-    if groups.skipped:
-        passed["outside of samples"] = len(groups.skipped)
-    return Index(
-        "zip",
-        Strings.of([b""]),
-        splits,
-        groups.keys.take(rows),
-        tuple(fields),
-        None if labels is None else labels[rows],
-        classes,
-        np.array([size], np.int64),
-        facts={"skipped": passed} if passed else {},
-    )
-
-
-def _texts(path: Path, members: Sequence[zipfile.ZipInfo | None]) -> list[bytes | None]:
-    """The bytes of labels."""
-    texts = []
-    with zipfile.ZipFile(path) as archive:
-        for info in members:
-            if info is not None:
-                label_text.check_length(info.filename, info.file_size, str(path))
-            try:
-                texts.append(None if info is None else archive.read(info))
-            except _BAD as error:
-                raise BadContainer(f"{path}: a label cannot be read: {error}") from None
-    return texts
+        place[id(info)] = about.start if info.compress_type == zipfile.ZIP_STORED else ~at
+    return place
 
 
 def _shown(name: bytes) -> str:

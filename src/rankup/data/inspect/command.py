@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from .. import finding, opened
 from ..errors import BadContainer
 from ..index import Index, Split
 from ..inodes import spaced, words
-from ..opened import Samples
 from ..pack.progress import Progress
 from . import extract as extracting
 from . import verify as verifying
@@ -68,6 +68,7 @@ def show(
     if not told:
         with opened.open(root, staged=False) as found:
             about = describe(found, _splits(found.index, split), samples)
+        about["path"] = str(root.absolute())  # not where a SquashFS of others is mounted
         print(json.dumps(about, indent=2) if as_json else "\n".join(map(safe, lines(about))))
     elif as_json:
         print(json.dumps({"path": str(root), **told}, indent=2))
@@ -80,7 +81,8 @@ def _splits(index: Index, name: str | None) -> tuple[Split, ...]:
 
 def _verify(root: Path, split: str | None, quiet: bool) -> tuple[dict[str, Any], Sequence[Damage]]:
     try:
-        samples = _readable(root)
+        own = finding.packed(root)  # also where its data is not what it says
+        index, at = (own, root.absolute()) if own is not None else _opened(root)
     except BadContainer as error:
         damaged = verifying.index_damage(root)
         if not damaged:  # it is no pack of ours that is damaged, but data of others
@@ -88,11 +90,9 @@ def _verify(root: Path, split: str | None, quiet: bool) -> tuple[dict[str, Any],
         _name(damaged, quiet)
         _say(f"{root} is damaged: {error}", quiet)
         return {"damaged": [asdict(one) for one in damaged]}, damaged
-    with samples:
-        splits = _splits(samples.index, split)
-        start, stop = _range(splits)
-        with _Shown("verifying", samples, splits, quiet) as watch:
-            done = verifying.verify(samples, start, stop, watch)
+    splits = _splits(index, split)
+    with _progress("verifying", index, splits, quiet) as watch:
+        done = verifying.verify(index, at, *_range(splits), watch)
     _name(done.damaged, quiet)
     what = f"{words(done.samples, 'sample', 'samples')}, {size(done.size)}"
     if done.damaged:
@@ -106,16 +106,22 @@ def _verify(root: Path, split: str | None, quiet: bool) -> tuple[dict[str, Any],
             f"(what `rankup pack` writes has them)",
             quiet,
         )
+    if done.hashed and index.blocks is None:
+        _say(
+            "an earlier rankup packed it: what lies around its samples is not compared; pack it "
+            "again to have that too (`rankup pack OLD NEW`)",
+            quiet,
+        )
     return asdict(done), done.damaged
 
 
 def _extract(
     root: Path, split: str | None, out: Path, quiet: bool
 ) -> tuple[dict[str, Any], Sequence[Damage]]:
-    with opened.open(root, how="pread", staged=False) as samples:
-        splits = _splits(samples.index, split)
-        with _Shown("extracting", samples, splits, quiet) as watch:
-            done = extracting.extract(samples, splits, out, watch)
+    index, at = _opened(root)
+    splits = _splits(index, split)
+    with _progress("extracting", index, splits, quiet) as watch:
+        done = extracting.extract(index, at, splits, out, watch)
     _name(done.damaged, quiet)
     what = f"{words(done.samples, 'sample', 'samples')}, {size(done.size)}"
     if done.damaged:
@@ -129,34 +135,22 @@ def _extract(
     return {**asdict(done), "folder": str(done.folder)}, done.damaged
 
 
-def _readable(root: Path) -> Samples:
-    """All that can be read, also of a pack that is not what its index says."""
-    own = finding.packed(root)
-    if own is None:
-        return opened.open(root, how="pread", staged=False)
-    return Samples(own, root.absolute(), "pread", any_size=True)
+def _opened(root: Path) -> tuple[Index, Path]:
+    with opened.open(root, how="pread", staged=False) as samples:
+        return samples.index, samples.root
 
 
 def _range(splits: tuple[Split, ...]) -> tuple[int, int]:
     return (splits[0].start, splits[-1].stop) if splits else (0, 0)
 
 
-class _Shown:
-    """A progress bar for the samples of some splits."""
-
-    def __init__(self, what: str, samples: Samples, splits: tuple[Split, ...], quiet: bool) -> None:
-        start, stop = _range(splits)
-        fields = samples.index.fields
-        # As floats, which hold sums of what a damaged index says.
-        lengths = (one.length[start:stop].clip(0) for one in fields)
-        known = int(sum(float(one.sum(dtype=np.float64)) for one in lengths))
-        self._progress = Progress(what, known, (stop - start) * len(fields), quiet=quiet)
-
-    def __enter__(self) -> Progress:
-        return self._progress
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.close()
+def _progress(what: str, index: Index, splits: tuple[Split, ...], quiet: bool) -> closing[Progress]:
+    """Return what shows how many samples of some splits are done."""
+    start, stop = _range(splits)
+    # As floats, which hold sums of what a damaged index says.
+    lengths = (one.length[start:stop].clip(0) for one in index.fields)
+    known = int(sum(float(one.sum(dtype=np.float64)) for one in lengths))
+    return closing(Progress(what, known, (stop - start) * len(index.fields), quiet=quiet))
 
 
 def _name(damaged: Sequence[Damage], quiet: bool) -> None:

@@ -16,17 +16,18 @@ import xxhash
 from ...base.amounts import size
 from ...base.errors import UserError
 from ...base.files import pwrite_all
-from ..index import Field, Index, Split
-from ..opened import Samples
-from . import places
-from .parts import Parts, parts
-from .verify import Damage, Watch, name
-from .workers import cores, spread
+from .. import keys
+from ..errors import BadContainer
+from ..index import Field, Index, Int64s, Split
+from ..pack.source import unsound
+from ..pool import cores, spread
+from ..verified import Reader, SourceProblem, Span
+from .verify import CHANGED, Damage, Watch, end_of, name, parts
 
 PART = ".part"
+LABELS = "labels"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MOST = 1 << 62  # bytes of a sample; a damaged index may say more
 # What is wrong with one name; anything else is wrong with the machine.
 _OF_THE_NAME = {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ}
 
@@ -47,7 +48,9 @@ class Extracted:
     damaged: tuple[Damage, ...]
 
 
-def extract(samples: Samples, splits: tuple[Split, ...], out: Path, watch: Watch) -> Extracted:
+def extract(
+    index: Index, root: Path, splits: tuple[Split, ...], out: Path, watch: Watch
+) -> Extracted:
     """Write the samples of splits below a new folder, on all cores, comparing hashes on the way.
 
     Bytes become `<folder of the split>/<key>` where they are the one field `data`, else
@@ -63,27 +66,30 @@ def extract(samples: Samples, splits: tuple[Split, ...], out: Path, watch: Watch
             a sample would leave it.
         OSError: it cannot be written.
     """
-    index, out = samples.index, Path(os.path.abspath(out))
-    needed = places.folders(index, splits, str(samples.root))
-    part = _begin(out, _needed(index, splits))
+    wrong = unsound(index)
+    if wrong:
+        raise BadContainer(f"{root} is damaged, or not what it seems: {wrong}")
+    out = Path(os.path.abspath(out))
+    needed = _folders(index, splits, str(root))
+    start, stop = (splits[0].start, splits[-1].stop) if splits else (0, 0)
+    part = _begin(out, sum(_item(one, start, stop) for one in index.fields))
     total = count = 0
     bad: list[tuple[int, int, str]] = []
     with contextlib.ExitStack() as opened, _space(part):
-        root = os.open(part, _FOLDER)
-        opened.callback(os.close, root)
-        for folder in needed:
+        folder = os.open(part, _FOLDER)
+        opened.callback(os.close, folder)
+        for path in needed:
             # One that differs in case alone may be there, where that makes no difference.
             with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, dir_fd=root)
+                os.mkdir(path, dir_fd=folder)
         arrays: dict[tuple[str, int], _Array] = {}
-        for split, number, array in _new_arrays(root, index, splits):
+        for split, number, array in _new_arrays(folder, index, splits):
             opened.callback(os.close, array.descriptor)
             arrays[split.name, number] = array
-        span = parts(index, splits[0].start, splits[-1].stop) if splits else parts(index, 0, 0)
-        work = _Write(samples, root, arrays, span)
-        for done, spans, found in spread(work, range(len(span)), cores()):
+        write = _Write(Reader(index, root), folder, arrays)
+        for done, spans, found in spread(write, parts(index, start, stop), cores()):
             total, count = total + done, count + spans
-            bad.extend(found)
+            bad += found
             watch(total, count)
     damaged = tuple(Damage(name(index, row, field), why) for row, field, why in sorted(bad))
     os.chmod(part, 0o777 & ~_umask())
@@ -93,25 +99,20 @@ def extract(samples: Samples, splits: tuple[Split, ...], out: Path, watch: Watch
     return Extracted(out, count, total, ())
 
 
-def _needed(index: Index, splits: tuple[Split, ...]) -> int:
-    """Bytes of the files, as far as they are known before they are read."""
-    rows = slice(splits[0].start, splits[-1].stop) if splits else slice(0, 0)
-    bytes_ = sum(
-        int(one.length[rows].clip(0, _MOST).sum(dtype=np.float64))
-        for one in index.fields
-        if not one.dtype
-    )
-    count = rows.stop - rows.start
-    return bytes_ + sum(count * _item(one) for one in index.fields if one.dtype)
+def _item(field: Field, start: int, stop: int) -> int:
+    """Return the bytes of the files of a field, as far as they are known before they are read."""
+    if field.dtype:
+        return (stop - start) * _array_bytes(field)
+    return int(field.length[start:stop].clip(0).sum())
 
 
-def _item(field: Field) -> int:
+def _array_bytes(field: Field) -> int:
     return np.dtype(field.dtype).itemsize * math.prod(field.shape)
 
 
 @contextlib.contextmanager
 def _space(part: Path) -> Iterator[None]:
-    """Says where there was no more space, which the kernel does not."""
+    """Say where there was no more space, which the kernel does not."""
     try:
         yield
     except OSError as error:
@@ -163,6 +164,48 @@ def _umask() -> int:
     return mask
 
 
+def _folders(index: Index, splits: tuple[Split, ...], where: str) -> list[bytes]:
+    """Return all folders that are needed, the outer ones first; every name is checked on the way.
+
+    Args:
+        where: the container, for messages.
+
+    Raises:
+        BadContainer: a name would not stay below the folder that all is written to.
+    """
+    needed: set[bytes] = set()
+    bytes_too = any(not one.dtype for one in index.fields)
+    for one in index.fields:
+        keys.check(b"x." + os.fsencode(one.name), f"{where} (as a field)")
+    for split in splits:
+        for one in index.fields:
+            path = _of_array(split, one.name, len(splits) == 1)
+            keys.check(path, f"{where} (as a split)")
+            if one.dtype:
+                needed.add(os.path.dirname(path))
+        for row in range(split.start, split.stop) if bytes_too else ():
+            key = index.keys[row]
+            keys.check(key, where)
+            needed.add(os.path.dirname(_of_sample(split, key, "")))
+    outer: set[bytes] = set()
+    for path in needed:
+        while path:
+            outer.add(path)
+            path = os.path.dirname(path)
+    return sorted(outer)
+
+
+def _of_sample(split: Split, key: bytes, end: str) -> bytes:
+    path = key + b"." + os.fsencode(end) if end else key
+    return os.fsencode(split.folder) + b"/" + path if split.folder else path
+
+
+def _of_array(split: Split, field: str, alone: bool) -> bytes:
+    """Return the file of an array field of a split; that of the only one needs no folder."""
+    folder = split.folder or ("" if alone else split.name)
+    return os.fsencode(f"{folder}/{field}.npy" if folder else f"{field}.npy")
+
+
 @dataclass(frozen=True)
 class _Array:
     """A .npy of one field and split that is being written.
@@ -178,28 +221,38 @@ class _Array:
     start: int
     item: int
 
+    def write(self, data: Iterable[bytes | memoryview], row: int) -> str:
+        """Write a sample; return why not, where its length is another."""
+        at = self.start + (row - self.split.start) * self.item
+        end = at + self.item
+        for piece in data:
+            if at + len(piece) > end:
+                return f"it has more than the {self.item} bytes of its array"
+            pwrite_all(self.descriptor, piece, at)
+            at += len(piece)
+        return "" if at == end else f"it has less than the {self.item} bytes of its array"
+
 
 def _new_arrays(
     root: int, index: Index, splits: tuple[Split, ...]
 ) -> Iterator[tuple[Split, int, _Array]]:
-    """A file for each array field of each split; the labels' too, but these are written here."""
+    """Make a file for each array field of each split; the labels' too, which are written here."""
     names = [one.name for one in index.fields]
     arrays = [(number, one) for number, one in enumerate(index.fields) if one.dtype]
     for split in splits:
         for number, one in arrays:
             yield split, number, _new_array(root, one, split, len(splits) == 1)
-        if arrays and index.labels is not None and places.LABELS not in names:
+        if arrays and index.labels is not None and LABELS not in names:
             labels = index.labels[split.start : split.stop]
-            about = Field(places.LABELS, labels, labels, dtype="<i8")
+            about = Field(LABELS, labels, labels, dtype="<i8")
             array = _new_array(root, about, split, len(splits) == 1)
-            with open(array.descriptor, "wb") as file:
-                file.seek(array.start)
-                file.write(labels.tobytes())
+            pwrite_all(array.descriptor, labels.tobytes(), array.start)
+            os.close(array.descriptor)
 
 
 def _new_array(root: int, field: Field, split: Split, alone: bool) -> _Array:
     dtype, count = np.dtype(field.dtype), split.stop - split.start
-    descriptor = os.open(places.of_array(split, field.name, alone), _NEW, 0o666, dir_fd=root)
+    descriptor = os.open(_of_array(split, field.name, alone), _NEW, 0o666, dir_fd=root)
     with open(descriptor, "wb", closefd=False) as file:
         head = {
             "descr": np.lib.format.dtype_to_descr(dtype),  # type: ignore[no-untyped-call]
@@ -208,90 +261,62 @@ def _new_array(root: int, field: Field, split: Split, alone: bool) -> _Array:
         }
         np.lib.format.write_array_header_1_0(file, head)
         start = file.tell()
-    item = _item(field)
+    item = _array_bytes(field)
     os.truncate(descriptor, start + count * item)
     return _Array(descriptor, split, start, item)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Write:
-    """Writes the spans of a part; gives bytes, count, and (row, field, why) of the bad ones."""
+    """Writes the samples of some rows; gives bytes, count, and (row, field, why) of bad ones."""
 
-    samples: Samples
-    root: int
+    reader: Reader
+    folder: int
     arrays: Mapping[tuple[str, int], _Array]
-    parts: Parts
+    size: int = 0
 
-    def __call__(self, part: int) -> tuple[int, int, list[tuple[int, int, str]]]:
-        index, spans = self.samples.index, self.parts.of(part)
-        ends = [places.end(index, number) for number in range(len(index.fields))]
-        done, bad = 0, []
-        for number, row in spans:
-            field = index.fields[number]
-            split = index.split_of(row)
-            data = _Pieces(self.samples.chunks(row, field.name))
-            try:
-                if field.dtype:
-                    why = _into(data, self.arrays[split.name, number], row)
-                else:
-                    key = index.keys[row]
-                    why = self._file(data, places.of_sample(split, key, ends[number]))
-            except UserError as error:
-                why = f"it cannot be read: {error}"
-            if not why and field.hash is not None and data.digest() != field.hash[row]:
-                why = "its bytes are not those that were packed"
-            if why:
-                bad.append((row, number, why))
-            done += data.size
-        return done, len(spans), bad
+    def __call__(self, rows: Int64s) -> tuple[int, int, list[tuple[int, int, str]]]:
+        index, bad = self.reader.index, []
+        self.size = 0
+        for number, column in enumerate(self.reader.spans(rows)):
+            field, end = index.fields[number], end_of(index, number)
+            for span in column:
+                split, state = index.split_of(span.row), xxhash.xxh3_64()
+                data = self._pieces(span, state)
+                try:
+                    if field.dtype:
+                        why = self.arrays[split.name, number].write(data, span.row)
+                    else:
+                        why = self._file(data, _of_sample(split, index.keys[span.row], end))
+                except SourceProblem as error:
+                    why = f"it cannot be read: {error}"
+                if not why and field.hash is not None and state.intdigest() != field.hash[span.row]:
+                    why = CHANGED
+                if why:
+                    bad.append((span.row, number, why))
+        return self.size, len(rows) * len(index.fields), bad
+
+    def _pieces(self, span: Span, state: xxhash.xxh3_64) -> Iterator[bytes | memoryview]:
+        for piece in self.reader.chunks(span):
+            state.update(piece)
+            self.size += len(piece)
+            yield piece
 
     def _file(self, data: Iterable[bytes | memoryview], path: bytes) -> str:
-        """Write a new file; why not, where that is for its name."""
+        """Write a new file; return why not, where that is for its name."""
         try:
-            descriptor = os.open(path, _NEW, 0o666, dir_fd=self.root)
+            descriptor = os.open(path, _NEW, 0o666, dir_fd=self.folder)
         except OSError as error:
             if error.errno not in _OF_THE_NAME:
                 raise
             if error.errno == errno.EEXIST:
                 return "another sample has its name (or one that differs in case alone)"
             return f"it cannot have this name here: {error.strerror}"
+        at = 0
         try:
             for piece in data:
-                _write(descriptor, piece)
+                pwrite_all(descriptor, piece, at)
+                at += len(piece)
         finally:
             os.close(descriptor)
         return ""
-
-
-class _Pieces:
-    """The pieces of a sample, hashed as they pass."""
-
-    def __init__(self, pieces: Iterator[bytes | memoryview]) -> None:
-        self._pieces, self._state, self.size = pieces, xxhash.xxh3_64(), 0
-
-    def __iter__(self) -> Iterator[bytes | memoryview]:
-        for piece in self._pieces:
-            self._state.update(piece)
-            self.size += len(piece)
-            yield piece
-
-    def digest(self) -> int:
-        return self._state.intdigest()
-
-
-def _into(data: _Pieces, array: _Array, row: int) -> str:
-    at = array.start + (row - array.split.start) * array.item
-    end = at + array.item
-    for piece in data:
-        if at + len(piece) > end:
-            return f"it has more than the {array.item} bytes of its array"
-        pwrite_all(array.descriptor, piece, at)
-        at += len(piece)
-    return "" if at == end else f"it has less than the {array.item} bytes of its array"
-
-
-def _write(descriptor: int, data: bytes | memoryview) -> None:
-    """All of `data`, which the system may take in parts (2 GiB at most)."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]

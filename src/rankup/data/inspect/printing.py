@@ -7,10 +7,8 @@ from typing import Any
 
 from ...base.amounts import size
 from ...base.text import clean
-from ..inodes import Inodes, words
+from ..inodes import spaced, words
 
-_WIDTH = 30
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 _FORMATS = {
     "hdf5": "HDF5",
     "arrow": "Arrow IPC",
@@ -24,13 +22,13 @@ _FORMATS = {
 
 
 def safe(text: str) -> str:
-    """A name as a terminal may have it: control characters and bytes of no UTF-8 written out."""
+    """Return a name as a terminal may have it: control characters and no UTF-8 are written out."""
     # A carriage return would else stand for a line drawn over.
     return clean(text.replace("\r", "\\x0d")).encode("utf-8", "backslashreplace").decode()
 
 
 def lines(about: Mapping[str, Any]) -> Iterator[str]:
-    """What `rankup inspect` prints."""
+    """Yield what `rankup inspect` prints."""
     kind = _FORMATS.get(about["container"], about["container"])
     yield f"{about['path']}: {kind}, {_count(about['samples'], 'sample')}"
     yield from _splits(about["splits"])
@@ -66,20 +64,6 @@ def _classes(classes: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {named}: {counts}"
     if classes["count"] > len(classes["first"]):
         yield "    …"
-    for split, one in classes["balance"].items():
-        yield f"    {split}: {_balance(one)}"
-
-
-def _balance(one: Mapping[str, Any]) -> str:
-    few, many = one["fewest"], one["most"]
-    without = f"; {_count(one['without'], 'class')} with none" if one["without"] else ""
-    if few["samples"] == many["samples"]:
-        return f"{few['samples']} in each{without}"
-    ratio = many["samples"] / few["samples"]
-    return (
-        f"from {few['samples']} ({few['name']}) to {many['samples']} ({many['name']}), "
-        f"{ratio:.3g} times as many{without}"
-    )
 
 
 def _field(field: Mapping[str, Any], several: bool) -> Iterator[str]:
@@ -93,22 +77,13 @@ def _field(field: Mapping[str, Any], several: bool) -> Iterator[str]:
         unknown = field["unknown"]
         yield f"{name}sizes that are known only once they are read" if unknown else f"{name}none"
         return
-    low, middle, high = (size(field[which]) for which in ("smallest", "median", "largest"))
+    low, middle, most, high = (
+        size(field[which]) for which in ("smallest", "median", "nine_tenths", "largest")
+    )
     if low == high:
         yield f"{name}{low} each"
-        return
-    yield f"{name}{low} to {high}, half of them below {middle}"
-    bars = field["histogram"]
-    labels = [f"{size(bar['from'])} to {size(bar['to'])}" for bar in bars]
-    width, most = max(map(len, labels)), max(bar["count"] for bar in bars)
-    for bar, label in zip(bars, labels, strict=True):
-        yield f"    {label:>{width}}  {_bar(bar['count'], most)} {bar['count']}".rstrip()
-
-
-def _bar(count: int, most: int) -> str:
-    """A bar of at most 30 characters; whoever is not zero has at least a line."""
-    eighths = max(round(count / most * _WIDTH * 8), 1) if count else 0
-    return _EIGHTHS[8] * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+    else:
+        yield f"{name}{low} to {high}, half of them up to {middle}, nine of ten up to {most}"
 
 
 def _first(first: list[dict[str, Any]]) -> Iterator[str]:
@@ -133,13 +108,13 @@ def _value(name: str, of: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
 
 
 def _container(about: Mapping[str, Any]) -> Iterator[str]:
-    here, single = (Inodes(**about["files"][which]) for which in ("container", "samples"))
+    here, single = about["files"]["container"], about["files"]["samples"]
     yield ""
     if about["container"] == "files":
-        yield f"  {here}; `rankup pack` makes a few of them"
+        yield f"  {_count(here, 'file')}; `rankup pack` makes a few of them"
     else:
-        saved = f" instead of {single}" if single.total > here.total else ""
-        yield f"  {here}{saved}"
+        saved = f" instead of {spaced(single)}" if single > here else ""
+        yield f"  {_count(here, 'file')}{saved}"
     hashes = "with a hash of each sample" if about["hashes"] else "without hashes"
     yield f"  {hashes}; read by {about['read']} here"
     if about["pieces"]:

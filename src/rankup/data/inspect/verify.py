@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from ...base.errors import UserError
-from .. import frames as around
 from .. import indexes, keys, stamp
+from ..blocks import Blocks
+from ..containers.grouping import LONE
 from ..errors import BadContainer
-from ..frames import Frames
-from ..index import Index
-from ..opened import Samples
-from . import places
-from .parts import Parts, parts
-from .workers import cores, spread
+from ..index import Index, Int64s
+from ..pack.source import unsound
+from ..pool import cores, spread
+from ..verified import Reader, SourceProblem, Span
 
-# Longer ones are hashed piece by piece.
-_WHOLE = 16 << 20
-_GROUPS = 16  # of frames in one piece of work
+# Of a part of the work: few enough for a bar that moves, enough to be worth a message.
+_BYTES = 64 << 20
+_ROWS = 4096
+_BLOCKS = 16
+CHANGED = "its bytes are not those that were packed"
 
 # Gets the bytes and samples that are done.
 Watch = Callable[[int, int], None]
@@ -48,8 +50,8 @@ class Verified:
     Attributes:
         samples: that were read.
         size: their bytes.
-        hashed: whether there were hashes to compare them with.
-        around: whether the bytes between the samples were compared, too.
+        hashed: True where there were hashes to compare them with.
+        around: True where the bytes between the samples were compared, too.
     """
 
     samples: int
@@ -59,48 +61,65 @@ class Verified:
     damaged: tuple[Damage, ...]
 
 
-def verify(samples: Samples, start: int, stop: int, watch: Watch) -> Verified:
+def verify(index: Index, root: Path, start: int, stop: int, watch: Watch) -> Verified:
     """Read the samples [start, stop) on all cores and compare their hashes.
 
     Of a pack that is asked for as a whole, the bytes around the samples are compared too, and the
     index with its checksums.
 
-    Args:
-        samples: read by position, since what is mapped ends this process where a disk fails.
-
     Raises:
         UserError, OSError: this machine cannot read it at all.
     """
-    index, root = samples.index, samples.root
-    whole = (start, stop) == (0, len(index))
+    hashed = bool(index.fields) and all(one.hash is not None for one in index.fields)
+    wrong = unsound(index)
+    if wrong:
+        return Verified(0, 0, hashed, False, (Damage(str(indexes.place(root)), wrong),))
     damaged: list[Damage] = []
-    if whole:
+    blocks = None
+    if (start, stop) == (0, len(index)):
         damaged = [*index_damage(root), *_beside(index, root), *_strangers(index, root)]
-    frames = around.frames(index) if whole and index.frames is not None else None
-    if any(not samples.file(row).is_file() for row in range(len(index.files) if frames else 0)):
-        frames = None  # which `index_damage` or a sample of it names
-    if frames is not None and index.frames is not None and len(frames) != len(index.frames):
-        why = f"{len(index.frames)} hashes of the bytes between samples, for {len(frames)} places"
+        blocks = Blocks(index, root) if index.blocks is not None else None
+    if blocks is not None and index.blocks is not None and len(blocks) != len(index.blocks):
+        why = f"it has hashes of {len(index.blocks)} blocks, and its files have {len(blocks)}"
         damaged.append(Damage(str(indexes.place(root)), why))
-        frames = None
-    work = _Check(samples, parts(index, start, stop), frames)
+        blocks = None
+    check = _Check(index, root, blocks)
+    tasks: list[Int64s | int] = [*parts(index, start, stop)]
+    tasks += range(0, len(blocks), _BLOCKS) if blocks is not None else ()
     bad: list[tuple[int, int, str]] = []
-    between: list[tuple[int, str]] = []
+    around: list[tuple[int, str]] = []
     size = count = 0
-    for found in spread(work, work.tasks(), cores()):
-        bad.extend(found.samples)
-        between.extend(found.between)
-        size, count = size + found.size, count + found.count
+    for more, samples, bad_samples, bad_blocks in spread(check, tasks, cores()):
+        bad += bad_samples
+        around += bad_blocks
+        size, count = size + more, count + samples
         watch(size, count)
     damaged += [Damage(name(index, row, field), why) for row, field, why in sorted(bad)]
-    if frames is not None:
-        damaged += [Damage(nameless(frames, index, root, g), why) for g, why in sorted(between)]
-    hashed = bool(index.fields) and all(one.hash is not None for one in index.fields)
-    return Verified(stop - start, size, hashed, frames is not None, tuple(damaged))
+    if blocks is not None:
+        damaged += [Damage(blocks.name(block), why) for block, why in sorted(around)]
+    return Verified(stop - start, size, hashed, blocks is not None, tuple(damaged))
+
+
+def parts(index: Index, start: int, stop: int) -> list[Int64s]:
+    """Return the samples [start, stop) in the order in which they lie, cut into parts of the work.
+
+    A fallback reads best in the order of its own numbers.
+    """
+    if not index.fields or start == stop:
+        return []
+    one = index.fields[0]
+    offset = one.offset[start:stop]
+    file = np.zeros(stop - start) if one.file is None else one.file[start:stop]
+    order = np.lexsort((np.where(offset < 0, ~offset, offset), file))
+    size = np.zeros(stop - start, np.int64)
+    for field in index.fields:
+        size += np.maximum(field.length[start:stop], 0)
+    cost = np.cumsum(size[order] + _BYTES // _ROWS)
+    return np.split(order + start, np.flatnonzero(np.diff(cost // _BYTES)) + 1)
 
 
 def index_damage(root: Path) -> list[Damage]:
-    """What is wrong with a container's index, and how its files differ from what it says."""
+    """Return what is wrong with a container's index, and how its files differ from what it says."""
     beside = indexes.place(root)
     if not beside.is_file():
         return []
@@ -116,95 +135,63 @@ def index_damage(root: Path) -> list[Damage]:
 
 
 def name(index: Index, row: int, field: int) -> str:
-    """A sample as it is named to people; with the field, as the file that it would be."""
-    path, end = index.path(row), places.end(index, field)
+    """Return how a sample is named to people; with the field, as the file that it would be."""
+    path, end = index.path(row), end_of(index, field)
     return f"{path}.{end}" if end else path
 
 
-def hashed(samples: Samples, row: int, field: int) -> tuple[int, int]:
-    """xxh3 of a sample and its length."""
-    one = samples.index.fields[field]
-    if 0 <= one.length[row] <= _WHOLE:
-        data = samples.read(row, one.name)
-        return xxhash.xxh3_64_intdigest(data), len(data)
-    state, size = xxhash.xxh3_64(), 0
-    for piece in samples.chunks(row, one.name):
-        state.update(piece)
-        size += len(piece)
-    return state.intdigest(), size
+def end_of(index: Index, field: int) -> str:
+    """Return what the file of a field has behind the key of its sample: "" for a lone `data`."""
+    name = index.fields[field].name
+    return "" if len(index.fields) == 1 and name == LONE else name
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Of a piece of work: what was read, bad spans (row, field, why), bad frames (group, why)."""
-
-    size: int
-    count: int
-    samples: list[tuple[int, int, str]]
-    between: list[tuple[int, str]]
-
-
-@dataclass(frozen=True)
 class _Check:
-    """Compares the spans of a part, or a few groups of frames."""
+    """Compares the samples of some rows, or a few blocks.
 
-    samples: Samples
-    parts: Parts
-    frames: Frames | None
+    Gives the bytes and number of the samples, bad ones (row, field, why), bad blocks (block, why).
+    """
 
-    def tasks(self) -> list[tuple[str, int]]:
-        groups = range(0, len(self.frames), _GROUPS) if self.frames is not None else ()
-        spans = [("spans", part) for part in range(len(self.parts))]
-        return spans + [("frames", group) for group in groups]
+    def __init__(self, index: Index, root: Path, blocks: Blocks | None) -> None:
+        self._index, self._blocks = index, blocks
+        # Of what was cut short as much is read as there is.
+        self._reader = Reader(replace(index, sizes=index.sizes[:0]), root)
 
-    def __call__(self, task: tuple[str, int]) -> _Found:
-        kind, number = task
-        return self._spans(number) if kind == "spans" else self._frames(number)
+    def __call__(
+        self, task: Int64s | int
+    ) -> tuple[int, int, list[tuple[int, int, str]], list[tuple[int, str]]]:
+        if isinstance(task, int):
+            blocks = range(task, min(task + _BLOCKS, len(self._blocks or ())))
+            return 0, 0, [], [(one, why) for one in blocks if (why := self._block(one))]
+        total, bad = 0, []
+        for field, column in zip(self._index.fields, self._reader.spans(task), strict=True):
+            for span in column:
+                expected = None if field.hash is None else int(field.hash[span.row])
+                size, why = self._sample(span, expected)
+                total += size
+                if why:
+                    bad.append((span.row, span.field, why))
+        return total, len(task) * len(self._index.fields), bad, []
 
-    def _spans(self, part: int) -> _Found:
-        fields = self.samples.index.fields
-        spans = self.parts.of(part)
-        size, bad = 0, []
-        for field, row in spans:
-            expected = fields[field].hash
-            try:
-                digest, length = hashed(self.samples, row, field)
-            except (UserError, OSError) as error:
-                bad.append((row, field, f"it cannot be read: {error}"))
-                continue
-            size += length
-            if expected is not None and digest != expected[row]:
-                bad.append((row, field, "its bytes are not those that were packed"))
-        return _Found(size, len(spans), bad, [])
+    def _sample(self, span: Span, expected: int | None) -> tuple[int, str]:
+        try:
+            digest, size = self._reader.hashed(span)
+        except SourceProblem as error:
+            return 0, f"it cannot be read: {error}"
+        return size, "" if expected in (None, digest) else CHANGED
 
-    def _frames(self, start: int) -> _Found:
-        index, root, frames = self.samples.index, self.samples.root, self.frames
-        assert frames is not None
-        assert index.frames is not None
-        bad = []
-        for group in range(start, min(start + _GROUPS, len(frames))):
-            try:
-                (digest,) = around.hashes(frames, root, index.files, group, group + 1)
-            except (UserError, OSError) as error:
-                bad.append((group, f"they cannot be read: {error}"))
-                continue
-            if digest != index.frames[group]:
-                bad.append((group, "they are not those that were packed"))
-        return _Found(0, 0, [], bad)
-
-
-def nameless(of: Frames, index: Index, root: Path, group: int) -> str:
-    """The bytes of a group that belong to no sample, as they are named to people."""
-    file = index.files.text(int(of.file[group])) or root.name
-    where = f"bytes of no sample in {file} between {of.start[group]} and {of.stop[group]}"
-    if of.first[group] < 0:
-        return where
-    first, last = index.path(int(of.first[group])), index.path(int(of.last[group]))
-    return f"{where}, around {first}" + (f" to {last}" if first != last else "")
+    def _block(self, block: int) -> str:
+        assert self._blocks is not None
+        assert self._index.blocks is not None
+        try:
+            same = self._blocks.hashes(block, block + 1)[0] == self._index.blocks[block]
+        except (UserError, OSError) as error:
+            return f"they cannot be read: {error}"
+        return "" if same else "they are not those that were packed"
 
 
 def _beside(index: Index, root: Path) -> list[Damage]:
-    """What has changed of the small files that a format keeps beside its data."""
+    """Return what has changed of the small files that a format keeps beside its data."""
     written = index.facts.get("beside")
     if not isinstance(written, dict):
         return []
@@ -218,7 +205,7 @@ def _beside(index: Index, root: Path) -> list[Damage]:
 
 
 def _strangers(index: Index, root: Path) -> list[Damage]:
-    """Files of others that readers of the folder take for the container's, by their names' end."""
+    """Return files of others that readers of the folder take for the container's, by their ends."""
     if not root.is_dir() or not indexes.place(root).is_file():
         return []
     known = {os.fsdecode(name) for name in index.files}
@@ -235,4 +222,4 @@ def _differs(path: Path, digest: object) -> str:
         same = xxhash.xxh3_64_hexdigest(path.read_bytes()) == digest
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
-    return "" if same else "its bytes are not those that were packed"
+    return "" if same else CHANGED

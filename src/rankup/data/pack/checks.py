@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,96 +11,85 @@ from ...base.errors import UserError
 from .. import images
 from ..index import Index, Int64s
 from ..inodes import words
-from . import notes as saying
-from .reader import Reader, Span
-from .workers import Board, Watch, run, shown
+from ..pool import spread
+from ..verified import Reader, Span
 
 UNDECODABLE = "undecodable"  # an image that `--resize` cannot encode anew
 _SUFFIX = 8  # more than the longest of an image
-_STEP = 256  # samples between two looks at whether to go on
+_STEP = 1024  # samples that a worker looks at in one go
+_SHOWN = 10
 
 
-@dataclass(frozen=True)
-class Images:
-    """Which fields of which samples are images, by their names."""
+class Looker:
+    """Looks at images while they pass by, and keeps what is to be said of them.
 
-    index: Index
+    Attributes:
+        found: of each image with problems `row`, `field` and `problems`.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self.found: list[dict[str, Any]] = []
+
+    def __call__(self, span: Span, first: memoryview | bytes, last: memoryview | bytes) -> None:
+        name = self.name(span)
+        if name:
+            look = images.look(first[: images.HEAD], last[-images.TAIL :], span.length, name)
+            self.add(span, look.problems)
+
+    def add(self, span: Span, problems: Iterable[str]) -> None:
+        """Keep problems of an image; together with those that are known of it."""
+        problems = list(problems)
+        if not problems:
+            return
+        last = self.found[-1] if self.found else {}
+        if (last.get("row"), last.get("field")) == (span.row, span.field):
+            last["problems"] += problems
+        else:
+            self.found.append({"row": span.row, "field": span.field, "problems": problems})
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return what was found since the last time."""
+        found, self.found = self.found, []
+        return found
 
     def name(self, span: Span) -> str:
-        """The end of the name that an image has as a file; empty: it is no image."""
-        field = self.index.fields[span.field]
+        """Return the end of the name that an image has as a file; empty: it is no image."""
+        field = self._index.fields[span.field]
         if field.dtype:
             return ""
-        key = self.index.keys[span.row]
-        if field.name != "data" or len(self.index.fields) > 1:
+        key = self._index.keys[span.row]
+        if field.name != "data" or len(self._index.fields) > 1:
             key = b"%b.%b" % (key, field.name.encode("utf-8", "surrogateescape"))
         # Its end is enough: all that counts is the suffix.
         name = key[-_SUFFIX:].decode("latin-1")
         return name if name.rpartition(".")[2].lower() in images.SUFFIXES else ""
 
 
-class Looker:
-    """Looks at images while they pass by, and keeps what is to be said of them.
-
-    Args:
-        path: file of JSON lines that it is written to, unit by unit.
-    """
-
-    def __init__(self, index: Index, path: Path) -> None:
-        self._images, self._path = Images(index), path
-        self._found: list[dict[str, Any]] = []
-
-    def __call__(self, span: Span, first: memoryview, last: memoryview) -> None:
-        name = self._images.name(span)
-        if name:
-            look = images.look(first[: images.HEAD], last[-images.TAIL :], span.length, name)
-            if look.problems:
-                self._found.append(record(span, look.problems))
-
-    def write(self) -> None:
-        """Append what was found since the last time; before the unit counts as done."""
-        if self._found:
-            saying.add(self._path, self._found)
-            self._found = []
-
-
-def record(span: Span, problems: Iterable[str]) -> dict[str, Any]:
-    """What is written down of an image."""
-    return {"row": span.row, "field": span.field, "problems": list(problems)}
-
-
-def looked_at(reader: Reader, count: int, watch: Watch) -> list[dict[str, Any]]:
-    """Look at the heads of all images of a source, with `count` processes; in order of rows.
+def looked_at(reader: Reader, workers: int, watch: Callable[[], None]) -> list[dict[str, Any]]:
+    """Look at the heads of all images of a source; in order of rows.
 
     Raises:
-        SourceProblems, Lost, UserError, OSError: see `workers.run`.
+        SourceProblem: one cannot be read.
+        WorkerFailed, Exception: see `pool.spread`.
     """
-    index = reader.index
-    edges = np.linspace(0, len(index), count + 1).astype(int).tolist()
-    board = Board(count)
-    of = Images(index)
+    count = len(reader.index)
 
-    def some(worker: int) -> list[dict[str, Any]]:
-        found = []
-        for start in range(edges[worker], edges[worker + 1], _STEP):
-            board.check()
-            for column in reader.spans(start, min(start + _STEP, edges[worker + 1])):
-                for span in column:
-                    name = of.name(span)
-                    if name:
-                        head, tail = reader.ends(span, images.HEAD, images.TAIL)
-                        look = images.look(head, tail, span.length, name)
-                        if look.problems:
-                            found.append(record(span, look.problems))
+    def some(start: int) -> list[dict[str, Any]]:
+        looker = Looker(reader.index)
+        for column in reader.spans(range(start, min(start + _STEP, count))):
+            for span in column:
+                if looker.name(span):
+                    looker(span, *reader.ends(span, images.HEAD, images.TAIL))
         reader.close()
-        return found
+        return looker.found
 
-    parts = run(board, count, some, watch)
+    parts = spread(some, range(0, count, _STEP), workers, watch)
     return sorted((one for part in parts for one in part), key=lambda one: one["row"])
 
 
 def damaged(records: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Rows of samples with an image that cannot be used."""
+    """Return the rows of samples with an image that cannot be used."""
     return sorted({one["row"] for one in records if images.DAMAGED & set(one["problems"])})
 
 
@@ -123,7 +110,7 @@ def refuse(index: Index, rows: Sequence[int], records: Sequence[Mapping[str, Any
 
 
 def without(index: Index, rows: Sequence[int]) -> Index:
-    """The index without some samples."""
+    """Return the index without some samples."""
     gone: Int64s = np.array(rows, np.int64)
     kept = np.setdiff1d(np.arange(len(index)), gone)
     splits, start = [], 0
@@ -136,7 +123,7 @@ def without(index: Index, rows: Sequence[int]) -> Index:
 
 
 def listed(index: Index, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Records as a report has them: by name, each once."""
+    """Return records as a report has them: by name, each once."""
     once: dict[tuple[int, int], list[str]] = {}
     for one in records:
         once[one["row"], one["field"]] = list(one["problems"])
@@ -149,3 +136,11 @@ def listed(index: Index, records: Iterable[Mapping[str, Any]]) -> list[dict[str,
         }
         for (row, field), problems in sorted(once.items())
     ]
+
+
+def shown(found: Sequence[str]) -> str:
+    """Return the first of many lines, and how many more there are."""
+    lines = [f"  {line}" for line in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(f"  ... and {len(found) - _SHOWN} more")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`rankup pack`, from the words of the command line to its exit code."""
+"""`rankup pack`: the order of it all, from the words of the command line to its exit code."""
 
 from __future__ import annotations
 
@@ -7,22 +7,41 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from ...base import lock
+from ...base.amounts import size
 from ...base.errors import EXIT_BAD_INPUT, EXIT_FAILED, RunFailed, UserError
 from ...base.text import clean, say
-from .reader import DAMAGED, SourceProblem
-from .request import Request, Target, checked, target
-from .slurm import Failed, Team, alive, dismiss, fail, team, tidy
-from .workers import Interrupted, SourceProblems, shown
+from .. import indexes
+from ..errors import BadContainer
+from ..index import Index
+from ..verified import SourceDamaged, SourceProblem
+from . import checks, finish, journal, summary, write
+from .layout import LAYOUTS, Layout, plan
+from .progress import duration
+from .request import Request, Target, asked, checked, differences, target
+from .source import files_before, root, scanned
+from .write import Pack, Step
 
 Quota = Callable[[Path], list[str]]
 
 
+class Interrupted(Exception):  # noqa: N818 - it is what happened
+    """A signal asked for the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
 def pack(request: Request, quota: Quota | None = None) -> int:
-    """Turn a source into a container, and give the command's exit code.
+    """Turn a source into a container, and return the command's exit code.
 
     0: OUT is complete. 2: it cannot be made as asked. 1: it could not be made now, and what is done
     is kept for `--resume`: a source that changed, no space, a worker that was killed. 130, 143:
@@ -36,64 +55,249 @@ def pack(request: Request, quota: Quota | None = None) -> int:
     """
     goal = target(request.out, request.to)
     checked(request, goal.container)
-    of = team(os.environ, goal)
-    if of is not None and request.dry_run:
-        if of.task > 0:
-            return 0  # one summary is enough
-        of = None
-    _folder(request, goal, quiet=request.as_json or (of is not None and of.task > 0))
-    if of is None:
-        return _ended(request, goal, None, quota or _nothing)
-    with alive(of):
-        code = _ended(request, goal, of, quota or _nothing)
-    if of.task == 0 and code == 0:
-        dismiss(of)
-    return code
-
-
-def _nothing(path: Path) -> list[str]:
-    return []
-
-
-def _ended(request: Request, goal: Target, of: Team | None, quota: Quota) -> int:
-    """The exit code; what a failure has to say is said."""
+    step = Step.of(os.environ)
+    if step.task and (request.dry_run or goal.container not in LAYOUTS):
+        return 0  # the first task does it alone
+    _make_folder(request, goal, quiet=request.as_json or step.task > 0)
     try:
-        return _run(request, goal, of, quota)
+        with _signals() as watch:
+            of = Pack(request, goal, step, watch, quota or (lambda path: []))
+            if request.dry_run:
+                _preview(of)
+            elif step.task:
+                write.help_to_fill(of)
+            else:
+                _lead(of)
     except (
         *(UserError, OSError, RunFailed),
-        *(SourceProblems, SourceProblem, Interrupted, KeyboardInterrupt),
+        *(SourceProblem, Interrupted, KeyboardInterrupt),
     ) as error:
-        message, code = _told(error, goal)
-        if of is not None:
-            fail(of, message, code)
-        if not (isinstance(error, Failed) and error.task == 0):  # task 0 has said it itself
-            say(message)
+        message, code = _failure(error, goal)
+        say(message)
         return code
-    except BaseException as error:  # a bug, no memory: the others must not wait for this one
-        if of is not None:
-            fail(of, f"{type(error).__name__}: {error}", EXIT_FAILED)
-        raise
-
-
-def _run(request: Request, goal: Target, of: Team | None, quota: Quota) -> int:
-    # What is only needed once the request is known to make sense.
-    from . import lead
-
-    if request.dry_run:
-        lead.preview(request, goal, quota)
-        return 0
-    if of is not None and of.task > 0:
-        lead.follow(request, goal, of)
-        return 0
-    with lock.held(goal.out, say, doing="packing", wait=False) as held:
-        tidy(goal, of)
-        report = lead.lead(request, goal, of, held.check, quota)
-    if request.as_json:
-        print(json.dumps(report, indent=2))
     return 0
 
 
-def _folder(request: Request, goal: Target, quiet: bool) -> None:
+def _lead(of: Pack) -> None:
+    """Make the container, and say so."""
+    started = time.monotonic()
+    with lock.held(of.goal.out, say, doing="packing", wait=False) as held:
+        interrupted = of.watch
+
+        def watch() -> None:
+            interrupted()
+            held.check()
+
+        of = replace(of, watch=watch)
+        before, done = _there(of)
+        if done is not None:
+            if before is not None or of.work.part.is_dir():
+                of.work.remove()  # killed while it was cleared away
+            of.say(f"{of.goal.out} is complete already, with {done['samples']} samples")
+        else:
+            copied = 0 if _is_saved(of, before) else _made(of, before is not None, started)
+            finish.publish(of.work)
+            done = finish.read_report(of.work)
+            if done is None:
+                raise RunFailed(f"{of.goal.report} cannot be read; {of.goal.out} is complete")
+            of.work.remove()
+            seconds = time.monotonic() - started
+            speed = f", {size(copied)} read at {size(copied / seconds)}/s" if copied else ""
+            of.say(f"done: {of.goal.out}, {size(done['bytes'])} in {duration(seconds)}{speed}")
+            for line in finish.lines(done, of.goal.report):
+                of.say(line)
+    if of.request.as_json:
+        print(json.dumps(done, indent=2))
+
+
+def _made(of: Pack, begun: bool, started: float) -> int:
+    """Make everything but the last names; return the bytes of the source that were read for it."""
+    request, goal, work = of.request, of.goal, of.work
+    original = work.load_source() if begun else None
+    fresh = original is None
+    notes: list[dict[str, Any]] = []
+    if original is None:
+        original = scanned(request)
+        if request.bad != "keep":
+            original, notes = write.without_damaged(of, original)
+    source, base = original, root(request)
+    told, layout = _summary(of, source)
+    for line in summary.lines(told, of.quota(goal.out.parent)):
+        of.say(line)
+    summary.fits(told, journal.allocated(work.data))
+    with summary.missing_space(work, lambda: told.bytes or summary.index_bytes(original)):
+        if fresh:
+            work.make(asked(request, goal))
+            work.note(notes)
+            indexes.save(source, work.source)
+        read = -1
+        if request.resize is not None:
+            source, read = _resized(of, source)
+            base = work.part
+        if goal.container in LAYOUTS:
+            layout = layout or plan(goal.container, source, write.shape(request))
+            layout, hashes, copied = write.fill(of, source, base, layout)
+            index = finish.hashed(layout, hashes, work.data)
+        else:
+            index, copied = write.stream(of, source, base)
+        index = finish.complete(work.data, index, files_before(original), of.workers, of.watch)
+        of.watch()
+        done = _report(of, original, index, told, time.monotonic() - started)
+        finish.save(work, index, done, fsync=request.fsync)
+    return copied if read < 0 else read
+
+
+def _preview(of: Pack) -> None:
+    """Print what a pack would do.
+
+    Raises:
+        UserError: it would be refused.
+    """
+    request, goal = of.request, of.goal
+    _, whole = _there(of)
+    if whole is not None:
+        print(json.dumps(whole, indent=2) if request.as_json else f"{goal.out} is complete already")
+        return
+    told, _ = _summary(of, scanned(request))
+    lines = of.quota(goal.out.parent)
+    if request.as_json:
+        print(json.dumps({**_values(of, told), "quota": lines}, indent=2))
+    else:
+        print("\n".join(summary.lines(told, lines)))
+    summary.fits(told, journal.allocated(goal.part))
+
+
+def _summary(of: Pack, source: Index) -> tuple[summary.Summary, Layout | None]:
+    """Return what is to be said before the pack, and the layout where it is known then.
+
+    Raises:
+        UserError: a file would be larger than this process may write.
+    """
+    request, goal = of.request, of.goal
+    known = goal.container in LAYOUTS and request.resize is None
+    layout = plan(goal.container, source, write.shape(request)) if known else None
+    told = summary.summary(request.source, source, layout, goal)
+    if layout is None and request.resize is None:  # nothing of a SquashFS is compressed
+        told = replace(told, bytes=told.source_bytes + summary.index_bytes(source))
+    summary.within_limit(goal.out, int(layout.sizes.max()) if layout is not None else told.bytes)
+    return told, layout
+
+
+def _values(of: Pack, told: summary.Summary) -> dict[str, Any]:
+    """Return a summary as JSON values, named as in the report."""
+    values = asdict(told)
+    for name in ("source", "target", "samples", "source_bytes"):
+        del values[name]
+    return {
+        "out": str(told.target.out),
+        "container": told.target.container,
+        "asked": asked(of.request, told.target),
+        "splits": [{"name": name, "samples": count} for name, count in told.samples],
+        "samples": sum(count for _, count in told.samples),
+        "sample_bytes": told.source_bytes,
+        **values,
+    }
+
+
+def _resized(of: Pack, source: Index) -> tuple[Index, int]:
+    try:
+        return write.resized(of, source)
+    except UserError:
+        # Of what was done nothing can be used: the source is to be mended, or asked for otherwise.
+        if of.request.bad == "fail":
+            of.work.remove()
+        raise
+
+
+def _report(
+    of: Pack, source: Index, index: Index, told: summary.Summary, seconds: float
+) -> dict[str, Any]:
+    notes = of.work.notes()
+    problems = [one for one in notes if "sample" in one]
+    problems += checks.listed(source, [one for one in notes if "row" in one])
+    return finish.report(
+        told,
+        index,
+        problems,
+        [one["left_out"] for one in notes if "left_out" in one],
+        asked=asked(of.request, of.goal),
+        seconds=seconds,
+        tasks=of.step.tasks,
+        workers=of.workers,
+    )
+
+
+def _there(of: Pack) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return what earlier packs have left: what a half-done one was asked, a whole OUT's report.
+
+    Raises:
+        UserError: this pack is refused; nothing is ever overwritten.
+    """
+    request, goal, part = of.request, of.goal, of.work.part
+    before = of.work.asked()
+    saved = _is_saved(of, before)
+    if os.path.lexists(goal.out) and not saved:
+        return before, _whole(of)
+    if before is not None and not request.resume:
+        raise UserError(
+            f"{part} is what an interrupted pack has left: add --resume to go on with it, or "
+            "remove it to begin anew"
+        )
+    differs = differences(before, asked(request, goal)) if before is not None else ""
+    if differs:
+        raise UserError(
+            f"{part} was begun otherwise: {differs}. Resume it as it was begun, or remove {part} "
+            "to begin anew"
+        )
+    if not saved:
+        finish.free(of.work)
+        source = root(request)
+        if source.is_dir() and goal.out.resolve().is_relative_to(source.resolve()):
+            raise UserError(
+                f"OUT {goal.out} lies inside of SOURCE {source}, of which it would be a part the "
+                "next time; choose a place outside"
+            )
+    return before, None
+
+
+def _is_saved(of: Pack, before: dict[str, Any] | None) -> bool:
+    """Return True where an earlier pack has only names left to change."""
+    return before is not None and of.work.index.is_file()
+
+
+def _whole(of: Pack) -> dict[str, Any]:
+    """Return the report of OUT, which is there. With --resume and as asked for nothing is to do.
+
+    Raises:
+        UserError: it is something else, or not to be gone on with.
+    """
+    goal = of.goal
+    try:
+        count = len(indexes.load(goal.index))
+    except (OSError, BadContainer):
+        raise UserError(
+            f"{goal.out} exists, and is no complete container of rankup's; it is not overwritten: "
+            "remove it, or choose another name"
+        ) from None
+    found = f"{goal.out} exists, with {count} samples"
+    other = "it is not overwritten: remove it, or choose another name"
+    if not of.request.resume:
+        raise UserError(f"{found}; {other}")
+    kept = finish.read_report(of.work)
+    if kept is None:
+        raise UserError(f"{found}, and {goal.report}, which says of what, cannot be read; {other}")
+    differs = differences(kept["asked"], asked(of.request, goal))
+    if differs:
+        raise UserError(f"{found}, and was made otherwise: {differs}; {other}")
+    if of.work.part.is_dir() and not of.work.is_over():
+        raise UserError(
+            f"{found}, and {of.work.part} is what another pack has left, which was interrupted: "
+            "move one of them away, or remove it"
+        )
+    return kept
+
+
+def _make_folder(request: Request, goal: Target, quiet: bool) -> None:
     """Make the folder that OUT is to be in, if it is not there; say so, as it may be a slip.
 
     Raises:
@@ -120,32 +324,52 @@ def _folder(request: Request, goal: Target, quiet: bool) -> None:
             print(clean(f"{folder} is not there yet: it is made"), flush=True)
 
 
-def _told(error: BaseException, goal: Target) -> tuple[str, int]:
-    """What to say of a failure, and the exit code."""
+@contextmanager
+def _signals() -> Iterator[Callable[[], None]]:
+    """Let SIGINT and SIGTERM set a flag while the body runs; give what raises once it is set.
+
+    Raises (the function given):
+        Interrupted: a signal came.
+    """
+    came: list[int] = []
+
+    def check() -> None:
+        if came:
+            raise Interrupted(came[0])
+
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _failure(error: BaseException, goal: Target) -> tuple[str, int]:
+    """Return what to say of a failure, and the exit code."""
     if isinstance(error, UserError):
         return str(error), EXIT_BAD_INPUT
     if isinstance(error, lock.Taken):
         return f"another process is at it: {error}", EXIT_BAD_INPUT
-    if isinstance(error, Failed):
-        return str(error), error.code
     there = goal.part.exists()
     kept = f"what is done is kept in {goal.part}, and --resume goes on from there"
-    if goal.container == "squashfs":
+    if goal.container not in LAYOUTS:
         kept = f"{goal.part} is kept; with --resume the image is written from its beginning"
     if isinstance(error, KeyboardInterrupt | Interrupted):
         number = error.number if isinstance(error, Interrupted) else signal.SIGINT
-        after = kept if there else "before anything was written"
-        return f"interrupted; {after}", 128 + number
-    if isinstance(error, SourceProblems | SourceProblem):
-        found = error.found if isinstance(error, SourceProblems) else [str(error)]
-        if all(one.endswith(DAMAGED) for one in found):
-            return (
-                f"the source is damaged:\n{shown(found)}\nrestore it and use --resume; or get what "
-                "is sound with `rankup inspect SOURCE --extract DIR`, and pack that",
-                EXIT_FAILED,
-            )
+        return f"interrupted; {kept if there else 'before anything was written'}", 128 + number
+    if isinstance(error, SourceDamaged):
         return (
-            f"the source is not as it was when it was scanned:\n{shown(found)}\n"
+            f"the source is damaged:\n{checks.shown(error.args)}\nrestore it and use --resume; or "
+            "get what is sound with `rankup inspect SOURCE --extract DIR`, and pack that",
+            EXIT_FAILED,
+        )
+    if isinstance(error, SourceProblem):
+        return (
+            f"the source is not as it was when it was scanned:\n{checks.shown(error.args)}\n"
             f"put it back and use --resume, or remove {goal.part} and pack anew",
             EXIT_FAILED,
         )

@@ -17,8 +17,8 @@ import xxhash
 from ...base.files import pwrite_all
 from .. import images
 from ..index import UInt64s, data_path
+from ..verified import Reader, SourceProblem, Span
 from .layout import Layout, Piece
-from .reader import Reader, SourceProblem, Span, damaged
 
 # Measured on 10 000 photos in memory: 2 MiB stay in the caches, 16 MiB take 15 % longer. File
 # systems with larger blocks get one of them at a time.
@@ -29,20 +29,11 @@ _OPEN = 64
 Look = Callable[[Span, memoryview, memoryview], None]
 
 
-class SourceProblems(Exception):  # noqa: N818 - it is what was found
-    """What a unit's sources have that they should not; each text names a file."""
-
-    def __init__(self, found: list[str]) -> None:
-        super().__init__("\n".join(found))
-        self.found = found
-
-
 class Copier:
     """Writes units of one container. A process has one, and uses it for one unit after another.
 
     Args:
         root: the container's folder or file, as its layout has begun it.
-        pulse: called with the bytes that were just written; may raise to stop.
         look: called with every sample's bytes on their way.
     """
 
@@ -51,13 +42,11 @@ class Copier:
         layout: Layout,
         root: Path,
         reader: Reader,
-        pulse: Callable[[int], None],
         look: Look | None = None,
     ) -> None:
-        self._layout, self._root, self._reader = layout, root, reader
-        self._pulse, self._look = pulse, look
+        self._layout, self._root, self._reader, self._look = layout, root, reader, look
         self._size = min(max(os.stat(root).st_blksize, _LEAST), _MOST)
-        self._buffer = memoryview(bytearray(self._size + 1))  # see Reader.into
+        self._buffer = memoryview(bytearray(self._size))
         self._open: dict[int, int] = {}
         self._filled, self._file, self._offset = 0, 0, 0
 
@@ -68,11 +57,11 @@ class Copier:
             sync: come back only once it is on the disk.
 
         Raises:
-            SourceProblems: samples of it are not as they were scanned; the unit is not whole.
+            SourceProblem: samples of it are not as they were scanned; the unit is not whole.
             OSError: it could not be written.
         """
         start, stop = (int(row) for row in self._layout.units[number : number + 2])
-        spans = self._reader.spans(start, stop)
+        spans = self._reader.spans(range(start, stop))
         hashes = np.zeros((len(spans), stop - start), np.uint64)
         # Of each thing: where it goes to, and what it is. Unique numbers decide between things at
         # one place, which are empty but for one.
@@ -94,12 +83,11 @@ class Copier:
             try:
                 hashes[thing.field, thing.row - start] = self._sample(file, offset, thing)
             except SourceProblem as problem:
-                found.append(str(problem))
+                found += problem.args
         self._flush()
-        found = found or damaged(self._reader.index, start, hashes)
         if found:
-            raise SourceProblems(found)
-        self._reader.check()
+            raise SourceProblem(*found)
+        self._reader.check(start, hashes)
         self._pieces(self._layout.after(start, stop, hashes))
         if sync:
             for descriptor in self._open.values():
@@ -170,9 +158,7 @@ class Copier:
             self._write(self._file, self._offset, self._buffer[:size])
 
     def _write(self, file: int, offset: int, data: memoryview) -> None:
-        descriptor = self._descriptor(file)
-        pwrite_all(descriptor, data, offset)
-        self._pulse(len(data))
+        pwrite_all(self._descriptor(file), data, offset)
 
     def _descriptor(self, file: int) -> int:
         found = self._open.get(file)

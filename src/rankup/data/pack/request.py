@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...base.errors import UserError, nearest
 from ...base.files import user_path
@@ -19,8 +21,7 @@ _SUFFIXES = {
 # A folder of files with these names each; a name like that for OUT itself says what is wanted.
 _FOLDERS = {".arrow": "arrow", ".tar": "tar"}
 CONTAINERS = ("hdf5", "arrow", "tar", "squashfs")
-# Bytes that are put to OUT's name for a while: of its lock, and of the folder where the tasks of a
-# Slurm step meet, are more than those of the report.
+# Bytes that are put to OUT's name for a while: of its lock are more than those of the report.
 _BESIDE, _LONGEST = 35, 255
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
@@ -89,6 +90,31 @@ class Target:
     def names(self) -> tuple[Path, ...]:
         """All names that a pack gives outside of its work folder."""
         return (self.out, self.report, self.index) if self.one_file else (self.out,)
+
+
+def asked(request: Request, goal: Target) -> dict[str, Any]:
+    """Return what decides the bytes of a pack; a pack is resumed with the same only."""
+    return {
+        "SOURCE": os.path.abspath(request.source),
+        "--to": goal.container,
+        "--preset": request.preset,
+        "--split": request.split,
+        "--label": request.label,
+        "--key": request.key,
+        "--fields": ",".join(request.fields) or None,
+        "--bad": request.bad,
+        "--resize": request.resize,
+        "--shard-size": request.shard_size,
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return in what two packs were asked for different things; empty: in nothing."""
+    return "; ".join(
+        f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
+        for name in now
+        if before.get(name) != now.get(name)
+    )
 
 
 def target(out: str, to: str | None) -> Target:

@@ -15,7 +15,8 @@ from ...base.files import user_path
 from .. import finding, keys, stamp
 from ..containers import Choice, detect, isolated, squashfs
 from ..errors import BadContainer
-from ..index import Index, Split, ordered, split_order
+from ..index import Index, Split, ordered
+from ..roles import split_order
 from .request import Request
 
 # All else that a pack's index says is of its files, not of the samples. (What the index of a source
@@ -51,7 +52,7 @@ def scanned(request: Request) -> Index:
             f"--split {request.split!r} is for samples that belong to no split; here all do: "
             f"{', '.join(sorted(known))}"
         )
-    return noted(replace(index, frames=None), path)
+    return noted(replace(index, blocks=None), path)
 
 
 def files_before(source: Index) -> int:

@@ -1,15 +1,13 @@
 """Images encoded anew on the way: how long they get is known only afterwards.
 
-So they are first put one behind another into files of the work folder, and these become the
-source of the pack. A part whose lengths are there is done, so that this too goes on after a kill.
+So they are first put one behind another into files of the work folder, and these become the source
+of the pack. A part whose lengths are written down is done, so that this too goes on after a kill.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +19,16 @@ from ...base.holder import boot
 from .. import images, indexes, resize
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s
+from ..pool import spread
 from ..strings import Strings
-from . import notes as saying
-from . import work as state
-from .checks import UNDECODABLE, Images, record, refuse, without
+from ..verified import Reader, SourceDamaged
+from . import journal
+from .checks import UNDECODABLE, Looker, refuse, without
+from .journal import Work
 from .progress import Progress
-from .reader import DAMAGED, Reader, SourceProblem
-from .work import Work
-from .workers import Board, SourceProblems, run
 
 ROWS = 256  # samples of a part
+NAME = "spooled.npz"
 
 
 def spooled(
@@ -38,49 +36,45 @@ def spooled(
     reader: Reader,
     side: int,
     bad: str,
-    count: int,
+    workers: int,
     *,
     fsync: bool,
     watch: Callable[[], None],
     progress: Progress,
 ) -> Index:
-    """The source with its images encoded anew; its files are relative to the work folder.
+    """Return the source with its images encoded anew; its files are relative to the work folder.
 
     Args:
         side: pixels that the shorter side of an image has at most.
         bad: what is done where one cannot be decoded: `fail`, `skip` it, or `keep` it unchanged.
-        count: processes.
 
     Raises:
         UserError: an image cannot be decoded, and `bad` is `fail`.
-        SourceProblems, Lost, OSError: see `workers.run`.
+        SourceProblem: a sample is not as it was scanned.
+        WorkerFailed, OSError: see `pool.spread`.
     """
     source = reader.index
-    parts = -(-len(source) // ROWS)
     work.spool.mkdir(exist_ok=True)
-    todo = [part for part in range(parts) if _made(work, part) is None]
-    if not todo:
-        with suppress(FileNotFoundError, BadContainer):
-            return indexes.load(work.part / "spooled.npz")
-    count = max(1, min(count, len(todo)))
-    board = Board(count)
-    of, look = Images(source), bad == "keep"
+    parts = _parts(work)
+    todo = [part for part in range(-(-len(source) // ROWS)) if part not in parts]
+    looker = Looker(source)
 
-    def body(worker: int) -> None:
-        for part in todo[worker::count]:
-            rows = range(part * ROWS, min((part + 1) * ROWS, len(source)))
-            found = _part(work, part, rows, reader, of, look, side, fsync, board, worker)
-            state.write(_marker(work, part), {**found, "boot": "" if fsync else boot()})
+    def encode(part: int) -> dict[str, Any]:
+        rows = range(part * ROWS, min((part + 1) * ROWS, len(source)))
+        lengths = _encode(work, part, rows, reader, looker, side, bad == "keep", fsync)
         reader.close()
+        made_on = "" if fsync else boot()
+        return {"part": part, "lengths": lengths, "found": looker.take(), "boot": made_on}
 
-    def seen() -> None:
-        progress(*board.done())
-        watch()
-
-    if todo:
-        run(board, count, body, seen)
-    made = [_made(work, part) or {} for part in range(parts)]
-    index = _joined(work, source, [np.array(one["lengths"], np.int64) for one in made])
+    size = samples = 0
+    for one in spread(encode, todo, workers, watch):
+        journal.append(_journal(work), [one])
+        parts[one["part"]] = one
+        size += _bytes(source, one["part"])
+        samples += len(one["lengths"][0])
+        progress(size, samples)
+    made = [parts[part] for part in range(len(parts))]
+    index = _joined(source, [np.array(one["lengths"], np.int64) for one in made])
     notes = [one for part in made for one in part["found"]]
     undecoded = [one for one in notes if UNDECODABLE in one["problems"]]
     rows = sorted({one["row"] for one in undecoded})
@@ -89,94 +83,71 @@ def spooled(
     if bad == "skip" and rows:
         notes += [{"left_out": source.path(row)} for row in rows]
         index = without(index, rows)
-    saying.write(work.part / "noted-resized.jsonl", notes)
-    indexes.save(index, work.part / "spooled.npz")
+    (work.part / "notes-resized.jsonl").unlink(missing_ok=True)
+    journal.append(work.part / "notes-resized.jsonl", notes)
+    indexes.save(index, work.part / NAME)
     return index
 
 
 def bytes_there(work: Work, source: Index) -> int:
-    """Bytes of the source's samples in the parts that are done."""
-    rows = np.zeros(len(source), np.bool_)
-    for part in range(-(-len(source) // ROWS)):
-        if _made(work, part) is not None:
-            rows[part * ROWS : (part + 1) * ROWS] = True
+    """Return the bytes of the source's samples in the parts that are done."""
+    return sum(_bytes(source, part) for part in _parts(work))
+
+
+def _bytes(source: Index, part: int) -> int:
+    rows = slice(part * ROWS, (part + 1) * ROWS)
     return sum(int(field.length[rows].clip(0).sum()) for field in source.fields)
 
 
-def _part(
+def _parts(work: Work) -> dict[int, Any]:
+    """Return what is written down of the parts that are there.
+
+    What was written without fsync is only believed on the machine that has not crashed since.
+    """
+    found = journal.records(_journal(work))
+    return {one["part"]: one for one in found if one["boot"] in ("", boot())}
+
+
+def _encode(
     work: Work,
     part: int,
     rows: range,
     reader: Reader,
-    of: Images,
-    look: bool,
+    looker: Looker,
     side: int,
+    look: bool,
     fsync: bool,
-    board: Board,
-    worker: int,
-) -> dict[str, Any]:
-    """Write a part; the lengths of each field and sample of it, and what is to be said of them."""
+) -> list[list[int]]:
+    """Write a part; return the lengths of each field and sample of it."""
     lengths = np.zeros((len(reader.index.fields), len(rows)), np.int64)
-    found, problems = [], []
-    columns = reader.spans(rows.start, rows.stop)
-    with _data(work, part).open("wb") as out:
+    columns = reader.spans(rows)
+    with (work.spool / _name(part)).open("wb") as out:
         for place in range(len(rows)):
             for number, column in enumerate(columns):
                 span = column[place]
-                try:
-                    data = b"".join(map(bytes, reader.chunks(span)))
-                except SourceProblem as problem:
-                    problems.append(str(problem))
-                    continue
+                data = b"".join(map(bytes, reader.chunks(span)))
                 known = reader.index.fields[number].hash
                 if known is not None and xxhash.xxh3_64_intdigest(data) != known[span.row]:
-                    problems.append(f"{reader.index.path(span.row)} {DAMAGED}")
-                name = of.name(span)
-                smaller, why = _resized(data, name, side)
-                problems_of = _looked(data, name) if look else ()
-                if why or problems_of:
-                    found.append(record(span, (*problems_of, *why)))
-                lengths[number, place] = out.write(smaller)
-                board.add(worker, span.length, samples=number == 0)
+                    path = reader.index.path(span.row)
+                    raise SourceDamaged(f"{path} is damaged: not the bytes it was packed with")
+                name = looker.name(span)
+                if name and look:
+                    seen = images.look(data[: images.HEAD], data[-images.TAIL :], len(data), name)
+                    looker.add(span, seen.problems)
+                if name:
+                    try:
+                        data = resize.resized(data, side)
+                    except BadContainer:
+                        looker.add(span, [UNDECODABLE])
+                lengths[number, place] = out.write(data)
         out.flush()
         if fsync:
             os.fsync(out.fileno())
-    if problems:
-        raise SourceProblems(problems)
-    return {"lengths": lengths.tolist(), "found": found}
+    return lengths.tolist()
 
 
-def _made(work: Work, part: int) -> dict[str, Any] | None:
-    """What `_part` has given; None where the part is not there.
-
-    What was written without fsync is only believed on the machine that has not crashed since.
-    """
-    try:
-        found: dict[str, Any] = json.loads(_marker(work, part).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return found if found["boot"] in ("", boot()) else None
-
-
-def _resized(data: bytes, name: str, side: int) -> tuple[bytes, tuple[str, ...]]:
-    """An image encoded anew; unchanged where it is none, or with what is wrong with it."""
-    if not name:
-        return data, ()
-    try:
-        return resize.resized(data, side), ()
-    except BadContainer:
-        return data, (UNDECODABLE,)
-
-
-def _looked(data: bytes, name: str) -> tuple[str, ...]:
-    if not name:
-        return ()
-    return images.look(data[: images.HEAD], data[-images.TAIL :], len(data), name).problems
-
-
-def _joined(work: Work, source: Index, tables: list[Int64s]) -> Index:
+def _joined(source: Index, tables: list[Int64s]) -> Index:
     parts = len(tables)
-    sizes = [int(table.sum()) for table in tables]
     fields: list[Field] = []
     file = np.repeat(np.arange(parts), [table.shape[1] for table in tables]).astype(np.uint32)
     # In a part the fields of a sample stand side by side.
@@ -185,13 +156,12 @@ def _joined(work: Work, source: Index, tables: list[Int64s]) -> Index:
         offset = np.concatenate([table[number] for table in starts])
         length = np.concatenate([table[number] for table in tables])
         fields.append(replace(one, offset=offset, length=length, file=file, hash=None))
-    names = [os.fsencode(_data(work, part).relative_to(work.part)) for part in range(parts)]
     return replace(
         source,
         container="files",
-        files=Strings.of(names),
+        files=Strings.of([f"spool/{_name(part)}".encode() for part in range(parts)]),
         fields=tuple(fields),
-        sizes=np.array(sizes, np.int64),
+        sizes=np.array([int(table.sum()) for table in tables], np.int64),
         times=None,
     )
 
@@ -201,10 +171,9 @@ def _starts(table: Int64s) -> Int64s:
     return (np.cumsum(flat) - flat).reshape(table.T.shape).T
 
 
-def _data(work: Work, part: int) -> Path:
-    return work.spool / f"{part:06d}.bin"
+def _name(part: int) -> str:
+    return f"{part:06d}.bin"
 
 
-def _marker(work: Work, part: int) -> Path:
-    """What is known of a part; there once its bytes are."""
-    return work.spool / f"{part:06d}.json"
+def _journal(work: Work) -> Path:
+    return work.spool / "parts.jsonl"

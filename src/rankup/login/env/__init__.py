@@ -5,7 +5,6 @@ The work is done by `setup.sh`, a file of the environment itself; here it is wri
 
 from .check import check
 from .making import create, lock
-from .state import staleness
-from .where import line_to_source
+from .state import line_to_source, staleness
 
 __all__ = ["check", "create", "line_to_source", "lock", "staleness"]

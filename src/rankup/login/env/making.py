@@ -21,7 +21,7 @@ import rankup
 from ...base.errors import EXIT_FAILED, RunFailed, UserError
 from ...base.files import write_atomic, write_json
 from ...base.processes import end_group
-from . import plan, state, texts, where
+from . import state, texts
 from .texts import KINDS, Kind
 
 _KIND_LINE = re.compile(r"^\s*(?:export\s+)?ENV_KIND=[\"']?(\w*)", re.MULTILINE)
@@ -50,7 +50,7 @@ def create(folder: str | None, *, kind: str | None, kernel: bool) -> int:
     Raises:
         UserError: the folder cannot be one, or `kind` is none or not that of its config.sh.
     """
-    path = where.named(folder)
+    path = state.named(folder)
     with _explained(path):
         _write_files(path, kind)
         lock = path / "requirements.lock"
@@ -76,7 +76,7 @@ def lock(folder: str | None) -> int:
     Raises:
         UserError: there is no environment.
     """
-    path = where.existing(folder)
+    path = state.existing(folder)
     with _explained(path):
         _write_files(path, None)
         _put_rankup(path)
@@ -241,7 +241,7 @@ def _write_files(path: Path, kind: str | None) -> None:
         raise UserError(
             f"{path / 'config.sh'} says ENV_KIND={said}, and --kind {kind}; change it there"
         )
-    wanted = plan.make(path, next((one for one in KINDS if one == kind), said))
+    wanted = texts.planned(path, next((one for one in KINDS if one == kind), said))
     if wanted.modules and wanted.kind == "wheels" and not kind and not said:
         print(
             f"note: {wanted.title} has modules, and there is no `module` command here: this "

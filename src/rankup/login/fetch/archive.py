@@ -19,7 +19,7 @@ from ...base.urls import public
 from ...site.caches import Caches
 from ..record import Item
 from . import address, progress
-from .result import FetchFailed, FetchResult
+from .request import FetchFailed, FetchResult
 
 # Written last, before the folder gets its name.
 MARKER = ".rankup-unpacked.json"

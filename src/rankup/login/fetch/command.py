@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import pwd
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +18,7 @@ from pathlib import Path
 
 from ...base.amounts import size
 from ...base.errors import EXIT_FAILED, UserError
+from ...base.files import write_json
 from ...base.lock import LockFailed
 from ...base.text import clean, say
 from ...site import config as configs
@@ -25,13 +29,13 @@ from ...site.profile import Profile
 from ...slurm.client import Client, SlurmError
 from .. import record
 from ..record import Record
-from . import no_run, script, things, trust
-from .request import Request
-from .result import FetchFailed
+from . import no_run, script, things
+from .request import FetchFailed, Request
 
 _INTERRUPTED = 130
 _NO_SITE = ("local", "generic")
 _SLURM_PATIENCE = 10.0  # seconds
+_REMEMBERED = Path("rankup") / "trusted.json"
 
 
 def fetch(request: Request) -> int:
@@ -47,7 +51,7 @@ def fetch(request: Request) -> int:
     if not request.empty:
         needs, scripts = things.asked(request), [request] if request.script else []
     elif config.fetch:
-        trust.check(config, trust=request.trust, environment=os.environ)
+        _check_trust(config, trust=request.trust, environment=os.environ)
         # What stands in the file is meant from where it lies.
         os.chdir(config.project(Path.cwd()))
         absent = _absent(config)
@@ -242,3 +246,63 @@ def _check_place(folder: Path, profile: Profile, home: Path) -> None:
             f"warning: {folder} is in $HOME, whose quota is small on {profile.title}; "
             "name another folder by $RANKUP_CACHE or `cache` in [fetch] of rankup.toml"
         )
+
+
+def _check_trust(config: Config, *, trust: bool, environment: Mapping[str, str]) -> None:
+    """Refuse what another user's file would run, where the user has not said that it may.
+
+    Once it may, that is remembered by the file, its owner and a hash of what it would run.
+
+    Args:
+        trust: the user says so now.
+
+    Raises:
+        UserError: it may not; the message names the file, its owner and the scripts.
+    """
+    file = config.file
+    if file is None or not config.fetch.scripts:
+        return
+    found = file.stat()
+    for_all = bool(found.st_mode & stat.S_IWOTH)
+    if found.st_uid in (os.getuid(), 0) and not for_all:
+        return
+    known, store = {}, _store(environment)
+    with suppress(OSError, ValueError):
+        known = json.loads(store.read_text(encoding="utf-8"))
+    path = str(file.resolve())
+    entry = {"owner": found.st_uid, "sha256": _digest(file.parent, config.fetch.scripts)}
+    if isinstance(known, dict) and known.get(path) == entry:
+        return
+    if not trust:
+        who = "everybody, who may all write to it" if for_all else _name(found.st_uid)
+        raise UserError(
+            clean(
+                f"{file} belongs to {who}, and would run as you: "
+                f"{'; '.join(config.fetch.scripts)}. Nothing was done. Read the file and the "
+                "scripts; if they may run: rankup fetch --trust (remembered until they change)"
+            )
+        )
+    store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_json(store, {**(known if isinstance(known, dict) else {}), path: entry}, private=True)
+
+
+def _digest(folder: Path, lines: tuple[str, ...]) -> str:
+    """The sha256 of the lines, and of the scripts that they name."""
+    whole = hashlib.sha256(json.dumps(lines).encode())
+    for line in lines:
+        with suppress(OSError, ValueError, IndexError):
+            script = folder / shlex.split(line)[0]
+            whole.update(hashlib.sha256(script.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def _store(environment: Mapping[str, str]) -> Path:
+    home = environment.get("XDG_CONFIG_HOME") or os.path.join(Path.home(), ".config")
+    return Path(home) / _REMEMBERED
+
+
+def _name(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"another user (uid {uid})"

@@ -34,7 +34,7 @@ from ...site.caches import Caches
 from .. import offline
 from ..record import Item, Proof
 from . import progress
-from .result import FetchFailed, FetchResult
+from .request import FetchFailed, FetchResult
 
 Kind = Literal["model", "dataset"]
 _WORD = r"\w[\w.-]*"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.files import user_path
 from ...slurm.times import parse_seconds
+from ..record import Item, Proof
 from . import address
 
 
@@ -106,3 +108,24 @@ class Request:
             raise UserError(f"{self.script!r} {what}; give a script to run, or {advice}")
         if not path.is_file():
             raise UserError(f"no script {self.script!r} in {Path.cwd()}")
+
+
+@dataclass(frozen=True)
+class FetchResult:
+    """One thing that is here now.
+
+    Attributes:
+        variables, offline, proof, note: as in `Record`.
+        lines: what a user should know of it: what was left out, how it is loaded.
+    """
+
+    items: tuple[Item, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    offline: Mapping[str, str] = field(default_factory=dict)
+    proof: Proof = "none"
+    note: str = ""
+    lines: tuple[str, ...] = ()
+
+
+class FetchFailed(Exception):  # noqa: N818 - the fetch failed, the program did what it should
+    """Why, and what to do; the message has no query and no credentials of a URL in it."""

@@ -23,12 +23,12 @@ from ...site import places
 from ...site.caches import Caches, caches
 from ...site.config import Config
 from ...site.profile import Profile
-from .. import code, offline, record
+from .. import offline, record
 from ..record import Item, Record
 from . import came, explain
 from .came import same_name
 from .request import Request
-from .start import Attempt, Network, Start, attempt, fresh_line, show
+from .start import Attempt, Network, Start, attempt, clear_line, show
 
 _NAMED = 5  # files that the script has made, by name
 _LAZY = "its samples are downloaded one by one while batches are drawn"
@@ -98,7 +98,7 @@ class _Fetch:
         self._stack = stack
         self._items: tuple[Item, ...] = earlier.items if earlier else ()
         self._offline: Mapping[str, str] = earlier.offline if earlier else {}
-        self._code = code.digests(start.script)  # as it is started, whatever is edited meanwhile
+        self._code = record.code_of(start.script)  # as it is started, whatever is edited meanwhile
         self._came: dict[str, str] = {}  # URLs, and the paths of their files
         self._proof: record.Proof = "none"
         self._problems: list[str] = []
@@ -112,7 +112,7 @@ class _Fetch:
         say(f"running {shown} here, in a copy and without a GPU, until it trains ({most})")
         done = self._attempt(self._start)
         if done.needs_pretending:
-            fresh_line()
+            clear_line()
             for line in done.outcome.lines:
                 say(line)
             say("once more, telling it that there is a GPU, and that it is the one rank of a world")
@@ -191,8 +191,7 @@ class _Fetch:
             return self._record("none", "; ".join(done.outcome.lines)), self._failed()
         if not reached:
             brought = None if self._request.only_proof else self._came
-            limits, here = self._start.limits, Path.cwd()
-            lines = explain.missing(done.events, done.ended, limits, brought, here)
+            lines = explain.missing(done.events, done.ended, self._start.limits, brought)
             say("it does not start without a network:")
             for line in lines:
                 say(f"  {line}")

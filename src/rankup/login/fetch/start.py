@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,8 +26,7 @@ _CHILD = (
     "import sys; sys.path = [p for p in sys.path if p]; "
     "from rankup.sandbox.inside.main import main; sys.exit(main())"
 )
-_STACKS_SECONDS = 5.0
-_RECENT = 50  # files that may still grow; with more, the older ones are taken to be whole
+_STACKS_SECONDS = 0.5  # before the end
 Network = Literal["open", "none", "blocked"]
 # Options of `rankup fetch` that nobody's script is likely to have: most are known to both.
 _OURS = ("--only-proof", "--no-run", "--dataset", "--model", "--url", "--sha256", "--json")
@@ -137,7 +133,7 @@ def show(done: Attempt, start: Start) -> None:
     if done.traceback and not done.outcome.reached:
         sys.stderr.write(done.traceback)
         sys.stderr.flush()
-    fresh_line()
+    clear_line()
     options = [word for word in start.args if word.partition("=")[0] in _OURS]
     if done.ended.code == _USAGE and options:
         say(f"options of rankup stand before the script: rankup fetch {options[0]} ...")
@@ -157,6 +153,7 @@ def _spec(start: Start, box: Sandbox) -> dict[str, object]:
         "threads": start.threads,
         # Room for stacks and for what is asked for and never touched; the rest is weighed.
         "data_limit": start.limits.memory + start.limits.memory // 2,
+        "deadline": time.time() + start.limits.seconds - _STACKS_SECONDS,
     }
 
 
@@ -174,12 +171,6 @@ def _watch(
     )
     journal = box.journal
     folder = box.inside(Path.cwd())
-    place = ""
-
-    def ask(pid: int) -> None:
-        nonlocal place
-        place = _where_now(box.folder / spec.STACK, pid)
-
     follow = Follow(journal, box.inside, quiet=start.network != "open")
 
     def look() -> bool:
@@ -193,27 +184,11 @@ def _watch(
         interrupt,
         mark=str(box.folder),
         look=look,
-        stuck=ask,
         stdout=start.stdout,
         folder=folder,
     )
-    return ended, journal.read_all(), place
-
-
-def _where_now(file: Path, pid: int) -> str:
-    """The innermost frame of the user's code; the child writes its stacks when it is asked to.
-
-    On a busy machine it needs a while to come to it, and writes a line in many pieces.
-    """
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGUSR2)
-        end = time.monotonic() + _STACKS_SECONDS
-        while time.monotonic() < end:
-            time.sleep(0.05)
-            text, _, _ = _read(file).rpartition("\n")
-            if frames := users_frames(text):
-                return frames[0]
-    return ""
+    frames = users_frames(_read(box.folder / spec.STACK)) if ended.why == "time" else []
+    return ended, journal.read_all(), next(iter(frames), "")
 
 
 def _read(file: Path) -> str:
@@ -223,7 +198,7 @@ def _read(file: Path) -> str:
 
 
 class Follow:
-    """Called often; reads the journal, and tells the user.
+    """Called often; reads the journal, and tells the user how much of the newest file is here.
 
     On a terminal a line comes each second at most, elsewhere every ten, and only with news.
 
@@ -236,63 +211,39 @@ class Follow:
         self._place = place
         self._every = float("inf") if quiet else (1.0 if sys.stderr.isatty() else 10.0)
         self._said = time.monotonic()
-        self._line = self._url = ""
-        self._whole = 0
-        self._growing: list[str] = []
+        self._line = self._url = self._file = ""
 
     def __call__(self) -> bool:
         """Return True once a process has written that all is done."""
         found = self._journal.read()
         for event in found:
-            self._take(event)
-        now = time.monotonic()
-        if now - self._said > self._every:
-            self._said = now
+            if event.kind == "problem" and self._every != float("inf"):
+                clear_line()
+                say(f"not watched: {event.text('what')}: {event.text('error')}")
+            elif event.kind == "url":
+                self._url = event.text("url")
+            elif event.kind == "open" and event.values.get("existed") is False:
+                self._file = event.text("path")
+            elif event.kind == "rename" and event.text("from") == self._file:
+                self._file = event.text("to")
+        if time.monotonic() - self._said > self._every:
+            self._said = time.monotonic()
             self._tell()
         return any(event.kind == "stop" for event in found)
 
-    def _take(self, event: Event) -> None:
-        if event.kind == "problem" and self._every != float("inf"):
-            self._say(f"not watched: {event.text('what')}: {event.text('error')}")
-        elif event.kind == "url":
-            self._url = event.text("url")
-        elif event.kind == "open" and event.values.get("existed") is False:
-            self._growing.append(event.text("path"))
-        elif event.kind == "rename" and event.text("from") in self._growing:
-            self._growing[self._growing.index(event.text("from"))] = event.text("to")
-        while len(self._growing) > _RECENT:
-            self._whole += self._size(self._growing.pop(0))
-
     def _tell(self) -> None:
-        came = self._whole + sum(map(self._size, self._growing))
-        url = f", {self._url}" if self._url else ""
-        line = f"{size(came)} so far{url}" if came or url else ""
+        words = [f"from {self._url}"] if self._url else []
+        for place in (self._place(self._file), Path(self._file)) if self._file else ():
+            if place.is_file() and not words[1:]:
+                words.insert(0, f"{size(place.stat().st_size)} of {place.name} so far")
+        line = " ".join(words)
         if line != self._line:
             self._line = line
-            self._say(line)
-
-    def _size(self, path: str) -> int:
-        for place in (self._place(path), Path(path)):
-            with suppress(OSError):
-                return os.stat(place).st_size
-        return 0
-
-    def _say(self, line: str) -> None:
-        fresh_line()
-        say(line)
+            clear_line()
+            say(line)
 
 
-def fresh_line() -> None:
-    """Begin a new line where the script has left one unfinished, as a progress bar does.
-
-    As many blanks as a terminal has columns, less one, reach the next line from anywhere but the
-    first column. What reads a pipe cannot be looked at.
-    """
-    with suppress(OSError, ValueError):
-        if os.isatty(2):
-            columns = os.get_terminal_size(2).columns
-            os.write(2, b" " * (columns - 1) + b"\r" if columns > 1 else b"\n")
-        elif stat.S_ISREG(os.fstat(2).st_mode):
-            with open("/proc/self/fd/2", "rb") as file:
-                if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0:
-                    os.write(2, b"" if file.read(1) == b"\n" else b"\n")
+def clear_line() -> None:
+    """Remove what stands in the terminal's line, as a progress bar that the script has left."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")

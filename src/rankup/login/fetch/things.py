@@ -18,8 +18,7 @@ from ..record import Item, Record, key_of_url
 from . import address, hub
 from .archive import Archive, fetch_archive
 from .hub import Name
-from .request import Request
-from .result import FetchResult
+from .request import FetchResult, Request
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ...base.say import say
 from ...base.text import clean
 from ...script.names import RUNTIME
 from ...script.source import read
+from .context import Note
 from .ported import Ported, evaluations, port
 
 _ROOM = Path(__file__).resolve().parents[2] / "runtime"
@@ -68,29 +69,31 @@ def port_file(
         for line in evaluations(path):
             print(clean(line))
         return
-    ported = port(path, batch=batch, vendor=vendor, sync_bn=sync_bn)
+    ported = port(path, batch=batch, vendor=vendor, sync_bn=sync_bn, in_place=in_place)
     if ported.why:
         say(f"{path.name}: nothing to do: {ported.why}")
         return
     if diff:
         print(ported.diff, end="")
     else:
-        target = path if in_place else ported.target
-        if target.is_dir():
-            raise UserError(f"{target} is a folder, where the port would be: move it away")
-        data = _bytes(path, ported)
-        if not (in_place or force):
-            _refuse_edited(path, target, data)
+        written = {one: _bytes(one) for one in ported.files}
+        for one, data in written.items():
+            if one.target.is_dir():
+                raise UserError(f"{one.target} is a folder, where the port would be: move it away")
+            if not (in_place or force):
+                _refuse_edited(one.path, one.target, data)
         if vendor:
             try:
-                copy_runtime(target.parent)
+                copy_runtime(ported.target.parent)
             except OSError as error:
                 raise UserError(
-                    f"the runtime could not be copied to {target.parent}: {error.strerror}"
+                    f"the runtime could not be copied to {ported.target.parent}: {error.strerror}"
                 ) from None
-        _write(target, data)
-        print(f"wrote {clean(str(target))}")
-    for line in report(ported, in_place):
+        for one, data in reversed(written.items()):  # the script last: it imports the others
+            _write(one.target, data)
+        for one in written:
+            print(f"wrote {clean(str(one.target))}")
+    for line in report(ported):
         # A diff can be piped into `patch`; what is said about it goes past it.
         say(clean(line)) if diff else print(clean(line))
 
@@ -139,26 +142,32 @@ def _write(target: Path, data: bytes) -> None:
         ) from None
 
 
-def report(ported: Ported, in_place: bool = False) -> list[str]:
-    """The lines that say, by lines of the original, what was done and what is left."""
-    lines = [f"done ({len(ported.done)}):"]
-    lines += [f"  {_at(note.line)}  {note.text}" for note in ported.done]
-    if ported.left:
-        lines.append(f"for you to look at ({len(ported.left)}):")
-        lines += [f"  {_at(note.line)}  {note.text}" for note in ported.left]
-    target = shlex.quote(str(ported.path if in_place else ported.target))
+def report(ported: Ported) -> list[str]:
+    """The lines that say, by lines of the originals, what was done and what is left."""
+    done = [(one, note) for one in ported.files for note in one.done]
+    left = [(one, note) for one in ported.files for note in one.left]
+    lines = [f"done ({len(done)}):"]
+    lines += [f"  {_at(ported, *one)}  {one[1].text}" for one in done]
+    if left:
+        lines.append(f"for you to look at ({len(left)}):")
+        lines += [f"  {_at(ported, *one)}  {one[1].text}" for one in left]
+    target = shlex.quote(str(ported.target))
+    in_place = ported.target == ported.path
     after = "" if in_place else f"; rankup verify {shlex.quote(str(ported.path))} {target}"
     lines.append(f"next: rankup check {target}{after}")
     return lines
 
 
-def _at(line: int) -> str:
-    return f"line {line:<4}" if line else " " * 9
+def _at(ported: Ported, one: Ported, note: Note) -> str:
+    """The place of a note: its line, of a module with the name of the file."""
+    if one is not ported:
+        return f"{one.path.name}:{note.line}" if note.line else one.path.name
+    return f"line {note.line:<4}" if note.line else " " * 9
 
 
-def _bytes(path: Path, ported: Ported) -> bytes:
+def _bytes(ported: Ported) -> bytes:
     """In the encoding of the original, with its byte order mark."""
-    file = read(path)
+    file = read(ported.path)
     mark = b"\xef\xbb\xbf" if file.data.startswith(b"\xef\xbb\xbf") else b""
     encoding = "utf-8" if mark else file.encoding
     return mark + ported.text.encode(encoding)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from ...script.effects import asks_files
+from ...script.effects import asks_files, callee
 from ...script.names import Function
 from ...script.roles import LoopNode
 from ...script.torch_names import OUR_COLLECTIVES
@@ -21,10 +21,14 @@ class Options:
     Attributes:
         batch: `global`, or `per-gpu`.
         sync_bn: batch norm over the batches of all ranks.
+        vendor: import the runtime that is copied beside the script.
+        in_place: the ports take the places of their originals.
     """
 
     batch: str = "global"
     sync_bn: bool = False
+    vendor: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,11 @@ class Note:
 
 @dataclass
 class Context:
-    """One port under way.
+    """One file of a port under way.
 
     Attributes:
+        port: those of all files that are changed, in the order of `Script.to_port`; a new one adds
+            itself.
         sharded: the loops of evaluations of which each rank has its part.
         first: statements, calls and functions that rank 0 runs before the others, where no rank
             may wait for another.
@@ -65,6 +71,22 @@ class Context:
     missing: set[ast.AST] = field(default_factory=set)
     alike: set[ast.AST] = field(default_factory=set)
     local: dict[ast.AST, set[str]] = field(default_factory=dict)
+    port: list[Context] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.port.append(self)
+
+    def called(self, call: ast.Call) -> tuple[Context, Function] | None:
+        """The function in one of the files of this port that a call runs."""
+        found = callee(self.script.flow, self.script.file, call)
+        if found is None or found[0] is self.script.file:
+            function = self.script.called(call)
+            return None if function is None else (self, function)
+        return next(((one, found[1]) for one in self.port if one.script.file is found[0]), None)
+
+    def calls_of(self, function: Function) -> list[ast.Call]:
+        """Where this file calls a function of one of the files of this port."""
+        return [*self.script.calls_of.get(function, []), *self.script.calls_out.get(function, [])]
 
     def done(self, node: ast.AST | None, text: str) -> None:
         """Report what the present fix did."""
@@ -130,8 +152,8 @@ class Context:
         Args:
             result: whether the call may be worth something but None.
         """
-        called = [self.script.called(one) for one in self.script.inside(call, ast.Call)]
-        if self.needs_all(call) or any(self.meets(one) for one in called if one is not None):
+        called = [self.called(one) for one in self.script.inside(call, ast.Call)]
+        if self.needs_all(call) or any(one[0].meets(one[1]) for one in called if one is not None):
             return False
         only = self.alone(call)
         if only is not None:
@@ -148,23 +170,29 @@ class Context:
         """True where rank 0 runs a place before the others come there."""
         return node in self.first or any(up in self.first for up in self.script.above(node))
 
+    @property
+    def uses_rankup(self) -> bool:
+        """True where an edit calls something of rankup."""
+        return "rankup." in self.edits.inside((0, len(self.script.text) + 1))
+
     def needs_all(self, node: ast.AST) -> bool:
         """True where all ranks have to come to what other fixes have put into an expression."""
         return _together(self.edits.inside(self.script.span(node)))
 
     def meets(self, block: ast.AST) -> bool:
         """True where all ranks have to come to what a statement does, here or in what it calls."""
-        script, seen = self.script, set[ast.AST]()
-        waiting = [block]
+        seen = set[ast.AST]()
+        waiting: list[tuple[Context, ast.AST]] = [(self, block)]
         while waiting:
-            node = waiting.pop()
+            where, node = waiting.pop()
             if node in seen:
                 continue
             seen.add(node)
-            if self.needs_all(node) or _together(self.edits.behind(script.span(node)[1])):
+            script = where.script
+            if where.needs_all(node) or _together(where.edits.behind(script.span(node)[1])):
                 return True
             calls = script.inside(node, ast.Call)
-            waiting += [one for call in calls if (one := script.called(call)) is not None]
+            waiting += [one for call in calls if (one := where.called(call)) is not None]
         return False
 
     def asks_files(self, test: ast.AST | None) -> bool:

@@ -145,8 +145,9 @@ def _of_torch(script: Script, call: ast.Call) -> MaskedMean | None:
     With `weight=` the mean is over the weights of the targets' classes.
     """
     made: ast.Call | None = call
+    at = script
     if not script.name(call.func).startswith("torch.nn.functional."):
-        made = next(_made(script, call.func), None)
+        at, made = next(_made(script, call.func), (script, None))
     if made is None or reduction(script, call) is not Kind.MEAN:
         return None
     by_class = CLASS_WEIGHTS.get(call_name(made))
@@ -166,14 +167,24 @@ def _of_torch(script: Script, call: ast.Call) -> MaskedMean | None:
     if ignore is not None or default:
         return MaskedMean(call, "")  # both
     weights = script.dotted(weight) if made is call else f"{script.dotted(call.func)}.weight"
-    return MaskedMean(call, f"{weights}[{again}].sum()" if weights else "")
+    units = f"{weights}[{again}].sum()" if weights else ""
+    if units and not isinstance(weight, ast.Call) and not _made_here(at, weight):
+        units = f"{again}.numel() if {weights} is None else {units}"
+    return MaskedMean(call, units)
 
 
-def _made(script: Script, func: ast.expr) -> Iterator[ast.Call]:
-    """The `CrossEntropyLoss(…)` that is called."""
+def _made_here(script: Script, value: ast.expr | None) -> bool:
+    """True of a name that is given what a call makes, and nothing else such as None."""
+    name = script.dotted(value)
+    made = script.assigned(name, script.scope(value)) if value is not None and name else []
+    return bool(made) and all(isinstance(one, ast.Call) for _, one in made)
+
+
+def _made(script: Script, func: ast.expr) -> Iterator[tuple[Script, ast.Call]]:
+    """The `CrossEntropyLoss(…)` that is called, and its file."""
     for one in script.flow.origins(script.file, func):
         if isinstance(one.node, ast.Call) and call_name(one.node) in CLASS_WEIGHTS:
-            yield one.node
+            yield script.sibling(one.file), one.node
 
 
 def _of_transformers(training: Training, call: ast.Call) -> MaskedMean | None:

@@ -6,13 +6,13 @@ import ast
 import difflib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.text import clean
+from ...script import roles
 from ...script.flow import argument, literal
-from ...script.loops import is_backward
 from ...script.names import RUNTIME
 from ...script.source import File, read
 from ...script.understand import understand
@@ -22,16 +22,17 @@ from ..rules.evaluation import Obstacle, obstacle
 from ..rules.facts import integer
 from ..rules.metrics import training_numbers
 from ..rules.steering import decided_alike
-from ..rules.unfit import TWO_FILES
+from ..rules.unfit import BY_HAND
 from ..rules.wrapping import wrap_models
 from .context import Context, Note, Options
 from .edits import Edits
 from .script import Script
-from .start import join
+from .start import beside, import_ports, import_rankup, join
 from .training import training_in
 
 _JOINING = ("setup", "wrap", "shard", "parallelize")
 _REFUSED = ("RK124", "RK191")  # what no change of loaders makes data-parallel
+_OTHERS = ("RK103", "RK104", "RK105", "RK141", "RK146")  # of which one in any module is an edit
 _RULES = {rule.code: rule for rule in RULES}
 # What changes a script or leaves a remark, in this order.
 _FIXES: tuple[str | Callable[[Context], None], ...] = (
@@ -82,38 +83,43 @@ _CONTEXT = "with {learner}.distrib_ctx():"
 
 @dataclass(frozen=True)
 class Ported:
-    """A script and its port.
+    """A file and its port.
 
     Attributes:
-        path: the script.
+        path: the script, or a module of its repository.
+        target: where the port goes: beside its original, or in its place.
         original, text: before and after; equal where nothing was to be done.
         done: what was changed, each with the name of its fix.
         left: what a person has to look at.
         why: where nothing was changed, the reason; else empty.
+        modules: of a script those that train for it, or through which it imports these.
     """
 
     path: Path
+    target: Path
     original: str
     text: str
     done: tuple[Note, ...] = ()
     left: tuple[Note, ...] = ()
     why: str = ""
+    modules: tuple[Ported, ...] = ()
 
     @property
-    def target(self) -> Path:
-        """Where the port goes beside its original."""
-        return self.path.with_name(f"{self.path.stem}_dist{self.path.suffix}")
+    def files(self) -> tuple[Ported, ...]:
+        """The script and its modules."""
+        return (self, *self.modules)
 
     @property
     def diff(self) -> str:
-        """A unified diff, empty where nothing changed."""
+        """A unified diff of all files, empty where nothing changed."""
         return "".join(
             line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
+            for one in self.files
             for line in difflib.unified_diff(
-                self.original.splitlines(keepends=True),
-                self.text.splitlines(keepends=True),
-                str(self.path),
-                str(self.target),
+                one.original.splitlines(keepends=True),
+                one.text.splitlines(keepends=True),
+                str(one.path),
+                str(one.target),
             )
         )
 
@@ -124,14 +130,16 @@ def port(
     batch: str = "global",
     vendor: bool = False,
     sync_bn: bool = False,
+    in_place: bool = False,
 ) -> Ported:
-    """Rewrite a single-GPU training script; writes nothing.
+    """Rewrite a single-GPU training script, and the modules that train for it; writes nothing.
 
     Args:
         batch: `global`, where the script's batch size stays the one of all ranks together, or
             `per-gpu`.
         vendor: import the runtime that is copied beside the script.
         sync_bn: batch norm over the batches of all ranks.
+        in_place: the ports take the places of their originals, and go on importing each other.
 
     Raises:
         UserError: no such file, no Python, no training script, or one that must not be made
@@ -140,50 +148,66 @@ def port(
     if batch not in ("global", "per-gpu"):
         raise UserError(f"--batch is global or per-gpu, not {batch}")
     try:
-        return _port(_file(path), Options(batch, sync_bn), vendor)
+        return _port(_file(path), Options(batch, sync_bn, vendor, in_place))
     except RecursionError:
         raise UserError(f"{path} is nested too deeply to be ported") from None
 
 
-def _port(file: File, options: Options, vendor: bool) -> Ported:
+def _port(file: File, options: Options) -> Ported:
     path, text = file.path, file.text
-    training = training_in(understand(file), file)
+    understood = _with_others(understand(file))
+    training = training_in(understood, file)
     script = training.script
-    if not file.concerns_training:
-        todo = _trained_in(script) or "Name the script that trains"
-        raise UserError(f"{path} is no PyTorch training script: it does not import torch. {todo}")
-    if _ported(script):
-        return Ported(
-            path, text, text, why=f"{path.name} is ported already: it calls rankup.setup()"
+    if not any(one.concerns_training for one in understood.to_port):
+        raise UserError(
+            f"{path} is no PyTorch training script: it does not import torch. Name the script that "
+            "trains"
         )
     why = _framework(script)
+    if _ported(script):
+        why = f"{path.name} is ported already: it calls rankup.setup()"
     if why is not None:
-        return Ported(path, text, text, why=why)
-    edits = Edits(file)
-    taken_name = _own_name(script)
-    if taken_name is not None:
-        raise UserError(
-            f"{path}:{taken_name}: `rankup` is a name of the script's own, and would hide the "
-            "library that the port imports: give it another"
-        )
-    if vendor and "rankup" in script.modules:
-        raise UserError(f"{path} imports rankup, which --vendor would hide: leave --vendor out")
+        return Ported(path, path, text, text, why=why)
+    port: list[Context] = []
+    for one in understood.to_port:
+        there = training_in(understood, one)
+        Context(there.script, there, options, Edits(one), port=port)
+    for context in port:
+        _refuse_names(context)
     if script.modules & {"fastai", "fastbook"}:
-        return _finish(port_learner(Context(script, training, options, edits), path), path, vendor)
-    taken = _distributed(script)
-    if taken is not None:
-        raise UserError(f"{path}:{taken[0]}: {taken[1]}; port takes the single-GPU script")
-    context = Context(script, training, options, edits)
-    _refuse(path, context)
+        return _finish([port_learner(port[0], path)])
+    for context in port:
+        taken = _distributed(context.script)
+        if taken is not None:
+            place = f"{context.script.file.path}:{taken[0]}"
+            raise UserError(f"{place}: {taken[1]}; port takes the single-GPU script")
+    _refuse(port)
     for fix in _FIXES:
-        if isinstance(fix, str):
-            _RULES[fix].mend(context)
-        else:
-            context.fix = fix.__name__
-            fix(context)
-    effective(context)
-    trained_elsewhere(context)
-    return _finish(context, path, vendor)
+        for context in port:
+            if isinstance(fix, str):
+                _RULES[fix].mend(context)
+            else:
+                context.fix = fix.__name__
+                fix(context)
+    for context in port:
+        effective(context)
+    return _finish(port)
+
+
+def _with_others(script: roles.Script) -> roles.Script:
+    """A script, of which the modules are ported, too, that have no place where ranks may run.
+
+    They choose a GPU, or write what is not written by a call in the files that train.
+    """
+    others = [one for one in script.files if one not in script.to_port]
+    also = {
+        file
+        for file in others
+        for code in _OTHERS
+        for hit in _RULES[code].look(file, script)
+        if hit.fix is not None and script.comes_to(file, hit.at)
+    }
+    return replace(script, also=frozenset(also)) if also else script
 
 
 def evaluations(path: Path) -> list[str]:
@@ -192,26 +216,37 @@ def evaluations(path: Path) -> list[str]:
     Raises:
         UserError: no such file, or no Python.
     """
-    file = _file(path)
-    training, found = training_in(understand(file), file), []
-    for loop in training.loops:
-        if not loop.trains:
-            reason = obstacle(training, loop)
-            text = "each rank evaluates its part"
-            if isinstance(reason, Obstacle):
-                text = f"{reason} (line {training.script.line(reason.node)})"
-            found.append(f"line {training.script.line(loop.node):<4}  {text}")
+    script, found = understand(_file(path)), []
+    for training in (training_in(script, file) for file in script.to_port):
+        source = training.script
+        at = "" if source.file is script.file else f"{source.file.path.name}, "
+        for loop in training.loops:
+            if not loop.trains:
+                reason = obstacle(training, loop)
+                text = "each rank evaluates its part"
+                if isinstance(reason, Obstacle):
+                    text = f"{reason} (line {source.line(reason.node)})"
+                found.append(f"{at}line {source.line(loop.node):<4}  {text}")
     return found or [f"{path.name}: no loop over the batches of an evaluation is seen"]
 
 
-def _finish(context: Context, path: Path, vendor: bool) -> Ported:
-    join(context, vendor)
-    original = context.script.text
-    text = context.edits.apply()
-    _compile(path, text, original)
-    done = tuple(sorted((n for n in context.notes if n.fix), key=lambda n: n.line))
-    left = tuple(sorted((n for n in context.notes if not n.fix), key=lambda n: n.line))
-    return Ported(path, original, text, done, left)
+def _finish(port: list[Context]) -> Ported:
+    join(port[0])
+    for context in port[1:]:
+        import_rankup(context)
+    done = []
+    for context in port:
+        if not context.options.in_place:
+            import_ports(context)
+        file, text = context.script.file, context.edits.apply()
+        _compile(file.path, text, file.text)
+        target = file.path if context.options.in_place else beside(file.path)
+        by_line = sorted(context.notes, key=lambda note: note.line)
+        fixed = tuple(note for note in by_line if note.fix)
+        left = tuple(note for note in by_line if not note.fix)
+        done.append(Ported(file.path, target, file.text, text, fixed, left))
+    changed = tuple(one for one in done[1:] if one.text != one.original)
+    return replace(done[0], modules=changed)
 
 
 def _file(path: Path) -> File:
@@ -272,8 +307,9 @@ def _distributed(script: Script) -> tuple[int, str] | None:
     return None
 
 
-def _own_name(script: Script) -> int | None:
-    """The line where a script gives the name `rankup` to something else."""
+def _refuse_names(context: Context) -> None:
+    """Raise UserError where a file gives the name `rankup` to something else."""
+    script = context.script
     lines = [
         script.line(one.target)
         for scope in script.file.names.scopes
@@ -282,44 +318,47 @@ def _own_name(script: Script) -> int | None:
             one.kind == "import" and isinstance(one.node, ast.Import) and one.dotted == "rankup"
         )
     ]
-    return min(lines, default=None)
-
-
-def _trained_in(script: Script) -> str:
-    """The file of the repository that trains, and what to do; empty where there is none."""
-    for file in script.flow.files:
-        for call in file.names.all(ast.Call):
-            if is_backward(call):
-                return f"It trains in {file.short_place(call)}; {TWO_FILES}"
-    return ""
-
-
-def _refuse(path: Path, context: Context) -> None:
-    training = context.training
-    if not training.backwards and not training.elsewhere:
-        todo = _trained_in(context.script) or "Name the script that trains"
-        raise UserError(f"{path} is no training script: no .backward() in it. {todo}")
-    script = context.script.understood
-    for rule in RULES:
-        for hit in rule.look(script.file, script) if rule.code in _REFUSED else ():
-            line = script.file.line(hit.at)[0]
-            raise UserError(f"{path}:{line}: not ported: {hit.message}; {hit.todo}")
-    if not training.models:
-        line = context.script.line(
-            (training.optimizers or training.backwards or training.elsewhere)[0]
-        )
+    path = script.file.path
+    if lines:
         raise UserError(
-            f"{path}:{line}: which model is trained cannot be seen: no optimizer is made of "
-            "`model.parameters()` of a model that this script makes and names. Name it in this "
-            f"script; where it is given by another file, {TWO_FILES}"
+            f"{path}:{min(lines)}: `rankup` is a name of the script's own, and would hide the "
+            "library that the port imports: give it another"
         )
-    if training.unresolved:
-        line = context.script.line(training.unresolved[0])
-        named = " and ".join(model.name for model in training.models)
+    if context.options.vendor and "rankup" in script.modules:
+        raise UserError(f"{path} imports rankup, which --vendor would hide: leave --vendor out")
+
+
+def _refuse(port: list[Context]) -> None:
+    trainings = [one.training for one in port]
+    path = port[0].script.file.path
+    if not any(one.backwards for one in trainings):
         raise UserError(
-            f"{path}:{line}: more than one candidate for the model: this optimizer is made of "
-            f"parameters that cannot be followed to {named}; give it `{training.models[0].name}"
-            ".parameters()`"
+            f"{path} is no training script: it comes to no .backward(). Name the script that trains"
+        )
+    for rule in (_RULES[code] for code in _REFUSED):
+        for context in port:
+            file = context.script.file
+            for hit in rule.look(file, context.script.understood):
+                place = f"{file.path}:{file.line(hit.at)[0]}"
+                raise UserError(f"{place}: not ported: {hit.message}; {hit.todo}")
+    models = [model for one in trainings for model in one.models]
+    for training in trainings:
+        script, unresolved = training.script, training.unresolved
+        if models and unresolved:
+            named = " and ".join(model.name for model in models)
+            raise UserError(
+                f"{script.file.path}:{script.line(unresolved[0])}: more than one candidate for the "
+                "model: this optimizer is made of parameters that cannot be followed to "
+                f"{named}; give it `{models[0].name}.parameters()`"
+            )
+    if not models:
+        training = next(one for one in trainings if one.optimizers or one.backwards)
+        script = training.script
+        line = script.line((training.optimizers or training.backwards)[0])
+        raise UserError(
+            f"{script.file.path}:{line}: which model is trained cannot be seen: no optimizer is "
+            f"made of `model.parameters()` of a model that {path.name}, or a module that trains "
+            f"for it, makes and names. Name it there. By hand: {BY_HAND}"
         )
 
 
@@ -369,19 +408,6 @@ def effective(context: Context) -> None:
             f"learning rate unchanged. The linear rule (SGD, with warm-up) would make it {text} x "
             f"GPUs, the square-root rule (Adam) {text} x sqrt(GPUs){numbers}",
             comment=False,
-        )
-
-
-def trained_elsewhere(context: Context) -> None:
-    """Say that the numbers of a training loop in another file are of a part of the batches."""
-    script = context.script
-    for call in context.training.elsewhere:
-        found = script.flow.definition(script.file, call.func)
-        assert found is not None
-        context.leave(
-            call,
-            f"the training loop is in {found[0].path.name}, which stays as it is: what it adds up, "
-            "saves or returns is of this rank's part of the batches",
         )
 
 

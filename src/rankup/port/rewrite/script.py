@@ -13,6 +13,7 @@ from itertools import chain
 from typing import TypeVar
 
 from ...script import roles
+from ...script.effects import callee
 from ...script.flow import argument
 from ...script.names import Function, children, walk
 from ...script.roles import LoopNode
@@ -77,7 +78,8 @@ class Script:
     def sibling(self, file: File) -> Script:
         """Another module of the script's, to be read in the same way."""
         if file not in self._siblings:
-            self._siblings[file] = Script(file, self.understood)
+            self._siblings[file] = one = Script(file, self.understood)
+            one._siblings = self._siblings
         return self._siblings[file]
 
     @cached_property
@@ -243,6 +245,24 @@ class Script:
             if function is not None:
                 found.setdefault(function, []).append(call)
         return found
+
+    @cached_property
+    def calls_out(self) -> dict[Function, list[ast.Call]]:
+        """Where functions of the other files are called."""
+        found: dict[Function, list[ast.Call]] = {}
+        for call in self.all(ast.Call):
+            function = callee(self.flow, self.file, call)
+            if function is not None and function[0] is not self.file:
+                found.setdefault(function[1], []).append(call)
+        return found
+
+    def callers(self, function: Function) -> list[tuple[Script, ast.Call]]:
+        """The calls of a function of this file in all files that a port changes."""
+        others = [self.sibling(one) for one in self.understood.to_port if one is not self.file]
+        return [
+            *((self, call) for call in self.calls_of.get(function, [])),
+            *((one, call) for one in others for call in one.calls_out.get(function, [])),
+        ]
 
     def given(self, function: Function, parameter: str, call: ast.Call) -> ast.expr | None:
         """The expression that a call gives for a parameter, or None."""

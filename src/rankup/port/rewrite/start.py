@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
-import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
+from ...base.errors import UserError
 from ...script.effects import callee, leads_to
 from ...script.flow import argument, call_name
 from ...script.names import RUNTIME, Function, children, walk
 from ...script.roles import LoopNode
-from ...script.source import File, candidates, roots
+from ...script.source import File
 from ...script.torch_names import DRAWING_METHODS, SEEDING, is_draw, words
 from ..rules.facts import string
 from .context import Context
@@ -26,15 +28,14 @@ _DRAWING_CALLS = DRAWING_METHODS | words(
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def join(context: Context, vendor: bool) -> None:
+def join(context: Context) -> None:
     """`import rankup` behind the script's own imports, `rankup.setup()` before anything happens."""
-    script = context.script
-    imported = f"import {RUNTIME} as rankup" if vendor else "import rankup"
+    script, imported = context.script, _import(context)
     lines = ["rankup.setup()", "rankup.quiet()"]
     context.fix = "RK101"
     context.done(None, "joins the process group and takes its own GPU (rankup.setup)")
     context.done(None, "rank 0 alone prints, draws bars and logs (rankup.quiet)")
-    if not _starts(context):
+    if len(context.port) == 1 and not _starts(context):
         context.leave(
             None,
             "nothing in this file starts the training: the script that does has to import from the "
@@ -47,13 +48,8 @@ def join(context: Context, vendor: bool) -> None:
         context.before(drawing, imported, "")
         context.before(drawing, *lines, "")
         return
+    import_rankup(context)
     body = [one for one in script.tree.body if not _documents(one)]
-    if last is not None:
-        context.after(last, imported)
-    elif body:
-        context.before(body[0], imported)
-    else:
-        context.after(script.tree.body[-1], imported)
     if guard is not None and not _works_at_import(context):
         inner = guard.body[0]
         if script.first_on_line(script.span(inner)[0]):
@@ -64,6 +60,108 @@ def join(context: Context, vendor: bool) -> None:
         context.after(last, "", *lines)
     else:
         context.before(body[0], *lines, "")
+
+
+def import_rankup(context: Context) -> None:
+    """`import rankup` behind a file's own imports, where it is used."""
+    script, last = context.script, last_import(context.script)
+    body = [one for one in script.tree.body if not _documents(one)]
+    if not context.uses_rankup and len(context.port) > 1 and context is not context.port[0]:
+        return
+    if last is not None:
+        context.after(last, _import(context))
+    elif body:
+        blank = [""] if context is not context.port[0] else []
+        context.before(body[0], _import(context), *blank)
+    else:
+        context.after(script.tree.body[-1], _import(context))
+
+
+def _import(context: Context) -> str:
+    return f"import {RUNTIME} as rankup" if context.options.vendor else "import rankup"
+
+
+def beside(path: Path) -> Path:
+    """The place of a port that does not take that of its original."""
+    return path.with_name(f"{path.stem}_dist{path.suffix}")
+
+
+def import_ports(context: Context) -> None:
+    """Let a file import the ports of the modules that train, in place of their originals."""
+    changed = {one.script.file for one in context.port[1:]}
+    for plain in context.script.all(ast.Import) if changed else ():
+        for alias in plain.names:
+            _import_module(context, alias, changed)
+    for node in context.script.all(ast.ImportFrom) if changed else ():
+        _import_from(context, node, changed)
+
+
+def _ported_name(dotted: str, file: File) -> str:
+    """`trainer_dist` for `trainer`; for a package the port of its `__init__`."""
+    stem = beside(file.path).stem
+    if file.path.stem == "__init__":
+        return f"{dotted}{stem}" if dotted.endswith(".") else f"{dotted}.{stem}"
+    return f"{dotted}_dist"
+
+
+def _import_module(context: Context, alias: ast.alias, changed: set[File]) -> None:
+    """`import trainer_dist as trainer`; `import net.trainer_dist`, and where that is used."""
+    script, name = context.script, alias.name
+    file = script.flow.module(script.file, name)
+    parts = name.split(".")
+    for length in range(1, len(parts)):
+        package = ".".join(parts[:length])
+        if script.flow.module(script.file, package) in changed:
+            raise UserError(
+                f"{script.file.path}:{script.line(alias)}: `import {name}` brings the package "
+                f"{package}, which imports what trains: write `from {name} import …`, or port "
+                "with --in-place"
+            )
+    if file not in changed:
+        return
+    assert file is not None
+    new = _ported_name(name, file)
+    if alias.asname is not None or "." not in name:
+        context.replace(alias, f"{new} as {alias.asname or name}")
+        return
+    for node in (alias, *(one for one in script.all(ast.Attribute) if script.dotted(one) == name)):
+        context.replace(node, new)
+
+
+def _import_from(context: Context, node: ast.ImportFrom, changed: set[File]) -> None:
+    """`from trainer_dist import Trainer`; `from net import trainer_dist as trainer`."""
+    script, flow = context.script, context.script.flow
+    module = "." * node.level + (node.module or "")
+    file = flow.module(script.file, module)
+    inner = module if module.endswith(".") else f"{module}."
+    ported = _ported_name(module, file) if file in changed and file is not None else module
+    names: dict[str, list[str]] = {}
+    for alias in node.names:
+        part = flow.module(script.file, f"{inner}{alias.name}")
+        bound = False
+        if file is not None and file is not script.file:  # a package asks for its own modules
+            bound = alias.name in file.names.members(file.tree)
+        written = script.code(alias)
+        if part is None or bound:
+            names.setdefault(ported, []).append(written)
+        elif part in changed and part.path.stem == "__init__":
+            written = f"{beside(part.path).stem} as {alias.asname or alias.name}"
+            names.setdefault(f"{inner}{alias.name}", []).append(written)
+        elif part in changed:
+            written = f"{alias.name}_dist as {alias.asname or alias.name}"
+            names.setdefault(module, []).append(written)
+        else:
+            names.setdefault(module, []).append(written)
+    start, end = script.span(node)
+    head = re.match(r"from\b\s*(.*?)\s*\bimport\b", script.text[start:end], re.DOTALL)
+    if list(names) == [ported] != [module] and head is not None:
+        context.edits.replace((start + head.start(1), start + head.end(1)), ported)
+        return
+    lines = [f"from {where} import {', '.join(several)}" for where, several in names.items()]
+    if list(names) != [module] or "_dist as " in lines[0]:
+        alone = script.row(node) == [node]
+        indent = script.text[:start].rpartition("\n")[2]
+        context.replace(node, ("\n" + indent if alone else "; ").join(lines))
 
 
 def last_import(script: Script) -> ast.AST | None:
@@ -87,7 +185,7 @@ def last_import(script: Script) -> ast.AST | None:
 def main_guard(script: Script) -> ast.If | None:
     """`if __name__ == "__main__":`"""
     for statement in script.tree.body:
-        if isinstance(statement, ast.If) and "__name__" in script.code(statement.test):
+        if isinstance(statement, ast.If) and script.file.guards(statement):
             return statement
     return None
 
@@ -150,7 +248,7 @@ def _draws(script: Script, file: File, statement: ast.stmt, seen: set[File]) -> 
     """True where running a statement at the top of a file draws, there or in what it imports."""
     for node in _run_at_import(statement):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            for other in _imported(script, file, node):
+            for other in script.flow.imported(file, node):
                 if other not in seen:
                     seen.add(other)
                     if any(_draws(script, other, one, seen) for one in other.tree.body):
@@ -182,21 +280,6 @@ def _run_at_import(statement: ast.stmt) -> Iterator[ast.AST]:
             continue
         yield node
         stack.extend(reversed(children(node)))
-
-
-def _imported(script: Script, file: File, node: ast.Import | ast.ImportFrom) -> Iterator[File]:
-    """The files of the repository that an import runs."""
-    known = {os.path.realpath(one.path): one for one in script.flow.files}
-    dotted = [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        base = "." * node.level + (node.module or "")
-        inner = base if base.endswith(".") else f"{base}."
-        dotted = [base, *(inner + name for name in dotted)]
-    tops = roots(script.folder)
-    for name in dotted:
-        for path in candidates(tops, file.path.parent, name):
-            if (found := known.get(os.path.realpath(path))) is not None:
-                yield found
 
 
 def _draws_itself(file: File, call: ast.Call) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from ...script import roles
+from ...script.effects import trains
 from ...script.flow import call_name, given, is_none
 from ...script.loops import drawn_from, gradients_off, is_backward
 from ...script.models import is_loader, makes_optimizer, part_of, with_parameters
@@ -38,14 +39,19 @@ class Model:
     """Something whose parameters an optimizer trains.
 
     Attributes:
-        name: how the script writes it where it is made, `model` or `self.net`.
+        script: the file in which it is made.
+        name: how the script writes it there, `model` or `self.net`.
         scope: the function (or the module) that makes it.
-        made: the assignments there.
+        made: the assignments there; of one that is not seen to be made in a file that a port
+            changes the statement that makes its optimizer.
+        given: of such a one the expression, in that statement.
     """
 
+    script: Script
     name: str
     scope: Scope
     made: tuple[ast.AST, ...]
+    given: ast.expr | None = None
 
 
 @dataclass(eq=False)
@@ -74,12 +80,22 @@ class Loop:
 
 
 class Training:
-    """The roles in one script."""
+    """The roles in one file of a script.
+
+    Attributes:
+        models: those that are made in this file.
+        unresolved: optimizers of this file of which the models cannot be seen.
+    """
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.backwards = [call for call in script.all(ast.Call) if is_backward(call)]
-        self.elsewhere = [call for call in script.all(ast.Call) if self._trains_elsewhere(call)]
+        self.elsewhere = [
+            call
+            for several in script.calls_out.values()
+            for call in several
+            if trains(script.file, script.understood, call)
+        ]
         self._trainers = self._reaching(self.backwards)
         self._leading_away = self._reaching(self.elsewhere)
         self.loader_calls = [
@@ -89,14 +105,6 @@ class Training:
         ]
         self._loaders: dict[ast.AST, list[ast.AST]] = {}
         self._sources: dict[ast.AST, list[ast.expr]] = {}
-        self.optimizers = [
-            call
-            for call in script.all(ast.Call)
-            if makes_optimizer(script.flow, script.file, call) and given(call)
-        ]
-        self.unresolved: list[ast.AST] = []
-        self.parameter_names: set[str] = set()
-        self.models = self._models()
         self._derived: dict[ast.AST, set[str]] = {}
         self.loops = self._loops()
 
@@ -124,16 +132,6 @@ class Training:
                 found |= dict.fromkeys(made)
             self._loaders[expression] = list(found)
         return self._loaders[expression]
-
-    def _trains_elsewhere(self, call: ast.Call) -> bool:
-        """True where a call runs a function of another file that calls backward."""
-        script = self.script
-        found = script.flow.definition(script.file, call.func)
-        if found is None or found[0] is script.file or not script.file.names.called(call):
-            return False
-        return isinstance(found[1], Function) and any(
-            isinstance(one, ast.Call) and call_name(one) == "backward" for one in walk(found[1])
-        )
 
     def sources(self, loop: Loop) -> list[ast.expr]:
         """The sources of a loop's batches: `loader` of `tqdm(loader)`, of `next(it)`."""
@@ -206,18 +204,6 @@ class Training:
                 return inner
         return [node] if self.loader_of(node) is not None else []
 
-    @cached_property
-    def trained(self) -> set[ast.AST]:
-        """The expressions that make the models that are trained."""
-        flow, file = self.script.flow, self.script.file
-        return {
-            one.node
-            for model in self.models
-            for made in model.made
-            if isinstance(value := getattr(made, "value", None), ast.expr)
-            for one in flow.origins(file, value)
-        }
-
     def derived(self, loop: Loop) -> set[str]:
         """Names that a loop makes of its batch: what may differ from rank to rank."""
         if loop.node not in self._derived:
@@ -235,20 +221,36 @@ class Training:
                 known |= stored(*assigned(one))
         return made_of(statements, known, gives=stored)
 
-    # Models.
+    # Models, of all files.
 
-    def _models(self) -> list[Model]:
-        found: dict[tuple[str, ast.AST], Model] = {}
-        for call in self.optimizers:
-            script = self.script
-            roots = with_parameters(script.flow, script.file, given(call)[0])
-            if not roots:
-                self.unresolved.append(call)
-            for expression in (one for file, one in roots if file is script.file):
-                self.parameter_names.add(self.script.dotted(expression))
-                for model in _made(self.script, expression, 0):
-                    found.setdefault((model.name, model.scope), model)
-        return list(found.values())
+    @cached_property
+    def _found(self) -> _Models:
+        return _models(self.script.understood)
+
+    @cached_property
+    def models(self) -> list[Model]:
+        return [one for one in self._found.models if one.script.file is self.script.file]
+
+    @cached_property
+    def optimizers(self) -> list[ast.Call]:
+        """The calls that make an optimizer in this file."""
+        return [
+            call for file, call in _optimizers(self.script.understood) if file is self.script.file
+        ]
+
+    @property
+    def unresolved(self) -> list[ast.Call]:
+        return [call for call in self.optimizers if call in self._found.unresolved]
+
+    @property
+    def parameter_names(self) -> set[str]:
+        """How this file writes the models of which an optimizer is given the parameters."""
+        return self._found.named.get(self.script.file, set())
+
+    @property
+    def trained(self) -> set[ast.AST]:
+        """The expressions that make the models that are trained, in any file."""
+        return self._found.trained
 
     # Loops.
 
@@ -457,41 +459,133 @@ class Training:
         return loop
 
 
+@dataclass
+class _Models:
+    """The models of a script, in all files that a port changes.
+
+    Attributes:
+        trained: the expressions that make them.
+        unresolved: optimizers of which the models cannot be seen.
+        named: how each file writes what it gives an optimizer the parameters of.
+    """
+
+    models: list[Model] = field(default_factory=list)
+    trained: set[ast.AST] = field(default_factory=set)
+    unresolved: set[ast.Call] = field(default_factory=set)
+    named: dict[File, set[str]] = field(default_factory=dict)
+
+
+def _optimizers(script: roles.Script) -> list[tuple[File, ast.Call]]:
+    """The calls that make an optimizer, in all files."""
+    return [
+        (one.file, one.node)
+        for one in script.optimizers
+        if isinstance(one.node, ast.Call)
+        and makes_optimizer(script.flow, one.file, one.node)
+        and given(one.node)
+    ]
+
+
+@lru_cache(maxsize=1)
+def _models(understood: roles.Script) -> _Models:
+    script, found = training_in(understood, understood.file).script, _Models()
+    models: dict[tuple[str, ast.AST], Model] = {}
+    for file, call in _optimizers(understood):
+        roots = with_parameters(script.flow, file, given(call)[0])
+        if not roots:
+            found.unresolved.add(call)
+        for where, expression in roots:
+            one = script.sibling(where)
+            found.named.setdefault(where, set()).add(one.dotted(expression))
+            made = _made(one, expression, 0)
+            if not made and where is file:
+                made = _taken(one, expression, call)
+            models |= {(model.name, model.scope): model for model in reversed(made)} | models
+    found.models = list(models.values())
+    for model in found.models:
+        values = (
+            [model.given]
+            if model.given is not None
+            else [
+                value
+                for made in model.made
+                if isinstance(value := getattr(made, "value", None), ast.expr)
+            ]
+        )
+        for value in values:
+            found.trained |= {one.node for one in script.flow.origins(model.script.file, value)}
+    return found
+
+
+def _taken(script: Script, expression: ast.expr, optimizer: ast.Call) -> list[Model]:
+    """The model of an optimizer in a module, which is given it in a way that is not seen."""
+    name = script.dotted(expression)
+    changed = script.file in script.understood.to_port[1:]
+    if not changed or not name or name == "self" or name.count(".") > name.startswith("self."):
+        return []
+    return [
+        Model(script, name, script.scope(optimizer), (script.statement(optimizer),), expression)
+    ]
+
+
 def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
-    """Where the model behind an expression is made."""
+    """Where the model behind an expression is made, in a file that a port changes."""
     if isinstance(expression, ast.Call) or depth > _DEEPEST:
         return []
     scope = script.scope(expression)
     written = script.dotted(expression) or (root_name(expression) or "")
     if written == "self" and isinstance(scope, Function):
         # `model.configure_optimizers(…)`, a method of the model's own
-        callers = [call.func for call in script.calls_of.get(scope, [])]
-        receivers = [func.value for func in callers if isinstance(func, ast.Attribute)]
-        return [model for one in receivers for model in _made(script, one, depth + 1)]
+        receivers = [
+            (one, call.func.value)
+            for one, call in script.callers(scope)
+            if isinstance(call.func, ast.Attribute)
+        ]
+        return [model for where, one in receivers for model in _made(where, one, depth + 1)]
     while written and depth < _DEEPEST:
         root = written.split(".")[0]
         if root in script.parameters(scope) and root != "self" and isinstance(scope, Function):
             models = []
-            for call in script.calls_of.get(scope, []):
+            for where, call in script.callers(scope):
                 value = script.given(scope, root, call)
                 if value is not None:
-                    models += _made(script, value, depth + 1)
+                    models += _made(where, value, depth + 1)
             return models  # the caller's is wrapped, whatever the function assigns to it
-        for where in (scope, script.tree):
-            made = [node for node, _ in script.assigned(written, where)]
-            whole = _called_instead(
-                script, written, [v for _, v in script.assigned(written, where)]
-            )
+        for near in (scope, script.tree):
+            made = script.assigned(written, near)
+            whole = _called_instead(script, written, [value for _, value in made])
             if whole is not None:
                 return _made(script, whole, depth + 1)
-            if made:
-                return [Model(written, where, tuple(made))]
+            if made and script.file in script.understood.to_port:
+                return [Model(script, written, near, tuple(node for node, _ in made))]
+        inherited = [
+            Model(one, written, method, tuple(node for node, _ in made))
+            for one, method in _relatives(script, written, scope)
+            if one.file in one.understood.to_port and (made := one.assigned(written, method))
+        ]
+        if inherited:
+            return inherited
         if "." not in written:
             return []
         written = written.rpartition(".")[0]
         if written == "self":
             return []
     return []
+
+
+def _relatives(script: Script, written: str, scope: Scope) -> Iterator[tuple[Script, Function]]:
+    """A method of each class that inherits `self.model` from this one, or the other way round."""
+    owner = script.owner(scope) if written.startswith("self.") else None
+    if owner is None:
+        return
+    flow, above = script.flow, {one for _, one in script.flow.family(script.file, owner)}
+    for file in flow.files:
+        for one in file.names.all(ast.ClassDef):
+            related = one in above or owner in {base for _, base in flow.family(file, one)}
+            for method in one.body if related and one is not owner else ():
+                if isinstance(method, Function):
+                    yield script.sibling(file), method
+                    break
 
 
 def _called_instead(script: Script, name: str, values: list[ast.expr]) -> ast.expr | None:

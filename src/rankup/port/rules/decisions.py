@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ...script.effects import callee, leads_to
 from ...script.flow import argument, call_name, given, returned
 from ...script.loops import gradients_off
 from ...script.names import Function, assigned, elements, mentioned, targets_of
 from ...script.roles import LoopNode
 from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
-from ..rewrite.losses import function_of
 from ..rewrite.script import Scope, Script
 from .facts import shares
 
@@ -83,52 +83,59 @@ def _used(script: Script, node: ast.AST) -> set[str]:
 
 def _evaluations(context: Context) -> Iterator[ast.Call]:
     """Calls whose value is what an evaluation has found."""
+    script, evaluators = context.script, _evaluators(context.port)
+    for call in script.all(ast.Call):
+        called = context.called(call)
+        if called is None and (_evaluates(context, call) or _is_given_loader(context, call)):
+            yield call
+        handed_on = isinstance(script.parents[call], ast.Return)
+        if called is not None and called[1] in evaluators and not handed_on:
+            yield call
+
+
+def _evaluators(port: list[Context]) -> set[Function]:
+    """The functions that return what an evaluation has found, in all files of a port."""
+    found = {one for context in port for one in _evaluators_in(context)}
+    while True:
+        more = {
+            scope
+            for context in port
+            for function in found
+            for call in context.calls_of(function)
+            if isinstance(context.script.parents[call], ast.Return)
+            and isinstance(scope := context.script.scope(call), Function)
+        } - found
+        if not more:
+            return found
+        found |= more
+
+
+def _evaluators_in(context: Context) -> Iterator[Function]:
+    """The functions of a file that evaluate, and not in parts."""
     script, training = context.script, context.training
     loops: dict[ast.AST, list[bool]] = {}
     for one in training.loops:
         if not one.trains:
             loops.setdefault(script.scope(one.node), []).append(one.node in context.sharded)
-    evaluators = {
-        function
-        for function in script.functions
-        if function.name not in ("forward", "__init__", "__call__")
-        and (function in loops or _without_gradients(script, function))
-        and not training.trains(function.body)
-        and not (function in loops and all(loops[function]))
-    }
-    while True:
-        more = {
-            script.scope(call)
-            for function in evaluators
-            for call in script.calls_of.get(function, [])
-            if isinstance(script.parents[call], ast.Return)
-        } - evaluators
-        if not more:
-            break
-        evaluators |= {one for one in more if isinstance(one, Function)}
-    for call in script.all(ast.Call):
-        function = script.called(call)
-        if function in evaluators:
-            if not isinstance(script.parents[call], ast.Return):
-                yield call
-        elif function is None and _is_given_loader(context, call):
-            yield call
+    for function in script.functions:
+        if (
+            function.name not in ("forward", "__init__", "__call__")
+            and (function in loops or _without_gradients(script, function))
+            and not training.trains(function.body)
+            and not (function in loops and all(loops[function]))
+        ):
+            yield function
 
 
 def _trainings(context: Context) -> Iterator[ast.Call]:
     """Calls whose value is what a training has found in this rank's part of the batches."""
-    script = context.script
-    for call in context.training.elsewhere:
-        found = function_of(script, call)
-        if found is not None and _numbers(*found):
-            yield call
-    for loop in context.training.loops:
-        function = script.scope(loop.node)
-        local = context.local.get(loop.node, set())
-        if not isinstance(function, Function) or not _numbers(script, function):
-            continue
-        if any(mentioned(value) & local for value in returned(function)):
-            yield from script.calls_of.get(function, [])
+    for one in context.port:
+        for loop in one.training.loops:
+            function, local = one.script.scope(loop.node), one.local.get(loop.node, set())
+            if not isinstance(function, Function) or not _numbers(one.script, function):
+                continue
+            if any(mentioned(value) & local for value in returned(function)):
+                yield from context.calls_of(function)
 
 
 def _numbers(script: Script, function: Function) -> bool:
@@ -145,6 +152,16 @@ def _bare(node: ast.expr) -> bool:
 def _without_gradients(script: Script, function: Function) -> bool:
     """True of a function that runs a model without gradients, in whole or in part."""
     return any(gradients_off(script.file, one) for one in script.inside(function, ast.AST))
+
+
+def _evaluates(context: Context, call: ast.Call) -> bool:
+    """True of a call that leads to the loop of an evaluation in a file that is not changed."""
+    script = context.script
+    loops = {one.function for one in script.understood.eval_loops if one.function is not None}
+    found = callee(script.flow, script.file, call) if loops else None
+    if found is None or found[1].name == "__init__" or call in context.training.elsewhere:
+        return False
+    return any(function in loops for _, function in leads_to(script.flow, *found))
 
 
 def _is_given_loader(context: Context, call: ast.Call) -> bool:

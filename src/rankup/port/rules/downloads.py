@@ -6,14 +6,23 @@ import ast
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 
-from ...script.effects import Helper, Reached, asks_files, callee, fetched, leads_to, written
+from ...script.effects import (
+    Helper,
+    Reached,
+    asks_files,
+    callee,
+    fetched,
+    leads_to,
+    trains,
+    written,
+)
 from ...script.flow import call_name, given
 from ...script.names import Function, walk, words_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from .facts import calls_in, trains
+from .facts import calls_in
 from .guards import rank0_first, runs
 from .rule import Hit, rule
 from .writing import changes_files
@@ -88,7 +97,7 @@ def _by_helpers(script: Script) -> tuple[dict[ast.AST, Helper], set[ast.AST]]:
     inside: set[ast.AST] = set()
     for one in script.helpers:
         fetching = [call for _, call in _fetching(one.reached)]
-        if fetching and not trains(script.file, script, one.call):
+        if fetching and not trains(one.caller, script, one.call):
             at_calls[one.call] = one
             inside |= set(fetching)
     return at_calls, inside

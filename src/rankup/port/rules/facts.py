@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from ...script.effects import callee, leads_to
 from ...script.flow import Origin, argument, call_name, given, literal, model_wrapper
 from ...script.loops import taken_from
 from ...script.names import Function, walk
@@ -174,30 +173,6 @@ def wrapped(script: Script) -> dict[ast.AST, set[str]]:
             for origin in script.flow.origins(file, first):
                 found.setdefault(origin.node, set()).add(kind)
     return found
-
-
-def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
-    """True where running these nodes reaches a backward, here or in another file."""
-    known = _trainers(script)
-    for call in calls_in(*nodes) if script.train_loops else ():
-        if call_name(call) == "backward" and not file.names.called(call):
-            return True
-        found = callee(script.flow, file, call)
-        if found is not None and found[1] not in known:
-            known[found[1]] = any(
-                call_name(one) == "backward"
-                for _, function in leads_to(script.flow, *found)
-                for one in calls_in(*function.body)
-            )
-        if found is not None and known[found[1]]:
-            return True
-    return False
-
-
-@lru_cache(maxsize=1)
-def _trainers(script: Script) -> dict[Function, bool]:
-    """The functions of a script that were asked about, with whether they lead to a backward."""
-    return {}
 
 
 def string(node: ast.AST | None) -> str | None:

@@ -26,6 +26,7 @@ _NOT_ZERO = re.compile(
     r"!=\s*0|>\s*0|^\s*\(?not\s+(?!torch|dist)\w*\.?\w*(?:is_|main|root|master|rank0)",
     re.IGNORECASE,
 )
+_DECORATOR = re.compile(r"rank_?(?:zero|0)|main_(?:process|rank)|master", re.IGNORECASE)
 _FIRST = ("rank0_first", "main_process_first", "rank_zero_first")
 _DEPTH = 3
 
@@ -53,7 +54,8 @@ def guard(file: File, script: Script, node: ast.AST, depth: int = _DEPTH) -> Gua
         elif isinstance(up, Function):
             function = up
             if any(
-                "zero" in file.code(one) or "main" in file.code(one) for one in up.decorator_list
+                _DECORATOR.search(file.code(one.func if isinstance(one, ast.Call) else one))
+                for one in up.decorator_list
             ):
                 return "rank0"
             break

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 
-from ...script.effects import Helper, Reached
+from ...script.effects import Helper, Reached, trains
 from ...script.flow import argument, call_name
 from ...script.loops import gradients_off
 from ...script.names import bound_in, parameters, walk
@@ -21,7 +21,6 @@ from ...script.torch_names import (
     words,
 )
 from ..rewrite.context import Context
-from .facts import trains
 from .guards import by_every_rank, guard, rank0_first
 from .rule import Hit
 
@@ -35,7 +34,7 @@ _COLLECTIVES = COLLECTIVES | OUR_COLLECTIVES | {"shard", "wrap"}
 
 @lru_cache(maxsize=1)
 def by_helpers(script: Script) -> list[Helper]:
-    """The script's calls of functions in other files that write on every rank.
+    """The calls of functions in files that a port does not change that write on every rank.
 
     Not of those that train: such a call is no one rank's.
     """
@@ -43,9 +42,9 @@ def by_helpers(script: Script) -> list[Helper]:
         helper
         for helper in script.helpers
         if helper.sites
-        and not trains(script.file, script, helper.call)
-        and not guard(script.file, script, helper.call)
-        and not rank0_first(script.file, script, helper.call)
+        and not trains(helper.caller, script, helper.call)
+        and not guard(helper.caller, script, helper.call)
+        and not rank0_first(helper.caller, script, helper.call)
         and any(by_every_rank(script, site) for site in helper.sites)
         and not _to_nowhere(helper)
     ]
@@ -59,8 +58,10 @@ def _to_nowhere(helper: Helper) -> bool:
 
 def helpers_that_write(file: File, script: Script, *, checkpoint: bool) -> Iterator[Hit]:
     """Yield the hits at these calls: of those that save checkpoints, or of the others."""
-    for helper in by_helpers(script) if file is script.file else ():
-        if checkpoint == any(site.kind == "checkpoint" for site in helper.sites):
+    for helper in by_helpers(script):
+        if helper.caller is file and checkpoint == any(
+            site.kind == "checkpoint" for site in helper.sites
+        ):
             alone = isinstance(file.names.parents[helper.call], ast.Expr)  # nothing is given back
             called = file.code(helper.call.func)
             yield Hit(

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
+from ...script.effects import trains
 from ...script.flow import argument, call_name, given, literal
 from ...script.names import walk
 from ...script.roles import Script
@@ -23,7 +24,6 @@ from .facts import (
     ranked,
     sharded_loader,
     string,
-    trains,
     with_origins,
 )
 from .rule import Hit, rule

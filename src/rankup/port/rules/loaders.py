@@ -12,7 +12,6 @@ from ...script.names import Function
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ..rewrite.context import Context
-from ..rewrite.script import ForNode
 from ..rewrite.training import Loop, Training, training_in
 from .chance import drawn_batches
 from .facts import by_hand, calls, in_parts, loop_sharded, samplers, sharded_loader, true
@@ -51,9 +50,8 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
     training = training_in(script, file)
     placed: set[ast.AST] = set()
     unseen: list[Loop] = []
-    given_there = _functions_given_loaders(script) if file is not script.file else set()
     for loop in training.loops:
-        if not loop.trains or training.script.scope(loop.node) in given_there:
+        if not loop.trains:
             continue
         if loop.unclear and not script.distributed:
             todo = (
@@ -65,7 +63,7 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
         sources = training.sources(loop)
         for source in sources:
             place = _place(training, loop, source)
-            if place in placed or not _left_whole(file, script, loop, source):
+            if place in placed or not _left_whole(file, script, source):
                 continue
             placed.add(place)
             yield Hit(
@@ -73,11 +71,6 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
             )
         if not sources and not script.distributed and _unseen(training, loop):
             unseen.append(loop)
-    for call in training.elsewhere:
-        for arg in _trained_elsewhere(script, training, call):
-            if arg not in placed and _left_whole(file, script, None, arg):
-                placed.add(arg)
-                yield Hit(arg, _EVERYTHING, _SHARD, partial(_shard_argument, place=arg))
     unfit = bool(unseen) and any(True for _ in not_data_parallel.look(file, script))
     for loop in unseen if not unfit else ():
         if placed:
@@ -97,7 +90,7 @@ def not_sharded(file: File, script: Script) -> Iterator[Hit]:
         yield Hit(loop.source or loop.node, message, todo, fix)
 
 
-def _left_whole(file: File, script: Script, loop: Loop | None, source: ast.expr) -> bool:
+def _left_whole(file: File, script: Script, source: ast.expr) -> bool:
     """True where no rank has a part of what a loop trains on."""
     known = [one for one in script.of(file, source) if one.kind.endswith("_loader")]
     if not by_hand(script) and not any(one.confidence >= 0.9 for one in known):
@@ -105,35 +98,6 @@ def _left_whole(file: File, script: Script, loop: Loop | None, source: ast.expr)
     if any(stream_of(script.flow, one) for one in script.flow.origins(file, source)):
         return False  # RK117
     return not in_parts(script, file, source)
-
-
-def _functions_given_loaders(script: Script) -> set[ast.AST]:
-    """The functions of other files to which the script gives the loaders that they train on."""
-    training = training_in(script, script.file)
-    return {
-        found[1]
-        for call in training.elsewhere
-        if _trained_elsewhere(script, training, call)
-        if (found := script.flow.definition(script.file, call.func)) is not None
-    }
-
-
-def _trained_elsewhere(script: Script, training: Training, call: ast.Call) -> list[ast.expr]:
-    """The loaders that a function of another file is given and trains on."""
-    found = script.flow.definition(training.script.file, call.func)
-    if found is None or isinstance(found[1], ast.ClassDef):
-        return []
-    there = training_in(script, found[0])
-    other = there.script
-    trained = {
-        source.id
-        for loop in there.loops
-        if loop.trains and other.scope(loop.node) is found[1] and isinstance(loop.node, ForNode)
-        for source in other.inside(loop.node.iter, ast.Name)
-    }
-    names = other.parameters(found[1]) & trained
-    values = [training.script.given(found[1], name, call) for name in sorted(names)]
-    return [one for one in values if one is not None and training.loader_of(one)]
 
 
 def _unseen(training: Training, loop: Loop) -> bool:
@@ -176,11 +140,6 @@ def _shard(context: Context, loop: Loop, source: ast.expr, place: ast.expr) -> s
             comment=False,
         )
     return note
-
-
-def _shard_argument(context: Context, place: ast.expr) -> str:
-    context.around(place, "rankup.shard(", f"{_per_gpu(context)})")
-    return _DONE
 
 
 def _per_gpu(context: Context) -> str:

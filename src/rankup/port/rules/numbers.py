@@ -99,20 +99,31 @@ def _whole_names(file: File, scope: ast.AST) -> set[str]:
     return made_of(walk(scope), found)
 
 
+def _lacking(file: File, script: Script, fix: str) -> dict[ast.AST, str]:
+    """What a port would put together in a file: expressions, or loops, and the call."""
+    files = script.to_port if file in script.to_port else (file,)
+    return _rehearsed(script, files)[file].get(fix, {})
+
+
 @lru_cache(maxsize=2)
-def _rehearsed(script: Script, file: File) -> dict[str, dict[ast.AST, str]]:
-    training = training_in(script, file)
-    if not (training.loops or training.elsewhere):
-        return {}
-    context = _Rehearsal(training.script, training, Options(), Edits(file))
-    if not script.distributed:
-        whole = [one for one in training.loops if not one.trains]
-        additive = [one for one in whole if isinstance(obstacle(training, one), Leaving)]
-        context.sharded |= {one.node for one in additive}
-    context.fix = _LOSS
-    training_numbers(context)
-    broadcast_decisions(context)
-    return context.found
+def _rehearsed(
+    script: Script, files: tuple[File, ...]
+) -> dict[File, dict[str, dict[ast.AST, str]]]:
+    port: list[Context] = []
+    found: dict[File, dict[str, dict[ast.AST, str]]] = {}
+    for one in files:
+        training = training_in(script, one)
+        context = _Rehearsal(training.script, training, Options(), Edits(one), port=port)
+        found[one] = context.found
+        if not script.distributed:
+            whole = [loop for loop in training.loops if not loop.trains]
+            additive = [loop for loop in whole if isinstance(obstacle(training, loop), Leaving)]
+            context.sharded |= {loop.node for loop in additive}
+    for change, fix in ((training_numbers, _LOSS), (broadcast_decisions, _DECISION)):
+        for each in port:
+            each.fix = fix
+            change(each)
+    return found
 
 
 @rule("RK122", "error", "a decision by one rank's value")
@@ -148,7 +159,7 @@ def decision(file: File, script: Script) -> Iterator[Hit]:
     every rank. An evaluation that is sharded has the value of all ranks already
     ([RK119](RK119.md)).
     """
-    for node in _rehearsed(script, file).get(_DECISION, ()):
+    for node in _lacking(file, script, _DECISION):
         if not guard(file, script, node):
             yield Hit(
                 node,
@@ -189,7 +200,7 @@ def loss_of_part(file: File, script: Script) -> Iterator[Hit]:
     """
     if not ported(script):
         return
-    for node, call in _rehearsed(script, file).get(_LOSS, {}).items():
+    for node, call in _lacking(file, script, _LOSS).items():
         if call and not guard(file, script, node) and not _kept(file, node):
             code = file.code(node)
             yield Hit(

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
+from ...script.effects import trains
 from ...script.flow import argument, call_name, first_argument
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from .facts import anywhere, calls, is_reduction, string, trains
+from .facts import anywhere, calls, is_reduction, string
 from .guards import guard
 from .rule import Hit, rule
 

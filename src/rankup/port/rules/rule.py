@@ -53,9 +53,9 @@ class Rule:
 
     Attributes:
         look: a pure function of a file and the script that it belongs to; `check` calls it for the
-            script and for each module of its repository that it imports, `port` for the script.
-            Of a batch file it is given that. Its docstring is the rule's page,
-            `docs/rules/CODE.md`, with examples that are tested.
+            script and for each module of its repository that it imports, `port` for the script and
+            for the modules that train. Of a batch file it is given that. Its docstring is the
+            rule's page, `docs/rules/CODE.md`, with examples that are tested.
         frameworks: whether it holds also where a framework (fastai, Lightning, …) trains.
         whole: whether it draws a conclusion from commands of a batch file that are not there, so
             that it is left out where a statement could not be parsed.
@@ -85,10 +85,9 @@ class Rule:
         return [self.finding(file.place(hit.at), hit) for hit in self.look(file, script)]
 
     def mend(self, context: Context) -> None:
-        """Apply the fixes of the hits in the script that is ported; comment on the others."""
+        """Apply the fixes of the hits in a file that is ported; comment on the others."""
         context.fix = self.code
-        script = context.script.understood
-        for hit in tuple(self.look(script.file, script)):
+        for hit in tuple(self.look(context.script.file, context.script.understood)):
             done = hit.fix(context) if hit.fix is not None else None
             if done:
                 context.done(hit.at, done)

@@ -24,11 +24,10 @@ _MAP_STYLE = (
 )
 _ALONE = "and rankup.shard takes those of a torch DataLoader alone"
 _LOADER = "give the data a torch DataLoader"
-# What a person does where one file starts and another one trains.
-TWO_FILES = (
-    "port changes one file alone. By hand: rankup.setup() before all else in the script that is "
-    "started, model = rankup.wrap(model) where the model is made, and `for … in "
-    "rankup.shard(loader):` where it is trained"
+# What a person does where port cannot see what it needs.
+BY_HAND = (
+    "rankup.setup() before all else in the script that is started, model = rankup.wrap(model) "
+    "where the model is made, and `for … in rankup.shard(loader):` where it is trained"
 )
 _CHAIN = 20
 _TORCHTEXT = {"BucketIterator", "BPTTIterator"}
@@ -68,10 +67,10 @@ def not_data_parallel(file: File, script: Script) -> Iterator[Hit]:
                 "take another optimizer, or port it by hand",
             )
             return
-    if file is not script.file or not single(script):
+    if file not in script.to_port or not single(script):
         return
     training = training_in(script, file)
-    if training.backwards or training.elsewhere:
+    if training.backwards:
         for find in (_environment, _unsharded, _state_of_a_batch, _no_loader):
             hit = find(training)
             if hit is not None:
@@ -103,23 +102,19 @@ def _no_loader(training: Training) -> Hit | None:
         return None
     if _draws_batches(training) and not graphs:
         return None
-    node = (training.backwards or training.elsewhere)[0]
-    if not training.backwards:
-        return Hit(
-            node,
-            f"no DataLoader: what `{script.code(node.func)}` trains on is made in none that this "
-            f"script names, {_ALONE}",
-            _LOADER,
-        )
+    node = training.backwards[0]
     cut = _cut_by_hand(training)
     if cut is not None:
         return cut
-    unknown = _batches_of(training)
-    if "." in unknown or _given_by_another(training, unknown):
-        message = f"the batches come from `{unknown}`, which this file does not make"
-        return Hit(node, message, TWO_FILES)
-    if unknown:
-        return Hit(node, f"no DataLoader: the batches come from `{unknown}`, {_ALONE}", _LOADER)
+    for loop in training.loops:
+        unknown = script.dotted(loop.source) if loop.trains else ""
+        if not unknown:
+            continue
+        message = f"no DataLoader: the batches come from `{unknown}`, {_ALONE}"
+        if script.understood.comes_to(script.file, loop.node):
+            return Hit(node, message, _LOADER)
+        message = f"the batches come from `{unknown}`, which nothing in this file gives it"
+        return Hit(node, message, f"port the script that starts the training. By hand: {BY_HAND}")
     graph = graphs or "adj" in script.text
     what = "so there are no batches to share" if graph else "or batches that are made by hand"
     return Hit(
@@ -134,26 +129,6 @@ def _loops_over_loader(training: Training) -> bool:
     return any(
         loop.source is not None and training.loader_of(loop.source) is not None
         for loop in training.loops
-    )
-
-
-def _batches_of(training: Training) -> str:
-    """The name that the innermost loop around the training goes over, if it has one."""
-    for loop in training.loops:
-        if loop.trains and (written := training.script.dotted(loop.source)):
-            return written
-    return ""
-
-
-def _given_by_another(training: Training, name: str) -> bool:
-    """True of a parameter of a function that trains and that this file calls nowhere."""
-    script = training.script
-    return any(
-        isinstance(scope := script.scope(loop.node), Function)
-        and name in script.parameters(scope)
-        and not script.calls_of.get(scope)
-        for loop in training.loops
-        if loop.trains and training.script.dotted(loop.source) == name
     )
 
 

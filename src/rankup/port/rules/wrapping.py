@@ -24,13 +24,16 @@ _READY = ("to", "cuda", "apply", "load_state_dict", "half", "float", "double", "
 def wrap_models(context: Context) -> None:
     """`model = rankup.wrap(model)` behind the last line that makes it what it is."""
     for model in (one for whole in context.training.models for one in _trained(context, whole)):
-        place = _ready(context, model)
+        place = _ready(context, model) if model.given is None else model.made[0]
         name = model.name
         lines = [f"{name} = rankup.wrap({name})"]
         if context.options.sync_bn:
             sync = f"torch.nn.SyncBatchNorm.convert_sync_batchnorm({name})"
             lines.insert(0, f"{name} = {sync}")
-        context.after(place, *lines)
+        if model.given is None:
+            context.after(place, *lines)
+        else:  # before its optimizer is made
+            context.before(place, *lines)
         context.done(place, f"gradients of {name} are exchanged (rankup.wrap)")
     _trace_what_is_inside(context)
 
@@ -55,6 +58,8 @@ def _trained(context: Context, model: Model) -> list[Model]:
     trains that one.
     """
     script, training = context.script, context.training
+    if model.given is not None:
+        return [model]
     steps = [
         call for call in script.inside(model.scope, ast.Call, deep=False) if training.trains(call)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,12 +147,10 @@ def _notes(seen: Mapping[str, Seen]) -> list[str]:
     for name in ("original-one", "original-alike"):
         if name in seen and seen[name].failed:
             found.append(f"left out: {_shown(name)} does not come to its end")
-    refused = {
-        f"refused: {event['what']} ({event['where']})"
-        for run in seen.values()
-        for rank in run.ranks
-        for event in rank.of("refused")
-    }
+    events = [event for run in seen.values() for rank in run.ranks for event in rank.of("refused")]
+    refused = {f"refused: {event['what']} ({event['where']})" for event in events}
+    events = [event for run in seen.values() for rank in run.ranks for event in rank.of("connect")]
+    refused |= {f"refused: network: {event['host']} ({event['where']})" for event in events}
     return list(dict.fromkeys([*found, *sorted(refused)]))
 
 
@@ -181,15 +180,18 @@ def _folder(name: str) -> Path:
 
 
 def _port(original: Path, state: Path) -> Path:
-    """The port that `rankup port` makes, in a folder of its own."""
+    """The port that `rankup port` makes, with its modules in a folder of its own."""
     from ..rewrite.ported import port  # only where no port is given
 
     ported = port(original)
     if ported.why:
         raise UserError(f"{original} was not ported: {ported.why}")
-    target = state / "port" / ported.target.name
-    target.parent.mkdir()
-    target.write_bytes(ported.text.encode("utf-8", "surrogateescape"))
+    # Below one another as their originals are, however far up a module lies.
+    top = os.path.commonpath([one.target.absolute().parent for one in ported.files])
+    for one in reversed(ported.files):
+        target = state / "port" / one.target.absolute().relative_to(top)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(one.text.encode("utf-8", "surrogateescape"))
     return target
 
 

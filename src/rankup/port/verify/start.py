@@ -23,6 +23,7 @@ from ...login import offline
 from ...sandbox import copies, environment, namespace
 from ...sandbox.inside.spec import STATE
 from ...sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
+from ...script.source import local_modules, read
 from ...site import config, detect
 from ...site.caches import caches
 from .protocol import FULL, ONE, ORIGINAL, Outcome, Plan, Run, read_outcomes
@@ -236,7 +237,7 @@ def copy_project(project: Project, target: Path) -> None:
     for path in (project.script, project.port):
         _own_file(project.root / path, target / path)
     if project.port_source is not None:
-        _beside(project.port_source, target / project.port)
+        _beside(project.port_source, target / project.port, target)
 
 
 def _own_file(source: Path, target: Path) -> None:
@@ -245,12 +246,15 @@ def _own_file(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _beside(port: Path, target: Path) -> None:
+def _beside(port: Path, target: Path, copy: Path) -> None:
     """A port from elsewhere, with what it may import from there: modules, a vendored runtime."""
-    shutil.copyfile(port, target)
-    for path in port.parent.glob("*.py"):
-        if not (target.parent / path.name).exists():
-            shutil.copyfile(path, target.parent / path.name)
+    _own_file(port, target)
+    for path in (*port.parent.glob("*.py"), *(one.path for one in local_modules(read(port)))):
+        place = Path(os.path.normpath(target.parent / os.path.relpath(path, port.parent)))
+        newer = path.stem.endswith("_dist") or not place.exists()
+        if path != port and newer and place.is_relative_to(copy):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _own_file(path, place)
     for path in port.parent.glob("*rankup*"):
         if path.is_dir() and not (target.parent / path.name).exists():
             shutil.copytree(path, target.parent / path.name)

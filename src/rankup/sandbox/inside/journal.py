@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import site
@@ -10,15 +9,14 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import wraps
 from types import FrameType
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _WITHIN_RANKUP = os.path.join(os.sep, "sandbox", "inside", "")
-# Threads ask one after the other, so that none switches the collection on while another looks.
-_frames = threading.RLock()
+_STARTED = "_rankup_where"  # attribute of a thread: the place that started it
 
 
 class Journal:
@@ -36,6 +34,7 @@ class Journal:
     def __init__(self, path: str, script: str, shadow: str = "") -> None:
         self._path = path
         self._places = _Places(script)
+        self._places.follow_threads()
         self._shadow = json.dumps(shadow)[1:-1].encode() if shadow else b""
         self._told: set[object] = set()
 
@@ -77,33 +76,6 @@ class Journal:
             self.tell("problem", what=what, error=f"{type(error).__name__}: {error}")
 
 
-def _forget_holder() -> None:
-    """In a forked process nobody holds the lock, whoever held it where it was forked."""
-    global _frames
-    _frames = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_holder)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Around a look at another thread's frames.
-
-    A collection that lets that thread leave a frame which is being made an object breaks the
-    memory of Python 3.11 and earlier.
-    """
-    with _frames:
-        collects = sys.version_info < (3, 12) and gc.isenabled()
-        if collects:
-            gc.disable()
-        try:
-            yield
-        finally:
-            if collects:
-                gc.enable()
-
-
 class _Places:
     """Tells the user's files from all others, and remembers the answers."""
 
@@ -115,14 +87,21 @@ class _Places:
     def where(self) -> str:
         """Return the innermost call in the user's code.
 
-        A thread without such a call (a library's downloads) is told by the main thread.
+        A thread without such a call (a library's downloads) has the place that started it.
         """
         found = self._innermost(sys._getframe(1))
-        if not found:
-            with _no_collection():
-                main = sys._current_frames().get(threading.main_thread().ident or 0)
-                found = self._innermost(main)
-        return found
+        return found or getattr(threading.current_thread(), _STARTED, "")
+
+    def follow_threads(self) -> None:
+        """Have each thread know the place that starts it."""
+        original = threading.Thread.start
+
+        @wraps(original)
+        def start(thread: threading.Thread) -> None:
+            setattr(thread, _STARTED, self.where())
+            original(thread)
+
+        threading.Thread.start = start  # type: ignore[assignment, method-assign]
 
     def _innermost(self, frame: FrameType | None) -> str:
         while frame is not None:

@@ -22,32 +22,34 @@ from ....sandbox.inside.files import writers
 from ....sandbox.inside.hooks import AfterImport, Hook
 from ....sandbox.inside.journal import HERE, Journal
 from ....sandbox.inside.main import run_as_main
+from ....sandbox.inside.network import Network
 from ..protocol import FILE, Plan, Run, Try, journal_path
 from .comparable import Clock, Comparable
 from .data import Data, DataSets
 from .draws import SEED, Draws, Progress, seed
-from .files import Files, Lines
+from .files import Lines, Writing
 from .saves import Saves
 from .training import Compiler, Loops, Steps
 
 _PR_SET_PDEATHSIG = 1
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LARGEST_FILE = 8 << 30
-FINISHED = b"F"
+# Files of a rank beside its journal: it is there once the script has come to its end; its stderr.
+FINISHED, STDERR = ".finished", ".stderr"
 
 
 @dataclass(frozen=True)
-class Pipes:
-    """Ends that this rank has.
+class Files:
+    """What a rank is given by the fork server.
 
     Attributes:
+        stem: of the names of its files.
         stderr: for what goes there.
-        status: one byte once the script has ended.
         order: the fork server's questions to the original, a folder per line; -1: none will come.
     """
 
+    stem: str
     stderr: int
-    status: int
     order: int
 
 
@@ -61,26 +63,27 @@ class _Place:
 
 
 def run_rank(
-    plan: Plan, run: Run, tried: Try, rank: int, known: DataSets, pipes: Pipes
+    plan: Plan, run: Run, tried: Try, rank: int, known: DataSets, files: Files
 ) -> NoReturn:
     """Be that rank, and end with it."""
     code = 70
     try:
-        _set_up_process(pipes)
+        _set_up_process(files.stderr)
         os.chdir(run.cwd)
         watched = _Watched(_Place(plan, run, tried, rank, known))
         code = watched.run_script()
-        os.write(pipes.status, FINISHED if watched.finished else b"E")
+        if watched.finished:
+            open(files.stem + FINISHED, "wb").close()
         _end_threads(code)
-        if pipes.order >= 0 and watched.finished:
-            watched.answer(pipes.order)
+        if files.order >= 0 and watched.finished:
+            watched.answer(files.order)
     except BaseException:
         os.write(2, traceback.format_exc().encode(errors="replace"))
     finally:
         os._exit(code)
 
 
-def _set_up_process(pipes: Pipes) -> None:
+def _set_up_process(stderr: int) -> None:
     os.setpgid(0, 0)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -90,7 +93,7 @@ def _set_up_process(pipes: Pipes) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    os.dup2(pipes.stderr, 2)
+    os.dup2(stderr, 2)
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     most = _LARGEST_FILE if hard == resource.RLIM_INFINITY else min(_LARGEST_FILE, hard)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
@@ -110,7 +113,7 @@ class _Watched:
         self.finished = False
         self._journal = Journal(journal_path(plan.state, run.name, rank), run.script)
         progress = Progress(self._journal)
-        files = Files(run.folder, plan.temporary, plan.state, self._journal)
+        files = Writing(run.folder, plan.temporary, plan.state, self._journal)
         hook = Hook()
         pretend = place.tried.gpu
         redirected = accelerator.redirections(
@@ -139,7 +142,8 @@ class _Watched:
         self._compiler.install()
         began = os.path.getmtime(os.path.join(plan.state, FILE))
         Clock(run.folder, began, rank if run.free else 0).install()
-        handlers = files.handlers()
+        net = Network(self._journal, block=True, main=os.getppid(), used=lambda: None)
+        handlers = {**files.handlers(), **net.handlers()}
         if not run.world:
             handlers["os.rename"] = _both(handlers["os.rename"], self._saves.renamed)
         hook.install(handlers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
@@ -16,17 +15,8 @@ _CLOSE = 1e-2
 _MODULE = "module."
 
 
-@dataclass
-class Saved:
-    """One file.
-
-    Attributes:
-        models: where in the saved value a state dict stands, and the model it belongs to.
-        whole: the value itself, or a part of it, is a model and not its state dict.
-    """
-
-    models: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    whole: bool = False
+# Where in a saved value a state dict stands, and the model it belongs to.
+Models = dict[tuple[Any, ...], Any]
 
 
 class Saves:
@@ -35,7 +25,7 @@ class Saves:
     def __init__(self, folder: str, journal: Journal) -> None:
         self._folder = folder
         self._journal = journal
-        self._saved: dict[str, Saved] = {}
+        self._saved: dict[str, Models] = {}
         self._load: Callable[..., Any] = lambda path: None
 
     def install(self, torch: Any) -> None:
@@ -73,8 +63,8 @@ class Saves:
         return [self._compare(name, folder) for name in self.names()]
 
     def _compare(self, name: str, folder: str) -> dict[str, Any]:
-        saved = self._saved[os.path.join(self._folder, name)]
-        found: dict[str, Any] = {"path": name, "models": len(saved.models), "why": "", "note": ""}
+        models = self._saved[os.path.join(self._folder, name)]
+        found: dict[str, Any] = {"path": name, "models": len(models), "why": ""}
         path = os.path.join(folder, name)
         if not os.path.exists(path):
             return {**found, "why": "the port has not saved it"}
@@ -83,9 +73,7 @@ class Saves:
             theirs = self._load(path, weights_only=False)
         except Exception as error:
             return {**found, "why": f"it cannot be loaded: {_short(error)}"}
-        if saved.whole:
-            found["note"] = "the original pickles a whole model"
-        for place, model in saved.models.items():
+        for place, model in models.items():
             state = _state(_at(theirs, place))
             if state is None:
                 return {**found, "why": f"has no state dict {_shown(place)}"}
@@ -101,25 +89,24 @@ class Saves:
             apart = _apart(before, state)
             if apart > _CLOSE:
                 return {**found, "why": f"it loads, but its values differ by {apart:.1e}"}
-        if not saved.models and _keys(ours) != _keys(theirs):
+        if not models and _keys(ours) != _keys(theirs):
             return {**found, "why": f"has {_keys(theirs)} and not {_keys(ours)}"}
         return found
 
     def _note(self, path: str, obj: Any) -> None:
         import torch
 
-        saved = self._saved[path] = Saved()
+        found = self._saved[path] = {}
         modules: list[Any] | None = None
         for place, value in _parts(obj):
             if isinstance(value, torch.nn.Module):
-                saved.whole = True
-                saved.models[place] = value
+                found[place] = value
                 continue
             if modules is None:
                 modules = [one for one in gc.get_objects() if isinstance(one, torch.nn.Module)]
             model = next((one for one in modules if _fits(one, value)), None)
             if model is not None:
-                saved.models[place] = model
+                found[place] = model
 
 
 def _parts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

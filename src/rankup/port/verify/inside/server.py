@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -28,12 +27,13 @@ from ..protocol import (
     read_journal,
     write_outcomes,
 )
-from .rank import FINISHED, DataSets, Pipes, run_rank
+from .rank import FINISHED, STDERR, DataSets, Files, run_rank
 
 _PRELOADED = ("numpy", "torch", "torch.utils.data", "torch.distributed", "torch.optim")
 # What DistributedDataParallel imports when it is made, for seconds, and what ports call.
 _LIKELY = ("torch._dynamo", "rankup.runtime.shard", "rankup.runtime.model", "rankup.runtime.save")
 _KEPT = 16 << 10  # bytes of a rank's last words on stderr
+_MOST_STDERR = 8 << 20
 _PATIENCE = 20.0  # seconds for the others to end by themselves once a rank has failed
 _GRACE = 5.0  # and then after SIGTERM
 _ANSWER = 60.0
@@ -138,14 +138,35 @@ def _like_base(run: Run, base: Run) -> Run:
 
 @dataclass
 class _Process:
+    """A rank; `stem` is what its files are called by, `order` -1 where it is asked nothing."""
+
     pid: int
-    stderr: int
-    status: int
+    stem: str
     order: int
-    tail: bytes = b""
-    finished: bool = False
     code: int | None = None
     gone: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """True once its script has come to its end."""
+        return os.path.exists(self.stem + FINISHED)
+
+    def look(self) -> None:
+        """See whether it has ended, and keep its stderr short."""
+        with suppress(OSError):
+            if os.path.getsize(self.stem + STDERR) > _MOST_STDERR:
+                os.truncate(self.stem + STDERR, 0)
+        if not self.gone:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code, self.gone = os.waitstatus_to_exitcode(status), True
+
+    def ended(self) -> RankEnd:
+        """Return how it has ended, so far."""
+        with open(self.stem + STDERR, "rb") as file:
+            file.seek(max(0, os.path.getsize(file.name) - _KEPT))
+            tail = file.read().decode("utf-8", "replace")
+        return RankEnd(self.code, self.finished, tail)
 
 
 class Processes:
@@ -159,32 +180,32 @@ class Processes:
         self, plan: Plan, run: Run, tried: Try, known: DataSets, environment: dict[str, str]
     ) -> None:
         self._plan, self._run, self._tried = plan, run, tried
-        self._selector = selectors.DefaultSelector()
         self._ranks: list[_Process] = []
         for rank in range(run.ranks):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if environment else {}
             self._ranks.append(self._fork(rank, known, {**environment, **own}))
 
     def _fork(self, rank: int, known: DataSets, environment: dict[str, str]) -> _Process:
-        stderr, status, order = os.pipe(), os.pipe(), os.pipe()
+        stem = journal_path(self._plan.state, self._run.name, rank).removesuffix(".jsonl")
+        with suppress(FileNotFoundError):
+            os.remove(stem + FINISHED)
+        # The log is there before the rank is; the pipe ends with this process.
+        stderr = os.open(stem + STDERR, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o600)
+        asked, order = os.pipe() if not self._run.world else (-1, -1)
         pid = os.fork()
         if pid == 0:
-            for end in (stderr[0], status[0], order[1], *(one.order for one in self._ranks)):
+            for end in (order, *(one.order for one in self._ranks)):
                 if end >= 0:
                     os.close(end)
             os.environ.update(environment)
-            asked = order[0] if not self._run.world else -1
-            pipes = Pipes(stderr[1], status[1], asked)
-            run_rank(self._plan, self._run, self._tried, rank, known, pipes)
-        for end in (stderr[1], status[1], order[0]):
-            os.close(end)
+            files = Files(stem, stderr, asked)
+            run_rank(self._plan, self._run, self._tried, rank, known, files)
+        for end in (stderr, asked):
+            if end >= 0:
+                os.close(end)
         with suppress(OSError):
             os.setpgid(pid, pid)
-        process = _Process(pid, stderr[0], status[0], order[1])
-        for end in (stderr[0], status[0]):
-            os.set_blocking(end, False)
-            self._selector.register(end, selectors.EVENT_READ, process)
-        return process
+        return _Process(pid, stem, order)
 
     def watch(self, *, host: bool = False) -> Outcome:
         """Wait for all; end those that outlive their time or a failed one.
@@ -217,9 +238,7 @@ class Processes:
                 break
         took = time.monotonic() - began
         waited = time.monotonic() - failed if failed is not None else 0.0
-        ends = tuple(
-            RankEnd(m.code, m.finished, m.tail.decode("utf-8", "replace")) for m in self._ranks
-        )
+        ends = tuple(one.ended() for one in self._ranks)
         return Outcome(self._run.name, why, took, ends, self._tried, waited, self._run)
 
     def ask(self, folders: list[tuple[str, str]]) -> None:
@@ -243,38 +262,13 @@ class Processes:
                 with suppress(ChildProcessError):
                     os.waitpid(process.pid, 0)
                 process.gone = True
-            for end in (process.stderr, process.status, process.order):
-                if end >= 0:
-                    with suppress(OSError):
-                        os.close(end)
-        self._selector.close()
+            if process.order >= 0:
+                os.close(process.order)
 
     def _look(self) -> None:
-        for key, _ in self._selector.select(_LOOK):
-            process: _Process = key.data
-            self._read(key.fd, process)
+        time.sleep(_LOOK)
         for process in self._ranks:
-            if process.gone:
-                continue
-            pid, status = os.waitpid(process.pid, os.WNOHANG)
-            if pid:
-                for end in (process.stderr, process.status):
-                    self._read(end, process)
-                process.code = os.waitstatus_to_exitcode(status)
-                process.gone = True
-
-    def _read(self, end: int, process: _Process) -> None:
-        with suppress(BlockingIOError):
-            while data := os.read(end, 1 << 16):
-                if end == process.stderr:
-                    process.tail = (process.tail + data)[-_KEPT:]
-                    if len(data) == 1 << 16:
-                        return  # the other ranks write, too
-                else:
-                    process.finished = process.finished or FINISHED in data
-            if not process.gone:
-                with suppress(KeyError, ValueError):
-                    self._selector.unregister(end)
+            process.look()
 
 
 def _environment(run: Run) -> dict[str, str]:

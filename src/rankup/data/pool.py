@@ -1,0 +1,124 @@
+"""The one pool of worker processes: a function over many parts, on the cores of this machine."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from ..base.errors import RunFailed
+from ..base.processes import die_with
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+Watch = Callable[[], None]
+_POLL = 0.1  # seconds between two calls of `watch`
+_AHEAD = 3  # parts of each worker that are handed out; `wait` looks at all of them
+
+_work: Callable[[Any], Any] | None = None  # of a worker process, set once when it starts
+
+
+class WorkerFailed(RunFailed):
+    """A worker process was killed, or had not enough memory."""
+
+
+def cores() -> int:
+    """Return how many processes this one may run at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def spread(
+    work: Callable[[Part], Result],
+    parts: Iterable[Part],
+    workers: int,
+    watch: Watch | None = None,
+) -> Iterator[Result]:
+    """Yield `work(part)` for each of the parts as they come, from forked processes.
+
+    What `work` refers to is shared by the fork; parts and results travel pickled. When the caller
+    stops early, and after an error, the workers are killed.
+
+    Args:
+        watch: called here ten times a second; it may raise to stop.
+
+    Raises:
+        WorkerFailed: a worker was killed, or had not enough memory.
+        Exception: what `work` raises.
+    """
+    waiting = iter(parts)
+    first = list(itertools.islice(waiting, max(1, workers) * _AHEAD))
+    if not first:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pool = ProcessPoolExecutor(
+        min(max(1, workers), len(first)),
+        multiprocessing.get_context("fork"),
+        initializer=_begin,
+        initargs=(work, os.getpid()),
+    )
+    before = multiprocessing.active_children()
+    running: set[Future[Any]] = set()
+    children = []
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forking beside other threads. Those there are, numpy's idle ones
+            # and the one that renews a lock, hold nothing that a worker uses.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            running = {pool.submit(_call, part) for part in first}
+        children = [one for one in multiprocessing.active_children() if one not in before]
+        while running:
+            if watch is not None:
+                watch()
+            done, running = wait(running, None if watch is None else _POLL, FIRST_COMPLETED)
+            for one in done:
+                yield one.result()
+                running |= {pool.submit(_call, part) for part in itertools.islice(waiting, 1)}
+        children = []
+    except BrokenProcessPool:
+        raise WorkerFailed(_killed(children)) from None
+    except MemoryError:
+        raise WorkerFailed(
+            "a worker process has not enough memory: take fewer of them, or a job with more"
+        ) from None
+    finally:
+        for child in children:
+            child.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(work: Callable[[Any], Any], parent: int) -> None:
+    """Make a forked process a worker."""
+    global _work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with(parent)
+    _work = work
+
+
+def _call(part: Any) -> Any:
+    assert _work is not None
+    return _work(part)
+
+
+def _killed(children: list[Any]) -> str:
+    """Return who was killed, and by what; the pool ends the others with SIGTERM."""
+    for child in children:
+        child.join()
+    how = "was ended"
+    for child in children:
+        code = child.exitcode
+        if code != -signal.SIGTERM:
+            by = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            how = f"(process {child.pid}) was ended by {by}"
+    return (
+        f"a worker {how}: out of memory, or somebody has killed it; see the last lines of dmesg or "
+        "of the job"
+    )

@@ -1,0 +1,270 @@
+"""`rankup port` of a script whose modules train: each gets a port beside it."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from rankup.base.errors import UserError
+from rankup.port.check import check
+from rankup.port.rewrite.command import port_file, report
+from rankup.port.rewrite.ported import Ported, evaluations, port
+
+FIT = """import torch
+
+
+def fit(model, loader):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        loss = (model(x) - y).abs().mean()
+        loss.backward()
+        optimizer.step()
+"""
+HEAD = "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+MADE = """
+data = TensorDataset(torch.randn(20, 2), torch.randn(20, 1))
+model = torch.nn.Linear(2, 1)
+loader = DataLoader(data, batch_size=4, shuffle=True)
+"""
+PLAIN = HEAD + "from engine import fit\n" + MADE + "fit(model, loader)\n"
+TRAINER = """import torch
+
+
+class Trainer:
+    def __init__(self, model, loader):
+        self.model, self.loader = model, loader
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def train(self):
+        for x, y in self.loader:
+            loss = (self.model(x) - y).abs().mean()
+            loss.backward()
+            self.optimizer.step()
+"""
+
+
+def _write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "train.py"
+
+
+def _ported(folder: Path, files: dict[str, str]) -> dict[str, str]:
+    """The texts of a port, by the names of the files that it goes to."""
+    path = _write(folder, files)
+    ported = port(path)
+    return {str(one.target.relative_to(folder)): one.text for one in ported.files}
+
+
+def _port_file(path: Path, *, in_place: bool = False, force: bool = False) -> None:
+    options = {"diff": False, "vendor": False, "sync_bn": False}
+    port_file(path, batch="global", in_place=in_place, force=force, **options)
+
+
+@pytest.mark.parametrize(
+    ("imported", "call", "becomes"),
+    [
+        ("from net.engine import fit", "fit", "from net.engine_dist import fit"),
+        ("import net.engine as e", "e.fit", "import net.engine_dist as e"),
+        ("from net import engine", "engine.fit", "from net import engine_dist as engine"),
+        (
+            "from net import other, engine as e",
+            "e.fit",
+            "from net import other, engine_dist as e",
+        ),
+        (
+            "import net.engine",
+            "net.engine.fit",
+            "import net.engine_dist\nimport rankup",
+        ),
+        ("from net.engine import *", "fit", "from net.engine_dist import *"),
+    ],
+)
+def test_a_script_imports_the_port_of_what_trains(
+    imported: str, call: str, becomes: str, tmp_path: Path
+) -> None:
+    text = HEAD + imported + "\n" + MADE + f"{call}(model, loader)\n"
+    files = {"net/engine.py": FIT, "net/other.py": "", "net/__init__.py": ""}
+    texts = _ported(tmp_path, files | {"train.py": text})
+    assert set(texts) == {"train_dist.py", "net/engine_dist.py"}
+    assert becomes in texts["train_dist.py"]
+    if call == "net.engine.fit":
+        assert "\nnet.engine_dist.fit(model, loader)" in texts["train_dist.py"]
+    assert "for x, y in rankup.shard(loader):" in texts["net/engine_dist.py"]
+    assert "import torch\nimport rankup\n" in texts["net/engine_dist.py"]
+
+
+def test_a_package_hands_on_the_port(tmp_path: Path) -> None:
+    """Its `__init__` gets one, too; what else is imported from the package comes from there."""
+    text = HEAD + "from net import fit, other, NAME\n" + MADE + "fit(model, loader)\n"
+    files = {
+        "net/__init__.py": "from .engine import fit\nfrom . import other\nNAME = 1\n",
+        "net/engine.py": FIT,
+        "net/other.py": "from . import engine\n",
+        "train.py": text,
+    }
+    texts = _ported(tmp_path, files)
+    assert "from net.__init___dist import fit, other, NAME\n" in texts["train_dist.py"]
+    assert texts["net/__init___dist.py"] == (
+        "from .engine_dist import fit\nfrom . import other_dist as other\nNAME = 1\n"
+    )
+    assert texts["net/other_dist.py"] == "from . import engine_dist as engine\n"
+    for name, ported in texts.items():
+        (tmp_path / name).write_text(ported)
+    assert not check([tmp_path / "train_dist.py"])  # the originals are imported, and not used
+
+
+def test_a_package_that_only_runs_on_the_way_stays(tmp_path: Path) -> None:
+    files = {"net/__init__.py": "from .engine import fit\n", "net/engine.py": FIT}
+    text = PLAIN.replace("from engine", "from net.engine")
+    assert set(_ported(tmp_path, files | {"train.py": text})) == {
+        "train_dist.py",
+        "net/engine_dist.py",
+    }
+    with pytest.raises(UserError, match="brings the package net"):
+        _ported(tmp_path, {"train.py": text.replace("from net.engine import fit", "import net.x")
+                           .replace("from torch", "import net\nfrom torch")
+                           .replace("fit(", "net.fit("), "net/x.py": ""})  # fmt: skip
+
+
+def test_in_place_all_files_stay_where_they_are(tmp_path: Path) -> None:
+    path = _write(tmp_path, {"engine.py": FIT, "train.py": PLAIN})
+    _port_file(path, in_place=True)
+    assert "from engine import fit\n" in path.read_text()
+    assert "rankup.shard(loader)" in (tmp_path / "engine.py").read_text()
+    assert {one.name for one in tmp_path.glob("*.py")} == {"engine.py", "train.py"}
+    assert not check([path])
+
+
+def test_a_port_of_a_module_that_was_edited_is_kept(tmp_path: Path) -> None:
+    path = _write(tmp_path, {"engine.py": FIT, "train.py": PLAIN})
+    _port_file(path)
+    _port_file(path)  # the same again
+    engine, script = tmp_path / "engine_dist.py", tmp_path / "train_dist.py"
+    engine.write_text("# mine\n")
+    script.unlink()
+    with pytest.raises(UserError, match=r"engine_dist\.py is there and is not what port would"):
+        _port_file(path)
+    assert engine.read_text() == "# mine\n"
+    assert not script.exists()
+    _port_file(path, force=True)
+    assert "rankup.shard" in engine.read_text()
+
+
+def test_the_report_names_the_file(tmp_path: Path) -> None:
+    evaluated = FIT + "    model.eval()\n    for x, y in loader:\n        print(model(x))\n"
+    path = _write(tmp_path, {"engine.py": evaluated, "train.py": PLAIN})
+    ported = port(path)
+    lines = report(ported)
+    assert any(one.startswith("  engine.py:6  each rank takes its part") for one in lines)
+    assert "+++ " + str(tmp_path / "engine_dist.py") in ported.diff
+    assert evaluations(path)[0].startswith("engine.py, line 11 ")
+
+
+def test_a_module_that_the_script_does_not_come_to_stays(tmp_path: Path) -> None:
+    unused = FIT.replace("def fit", "def unused") + "\nif __name__ == '__main__':\n    unused()\n"
+    text = PLAIN.replace("from engine", "import other\nfrom engine")
+    texts = _ported(tmp_path, {"engine.py": FIT, "other.py": unused, "train.py": text})
+    assert set(texts) == {"train_dist.py", "engine_dist.py"}
+
+
+def test_a_module_that_chooses_a_gpu_or_writes_behind_a_method_is_ported(tmp_path: Path) -> None:
+    keep = (
+        "import os\nimport torch\n\n\ndef device():\n    os.environ['CUDA_VISIBLE_DEVICES'] = '0'\n"
+        "    return torch.device('cuda:0')\n\n\nclass Stopper:\n    def __call__(self, model):\n"
+        "        torch.save(model.state_dict(), 'best.pt')\n"
+    )
+    text = PLAIN.replace("from engine", "from keep import Stopper, device\nfrom engine")
+    text += "stopper = Stopper()\nstopper(model.to(device()))\n"
+    texts = _ported(tmp_path, {"engine.py": FIT, "keep.py": keep, "train.py": text})
+    assert "environ" not in texts["keep_dist.py"]
+    assert "torch.device('cuda')" in texts["keep_dist.py"]
+    assert "rankup.save0(model.state_dict()" in texts["keep_dist.py"]
+
+
+def test_a_model_is_wrapped_where_it_is_seen_to_be_made(tmp_path: Path) -> None:
+    """In the class that inherits the trainer; else before its optimizer is made."""
+    base = TRAINER.replace("self.model, self.loader = model, loader", "self.loader = loader")
+    own = (
+        "import torch\nfrom trainer import Trainer\n\n\nclass Mine(Trainer):\n"
+        "    def __init__(self, loader):\n        self.model = torch.nn.Linear(2, 1)\n"
+        "        super().__init__(None, loader)\n"
+    )
+    text = HEAD + "from mine import Mine\n" + MADE + "Mine(loader).train()\n"
+    texts = _ported(tmp_path, {"trainer.py": base, "mine.py": own, "train.py": text})
+    assert "self.model = rankup.wrap(self.model)\n        super()" in texts["mine_dist.py"]
+    assert "wrap" not in texts["trainer_dist.py"] + texts["train_dist.py"]
+    text = HEAD + "from trainer import Trainer\n" + MADE
+    text += "trainers = {'plain': Trainer}\nprint(Trainer(model, loader))\n"
+    text += "trainers['plain'](model, loader).train()\n"
+    texts = _ported(tmp_path, {"trainer.py": TRAINER, "train.py": text})
+    assert "self.model = rankup.wrap(self.model)" in texts["trainer_dist.py"]
+
+
+def test_what_another_file_evaluates_is_rank_0s_where_it_decides(tmp_path: Path) -> None:
+    tester = (
+        "class Tester:\n    def __init__(self, model, loader):\n"
+        "        self.model, self.loader = model, loader\n\n    def run(self):\n"
+        "        self.model.eval()\n        error = 0.0\n        for x, y in self.loader:\n"
+        "            error += (self.model(x) - y).abs().max().item()\n        return error\n"
+    )
+    text = PLAIN.replace("from engine", "from tester import Tester\nfrom engine")
+    text += "tester, best = Tester(model, loader), 1e9\nerror = tester.run()\n"
+    text += "if error < best:\n    torch.save(model.state_dict(), 'best.pt')\n"
+    texts = _ported(tmp_path, {"engine.py": FIT, "tester.py": tester, "train.py": text})
+    assert "error = rankup.broadcast(tester.run())" in texts["train_dist.py"]
+    assert set(texts) == {"train_dist.py", "engine_dist.py"}
+
+
+def test_a_script_need_not_import_torch(tmp_path: Path) -> None:
+    made = (
+        HEAD
+        + MADE
+        + textwrap.dedent(
+            """
+        def loaders():
+            return loader
+        """
+        )
+    )
+    text = "from data import loaders, model\nfrom engine import fit\n\nfit(model, loaders())\n"
+    path = _write(tmp_path, {"data.py": made, "engine.py": FIT, "train.py": text})
+    assert "RK111" in {one.code for one in check([path])}
+    engine = port(path).modules[0]  # `model` of another module cannot be given a value here
+    assert "    model = rankup.wrap(model)\n    optimizer" in engine.text
+    _write(tmp_path, {"train.py": text.replace("fit(model,", "net = model\nfit(net,")})
+    assert "net = rankup.wrap(net)" in port(path).text
+
+
+def _weighted(folder: Path, weights: str) -> Ported:
+    engine = FIT.replace("(model(x) - y).abs().mean()", "criterion(model(x), y)").replace(
+        "loader):", "loader, criterion):", 1
+    )
+    text = PLAIN.replace("(model, loader)", "(model, loader, criterion)")
+    text = text.replace("fit(", f"{weights}\ncriterion = torch.nn.CrossEntropyLoss(weight=w)\nfit(")
+    return port(_write(folder, {"engine.py": engine, "train.py": text}))
+
+
+def test_weights_of_classes_may_be_none(tmp_path: Path) -> None:
+    asked = "y.numel() if criterion.weight is None else criterion.weight[y].sum()"
+    for weights, counted in (
+        ("w = torch.ones(3)", "criterion.weight[y].sum()"),
+        ("w = torch.ones(3) if len(loader) > 2 else None", asked),
+    ):
+        (module,) = _weighted(tmp_path, weights).modules
+        assert f"rankup.count({counted})" in module.text
+
+
+def test_a_main_function_of_a_library_is_no_guard(tmp_path: Path) -> None:
+    """`@hydra.main()` runs on every rank."""
+    body = MADE + "fit(model, loader)\ntorch.save(model.state_dict(), 'model.pt')\n"
+    text = (
+        "import hydra\n" + HEAD + "from engine import fit\n\n\n@hydra.main()\ndef main(config):\n"
+    )
+    text += textwrap.indent(body, "    ") + "\nmain()\n"
+    texts = _ported(tmp_path, {"engine.py": FIT, "train.py": text})
+    assert "rankup.save0(model.state_dict(), 'model.pt')" in texts["train_dist.py"]
