@@ -10,7 +10,7 @@ from typing import Literal
 
 from .downloads import fetches
 from .flow import Flow, argument, call_name, first_argument, is_none, literal, receiver
-from .names import Function, walk
+from .names import Function, calls_in, walk
 from .roles import Script, Site
 from .source import File
 from .torch_names import root, words
@@ -383,7 +383,7 @@ def sites_in(flow: Flow, file: File, function: Function) -> list[Site]:
 def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
     """True where running these nodes reaches a backward, here or in another file."""
     known = _trainers(script)
-    for call in _calls_in(*nodes) if script.train_loops else ():
+    for call in calls_in(*nodes) if script.train_loops else ():
         if call_name(call) == "backward" and not file.names.called(call):
             return True
         found = callee(script.flow, file, call)
@@ -391,7 +391,7 @@ def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
             known[found[1]] = any(
                 call_name(one) == "backward"
                 for _, function in leads_to(script.flow, *found)
-                for one in _calls_in(*function.body)
+                for one in calls_in(*function.body)
             )
         if found is not None and known[found[1]]:
             return True
@@ -402,7 +402,3 @@ def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
 def _trainers(script: Script) -> dict[Function, bool]:
     """The functions of a script that were asked about, with whether they lead to a backward."""
     return {}
-
-
-def _calls_in(*nodes: ast.AST) -> Iterator[ast.Call]:
-    return (one for one in walk(*nodes) if isinstance(one, ast.Call))

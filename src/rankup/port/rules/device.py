@@ -8,22 +8,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...script.flow import argument, call_name, first_argument, given, model_wrapper
+from ...script.names import calls_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from .facts import (
-    anywhere,
-    by_hand,
-    calls,
-    calls_in,
-    integer,
-    loops_in,
-    ranked,
-    string,
-    strings,
-    wrapped,
-)
+from .facts import anywhere, by_hand, calls, integer, loops_in, ranked, string, strings, wrapped
 from .rule import Hit, rule
 
 _FIXED = re.compile(r"(?:cuda|xpu|hip):\d+")

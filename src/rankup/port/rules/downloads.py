@@ -17,12 +17,11 @@ from ...script.effects import (
     written,
 )
 from ...script.flow import call_name, given
-from ...script.names import Function, walk, words_in
+from ...script.names import Function, calls_in, walk, words_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
 from ..rewrite.context import Context
-from .facts import calls_in
 from .guards import rank0_first, runs
 from .rule import Hit, rule
 from .writing import changes_files

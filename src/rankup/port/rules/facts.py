@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from ...script.flow import Origin, argument, call_name, given, literal, model_wrapper
 from ...script.loops import taken_from
-from ...script.names import Function, walk
+from ...script.names import Function, calls_in, walk
 from ...script.roles import Loop, Role, Script
 from ...script.source import File
 from ...script.torch_names import EXITS, OUR_COLLECTIVES, words
@@ -224,12 +224,6 @@ def ends(*nodes: ast.AST) -> bool:
 
 def loops_in(file: File, loops: Iterable[Loop]) -> list[Loop]:
     return [loop for loop in loops if loop.file is file]
-
-
-def calls_in(*nodes: ast.AST) -> Iterator[ast.Call]:
-    for one in walk(*nodes):
-        if isinstance(one, ast.Call):
-            yield one
 
 
 def is_reduction(file: File, call: ast.Call) -> bool:

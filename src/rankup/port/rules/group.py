@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from ...script.flow import argument, call_name
-from ...script.names import assigned, elements, walk
+from ...script.names import assigned, calls_in, elements, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import COLLECTIVES, OUR_COLLECTIVES, words
-from .facts import calls, calls_in, loops_in
+from .facts import calls, loops_in
 from .guards import guard
 from .rule import Hit, rule
 

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator
 
 from ...script.flow import call_name, given, returned
-from ...script.names import Function, assigned, made_of, mentioned, walk
+from ...script.names import Function, assigned, calls_in, made_of, mentioned, walk
 from ...script.roles import Count, Loop, Script
 from ...script.source import File
 from ...script.torch_names import SHOWING
 from ..rewrite.losses import Kind
 from ..rewrite.means import declared
 from ..rewrite.training import Training, training_in
-from .facts import calls_in, integer, is_reduction, loop_sharded, loops_in, ported
+from .facts import integer, is_reduction, loop_sharded, loops_in, ported
 from .guards import guard
 from .rule import Hit, rule
 

@@ -9,14 +9,13 @@ from functools import partial
 
 from ...script.effects import trains
 from ...script.flow import argument, call_name, given, literal
-from ...script.names import walk
+from ...script.names import calls_in, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import EXITS, STEP_SCHEDULES, words
 from ..rewrite.context import Context
 from .facts import (
     calls,
-    calls_in,
     ends,
     is_reduction,
     loops_in,

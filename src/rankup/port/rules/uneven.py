@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from ...script.flow import argument, call_name
 from ...script.loops import taken_from
-from ...script.names import walk
+from ...script.names import calls_in, walk
 from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import COLLECTIVES, OUR_COLLECTIVES
 from ..rewrite.training import training_in
-from .facts import anywhere, calls_in, loops_in, true
+from .facts import anywhere, loops_in, true
 from .rule import Hit, rule
 
 _WAITS = COLLECTIVES | OUR_COLLECTIVES
