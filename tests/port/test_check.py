@@ -170,7 +170,7 @@ def test_a_training_is_seen_below_a_base_class_and_in_a_package_of_its_name(tmp_
         "Trainer(model, loader).train()\nkeep(model)\n"
     )
     found = [one.place for one in check([path], select=["RK141"])]
-    assert found == [f"{path}:6:1", f"{package / 'base.py'}:7:9"]
+    assert found == [f"{package / 'base.py'}:7:9", f"{package / 'trainer.py'}:15:5"]
 
 
 def test_select_ignore_and_noqa(script: Path) -> None:
