@@ -18,7 +18,7 @@ from ...site import mounts
 from .. import transforms
 from ..fetch import allocate
 from ..reader import PackedDataset
-from ..sampled import plain
+from ..rows import plain
 from ..transforms import Shaped
 from .chosen import Raised
 from .cold import dropped, reopened
