@@ -92,7 +92,7 @@ class Training:
         self.backwards = [call for call in script.all(ast.Call) if is_backward(call)]
         self.elsewhere = [
             call
-            for several in script.calls_out.values()
+            for several in (script.calls_out.values() if len(script.understood.to_port) > 1 else ())
             for call in several
             if trains(script.file, script.understood, call)
         ]
