@@ -20,7 +20,6 @@ from PIL import Image
 from rankup.base.errors import UserError
 from rankup.data import BadSample, Loader, PackedDataset, photos
 from rankup.data.dali import DaliLoader
-from rankup.data.dali.pipeline import Failed, Pipeline
 
 from ..slurm.fixtures import require
 from .made import pack
@@ -231,10 +230,16 @@ def test_going_on_without_a_bad_sample(damaged: Callable[[bytes], Path], why: st
 def test_a_failure_that_is_no_samples_is_told(
     packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Pipeline) -> None:
-        raise Failed("out of memory")
+    import nvidia.dali
 
-    monkeypatch.setattr(Pipeline, "_images", fails)
+    run = nvidia.dali.Pipeline.run
+
+    def fails(self: Any, **inputs: Any) -> Any:
+        if len(inputs["data"]) > 1:
+            raise RuntimeError("out of memory")
+        return run(self, **inputs)
+
+    monkeypatch.setattr(nvidia.dali.Pipeline, "run", fails)
     with pytest.raises(UserError, match="not at any sample alone: out of memory"):
         epoch(over(DaliLoader, packed, 2, on_bad="drop"))
 

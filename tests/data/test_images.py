@@ -32,26 +32,22 @@ def made(kind: str, mode: str = "RGB", size: tuple[int, int] = (70, 50), **optio
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode", "channels", "name"),
+    ("kind", "mode", "name"),
     [
-        ("JPEG", "RGB", 3, "x.JPEG"),
-        ("JPEG", "L", 1, "x.jpg"),
-        ("PNG", "RGB", 3, "x.png"),
-        ("PNG", "L", 1, "x.PNG"),
-        ("PNG", "LA", 2, "x.png"),
-        ("PNG", "RGBA", 4, "x.png"),
-        ("PNG", "P", 3, "x.png"),
-        ("GIF", "P", 3, "x.gif"),
-        ("WEBP", "RGB", 3, "x.webp"),
-        ("WEBP", "RGBA", 4, "x.webp"),
-        ("TIFF", "RGB", 3, "x.tif"),
-        ("TIFF", "L", 1, "x.tiff"),
-        ("BMP", "RGB", 3, "x.bmp"),
+        ("JPEG", "RGB", "x.JPEG"),
+        ("JPEG", "L", "x.jpg"),
+        ("PNG", "RGBA", "x.png"),
+        ("PNG", "P", "x.PNG"),
+        ("GIF", "P", "x.gif"),
+        ("WEBP", "RGB", "x.webp"),
+        ("WEBP", "RGBA", "x.webp"),
+        ("TIFF", "RGB", "x.tif"),
+        ("BMP", "RGB", "x.bmp"),
     ],
 )
-def test_sound_images(kind: str, mode: str, channels: int, name: str) -> None:
+def test_sound_images(kind: str, mode: str, name: str) -> None:
     data = made(kind, mode)
-    assert look(data, name)[1:] == (70, 50, channels, (), 0)
+    assert look(data, name)[1:] == (70, 50, ())
     assert look(data, name).kind.upper() == kind
     # The end of a file that was cut off, and of one that was cut in the middle.
     for part in (data[:-2], data[: len(data) // 2], data[:20]):
@@ -74,21 +70,10 @@ def test_names_that_say_something_else() -> None:
     assert look(made("PNG"), "n02105855_2933.JPEG").problems == ("not what its name says",)
     assert look(made("PNG"), "n02105855_2933.JPEG").kind == "PNG"
     assert look(made("JPEG"), "without_an_ending").problems == ()
-    assert look(b"BMW drives", "x.txt") == Look("", 0, 0, 0, ())
-    assert look(b"", "x.txt") == Look("", 0, 0, 0, ())
+    assert look(b"BMW drives", "x.txt") == Look("")
+    assert look(b"", "x.txt") == Look("")
     assert look(b"", "x.png").problems == ("empty",)
     assert look(b"<html>404 Not Found</html>", "x.jpg").problems == ("no image",)
-
-
-def test_a_size_behind_a_large_profile_is_asked_for() -> None:
-    data = made("JPEG", progressive=True, icc_profile=bytes(90_000))
-    seen = images.look(data[:4096], data[-64:], len(data), "x.jpg")
-    assert (seen.width, seen.problems) == (0, ())
-    while seen.need:
-        head = data[: seen.need]
-        seen = images.look(head, data[-64:], len(data), "x.jpg")
-        assert seen.need != len(head)  # it goes on
-    assert (seen.width, seen.height, seen.problems) == (70, 50, ("progressive",))
 
 
 def test_real_photos_as_pillow_sees_them(data_root: Path | None, tmp_path: Path) -> None:
@@ -98,10 +83,9 @@ def test_real_photos_as_pillow_sees_them(data_root: Path | None, tmp_path: Path)
         data = path.read_bytes()
         seen = look(data, path.name)
         with Image.open(path) as image:
-            size, bands = image.size, len(image.getbands())
+            size = image.size
             progressive = bool(image.info.get("progressive"))
         assert (seen.width, seen.height) == size, path
-        assert seen.channels == bands, path
         assert ("progressive" in seen.problems) == progressive, path
         assert not images.DAMAGED & set(seen.problems), path
         assert "truncated" in look(data[: len(data) * 2 // 3], path.name).problems, path
@@ -113,9 +97,7 @@ def test_any_bytes_give_an_answer(data: st.DataObject) -> None:
     head = start[: data.draw(st.integers(0, len(start)))] + data.draw(st.binary(max_size=80))
     size = data.draw(st.sampled_from([len(head), len(head) + 1000]))
     seen = images.look(head, head[-64:], size, "x.png")
-    assert seen.width >= 0 or seen.kind == "BMP"
-    assert seen.need <= size
-    assert not seen.need or seen.need > len(head) or size == len(head)
+    assert min(seen.width, seen.height) >= 0
 
 
 _STARTS = [

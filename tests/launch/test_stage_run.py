@@ -17,7 +17,6 @@ from rankup.base.errors import UserError
 from rankup.data import stage as data
 from rankup.data.pack.command import pack as make_pack
 from rankup.data.pack.request import Request as PackRequest
-from rankup.data.stage.users import Job as User
 from rankup.launch import stage
 from rankup.launch.stage import Staging
 from rankup.site import mounts
@@ -92,9 +91,8 @@ def _answers(run: Path) -> list[dict[str, Any]]:
 def _left(folder: Path) -> list[str]:
     """Copies and mounts below a folder, finished or not."""
     root = folder / f"rankup-{os.getuid()}"
-    kept = [one for one in root.rglob("*") if not one.name.endswith((".lock", ".failed", "room"))]
     mounted = Path("/proc/self/mounts").read_text()
-    return [str(one) for one in kept if one.name != ".mounts"] + [
+    return [str(one) for one in root.rglob("*") if one.name != ".lock"] + [
         line for line in mounted.splitlines() if str(root) in line
     ]
 
@@ -143,7 +141,7 @@ def test_three_nodes_stage_and_mount_and_give_all_back(
     site: Site, memory: Path, packed: Path, image: Path, probe: Path
 ) -> None:
     words: list[str | Path] = ["--nodes", "3", "--nproc", "1", "--allow-idle-gpus"]
-    words += ["--stage", packed.name, "--stage-broadcast", "--mount", image.name]
+    words += ["--stage", packed.name, "--mount", image.name]
     job, run = site.submit(*words, probe, packed)
     site.ended(job, "COMPLETED", run)
     answers = _answers(run)
@@ -155,11 +153,29 @@ def test_three_nodes_stage_and_mount_and_give_all_back(
     said = log(run)
     for node in ("n1", "n2", "n3"):
         assert f"stage: node {node}: {packed}" in said
-    assert "not give" not in said, "every node got its pieces of the others"
     _nothing_left(memory)
-    assert not list(run.glob(".rankup-stage*")), "the tokens are gone"
     launch = json.loads((run / "job.json").read_text())["launch"]
     assert launch["staging"]["files"] == [str(packed)]
+
+
+@pytest.mark.slow
+def test_sbcast_sends_a_file_to_the_memory_of_each_node(
+    slurm: Cluster, site: Site, packed: Path, probe: Path
+) -> None:
+    with slurm.apart() as memory:
+        words: list[str | Path] = ["--nodes", "3", "--nproc", "1", "--allow-idle-gpus"]
+        words += ["--stage", packed, "--stage-broadcast", "--stage-to", memory]
+        job, run = site.submit(*words, probe, packed)
+        site.ended(job, "COMPLETED", run)
+        for node in ("n1", "n2", "n3"):
+            assert _left(slurm.seen_by(node, memory)) == []
+    answers = _answers(run)
+    assert sorted(one["node"] for one in answers) == ["n1", "n2", "n3"]
+    assert all(one["staged"].startswith(str(memory)) for one in answers)
+    said = log(run)
+    assert said.count("each sample has the bytes that were packed") == 3, said
+    assert "reads it itself" not in said, said
+    assert not list(run.glob(".rankup-*"))
 
 
 @pytest.mark.slow
@@ -179,7 +195,7 @@ def test_what_fits_not_on_one_node_ends_the_job_before_any_rank(
     said = log(run)
     refused = [line for line in said.splitlines() if line.startswith("stage: node n2:")]
     assert any("does not fit" in line for line in refused), said
-    assert any(f"{small} has room for 25" in line for line in refused), said
+    assert any(f"{small} has room for 262 kB" in line for line in refused), said
     assert "staging failed on the node named above; torch was not started anywhere" in said
     assert _answers(run) == []
     _nothing_left(memory)
@@ -237,11 +253,8 @@ def _checked(at: Path, **values: Any) -> Staging:
         ({"mounts": ("none.sqsh",)}, "--mount none.sqsh: .* does not exist"),
         ({"mounts": ("there.h5",)}, "there.h5 is no SquashFS image"),
         ({"mounts": (".",)}, "is no SquashFS image"),
-        ({"files": ("there.h5",), "fraction": 0.0}, "--stage-fraction 0: .* above 0"),
-        ({"files": ("there.h5",), "fraction": 1.5}, "--stage-fraction 1.5: .* at most 1"),
         ({"files": ("there.h5",), "folder": "here"}, "--stage-to here: give an absolute path"),
-        ({"fraction": 0.5}, "--stage-fraction says how .* add --stage FILE"),
-        ({"broadcast": True}, "--stage-broadcast says how"),
+        ({"broadcast": True}, "--stage-broadcast says how .* add --stage FILE"),
         ({"folder": "/local"}, "--stage-to says how"),
         ({"reserve": "1GB"}, "--stage-reserve says how"),
         ({"files": ("there.h5",), "reserve": "much"}, "--stage-reserve 'much' is no size"),
@@ -266,13 +279,12 @@ def test_paths_are_those_of_the_folder_it_was_started_in(tmp_path: Path) -> None
 
 
 def test_what_is_said_now_wins_over_what_the_run_was_started_with() -> None:
-    first = Staging(("/a", "/b"), 0.5, "/local", True, ("/c",), "3GB")
+    first = Staging(("/a", "/b"), "/local", True, ("/c",), "3GB")
     assert Staging().over(first.said()) == first
-    assert Staging(("/d",), 0.7).over(first.said()) == Staging(
-        ("/d",), 0.7, "/local", True, ("/c",), "3GB"
-    )
-    assert first.words() == ("--fraction", "0.5", "--reserve", "3GB", "--broadcast")
-    assert Staging().over({"files": ["/a"], "of_a_later_version": 1}) == Staging(("/a",))
+    assert Staging(("/d",)).over(first.said()) == Staging(("/d",), "/local", True, ("/c",), "3GB")
+    assert first.words() == ("--reserve", "3GB", "--broadcast")
+    # As an earlier version has written it.
+    assert Staging().over({"files": ["/a"], "fraction": 0.5}) == Staging(("/a",))
 
 
 def test_only_what_is_known_not_to_fit_is_refused(tmp_path: Path) -> None:
@@ -285,7 +297,6 @@ def test_only_what_is_known_not_to_fit_is_refused(tmp_path: Path) -> None:
     stage.require_room(staging, None, "a node")
     stage.require_room(staging, 0, "a node")
     stage.require_room(Staging((str(pack),), folder="/local"), 1, "a node")
-    stage.require_room(Staging((str(pack),), fraction=0.6), 2, "a node")
     with pytest.raises(UserError, match=r"3\.22 GB do not fit into the memory of a node"):
         stage.require_room(staging, 2, "a node")
 
@@ -324,8 +335,8 @@ def test_a_run_here_gives_back_what_is_its_own_alone(
     monkeypatch.setenv("SLURM_JOB_ID", "11")
     data.stage(packed, reserve=0)
     with stage.staged(Staging((str(packed),), mounts=(str(image),), reserve="0")):
-        assert len(data.listed()[0]["users"]) == 2
-    assert [copy["users"] for copy in data.listed()] == [["job 11 of Slurm"]]
+        assert len(data.listed()) == 2
+    assert [copy["job"] for copy in data.listed()] == ["job 11 of Slurm"]
     assert not [line for line in _left(here) if "squash" in line]
     assert data.release()
     refused = pytest.raises(UserError, match=r"\(--stage-to DIR\)")
@@ -342,11 +353,11 @@ def test_who_asks_again_to_stop_does_not_end_the_giving_back(
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     release = data.release
 
-    def asked_again(user: User) -> list[str]:
+    def asked_again() -> list[str]:
         assert {signal.getsignal(number) for number in ends} == {signal.SIG_IGN}
         for number in ends:
             os.kill(os.getpid(), number)
-        return release(user)
+        return release()
 
     monkeypatch.setenv("RANKUP_STAGE_DIR", str(here))
     monkeypatch.setattr(data, "release", asked_again)

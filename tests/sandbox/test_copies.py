@@ -30,6 +30,8 @@ def project(tmp_path: Path) -> Path:
     _write(top / "data/large.bin", "x" * (2 << 20))
     _write(tmp_path / "work/shared/set.bin")
     _write(top / ".git/config")
+    _write(top / ".venv/pyvenv.cfg")
+    _write(top / ".venv/bin/python")
     return top
 
 
@@ -41,7 +43,8 @@ def test_what_is_small_is_copied_and_what_is_large_or_beside_is_a_link(project: 
         assert not (copy / "src/train.py").is_symlink()
         assert (copy / "data/large.bin").resolve() == project / "data/large.bin"
         assert (copy / "../shared/set.bin").resolve() == project.parent / "shared/set.bin"
-        assert sorted(path.name for path in copy.iterdir()) == ["data", "src"]
+        assert (copy / ".venv/bin/python").exists(), "a script may start it"
+        assert sorted(path.name for path in copy.iterdir()) == [".venv", "data", "src"]
         assert box.new_files() == []
         for folder in (box.folder, box.temporary):
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700

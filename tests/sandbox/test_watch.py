@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rankup.sandbox.inside.spec import STATE
-from rankup.sandbox.processes import marked
+from rankup.sandbox.processes import Tree, marked
 from rankup.sandbox.watch import Ended, Interrupt, Limits, default_memory, watch
 
 ROOMY = 4 * 10**9
@@ -26,7 +26,6 @@ def _watch(
     seconds: float = 120,
     memory: int = ROOMY,
     look: Callable[[], bool] = lambda: False,
-    stuck: Callable[[int], None] = lambda pid: None,
 ) -> Ended:
     mark = str(tmp_path)
     with Interrupt() as interrupt:
@@ -37,7 +36,6 @@ def _watch(
             interrupt,
             mark=mark,
             look=look,
-            stuck=stuck,
         )
     assert marked(mark) == [], "a process was left"
     assert ended.left == ()
@@ -67,12 +65,10 @@ def test_a_child_that_ignores_sigterm_ends_when_its_time_is_over(tmp_path: Path)
         f"kept = SharedMemory({name!r}, create=True, size=1000)\n"
         f"file = open({str(tmp_path / 'out')!r}, 'w'); time.sleep(600)"
     )
-    asked: list[int] = []
-    ended = _watch(program, tmp_path, seconds=4, stuck=asked.append)
+    ended = _watch(program, tmp_path, seconds=4)
     assert (ended.why, ended.code) == ("time", None)
     assert ended.seconds >= 4
     assert str(tmp_path / "out") in ended.writing
-    assert len(asked) == 1
     assert not Path("/dev/shm", name).exists()
 
 
@@ -133,6 +129,24 @@ def test_descendants_are_ended_also_those_that_left_the_family(tmp_path: Path) -
     )
     assert _watch(program, tmp_path, seconds=120).why == "exit"
     assert _ended(int(file.read_text()))
+
+
+def test_only_processes_with_the_mark_are_ended() -> None:
+    words = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+    ours = psutil.Popen(words, env={**os.environ, STATE: "ours"}, stdout=-1)
+    theirs = psutil.Popen(words, env={**os.environ, STATE: "theirs"}, stdout=-1)
+    try:
+        for process in (ours, theirs):
+            process.stdout.readline()
+        assert Tree("ours").kill() == []
+        assert ours.wait(timeout=60) != 0
+        assert theirs.is_running()
+    finally:
+        for process in (ours, theirs):
+            if process.is_running():
+                process.kill()
+            process.wait(timeout=60)
+            process.stdout.close()
 
 
 def _ended(pid: int) -> bool:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -200,6 +200,22 @@ class Cluster:
             self.command("scontrol", "reconfigure")
 
     @contextmanager
+    def apart(self) -> Iterator[Path]:
+        """Give each node memory of its own, at one path, as nodes have that are no one host."""
+        memory = self.folder / "memory"
+        memory.mkdir(exist_ok=True)
+        private = f'mount -t tmpfs -o mode=1777 node {memory} && exec "$@"'
+        try:
+            self._restart_slurmd("unshare", "--mount", "sh", "-c", private, "sh")
+            yield memory
+        finally:
+            self._restart_slurmd()
+
+    def seen_by(self, node: str, path: Path) -> Path:
+        """The path as a node has it that is `apart`."""
+        return Path(f"/proc/{self._slurmd[node].pid}/root{path}")
+
+    @contextmanager
     def without_controller(self) -> Iterator[None]:
         """Run while slurmctld does not answer: it is stopped, and goes on afterwards."""
         assert self._controller is not None
@@ -242,16 +258,26 @@ class Cluster:
             self._start_slurmd(node.name)
         self._await(self._idle, START_TIMEOUT, "three idle nodes")
 
-    def _start_slurmd(self, node: str) -> None:
+    def _start_slurmd(self, node: str, *before: str) -> None:
         # Tasks have the variable from Slurm; the steps inherit it from here.
-        self._slurmd[node] = self._spawn("slurmd", "-D", "-N", node, SLURMD_NODENAME=node)
+        options = ("-D", "-N", node)
+        self._slurmd[node] = self._spawn("slurmd", *options, before=before, SLURMD_NODENAME=node)
 
-    def _spawn(self, daemon: str, *options: str, **variables: str) -> subprocess.Popen[bytes]:
+    def _restart_slurmd(self, *before: str) -> None:
+        for node in self.nodes:
+            self._slurmd[node.name].terminate()
+            self._slurmd[node.name].wait(timeout=60)
+            self._start_slurmd(node.name, *before)
+        self._await(self._as_new, START_TIMEOUT, "three idle nodes")
+
+    def _spawn(
+        self, daemon: str, *options: str, before: Sequence[str] = (), **variables: str
+    ) -> subprocess.Popen[bytes]:
         program = shutil.which(daemon, path=_SEARCH)
         assert program is not None, f"{daemon} is missing"
         with (self.folder / f"{daemon}.out").open("ab") as output:
             process = subprocess.Popen(
-                [program, *options],
+                [*before, program, *options],
                 cwd=self.folder,
                 env={**os.environ, **self.environment, **variables},
                 stdin=subprocess.DEVNULL,

@@ -44,7 +44,7 @@ JOBS: dict[str, JobScript] = {
     "most": replace(
         of_profile("generic", options=_ALL),
         stage=("/p/data/my photos.h5", "/p/data/tokens"),
-        stage_options=("--fraction", "0.6", "--broadcast"),
+        stage_options=("--reserve", "40GB", "--broadcast"),
         stage_folder="/local/nvme",
         mounts=("/p/data/photos.sqsh",),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def job(tmp_path: Path) -> JobScript:
     return replace(
         in_folders(tmp_path, replace(ONE, nodes=2)),
         stage=("/data/a b.h5", "/data/c"),
-        stage_options=("--fraction", "0.5"),
+        stage_options=("--reserve", "5GB"),
         mounts=("/data/x.sqsh", "/data/y.sqsh"),
         monitor=False,
     )
@@ -56,7 +57,7 @@ def _told(bash: Bash) -> list[list[str]]:
 def test_each_node_stages_mounts_runs_and_gives_back(bash: Bash, job: JobScript) -> None:
     ran = bash.run(job)
     assert ran.code == 0, ran.output
-    stage = ["stage", "--fraction", "0.5", "--", "/data/a b.h5", "/data/c"]
+    stage = ["stage", "--reserve", "5GB", "--", "/data/a b.h5", "/data/c"]
     mount = ["stage", "--mount", "--", "/data/x.sqsh", "/data/y.sqsh"]
     per_node = [stage, mount, ["stage", "--release"]]
     assert _told(bash) == [[node, *words] for node in ("n1", "n2") for words in per_node]
@@ -64,6 +65,11 @@ def test_each_node_stages_mounts_runs_and_gives_back(bash: Bash, job: JobScript)
     assert "stage: node n2: what it says\n" in ran.output
     assert [one["RANKUP_MOUNTS"] for one in ran.environment] == ["/mounts/1:/mounts/2"] * 2
     assert all("RANKUP_STAGE_DIR" not in one for one in ran.environment)
+    jobs = {one["RANKUP_STAGE_JOB"] for one in ran.environment}
+    assert re.fullmatch(r"job-\d+\.\d{10}", " ".join(jobs)), "of this attempt, on each node"
+    ran = bash.run(job, RANKUP_INTERACTIVE="4711")
+    jobs = {one["RANKUP_STAGE_JOB"] for one in ran.environment}
+    assert re.fullmatch(r"job-\d+\.run-4711", " ".join(jobs)), "one of several in an allocation"
 
 
 def test_whatever_the_files_are_called_arrives(bash: Bash, job: JobScript) -> None:
@@ -119,7 +125,7 @@ def test_sigterm_while_it_copies_leaves_no_half_copy(bash: Bash, job: JobScript)
     bash.program("rankup", f"{_RANKUP}\n{kills}\nexec sleep 0.1")
     ran = bash.run(replace(job, nodes=1, mounts=()))
     assert ran.torchrun == ()
-    assert [call[2] for call in _told(bash)][:3] == ["--fraction", "--release", "--clean"]
+    assert [call[2] for call in _told(bash)][:2] == ["--reserve", "--release"]
     assert "torch was not started anywhere" in ran.output
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..base.errors import UserError
 from .app import app
 
 
@@ -146,22 +147,20 @@ def stage(
         str | None,
         typer.Option(metavar="DIR", help="Where to; by default $RANKUP_STAGE_DIR or /dev/shm."),
     ] = None,
-    fraction: Annotated[
-        float, typer.Option(help="This part of the bytes; the rest is read from where it is.")
-    ] = 1.0,
+    fraction: Annotated[str | None, typer.Option(hidden=True)] = None,
     reserve: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory kept for the job's processes: 40GB."),
     ] = None,
     broadcast: Annotated[
         bool,
-        typer.Option("--broadcast", help="Each node of a step reads a part, and gives it to all."),
+        typer.Option("--broadcast", help="Read it once for all nodes of a step (Slurm's sbcast)."),
     ] = False,
     mount: Annotated[
         bool, typer.Option("--mount", help="Mount a SquashFS as a folder, and print where.")
     ] = False,
     release: Annotated[
-        bool, typer.Option("--release", help="This job needs its copies no longer.")
+        bool, typer.Option("--release", help="Remove the copies of this job.")
     ] = False,
     clean: Annotated[
         bool, typer.Option("--clean", help="Remove what dead jobs have left on this node.")
@@ -173,15 +172,19 @@ def stage(
 ) -> None:
     """Copy packs into this node's memory, where `rankup.data.open` finds them by itself.
 
-    Once per node: the first process copies, others wait and share.
+    Once per job and node: the first process copies, others wait and share.
     """
     from ..data.stage.command import Request
     from ..data.stage.command import stage as start
 
+    if fraction is not None:
+        raise UserError(
+            "--fraction is gone: a file is staged as a whole, or read from where it lies; leave "
+            "it away, or name a disk of this node with --to"
+        )
     asked = Request(
         files=tuple(files or ()),
         to=to,
-        fraction=fraction,
         reserve=reserve,
         release=release,
         clean=clean,

@@ -137,10 +137,7 @@ def run(
         list[str] | None,
         typer.Option(metavar="FILE", help="Copy this to each node first; may be repeated.", **DATA),
     ] = None,
-    stage_fraction: Annotated[
-        float | None,
-        typer.Option(metavar="F", help="Only this part of the bytes: 0.6.", **DATA),
-    ] = None,
+    stage_fraction: Annotated[str | None, typer.Option(hidden=True)] = None,
     stage_to: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="On each node; by default its memory.", **DATA),
@@ -152,7 +149,7 @@ def run(
     stage_broadcast: Annotated[
         bool,
         typer.Option(
-            "--stage-broadcast", help="Each node reads a part, and has the rest of others.", **DATA
+            "--stage-broadcast", help="Read it once for all nodes (Slurm's sbcast).", **DATA
         ),
     ] = False,
     mount: Annotated[
@@ -195,9 +192,13 @@ def run(
         deadline,
         allow_idle_gpus,
     )
+    if stage_fraction is not None:
+        raise UserError(
+            "--stage-fraction is gone: a file is staged as a whole, or read from where it lies; "
+            "leave it away, or name the nodes' own disks with --stage-to"
+        )
     staging = Staging(
         tuple(stage or ()),
-        stage_fraction,
         stage_to,
         stage_broadcast,
         tuple(mount or ()),

@@ -10,7 +10,7 @@ from ..base.errors import UserError
 if TYPE_CHECKING:
     from .bad import BadSample
     from .batches import Batches
-    from .dali.loader import DaliLoader
+    from .dali import DaliLoader
     from .loader import Loader
     from .opened import Samples
     from .opened import open as open
@@ -34,7 +34,7 @@ _HOME = {
     "Shaped": "transforms",
     "Transform": "transforms",
     "BadSample": "bad",
-    "DaliLoader": "dali.loader",
+    "DaliLoader": "dali",
 }
 # Rooms that are public themselves, as in `rankup.data.photos`.
 _ROOMS = ("photos", "orders", "stage", "dali", "transforms")

@@ -12,8 +12,6 @@ import xxhash
 
 from .. import __version__
 from ..base.errors import UserError
-from ..site import caches, config
-from ..site import detect as sites
 from . import indexes, keys, stamp
 from .containers import KNOWN, Choice, detect, isolated
 from .errors import BadContainer
@@ -107,6 +105,10 @@ def packed(root: Path) -> Index | None:
 
 def _folder() -> Path | None:
     """Return where indexes are kept; None where rankup's cache is not known."""
+    # A pack needs no settings of the site, and starts sooner without their modules.
+    from ..site import caches, config
+    from ..site import detect as sites
+
     try:
         settings, _ = config.for_views(Path.cwd())
         profile, _ = sites.choose(settings, os.environ, os.uname().nodename)

@@ -175,9 +175,3 @@ def ordered(index: Index, split_of: npt.NDArray[np.integer], splits: tuple[Split
         start += len(rows)
     rows = np.concatenate(parts) if parts else np.empty(0, np.int64)
     return index.take(rows.astype(np.int64), tuple(filled))
-
-
-def split_order(name: str) -> tuple[int, str]:
-    """Sorts splits as people expect them: train, validation, test, then the others by name."""
-    known = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2}
-    return known.get(name, 3), name

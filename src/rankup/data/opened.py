@@ -15,10 +15,9 @@ from ..base.errors import UserError
 from . import finding
 from .containers import Choice, Fallback, files, module, squashfs
 from .errors import BadContainer
-from .index import Field, Index, Int64s
+from .index import Field, Index
 from .spans import How, Spans, way
 from .stage import find
-from .stage.partly import Partly
 
 _CHUNK = 16 << 20
 _Asked = Literal["auto", "mmap", "pread"] | None
@@ -69,7 +68,7 @@ def open(
             if index.container and choice == Choice():
                 return _of_copy(copy, index, root, how, choice)
             # Formats go by names, too, and the copy of what a link leads to has another.
-            alike = not index.container and copy.whole and copy.root.name == root.name
+            alike = not index.container and copy.root.name == root.name
             near = copy.root if alike else None
     mounted = squashfs.files_of(root if near is None else near)
     if mounted not in (root, near):
@@ -88,9 +87,7 @@ def open(
 def _of_copy(
     copy: find.Copy, index: Index, root: Path, how: _Asked, again: Choice | None
 ) -> Samples:
-    cuts = None if copy.whole else find.cuts(index.sizes, copy.size)
-    here = way(copy.root, how)
-    samples = Samples(index, root.absolute(), here, again, data=copy.root, cuts=cuts)
+    samples = Samples(index, root.absolute(), way(copy.root, how), again, data=copy.root)
     samples._asked = how  # the copy may be gone when they are opened again
     return samples
 
@@ -118,7 +115,6 @@ class Samples:
         any_size: bool = False,
         entry: Path | None = None,
         data: Path | None = None,
-        cuts: Int64s | None = None,
         staged: bool = True,
     ) -> None:
         self.index, self.root, self.staged = index, root, data
@@ -133,14 +129,8 @@ class Samples:
         # A file that is one sample is not read twice in a row.
         keep = index.container != "files"
         here = root if data is None else data
-        self._spans: Spans | Partly
-        if cuts is None:
-            self._spans = Spans(here, index.files, sizes, how, keep=keep, entry=entry)
-        else:  # the copy is a part
-            copied = Spans(here, index.files, cuts, how, keep=keep)
-            self._spans = Partly(copied, Spans(root, index.files, sizes, way(root)), cuts)
-            here = root
-        self._whole_at = here  # all of the container
+        self._spans = Spans(here, index.files, sizes, how, keep=keep, entry=entry)
+        self._here = here
         self._read = self._spans.read
         # Without a name it is the first one.
         columns = [(one.name, _column(one)) for one in index.fields]
@@ -327,7 +317,7 @@ class Samples:
                 raise BadContainer(
                     f"{self.root}: a sample begins at {offset}: its index is damaged"
                 )
-            self._fallback.append(format.fallback(self.index, self._whole_at))
+            self._fallback.append(format.fallback(self.index, self._here))
         return self._fallback[0].chunks(self.index.field(field).name, ~offset)
 
 

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Protocol
-
-import numpy as np
-
-from .strings import Strings
 
 # Of columns, arrays and data sets, in any case; where several are there the first one counts.
 LABELS = ("label", "labels", "class", "class_name", "cls", "target", "targets", "y")
@@ -26,7 +20,7 @@ KEYS = (
 )
 PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image_path")
 SPLIT_COLUMNS = ("split", "subset", "partition")
-CLASSES = ("classes", "class_names", "label_names")
+CLASSES = ("classes", "class_names", "label_names")  # of names of classes, in HDF5
 
 # Of splits, in lower case -> their kind, in the order in which splits stand.
 SPLITS = {
@@ -76,25 +70,3 @@ def hidden(name: bytes) -> bool:
         return True
     # Hardly a name of a million has one of these in it.
     return any(one in name and one in name.split(b"/") for one in LEFTOVERS)
-
-
-class _Range(Protocol):
-    """As `index.Split`."""
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def stop(self) -> int: ...
-
-
-def numbered(splits: Sequence[_Range], suffix: str = "") -> Strings:
-    """Return keys for samples without names: their numbers in the split, in the order of bytes."""
-    counts = [one.stop - one.start for one in splits]
-    width = max(6, len(str(max(counts, default=0))))
-    rows = np.concatenate([np.empty(0, np.int64), *map(np.arange, counts)])
-    cells = np.empty((len(rows), width + len(suffix)), np.uint8)
-    for place in range(width):  # all at once would take nine times as much
-        cells[:, place] = rows // 10 ** (width - 1 - place) % 10 + ord("0")
-    cells[:, width:] = np.frombuffer(suffix.encode(), np.uint8)
-    return Strings(cells.reshape(-1), np.arange(len(rows) + 1, dtype=np.int64) * cells.shape[1])

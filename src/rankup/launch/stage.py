@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base.amounts import size
 from ..base.errors import UserError
@@ -17,11 +17,7 @@ from ..base.files import user_path
 from ..base.signals import ended_as_an_exception, ignore
 from ..site.rundir import Job
 
-if TYPE_CHECKING:
-    from ..data.stage.users import Job as User
-
-_HOW = ("--stage-fraction", "--stage-to", "--stage-reserve", "--stage-broadcast")
-OPTIONS = ("--stage", *_HOW, "--mount")
+OPTIONS = ("--stage", "--stage-to", "--stage-reserve", "--stage-broadcast", "--mount")
 _MOST_FILES = 20_000  # of a folder that are looked at; with more it is no pack
 
 
@@ -31,16 +27,14 @@ class Staging:
 
     Attributes:
         files: containers, by absolute path once `checked`.
-        fraction: of their bytes that is staged; None for all.
         folder: on each node, where the copies go; None for its memory.
-        broadcast: each node reads a part, and has the rest of the others.
+        broadcast: they are read once for all nodes.
         mounts: SquashFS images to mount.
         reserve: memory that is kept for the processes of the run, as people write sizes; None
             leaves it to `rankup stage`.
     """
 
     files: tuple[str, ...] = ()
-    fraction: float | None = None
     folder: str | None = None
     broadcast: bool = False
     mounts: tuple[str, ...] = ()
@@ -68,8 +62,7 @@ class Staging:
 
     def words(self) -> tuple[str, ...]:
         """Options of `rankup stage`."""
-        found = [] if self.fraction is None else ["--fraction", f"{self.fraction:g}"]
-        found += [] if self.reserve is None else ["--reserve", self.reserve]
+        found = [] if self.reserve is None else ["--reserve", self.reserve]
         return (*found, *(["--broadcast"] if self.broadcast else []))
 
     def lines(self) -> Iterator[str]:
@@ -100,7 +93,6 @@ def checked(staging: Staging, folder: Path) -> Staging:
     """
     if not staging.files:
         left = {
-            "--stage-fraction": staging.fraction is not None,
             "--stage-to": staging.folder is not None and not staging.mounts,
             "--stage-reserve": staging.reserve is not None,
             "--stage-broadcast": staging.broadcast,
@@ -108,11 +100,6 @@ def checked(staging: Staging, folder: Path) -> Staging:
         for option, given in left.items():
             if given:
                 raise UserError(f"{option} says how to stage, and nothing is: add --stage FILE")
-    if staging.fraction is not None and not 0 < staging.fraction <= 1:
-        raise UserError(
-            f"--stage-fraction {staging.fraction:g}: give the part of the bytes that is staged, "
-            "above 0 and at most 1"
-        )
     _reserve(staging)
     if staging.folder is not None and not Path(staging.folder).is_absolute():
         raise UserError(
@@ -167,16 +154,14 @@ def require_room(staging: Staging, memory_gib: int | None, where: str) -> None:
     if not memory_gib or staging.folder is not None:
         return
     sizes = {name: _size(Path(name)) for name in staging.files}
-    needed = sum(sizes.values()) * (staging.fraction or 1.0)
+    needed = sum(sizes.values())
     memory = memory_gib << 30
     if needed <= memory:
         return
-    share = f" (--stage-fraction {staging.fraction:g})" if staging.fraction is not None else ""
-    fits = 0.5 * memory / sum(sizes.values())
     raise UserError(
-        f"--stage {' '.join(sizes)}: {size(needed)}{share} do not fit into the memory of {where}, "
-        f"which is {size(memory)}. Stage a part with --stage-fraction {fits:.1g}, name a folder on "
-        "the nodes' own disks with --stage-to, or read it from where it lies: leave --stage away"
+        f"--stage {' '.join(sizes)}: {size(needed)} do not fit into the memory of {where}, which "
+        f"is {size(memory)}. Name a folder on the nodes' own disks with --stage-to, or leave "
+        "--stage away: it is then read from where it lies"
     )
 
 
@@ -204,30 +189,25 @@ def staged(staging: Staging) -> Iterator[dict[str, str]]:
         yield {}
         return
     from ..data import stage as data
-    from ..data.stage import choosing, users
+    from ..data.stage import mount, place
 
     if staging.broadcast:
         print("note: one machine has nobody to broadcast to; it reads all itself", file=sys.stderr)
-    variables = {} if staging.folder is None else {"RANKUP_STAGE_DIR": staging.folder}
-    # Not the job: of that there may be other runs, which need what they have staged.
-    me = users.this_process()
+    # Not the job's: of that there may be other runs, which need what they have staged.
+    variables = {place.JOB: place.of_process(os.getpid())}
+    if staging.folder is not None:
+        variables[place.VARIABLE] = staging.folder
     with _environment(variables), ended_as_an_exception():
         try:
             for name in staging.files:
-                data.stage(
-                    name,
-                    fraction=staging.fraction or 1.0,
-                    reserve=_reserve(staging),
-                    job=me,
-                    options=choosing.OF_RUN,
-                )
-            points = _mounted(staging.mounts, me)
+                data.stage(name, reserve=_reserve(staging), prefix="--stage-")
+            points = [str(mount.mount(name).point) for name in staging.mounts]
             yield {**variables, **({"RANKUP_MOUNTS": os.pathsep.join(points)} if points else {})}
         finally:
             try:
                 ignore()
             finally:
-                for line in data.release(me):
+                for line in data.release():
                     print(line, file=sys.stderr)
 
 
@@ -243,11 +223,3 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _mounted(images: tuple[str, ...], user: User) -> list[str]:
-    if not images:
-        return []
-    from ..data.stage import mount
-
-    return [str(mount.mount(Path(name), job=user).point) for name in images]

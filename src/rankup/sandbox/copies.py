@@ -23,12 +23,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from ..base.amounts import size as in_words
 from ..base.errors import UserError
 from ..base.files import write_atomic, write_json
+from ..base.text import say
 from .events import Journal
 from .inside import spec
 from .processes import Tree
 
+_LONG = 1 << 30  # bytes; a copy of more takes a while
 _SMALL = 1 << 20  # bytes of a file that is copied
 _ENTRIES = 4000  # of a copy; folders beyond are links as a whole
 _BYTES = 256 << 20  # of a copy; files beyond are links
@@ -124,6 +127,8 @@ class Sandbox:
             try:
                 os.rename(source, part)
             except OSError:  # another file system; or, with quotas for projects, another folder
+                if (size := source.stat().st_size) > _LONG:
+                    say(f"copying {source.name} ({in_words(size)}) to {target.parent}")
                 shutil.copy2(source, part)
             if not _link(part, target):
                 _take_name(part, target)
@@ -231,10 +236,12 @@ def fill(
         path, new = Path(entry.path), target / entry.name
         with suppress(OSError):
             folder = entry.is_dir(follow_symlinks=False)
-            if entry.name in _LEFT_OUT or (folder and (path / "pyvenv.cfg").exists()):
+            if entry.name in _LEFT_OUT:
                 continue
             if _is_within(entry, source):
                 new.symlink_to(os.readlink(path))
+            elif folder and (path / "pyvenv.cfg").exists():
+                new.symlink_to(path)
             elif folder and (path in chain or (path not in linked and _fits(path, room.entries))):
                 new.mkdir(exist_ok=True)
                 fill(path, new, chain, linked, room)

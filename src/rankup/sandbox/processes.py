@@ -80,11 +80,11 @@ class Tree:
                     if not _is_caretaker(one):
                         one.suspend()
 
-    def kill(self) -> list[int]:
-        """End all of them; return the ids of those that are there still after a while."""
+    def kill(self, within: float = _END) -> list[int]:
+        """End all of them; return the ids of those that are there still after some seconds."""
         self._known.update(_marked(self._mark))
         start = time.monotonic()
-        while (left := self.look()) and (took := time.monotonic() - start) < _END:
+        while (left := self.look()) and (took := time.monotonic() - start) < within:
             for one in left:
                 with suppress(psutil.Error):
                     if took >= _TIDY or not _is_caretaker(one):

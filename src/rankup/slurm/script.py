@@ -109,7 +109,7 @@ def _with_stage(every_node: str, run: str) -> tuple[str, str]:
     space = " " * 12
     more = f"declare -p stage stage_options mounts\n{space}declare -p nodes "
     every_node = _put(every_node, "declare -p nodes ", more)
-    functions = f" launch\n{space}declare -f stage_node launch_staged release_node clear_node\n"
+    functions = f" launch\n{space}declare -f stage_node launch_staged release_node\n"
     every_node = _put(every_node, " launch\n", functions)
     return every_node, _put(run, _LAUNCH, part("run_staged"))
 

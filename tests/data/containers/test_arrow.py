@@ -16,7 +16,7 @@ from rankup.data.containers import Choice, arrow
 from rankup.data.errors import BadContainer
 from rankup.data.index import Split
 
-from .arrow_made import read
+from .made import read
 
 
 def write(
@@ -225,7 +225,7 @@ def test_labels(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="labels are whole numbers or names"):
         labels(pa.array([0.5, 1.5]), label="label")
     for bad in (pa.array([-2, 0]), pa.array([2**63, 0], pa.uint64())):
-        with pytest.raises(BadContainer, match="labels from"):
+        with pytest.raises(UserError, match="cannot be labels: they are"):
             labels(bad)
     with pytest.raises(UserError, match="no column 'lable'; did you mean label"):
         labels(pa.array([1, 0]), label="lable")
@@ -260,14 +260,14 @@ def test_a_folder_of_files_has_splits_by_their_names(tmp_path: Path) -> None:
         ("x-train-00001-of-00002", b"2"),
         ("x-train-00000-of-00002", b"1"),
         ("x-validation-00000-of-00001", b"3"),
-        ("extra-00000-of-00001", b"4"),
+        ("train_extra-00000-of-00001", b"4"),
     ):
         write(tmp_path / f"{name}.arrow", {"v": pa.array([value, value])})
     found = arrow.scan(tmp_path, Choice())
     assert [(s.name, s.start, s.stop) for s in found.splits] == [
         ("train", 0, 4),
         ("validation", 4, 6),
-        ("extra", 6, 8),
+        ("train_extra", 6, 8),
     ]
     assert b"".join(one.values[0] for one in read(found, tmp_path)) == b"11223344"
     write(tmp_path / "other.arrow", {"w": pa.array([b"1"])})

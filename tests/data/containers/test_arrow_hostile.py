@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,8 @@ import pytest
 from rankup.data.containers import Choice, arrow
 from rankup.data.errors import BadContainer
 
-from .arrow_made import pack, samples
-
-CHECKOUT = Path(__file__).resolve().parents[3]
+from .fuzz import fuzz
+from .made import of_samples, pack, samples
 
 
 def write(path: Path, columns: dict[str, Any], metadata: Any = None, *, stream: bool) -> Path:
@@ -123,29 +119,6 @@ def test_batches_that_share_their_bytes(tmp_path: Path) -> None:
     refused(path, "record batches overlap")
 
 
-def _fuzz(name: str, path: Path, attempts: int) -> Counter[str]:
-    """Damage a file many times in a child, which a C library may take down: then the next one."""
-    found: Counter[str] = Counter()
-    first = 0
-    while first < attempts:
-        command = [sys.executable, "-m", "tests.data.containers.arrow_fuzz", name, str(path)]
-        child = subprocess.run(
-            [*command, str(first), str(attempts)],
-            cwd=CHECKOUT,
-            capture_output=True,
-            text=True,
-            timeout=250,
-        )
-        lines = child.stdout.split("\n")[:-1]
-        found.update(line for line in lines if not line.isdigit())
-        assert child.returncode <= 0, f"attempt {lines[-1]}: {child.stderr[-3000:]}"
-        first = attempts
-        if child.returncode < 0:
-            found["crashed"] += 1
-            first = int(lines[-1]) + 1
-    return found
-
-
 def _flat(path: Path) -> None:
     columns = {
         "v": pa.array([b"a" * n for n in range(6)]),
@@ -166,7 +139,7 @@ def _zstd(path: Path) -> None:
 
 
 def _ours(path: Path) -> None:
-    pack(path.with_name("folder"), {"train": samples(6, largest=30)})
+    pack("arrow", path.with_name("folder"), *of_samples({"train": samples(6, largest=30)}))
     (path.with_name("folder") / "train.arrow").rename(path)
 
 
@@ -190,8 +163,7 @@ def test_fuzz(tmp_path: Path, kind: str) -> None:
     path = tmp_path / kind
     MAKERS[kind](path)
     attempts = 150
-    found = _fuzz("parquet" if kind == "parquet" else "arrow", path, attempts)
-    assert sum(found.values()) == attempts
+    found = fuzz("parquet" if kind == "parquet" else "arrow", path, attempts)
     assert found["refused"] > attempts // 5
     # Parquet is read by C++ that may abort; in rankup that is an error too, since a child scans it.
     assert found["crashed"] <= (attempts // 100 if kind == "parquet" else 0), found

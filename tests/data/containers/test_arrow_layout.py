@@ -14,7 +14,7 @@ from rankup.data.containers import Choice, arrow, arrow_layout
 from rankup.data.errors import BadContainer
 from rankup.data.pack.layout import Shape
 
-from .arrow_made import Sample, index_of, pack, read, samples
+from .made import Sample, index_of, of_samples, pack, raw, read, samples, values
 
 
 def _table(path: Path) -> pa.Table:
@@ -23,7 +23,7 @@ def _table(path: Path) -> pa.Table:
 
 def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
     splits = {"train": samples(700), "val": samples(3, seed=1)}
-    pack(tmp_path / "out", splits)
+    pack("arrow", tmp_path / "out", *of_samples(splits))
     for name, part in splits.items():
         table = _table(tmp_path / "out" / f"{name}.arrow")
         table.validate(full=True)
@@ -36,7 +36,7 @@ def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
 
 
 def test_the_bytes_are_those_of_pyarrow_s_own_writer(tmp_path: Path) -> None:
-    pack(tmp_path / "out", {"train": samples(700)})
+    pack("arrow", tmp_path / "out", *of_samples({"train": samples(700)}))
     path = tmp_path / "out" / "train.arrow"
     found = pa.ipc.open_file(pa.memory_map(str(path)))
     with pa.ipc.new_file(str(tmp_path / "x.arrow"), found.schema) as writer:
@@ -48,7 +48,9 @@ def test_the_bytes_are_those_of_pyarrow_s_own_writer(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_hugging_face_reads_it_with_its_classes(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    pack(tmp_path / "out", {"train": samples(300), "test": samples(5, seed=1)})
+    pack(
+        "arrow", tmp_path / "out", *of_samples({"train": samples(300), "test": samples(5, seed=1)})
+    )
     files = {name: str(tmp_path / "out" / f"{name}.arrow") for name in ("train", "test")}
     found = datasets.load_dataset("arrow", data_files=files, cache_dir=str(tmp_path / "cache"))
     assert found["train"].features["label"].names == ["a", "b", "c"]
@@ -58,7 +60,7 @@ def test_hugging_face_reads_it_with_its_classes(tmp_path: Path) -> None:
 
 def test_the_scan_finds_what_the_layout_planned(tmp_path: Path) -> None:
     splits = {"train": samples(600), "val": samples(0), "test": samples(40, seed=2)}
-    layout = pack(tmp_path / "out", splits)
+    layout = pack("arrow", tmp_path / "out", *of_samples(splits))
     found = arrow.scan(tmp_path / "out", Choice())
     assert found.splits == layout.index.splits
     assert found.classes == ("a", "b", "c")
@@ -77,7 +79,7 @@ def test_the_scan_finds_what_the_layout_planned(tmp_path: Path) -> None:
 
 
 def test_our_file_without_its_index_is_read_like_any_other(tmp_path: Path) -> None:
-    pack(tmp_path / "out", {"odd": samples(5), "test": samples(3, seed=1)})
+    pack("arrow", tmp_path / "out", *of_samples({"odd": samples(5), "test": samples(3, seed=1)}))
     found = arrow.scan(tmp_path / "out", Choice())
     assert [one.name for one in found.fields] == ["data"]  # their hashes are no samples
     assert [(one.name, one.stop) for one in found.splits] == [("test", 3), ("odd", 8)]
@@ -92,50 +94,40 @@ def test_several_fields_and_arrays(tmp_path: Path) -> None:
     b = draw.random((300, 5)) < 0.5
     big = np.arange(300, dtype=">i4")
     y = draw.integers(0, 9, 300)
-    parts = [
-        Sample(
-            b"%04d" % n,
-            -1,
-            (b"jpg%d" % n * (n % 7), x[n].tobytes(), z[n].tobytes(), b[n].tobytes(),
-             big[n].tobytes(), y[n].tobytes(), b""),
-        )
-        for n in range(300)
-    ]  # fmt: skip
-    fields = [
-        ("key", "", ()),  # a field may have the name of a column of ours
-        ("x", "<f4", (2, 3)),
-        ("z", "<c8", (2,)),
-        ("b", "|b1", (5,)),
-        ("big", ">i4", ()),
-        ("y", "<i8", ()),
-        ("none", "<f8", (0, 4)),
-    ]
-    parts_ = {"train": parts}
-    layout = pack(tmp_path / "out", parts_, fields=fields, labels=False, classes=())
+    fields = {
+        "key": [b"jpg%d" % n * (n % 7) for n in range(300)],  # as a column of ours is called
+        "x": x,
+        "z": z,
+        "b": b,
+        "big": big,
+        "y": y,
+        "none": np.zeros((300, 0, 4)),
+    }
+    layout = pack("arrow", tmp_path / "out", index_of(fields, {"train": 300}), fields)
     table = _table(tmp_path / "out" / "train.arrow")
     table.validate(full=True)
     assert np.array(table["x"].to_pylist(), "<f4").tolist() == x.tolist()
     assert table["y"].to_pylist() == y.tolist()
     assert np.array(table["b"].to_pylist()).tolist() == b.astype(int).tolist()
-    assert table["key_"].to_pylist() == [one.key.decode() for one in parts]
-    assert [(f.name, f.dtype, f.shape) for f in layout.index.fields] == fields
-    assert read(layout.index, tmp_path / "out") == parts
+    assert table["key_"].to_pylist() == [key.decode() for key in layout.index.keys]
+    for name, column in fields.items():
+        assert values(tmp_path / "out", layout.index, name) == list(raw(column))
 
 
 def test_keys_that_are_no_utf8_stay_as_they_are(tmp_path: Path) -> None:
     # Together these two are valid; each of them is not.
     parts = [Sample(b"a\xc3", 0, (b"1",)), Sample(b"\xa9b", 1, (b"2",))]
-    pack(tmp_path / "out", {"train": parts})
+    pack("arrow", tmp_path / "out", *of_samples({"train": parts}))
     assert _table(tmp_path / "out" / "train.arrow")["key"].type == pa.binary()
     assert read(arrow.scan(tmp_path / "out", Choice()), tmp_path / "out") == parts
     unicode = [Sample("ä/日本/😀.jpg".encode(), 0, (b"1",))]
-    pack(tmp_path / "utf8", {"train": unicode})
+    pack("arrow", tmp_path / "utf8", *of_samples({"train": unicode}))
     assert _table(tmp_path / "utf8" / "train.arrow")["key"].to_pylist() == ["ä/日本/😀.jpg"]
 
 
 def test_a_sample_and_a_file_over_4_gib(tmp_path: Path) -> None:
     size = (4 << 30) + 5
-    source = index_of({"train": [Sample(b"a", 0, (b"",)), Sample(b"b", 1, (b"",))]})
+    source = index_of({"data": [b"", b""]}, {"train": 2})
     source.fields[0].length[:] = size, 3
     layout = arrow_layout.plan(source, Shape()).begin(tmp_path)
     path = tmp_path / "train.arrow"
@@ -163,7 +155,7 @@ def test_a_sample_and_a_file_over_4_gib(tmp_path: Path) -> None:
 
 
 def test_files_that_another_version_has_begun_are_not_gone_on_with(tmp_path: Path) -> None:
-    layout = arrow_layout.plan(index_of({"train": samples(3)}), Shape()).begin(tmp_path)
+    layout = arrow_layout.plan(index_of({"data": [b"abc"]}, {"train": 1}), Shape()).begin(tmp_path)
     with (tmp_path / "train.arrow").open("ab") as file:
         file.write(bytes(64))
     with pytest.raises(BadContainer, match=r"another version of rankup.*pack anew"):
@@ -172,10 +164,11 @@ def test_files_that_another_version_has_begun_are_not_gone_on_with(tmp_path: Pat
 
 def test_what_cannot_be_written_is_refused() -> None:
     with pytest.raises(UserError, match=r"split named 'a/b'"):
-        arrow_layout.plan(index_of({"a/b": samples(1)}), Shape())
-    wide = index_of({"train": []}, fields=[("x", "<f8", (1 << 20, 1 << 10))])
+        arrow_layout.plan(index_of({"data": [b"abc"]}, {"a/b": 1}), Shape())
+    wide = index_of({"x": np.empty((0, 1 << 20, 1 << 10))}, {"train": 0})
     with pytest.raises(UserError, match="at most 2 GiB"):
         arrow_layout.plan(wide, Shape())
-    torn = index_of({"train": samples(2)}, fields=[("x", "<f8", (3,))])
+    torn = index_of({"x": np.zeros((2, 3))}, {"train": 2})
+    torn.fields[0].length[1] = 23
     with pytest.raises(BadContainer, match="should have 24 bytes per sample"):
         arrow_layout.plan(torn, Shape())

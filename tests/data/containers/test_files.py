@@ -87,35 +87,33 @@ def test_what_file_managers_leave_is_skipped_and_counted(tmp_path: Path) -> None
     assert index.facts["skipped"] == 5
 
 
-def test_links_are_followed(tmp_path: Path) -> None:
-    write(tmp_path / "elsewhere", {"1": b"one", "f/2": b"two"})
-    root = write(tmp_path / "root", {"c/0": b"zero"})
-    (root / "c" / "1").symlink_to(tmp_path / "elsewhere" / "1")
-    (root / "d").symlink_to("../elsewhere/f")
+def test_links_within_the_folder_are_followed(tmp_path: Path) -> None:
+    root = write(tmp_path / "root", {"c/0": b"zero", "f/2": b"two"})
+    (root / "c" / "1").symlink_to("../f/2")
+    (root / "d").symlink_to(root / "f")
     (root / "e").symlink_to("d")  # twice the same folder is no circle
-    index = files.scan(root, Choice())
-    first = f"c/1 -> {tmp_path.resolve()}/elsewhere/1"
-    assert index.facts == {"outside": {"files": 3, "first": first}}
-    assert read(index, root) == {
-        "train/c/0": (b"zero", 0),
-        "train/c/1": (b"one", 0),
-        "train/d/2": (b"two", 1),
-        "train/e/2": (b"two", 2),
-    }
-
-
-def test_links_that_stay_inside(tmp_path: Path) -> None:
-    root = write(tmp_path / "root", {"a/0": b"zero", "b/1": b"one"})
-    (root / "a" / "2").symlink_to("../b/1")
-    (root / "c").symlink_to(root / "b")
     (tmp_path / "link").symlink_to("root")
-    assert files.walk(tmp_path / "link").outside == {}
+    for path in (root, tmp_path / "link"):
+        assert read(files.scan(path, Choice()), path) == {
+            "train/c/0": (b"zero", 0),
+            "train/c/1": (b"two", 0),
+            "train/d/2": (b"two", 1),
+            "train/e/2": (b"two", 2),
+            "train/f/2": (b"two", 3),
+        }
+
+
+def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     # What begins as its name does lies beside it all the same.
-    write(tmp_path / "root2", {"x": b"x"})
-    (root / "a" / "3").symlink_to(tmp_path / "root2" / "x")
-    assert files.walk(root).outside["files"] == 1
-    assert files.walk(root / "a").outside["files"] == 2
-    assert files.walk(root / "a", root).outside["files"] == 1
+    write(tmp_path / "root2", {"1": b"one", "f/2": b"two"})
+    root = write(tmp_path / "root", {"c/0": b"zero"})
+    (root / "c" / "1").symlink_to(tmp_path / "root2" / "1")
+    (root / "d").symlink_to("../root2/f")
+    with pytest.raises(UserError, match="2 files or folders cannot be packed") as caught:
+        files.scan(root, Choice())
+    real = tmp_path.resolve()
+    assert f"root/c/1 is a link out of it, to {real}/root2/1: copy that" in str(caught.value)
+    assert f"root/d is a link out of it, to {real}/root2/f: copy that" in str(caught.value)
 
 
 def test_circles_of_links_are_refused(tmp_path: Path) -> None:
@@ -142,7 +140,7 @@ def test_what_is_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             files.scan(tmp_path, Choice())
     message = str(caught.value)
     assert "4 files or folders cannot be packed" in message
-    for line in ("a pipe", "a device", "a link to nothing", "a socket"):
+    for line in ("a pipe", "a link out of it", "a link to nothing", "a socket"):
         assert f" is {line}" in message
 
 

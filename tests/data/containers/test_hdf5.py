@@ -6,8 +6,6 @@ import multiprocessing
 import pickle
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +19,8 @@ from rankup.data.containers import Choice, hdf5
 from rankup.data.errors import BadContainer
 from rankup.data.index import Index
 
-from .hdf5_made import course, raw, samples
+from .fuzz import fuzz
+from .made import course, raw, values
 from .test_hdf5_layout import photos
 
 
@@ -52,10 +51,10 @@ def test_the_courses_file(tmp_path: Path, data_root: Path | None) -> None:
     assert [one.name for one in index.fields] == ["data"]
     assert index.keys[0] == b"00.jpg"
     assert index.fields[0].length.tolist() == [len(data) for data in made]
-    assert samples(path, index) == made
+    assert values(path, index) == made
     # In another order, as after `index.ordered`, and as a part.
     order = np.array([14, 3, 12, 0])
-    assert samples(path, index.take(order, ())) == [made[row] for row in order]
+    assert values(path, index.take(order, ())) == [made[row] for row in order]
 
 
 def test_rows_in_forked_processes(tmp_path: Path) -> None:
@@ -108,13 +107,13 @@ def test_arrays_of_others(tmp_path: Path) -> None:
         "packed": ("|u1", (8, 8), False),
         "text": ("", (), False),
     }
-    assert samples(path, index, "plain") == raw(plain)
-    assert samples(path, index, "swapped") == raw(swapped)
-    assert samples(path, index, "packed") == raw(packed)
-    assert samples(path, index, "text")[99] == "text 99 ü".encode()
-    assert b"".join(samples(path, index, "flag")) == (swapped % 2 == 0).tobytes()
+    assert values(path, index, "plain") == raw(plain)
+    assert values(path, index, "swapped") == raw(swapped)
+    assert values(path, index, "packed") == raw(packed)
+    assert values(path, index, "text")[99] == "text 99 ü".encode()
+    assert b"".join(values(path, index, "flag")) == (swapped % 2 == 0).tobytes()
     shuffled = index.take(np.array([99, 0, 50, 13]), ())
-    assert samples(path, shuffled, "packed") == [packed[row].tobytes() for row in (99, 0, 50, 13)]
+    assert values(path, shuffled, "packed") == [packed[row].tobytes() for row in (99, 0, 50, 13)]
 
 
 def test_vlen_in_chunks_and_text_as_labels_and_keys(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_vlen_in_chunks_and_text_as_labels_and_keys(tmp_path: Path) -> None:
     assert index.classes == ("cat", "dog", "ä")
     assert labels(index) == [1, 0, 1, 2, 0, -1, -1, -1, -1]
     assert index.keys[8] == b"dir/8.png"
-    assert samples(path, index) == made
+    assert values(path, index) == made
 
 
 def test_what_is_chosen(tmp_path: Path) -> None:
@@ -249,7 +248,7 @@ def test_lengths_that_lie(tmp_path: Path) -> None:
         file.write(b"\x03\0\0\0" + b"\xff" * 8)
     index = scanned(path)
     with pytest.raises(BadContainer, match="row 0 of data"):
-        samples(path, index)
+        values(path, index)
 
 
 @pytest.mark.slow
@@ -266,7 +265,7 @@ def test_rows_in_heaps_of_every_size(tmp_path: Path) -> None:
             for row, data in enumerate(rows):
                 images[row] = np.frombuffer(data, np.uint8)
     index = scanned(path)
-    assert samples(path, index) == made[900:] + made[:900]
+    assert values(path, index) == made[900:] + made[:900]
     with h5py.File(path) as file:
         assert [row.tobytes() for row in file["val/images"][:20]] == made[:20]
 
@@ -290,7 +289,7 @@ def test_a_heap_without_end_ends(tmp_path: Path) -> None:
         except BadContainer:
             continue
         with pytest.raises(BadContainer, match=r"x\.h5: row 0 of data"):
-            samples(path, index)
+            values(path, index)
 
 
 def test_what_is_no_hdf5(tmp_path: Path) -> None:
@@ -319,89 +318,6 @@ def test_every_cut_is_found(tmp_path: Path) -> None:
             scanned(path)
 
 
-_CHILD = """
-import sys
-from pathlib import Path
-from rankup.data.containers import Choice, hdf5
-from rankup.data.errors import BadContainer
-from rankup.base.errors import UserError
-from rankup.data import indexes
-from rankup.data.spans import Spans
-import faulthandler
-import resource
-resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-for line in sys.stdin:
-    path = Path(line.rstrip())
-    # What hangs in C is ended like what crashes there.
-    faulthandler.dump_traceback_later(_SECONDS, exit=True)
-    try:
-        index = hdf5.scan(path, Choice())
-        assert not indexes.inconsistency(index), indexes.inconsistency(index)
-        spans = Spans(path, index.files, index.sizes, "pread")
-        rest = hdf5.fallback(index, path)
-        for one in index.fields:
-            for offset, length in zip(one.offset.tolist(), one.length.tolist(), strict=True):
-                if offset >= 0:
-                    spans.read(0, offset, length)
-                else:
-                    try:
-                        list(rest.chunks(one.name, ~offset))
-                    except BadContainer:
-                        pass
-        rest.close()
-        print("ok", flush=True)
-    except UserError as error:
-        print(type(error).__name__, flush=True)
-"""
-
-
-def _fuzz(whole: bytes, folder: Path, turns: int, seed: int) -> dict[str, int]:
-    """Answers of scans of damaged files, and how often; `died N` where libhdf5 crashed."""
-    draw = random.Random(seed)
-    answers: dict[str, int] = {}
-    child: subprocess.Popen[str] | None = None
-    path = folder / "fuzz.h5"
-    try:
-        for turn in range(turns):
-            data = bytearray(whole)
-            for _ in range(draw.choice([1, 1, 2, 8])):
-                at = draw.randrange(len(data))
-                data[at] = draw.choice(
-                    [draw.randrange(256), 0, 255, data[at] ^ 1 << draw.randrange(8)]
-                )
-            if draw.random() < 0.1:
-                del data[draw.randrange(len(data)) :]
-            # A new file each time: libhdf5 goes on with one that something has left open.
-            path.unlink(missing_ok=True)
-            path = folder / f"fuzz-{turn}.h5"
-            path.write_bytes(data)
-            if child is None:
-                child = subprocess.Popen(
-                    [sys.executable, "-c", _CHILD.replace("_SECONDS", "30")],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            assert child.stdin is not None
-            assert child.stdout is not None
-            child.stdin.write(f"{path}\n")
-            child.stdin.flush()
-            answer = child.stdout.readline().strip()
-            if not answer:
-                _, errors = child.communicate(timeout=200)
-                # Else it is an error that is not documented.
-                assert child.returncode < 0 or "Timeout (" in errors, errors
-                answer, child = f"died {child.returncode}", None
-            answers[answer] = answers.get(answer, 0) + 1
-    finally:
-        if child is not None:
-            child.kill()
-            child.communicate(timeout=200)
-    return answers
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["course", "arrays"])
 def test_flipped_bytes_find_only_the_documented_error(tmp_path: Path, kind: str) -> None:
@@ -415,7 +331,6 @@ def test_flipped_bytes_find_only_the_documented_error(tmp_path: Path, kind: str)
                 "z", data=np.arange(40).reshape(10, 4), chunks=(3, 4), compression=4
             )
             file["label"] = [f"c{row % 3}" for row in range(10)]
-    answers = _fuzz(path.read_bytes(), tmp_path, 150, seed=7)
-    print(kind, answers)
-    assert answers["ok"] > 10
-    assert answers["BadContainer"] > 10
+    found = fuzz("hdf5", path, 150)
+    assert found["refused"] > 10
+    assert found["read"] > 10

@@ -13,7 +13,7 @@ from rankup.base.errors import UserError
 from rankup.data.containers import Choice, hugging_face
 from rankup.data.errors import BadContainer
 
-from .arrow_made import read
+from .made import read
 
 datasets = pytest.importorskip("datasets")
 

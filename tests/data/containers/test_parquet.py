@@ -17,7 +17,7 @@ from rankup.base.errors import UserError
 from rankup.data.containers import Choice, parquet
 from rankup.data.errors import BadContainer
 
-from .arrow_made import read
+from .made import read
 
 
 def write(path: Path, columns: dict[str, Any], group: int = 10, **options: Any) -> Path:

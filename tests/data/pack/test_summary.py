@@ -90,21 +90,3 @@ def test_imagenet_without_its_preset(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = said(sorted_, tmp_path, capsys)
     assert "--preset" not in lines
     assert "not images" not in lines
-
-
-def test_files_outside_of_the_source_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    secret = write(tmp_path, "secret/key") / "secret" / "key"
-    source = write(tmp_path / "source", "a/1.txt", "a/2.txt")
-    assert "\noutside: " not in said(source, tmp_path, capsys)
-    (source / "a" / "3.txt").symlink_to(secret)
-    line = f"outside: 1 file lies outside of SOURCE, the first is a/3.txt -> {secret}\n"
-    assert line in said(source, tmp_path, capsys)
-    table = source / "list.csv"
-    table.write_text("path\na/1.txt\n../secret/key\na/3.txt\n")
-    lines = said(table, tmp_path, capsys)
-    assert "outside: 2 files lie outside of SOURCE, the first is " in lines
-    assert run(request(table, tmp_path, "hdf5")) == 0
-    report = json.loads((tmp_path / "out.h5.report.json").read_text())
-    assert report["outside"]["files"] == 2

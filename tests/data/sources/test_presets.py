@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
-import scipy.io  # type: ignore[import-untyped]
 
 from rankup.base.errors import UserError
 from rankup.data.containers import Choice
-from rankup.data.errors import BadContainer
 from rankup.data.index import Index
-from rankup.data.sources import matlab, presets, scan_source
+from rankup.data.sources import presets, scan_source
 
 WNIDS = ("n01440764", "n01443537", "n02119789")
 WORDS = ("tench, Tinca tinca", "goldfish, Carassius auratus", "kit fox, Vulpes macrotis")
-# ILSVRC counts its classes in another order than that of the wnids: the kit fox is the first.
-NUMBERS = {"n02119789": 1, "n01440764": 449, "n01443537": 450}
 VALIDATION = ("n02119789", "n01440764", "n01440764", "n01443537")
 LABELS = {
     "train/n01440764/n01440764_1.JPEG": 0,
@@ -46,24 +39,8 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def meta(path: Path, wnids: Sequence[str] = WNIDS, compressed: bool = True) -> None:
-    """As the devkit has it: `synsets` with numbers, text and lists."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kinds = [
-        *(("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("gloss", "O")),
-        *(("num_children", "O"), ("children", "O"), ("wordnet_height", "O")),
-    ]
-    rows = [
-        (NUMBERS[wnid], wnid, WORDS[WNIDS.index(wnid)], "ü gloss", 0, np.array([]), 1.5)
-        for wnid in sorted(wnids, key=lambda wnid: NUMBERS[wnid])
-    ]
-    rows.append((1860, "n00001740", "entity", "", 3, np.arange(3.0), 19))
-    synsets = np.array(rows, dtype=kinds).reshape(-1, 1)
-    scipy.io.savemat(path, {"other": 1.0, "synsets": synsets}, do_compression=compressed)
-
-
-def imagenet(path: Path, **options: Path) -> Index:
-    return scan_source(path, Choice(), preset="imagenet", **options)
+def imagenet(path: Path) -> Index:
+    return scan_source(path, Choice(), preset="imagenet")
 
 
 def labels(index: Index) -> dict[str, int]:
@@ -104,38 +81,20 @@ def test_kaggle(tmp_path: Path) -> None:
         whole(index, path)
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_the_devkit(tmp_path: Path, compressed: bool) -> None:
-    tree(tmp_path)
-    kit = tmp_path / "ILSVRC2012_devkit_t12" / "data"
-    told = "\n".join(str(NUMBERS[wnid]) for wnid in VALIDATION)
-    write(kit / "ILSVRC2012_validation_ground_truth.txt", told + "\n")
-    with pytest.raises(UserError, match=r"ILSVRC's own numbers.*meta\.mat"):
-        imagenet(tmp_path)
-    meta(kit / "meta.mat", compressed=compressed)
-    index = imagenet(tmp_path)
-    assert labels(index) == LABELS
-    assert index.classes == tuple(f"{a} {b}" for a, b in zip(WNIDS, WORDS, strict=True))
-    whole(index, tmp_path)
-    write(kit / "ILSVRC2012_validation_ground_truth.txt", told + "\n1\n")
-    with pytest.raises(UserError, match=r"has 5 labels, and .*val has 4 images"):
-        imagenet(tmp_path)
-
-
 def test_a_file_of_wnids(tmp_path: Path) -> None:
     tree(tmp_path / "data")
-    write(tmp_path / "labels.txt", "\n".join(VALIDATION))
-    index = imagenet(tmp_path / "data", labels_file=tmp_path / "labels.txt")
+    write(tmp_path / "data" / "imagenet_2012_validation_synset_labels.txt", "\n".join(VALIDATION))
+    index = imagenet(tmp_path / "data")
     assert labels(index) == LABELS
     assert index.classes == WNIDS
     write(
         tmp_path / "data" / "imagenet_class_index.json",
         json.dumps({str(row): [wnid, "great_fish"] for row, wnid in enumerate(WNIDS)}),
     )
-    write(tmp_path / "data" / "imagenet_2012_validation_synset_labels.txt", "\n".join(VALIDATION))
-    index = imagenet(tmp_path / "data")
-    assert labels(index) == LABELS
-    assert index.classes[2] == "n02119789 great fish"
+    assert imagenet(tmp_path / "data").classes[2] == "n02119789 great fish"
+    write(tmp_path / "data" / "imagenet_2012_validation_synset_labels.txt", WNIDS[0])
+    with pytest.raises(UserError, match=r"has 1 labels, and .*val has 4 images"):
+        imagenet(tmp_path / "data")
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -172,13 +131,6 @@ def woof(root: Path) -> Path:
     for wnid in presets.WOOFS:
         for split in ("train", "val"):
             write(root / split / wnid / f"{split}_{wnid}.JPEG", "")
-    rows = [
-        f"{split}/{wnid}/{split}_{wnid}.JPEG,{wnid},n02086240,{split == 'val'}"
-        for split in ("train", "val")
-        for wnid in presets.WOOFS
-    ]
-    header = "path,noisy_labels_0,noisy_labels_50,is_valid"
-    write(root / "noisy_imagewoof.csv", "\n".join([header, *rows]))
     return root
 
 
@@ -194,10 +146,6 @@ def test_imagewoof(tmp_path: Path) -> None:
         assert labels(index)["val/n02115641/val_n02115641.JPEG"] == 9
         assert list(index.classes) == sorted(index.classes)
         whole(index, path)
-    noisy = scan_source(path, Choice(label="noisy_labels_50"), preset="imagewoof")
-    assert set(labels(noisy).values()) == {0}
-    with pytest.raises(UserError, match=r"no columns 'path' and 'noisy_labels_7'.*noisy_labels_50"):
-        scan_source(path, Choice(label="noisy_labels_7"), preset="imagewoof")
 
 
 def test_what_is_no_imagewoof(tmp_path: Path) -> None:
@@ -210,21 +158,3 @@ def test_what_is_no_imagewoof(tmp_path: Path) -> None:
         scan_source(tmp_path, Choice(), preset="imagewoof")
     assert "train/README: no label" in str(caught.value)
     assert "train/n00000000/x.JPEG: 'n00000000'" in str(caught.value)
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-def test_damaged_matlab_files(tmp_path: Path, compressed: bool) -> None:
-    path = tmp_path / "meta.mat"
-    meta(path, compressed=compressed)
-    data = path.read_bytes()
-    assert len(matlab.table(path, "synsets")) == 4
-    with pytest.raises(BadContainer, match="no table 'nothing'"):
-        matlab.table(path, "nothing")
-    draw = np.random.default_rng(0)
-    for _ in range(300):
-        broken = bytearray(data)
-        for at in draw.integers(100, len(data), 3):
-            broken[at] = draw.integers(0, 256)
-        path.write_bytes(broken[: draw.integers(0, len(data))] if draw.random() < 0.3 else broken)
-        with suppress(BadContainer):
-            matlab.table(path, "synsets")

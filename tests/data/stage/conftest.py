@@ -40,5 +40,6 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     folder = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("RANKUP_STAGE_DIR", str(folder))
     monkeypatch.setenv("RANKUP_CACHE", str(folder / "cache"))
-    monkeypatch.delenv("TMPDIR", raising=False)
+    for name in ("TMPDIR", "RANKUP_STAGE_JOB", "RANKUP_RUN_DIR", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
     return folder

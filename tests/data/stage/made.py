@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -16,14 +17,12 @@ from rankup.data.stage import place
 
 from ..made import pack, samples
 
-# Stages argv[1], writes one piece, says so, and waits for its end.
+# Stages argv[1], writes a few bytes, says so, and waits for its end.
 _HALF = """
 import sys, time
-from rankup.data.stage import pieces, stage
-pieces.PIECE = 4096
-def fill(part, watch):
-    piece = part.pieces[0]
-    part.write(piece, part.read(piece, memoryview(bytearray(piece.length))))
+from rankup.data.stage import stage
+def fill(plan, root, watch):
+    plan.files(root)[0].write_bytes(b"half")
     print("half", flush=True)
     time.sleep(1000)
 stage(sys.argv[1], fill=fill, reserve=0)
@@ -51,17 +50,35 @@ def equal(root: Path, staged: Path | None) -> None:
 
 
 def left(home: Path) -> list[str]:
-    """What there is of copies at a place, hidden files too; but for the folder of mounts."""
+    """What there is at a place, but for the lock."""
     root = place.folder_of(home)
     names = (str(path.relative_to(root)) for path in root.rglob("*"))
-    return sorted(name for name in names if not name.startswith(".mounts"))
+    return sorted(name for name in names if name != ".lock")
 
 
 @contextmanager
-def half(root: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has copied a part, and goes no further."""
+def starter() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that copies are made for: they are left behind once it has ended."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def half(root: Path, owner: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A process that has copied a part, and goes no further.
+
+    Args:
+        owner: the process that the copy is made for; None: as the environment says.
+    """
+    variables = {} if owner is None else {place.JOB: place.of_process(owner)}
     process = subprocess.Popen(
-        [sys.executable, "-c", _HALF, str(root)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _HALF, str(root)],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None

@@ -15,14 +15,14 @@ import pytest
 
 from rankup.data import stage
 from rankup.data.inspect import show
-from rankup.data.stage import listed, users
+from rankup.data.stage import listed, place
 from rankup.site import mounts
 from rankup.slurm.client import Client, SlurmError
 
 from ...conftest import RunRankup
 from ..pack.made import request, run, tree
 from .conftest import Command
-from .made import equal, flip, half, kill, left, packed
+from .made import equal, flip, half, kill, left, packed, starter
 
 
 @pytest.fixture
@@ -43,7 +43,11 @@ def photos(tmp_path: Path, data_root: Path | None) -> Path:
 
 
 def test_stage_list_and_release(
-    photos: Path, home: Path, run_rankup: RunRankup, command: Command
+    photos: Path,
+    home: Path,
+    run_rankup: RunRankup,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done = run_rankup(["stage", photos.name, "--reserve", "1MB"], cwd=photos.parent)
     assert done.returncode == 0, done.stderr
@@ -51,16 +55,17 @@ def test_stage_list_and_release(
     copy = Path(done.stdout.split(": ")[-1].strip())
     equal(photos, copy)
     # It was started in a session of its own, by this process.
-    assert [row["users"] for row in listed()] == [[users.shown(users.current({}))]]
+    assert [row["job"] for row in listed()] == [f"process {os.getpid()}"]
+    monkeypatch.setenv(place.JOB, place.of_process(os.getpid()))
     code, said, _ = command(photos, "--json")
     (told,) = json.loads(said)
     assert (code, told["path"], told["shared"]) == (0, str(copy), True)
     assert told["size"] == copy.stat().st_size
     code, said, _ = command("--list")
     assert said.startswith(f"{photos}: ready, ")
-    code, said, _ = command("--release", photos)
-    assert "its copy stays for process " in said  # the one that it was first staged for
-    stage.release()
+    assert "is removed" in command("--release", photos)[1]
+    assert left(home) == [place.of_process(os.getpid())]
+    command("--release")
     assert left(home) == []
     assert "has nothing staged here" in command("--release")[1]
     assert command("--list")[1] == "nothing is staged on this node\n"
@@ -81,7 +86,7 @@ MISTAKES = [
     (["nothing.h5"], "no file or folder"),
     ([], "name the FILE"),
     (["source"], "`rankup pack "),
-    (["out.h5", "--fraction", "60"], "--fraction 60: it should be above 0, and at most 1"),
+    (["out.h5", "--fraction", "0.6"], "--fraction is gone: .* read from where it lies"),
     (["out.h5", "--reserve", "much"], "--reserve 'much' is no size"),
     (["out.h5", "--to", "/no/such/folder"], "is no folder"),
     (["out.h5", "--list"], "is about all copies on this node: leave away out.h5"),
@@ -109,12 +114,12 @@ def test_mistakes_are_said(
 
 _UNTIL_ENDED = """
 import sys, time
-from rankup.data.stage import command, copying, users
-def fill(part, watch):
+from rankup.data.stage import command, copying, place
+def fill(plan, root, watch):
     print("begun", flush=True)
     time.sleep(1000)
 copying.fill = fill
-command.stage(command.Request((sys.argv[1],), reserve="0"), users.unknown)
+command.stage(command.Request((sys.argv[1],), reserve="0"), place.unknown)
 """
 
 
@@ -134,11 +139,17 @@ def test_a_job_that_is_ended_leaves_nothing_begun(tmp_path: Path, home: Path) ->
 
 def test_clean_says_what_it_removes(tmp_path: Path, home: Path, command: Command) -> None:
     root = packed(tmp_path / "p")
-    with half(root) as process:
+    with starter() as process, half(root, process.pid) as copier:
+        assert command("--clean")[1] == "nothing was left behind here\n"  # somebody is at it
+        kill(copier)
         kill(process)
     code, said, _ = command("--clean", "--json")
     (line,) = json.loads(said)["done"]
-    assert (code, "an interrupted copy" in line) == (0, True)
+    assert (code, "which was not ready" in line, f"process {process.pid}" in line) == (
+        0,
+        True,
+        True,
+    )
     assert left(home) == []
     assert command("--clean")[1] == "nothing was left behind here\n"
 
@@ -147,7 +158,7 @@ def test_clean_asks_slurm_for_the_jobs(
     tmp_path: Path, home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = packed(tmp_path / "p")
-    stage.stage(root, reserve=0, job=users.current({"SLURM_JOB_ID": "77"}))
+    stage.stage(root, reserve=0, job="job-77.0")
     asked = []
 
     def silent(self: Client, ids: list[str]) -> dict[str, list[object]]:
@@ -162,6 +173,6 @@ def test_clean_asks_slurm_for_the_jobs(
     with monkeypatch.context() as inside:
         inside.setenv("SLURM_JOB_ID", "77")  # who asks lives
         assert command("--clean")[1] == "nothing was left behind here\n"
-    assert "nobody uses its copy any more (job 77 of Slurm)" in command("--clean")[1]
+    assert "is removed, left by job 77 of Slurm" in command("--clean")[1]
     assert asked == [["77"]]
     assert left(home) == []

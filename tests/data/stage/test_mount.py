@@ -13,10 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankup.base import holder
 from rankup.base.errors import UserError
-from rankup.data.stage import mount, stage
-from rankup.data.stage.users import Job
+from rankup.data.stage import clean, mount, place, release, stage
 from rankup.site import mounts
 from tests.conftest import RunRankup
 from tests.slurm.fixtures import require
@@ -44,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.setenv("RANKUP_STAGE_DIR", str(folder))
-    for name in ("SLURM_JOB_ID", "TMPDIR"):
+    for name in ("SLURM_JOB_ID", "RANKUP_STAGE_JOB", "TMPDIR"):
         monkeypatch.delenv(name, raising=False)
     yield folder
     left = _below(tmp_path)
@@ -90,10 +88,6 @@ def _seen(point: Path) -> str:
     return (point / "a folder" / "größe.txt").read_text()
 
 
-def _records(home: Path) -> list[Path]:
-    return [one for one in home.rglob("*") if one.suffix == ".json"]
-
-
 @pytest.mark.parametrize("by", TOOLS, indirect=True)
 def test_it_is_mounted_found_again_and_unmounted(home: Path, image: Path, by: str) -> None:
     said: list[str] = []
@@ -105,22 +99,19 @@ def test_it_is_mounted_found_again_and_unmounted(home: Path, image: Path, by: st
     assert mounted.point.is_relative_to(home)
     assert ("FUSE, which costs CPU" in said[0]) == (by != "kernel")
     assert str(mounted.point) in said[0]
-    assert mount.mount(image, say=said.append) == mounted
+    assert mount.mount(image, say=said.append).point == mounted.point
     assert len(said) == 1
     assert _below(home) == [str(mounted.point)]
-    [line] = mount.listed()
-    assert f"{image}: mounted at {mounted.point} by {by}" in line
-    assert mount.release() == [f"{mounted.point} is unmounted"]
+    assert release() == [f"{mounted.point} is unmounted"]
     assert not mounted.point.exists()
-    assert _records(home) == []
-    assert mount.release() == []
+    assert release() == []
 
 
 @pytest.mark.parametrize("by", ["kernel", "squashfuse_ll"], indirect=True)
 def test_what_is_in_use_goes_when_its_reader_does(home: Path, image: Path, by: str) -> None:
     mounted = mount.mount(image)
     with (mounted.point / "a folder" / "größe.txt").open() as file:
-        assert mount.release() == [f"{mounted.point} is unmounted"]
+        assert release() == [f"{mounted.point} is unmounted"]
         assert _below(home) == []
         assert file.read() == "what it holds"
 
@@ -129,13 +120,13 @@ def test_what_is_in_use_goes_when_its_reader_does(home: Path, image: Path, by: s
 def test_a_dead_process_of_fuse_is_found(home: Path, image: Path, by: str) -> None:
     """As Slurm leaves it, which kills all that a step has started."""
     mounted = mount.mount(image)
-    for again in (mount.mount, lambda _: mount.clean(lambda job: None)):
-        _kill(str(mounted.point))
-        with pytest.raises(OSError):
-            os.listdir(mounted.point)
-        again(image)
-        assert _seen(mounted.point) if again is mount.mount else True
-    mount.release()
+    _kill(str(mounted.point))
+    with pytest.raises(OSError):
+        os.listdir(mounted.point)
+    mount.mount(image)
+    assert _seen(mounted.point) == "what it holds"
+    _kill(str(mounted.point))
+    release()
     assert _below(home) == []
     assert not mounted.point.exists()
 
@@ -162,8 +153,7 @@ def test_without_a_tool_the_packages_are_named(
     _only(monkeypatch, tmp_path)
     with pytest.raises(UserError, match=r"squashfuse is not installed.*apt install squashfuse"):
         mount.mount(image)
-    assert _records(home) == []
-    assert not list((home / f"rankup-{os.getuid()}" / mount.FOLDER).glob("[!.]*"))
+    assert [one.name for one in (home / f"rankup-{os.getuid()}").iterdir()] == [".lock"]
 
 
 def test_only_an_image_is_mounted(home: Path, tmp_path: Path) -> None:
@@ -177,61 +167,44 @@ def test_only_an_image_is_mounted(home: Path, tmp_path: Path) -> None:
         mount.mount(tmp_path)
 
 
-def test_a_folder_can_be_named(home: Path, image: Path, tmp_path: Path) -> None:
+def test_another_place(home: Path, image: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
-    assert mount.mount(image, where=there).point == there
-    assert _seen(there) == "what it holds"
-    mount.release()
-    assert not there.exists(), "it was made for it"
     there.mkdir()
-    mount.mount(image, where=there)
-    mount.release()
-    assert there.is_dir(), "it was there before"
-    (there / "file").touch()
-    with pytest.raises(UserError, match="not an empty folder"):
-        mount.mount(image, where=there)
-    with pytest.raises(UserError, match="cannot be"):
-        mount.mount(image, where=there / "file" / "below")
-    assert _records(home) == []
-
-
-def _of(slurm: str = "", pid: int | None = None) -> Job:
-    return Job(slurm, holder.process(pid or os.getpid()))
+    point = mount.mount(image, to=there).point
+    assert point.is_relative_to(there)
+    assert _seen(point) == "what it holds"
+    release(to=there)
+    assert not point.exists()
+    with pytest.raises(UserError, match="is no folder"):
+        mount.mount(image, to=there / "none")
 
 
 def test_each_job_has_its_own_and_loses_no_other(home: Path, image: Path) -> None:
-    first, second = (mount.mount(image, job=_of(slurm)).point for slurm in ("17", "18"))
+    first, second = (mount.mount(image, job=f"job-{job}.0").point for job in (17, 18))
     assert first != second
-    assert mount.release(_of("17")) == [f"{first} is unmounted"]
+    assert release("job-17.0") == [f"{first} is unmounted"]
     assert _seen(second) == "what it holds"
-    assert mount.clean(lambda job: None) == [], "whether it lives is not known"
-    assert mount.clean(lambda job: True) == []
-    assert mount.clean(lambda job: False) == [f"{second} is unmounted"]
+    assert clean(lambda job: None) == [], "whether it lives is not known"
+    assert clean(lambda job: True) == []
+    line = f"{second} is unmounted, left by job 18 of Slurm"
+    assert clean(lambda job: False) == [line]
 
 
 def test_what_a_killed_process_has_left_is_cleaned(home: Path, image: Path) -> None:
-    code = "import sys, time; from rankup.data.stage import mount; mount.mount(sys.argv[1]); "
+    code = "import os, sys, time; from rankup.data.stage import mount, place; "
+    code += "mount.mount(sys.argv[1], job=place.of_process(os.getpid())); "
     code += "print(flush=True); time.sleep(1000)"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(image)], stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert mount.clean() == [], "it lives"
+        assert clean() == [], "it lives"
         process.send_signal(signal.SIGKILL)
     [point] = _below(home)
-    assert mount.clean() == [f"{point} is unmounted"]
+    assert clean() == [f"{point} is unmounted, left by process {process.pid}"]
     assert _below(home) == []
-    assert _records(home) == []
-
-
-def test_a_mount_that_nothing_is_noted_of_is_cleaned(home: Path, image: Path) -> None:
-    mounted = mount.mount(image)
-    for record in _records(home):
-        record.write_text("{")
-    assert mount.release() == []
-    [line] = mount.clean()
-    assert line == f"{mounted.point} is unmounted: nothing says whose it was"
+    assert place.jobs(home / f"rankup-{os.getuid()}") == []
 
 
 def test_the_staged_copy_is_what_is_mounted(home: Path, image: Path, tmp_path: Path) -> None:
@@ -241,7 +214,7 @@ def test_the_staged_copy_is_what_is_mounted(home: Path, image: Path, tmp_path: P
     mounted = mount.mount(packed)
     assert mounted.image == staged.path
     assert _seen(mounted.point) == "what it holds"
-    mount.release()
+    assert len(release()) == 2
 
 
 @pytest.mark.slow

@@ -18,18 +18,12 @@ from rankup.data import finding, indexes, spans
 from rankup.data.containers import Choice, isolated
 from rankup.data.errors import BadContainer
 from rankup.data.index import Index
-from rankup.data.stage import clean, find, listed, pieces, place, release, stage
-from rankup.data.stage.part import Part
+from rankup.data.stage import copying, find, listed, place, release, stage
+from rankup.data.stage.plan import Plan
 
 from ..pack.made import request, run, tree
 from .conftest import Command
 from .made import contents, equal, flip, left, packed, said
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces that most samples do not fit into."""
-    monkeypatch.setattr(pieces, "PIECE", 4096)
 
 
 @pytest.mark.parametrize("container", ["hdf5", "tar", "squashfs"])
@@ -38,7 +32,7 @@ def test_every_container_is_staged_and_found(tmp_path: Path, container: str) -> 
     assert run(asked) == 0
     out = Path(asked.out)
     done = stage(out, reserve=0)
-    assert (done.checked, done.shared, done.size) == (True, False, done.total)
+    assert (done.checked, done.shared) == (True, False)
     equal(out, done.path)
     # The copy is a pack by itself.
     assert contents(rankup.data.open(done.path)) == contents(rankup.data.open(out))
@@ -94,10 +88,6 @@ def test_data_of_others_is_staged_and_found(
         path.rename(tmp_path / "away")
         assert contents(rankup.data.open(path)) == expected  # the source cannot be seen any more
         (tmp_path / "away").rename(path)
-    release()
-    half = stage(path, reserve=0, fraction=0.5)
-    equal(path, half.path)
-    assert contents(rankup.data.open(path)) == expected
     if path.is_dir():
         shutil.copy(path / "0.parquet", path / "3.parquet")
         assert len(rankup.data.open(path)) == 160  # a file came: it is another source
@@ -138,60 +128,17 @@ def test_one_file_is_copied_without_an_index_of_its_samples(
     assert (found.staged, found.index.container, len(found)) == (done.path, "numpy", 6)
 
 
-def test_a_part_is_staged_and_the_rest_is_read_from_the_source(tmp_path: Path) -> None:
-    root = packed(tmp_path / "p")
-    for fraction in (1e-9, 0.0001, 0.3, 0.77, 0.999):
-        done = stage(root, reserve=0, fraction=fraction)
-        assert done.size == round(done.total * fraction)
-        on_disk = sum(path.stat().st_size for path in done.path.rglob("*"))
-        assert on_disk == done.size
-        equal(root, done.path)
-        with rankup.data.open(root) as found:
-            assert found.file(0) == root / "train.bin"  # whole files are those of the source
-        release()
-    stage(root, reserve=0, fraction=0.5)
-    assert stage(root, reserve=0, fraction=0.2).shared  # it is enough
-    whole = stage(root, reserve=0)  # nobody else uses the half
-    assert (whole.shared, whole.size) == (False, whole.total)
-    assert stage(root, reserve=0, fraction=0.2).size == whole.total
-
-
-def test_a_part_that_another_job_uses_is_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = packed(tmp_path / "p")
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    stage(root, reserve=0, fraction=0.5)
-    monkeypatch.setenv("SLURM_JOB_ID", "2")
-    lines: list[str] = []
-    shared = stage(root, reserve=0, alive=lambda job: True, say=lines.append)
-    assert (shared.shared, shared.size) == (True, round(shared.total / 2))
-    assert "others use them" in said(lines)
-    release()
-    monkeypatch.setenv("SLURM_JOB_ID", "3")
-    whole = stage(root, reserve=0, alive=lambda job: job == "3")  # the first one is over
-    assert (whole.shared, whole.size) == (False, whole.total)
-
-
 def test_a_wrong_byte_anywhere_publishes_nothing(tmp_path: Path, home: Path) -> None:
     root = packed(tmp_path / "p")
     index = indexes.load(root / "index.npz")
     sound = (root / "train.bin").read_bytes()
     offset, length = index.fields[0].offset, index.fields[0].length
-    within = next(
-        i
-        for i in range(60)
-        if length[i] and offset[i] // 4096 == (offset[i] + length[i] - 1) // 4096
-    )
-    across = next(i for i in range(60) if offset[i] // 4096 != (offset[i] + length[i] - 1) // 4096)
-    for row in (within, across):
-        for at in (offset[row], offset[row] + length[row] - 1):
-            flip(root / "train.bin", int(at))
-            if 4096 <= at < len(sound) - 4096:  # else it is seen at the file's ends
-                with pytest.raises(BadContainer, match=index.path(row)):
-                    stage(root, reserve=0)
-                assert not [name for name in left(home) if not name.endswith(".failed")]
-            (root / "train.bin").write_bytes(sound)
+    for at in (offset[30], offset[30] + length[30] - 1):
+        flip(root / "train.bin", int(at))
+        with pytest.raises(BadContainer, match=index.path(30)):
+            stage(root, reserve=0)
+        assert left(home) == []
+        (root / "train.bin").write_bytes(sound)
     between = next(
         int(offset[i] + length[i]) for i in range(60) if 4096 < offset[i] < len(sound) - 9000
     )
@@ -204,7 +151,6 @@ def test_a_wrong_byte_anywhere_publishes_nothing(tmp_path: Path, home: Path) -> 
     with pytest.raises(BadContainer, match="is damaged"):
         stage(root, reserve=0)
     (root / "index.npz").write_bytes(written)
-    assert clean() == []
     assert left(home) == []
     stage(root, reserve=0)
     equal(root, find.copy_of(root, os.environ).root)  # type: ignore[union-attr]
@@ -213,21 +159,20 @@ def test_a_wrong_byte_anywhere_publishes_nothing(tmp_path: Path, home: Path) -> 
 def test_a_source_that_changes_while_it_is_copied_is_refused(tmp_path: Path, home: Path) -> None:
     root = packed(tmp_path / "p")
 
-    def fill(copy: Part, watch: object) -> None:
-        for piece in copy.pieces:
-            copy.write(piece, copy.read(piece, memoryview(bytearray(piece.length))))
+    def fill(plan: Plan, at: Path, watch: copying.Watch) -> None:
+        copying.fill(plan, at, watch)
         os.utime(root / "val.bin")
 
     with pytest.raises(UserError, match=r"val.bin was changed or replaced while it was copied"):
         stage(root, reserve=0, fill=fill)
 
-    def cut(copy: Part, watch: object) -> None:
+    def cut(plan: Plan, at: Path, watch: copying.Watch) -> None:
         os.truncate(root / "val.bin", 100)
-        copy.read(copy.pieces[-1], memoryview(bytearray(4096)))
+        copying.fill(plan, at, watch)
 
-    with pytest.raises(BadContainer, match=r"val\.bin"):
+    with pytest.raises(BadContainer, match=r"val\.bin: it has no longer"):
         stage(root, reserve=0, fill=cut)
-    assert not [name for name in left(home) if not name.endswith(".failed")]
+    assert left(home) == []
 
 
 def test_a_replaced_source_is_read_itself_and_that_is_said_once(
@@ -320,9 +265,6 @@ def test_what_is_no_pack_is_refused_before_it_is_scanned(
         stage(photos)
     with pytest.raises(UserError, match="no file or folder"):
         stage(tmp_path / "nothing.h5")
-    for fraction in (0, -1, 1.5, float("nan")):
-        with pytest.raises(UserError, match="above 0, and at most 1"):
-            stage(photos, fraction=fraction)
 
 
 def test_names_that_are_no_text_come_through(tmp_path: Path, command: Command) -> None:
@@ -349,7 +291,7 @@ def test_a_marker_that_makes_no_sense_is_no_copy(tmp_path: Path) -> None:
         "[]",
         "{}",
         text[:-9],
-        text.replace('"rankup_stage": 1', '"rankup_stage": 2'),
+        text.replace('"rankup_stage": 2', '"rankup_stage": 3'),
         text.replace('"size"', '"sizes"'),
         "[" * 10_000,
     ):

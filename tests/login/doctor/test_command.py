@@ -191,7 +191,7 @@ def test_a_script_with_a_mistake_in_it_or_none(
 ) -> None:
     (tmp_path / "train.py").write_text("def f(:\n")
     done = rankup_here(["doctor", "--json", name], env=clean_environment())
-    [wrong] = of(found(done), "RK524")
+    [wrong] = of(found(done), "RK525")
     assert (done.returncode, wrong["level"]) == (1, "error")
     assert said in wrong["message"]
 

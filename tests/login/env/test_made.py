@@ -110,9 +110,8 @@ def test_check_says_what_is_missing(made_world: World) -> None:
         file.write_text(text)
         (folder / "requirements.lock").unlink()
     assert done.returncode == 1
-    for code in ("RK542", "RK543", "RK546"):
-        assert f"[{code}]" in done.stdout
-    assert "asks for absent>=3: it is not installed" in done.stdout
+    assert "requirements.lock was made from another requirements.txt [RK542]" in done.stdout
+    assert "requirements.txt and requirements.lock changed since it was made" in done.stdout
     assert "is older than its requirements" in activated.stdout
     assert activated.stdout.endswith("went on\n")
 

@@ -16,8 +16,7 @@ import pytest
 
 from rankup.base.errors import UserError
 from rankup.login.env import texts
-from rankup.login.env.plan import moved_caches
-from rankup.login.env.texts import Kind, Plan
+from rankup.login.env.texts import Kind, Plan, moved_caches
 from rankup.site import profile
 from rankup.site.config import Config
 

@@ -196,33 +196,12 @@ def test_what_a_second_start_writes_again_is_an_output_and_no_need() -> None:
     assert without_outputs([data, config, best], second) == (data,)
 
 
-def test_what_a_second_start_writes_into_another_new_folder_is_not_needed() -> None:
-    """As `runs/<time>/config.json`, or one with a random name."""
-    first = _brought("/p/runs/20261120-1/config.json", "/p/runs/kbxq/best.pt", "/p/log-17.txt")
-    data = _brought("/p/data/train/config.csv", "/p/data/a.bin")
-    second = [
-        event("mkdir", path="/p/runs/20261121-7"),
-        event("mkdir", path="/p/runs/zzpa"),
-        new("/p/runs/20261121-7/config.json"),
-        new("/p/runs/zzpa/best.pt"),
-        new("/p/log-23.txt"),
-    ]
-    found = without_outputs([*first, *data], second)
-    assert {item.path for item in found if item.needed} == {item.path for item in data}
-    assert {item.path for item in found} == {item.path for item in [*first, *data]}, "still told of"
-
-
-def test_what_a_library_prepares_for_the_path_of_a_copy_is_not_needed() -> None:
+def test_what_a_library_prepares_for_the_path_of_a_copy_is_no_need() -> None:
     """`datasets` keeps what it has made of local files by their absolute path."""
     [item] = _brought("/c/csv/default-1a/0.0.0/f5")
     item = replace(item, source="", files=2)
-    second = [
-        event("mkdir", path="/c/csv/default-7c"),
-        event("mkdir", path="/c/csv/default-7c/0.0.0"),
-        event("mkdir", path="/c/csv/default-7c/0.0.0/f5"),
-        new("/c/csv/default-7c/0.0.0/f5/dataset_info.json"),
-    ]
-    assert [one.needed for one in without_outputs([item], second)] == [False]
+    second = [event("mkdir", path="/c/csv/default-7c/0.0.0/f5")]
+    assert without_outputs([item], second) == ()
 
 
 def test_a_file_belongs_to_the_last_url_of_its_process() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -42,27 +40,6 @@ def test_nobody_answers_is_known_soon_and_not_tried_for_long(
     assert (
         capsys.readouterr().err.count("trying again") == 1
     )  # the line before the second and last attempt
-
-
-def test_headers_that_trickle_in_are_not_waited_for_for_ever(tmp_path: Path) -> None:
-    """Each byte comes in time, and the last one never would."""
-    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
-        thread = threading.Thread(target=_trickle, args=(server, stack))
-        thread.start()
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/a"
-        patience = Patience(stall=0.5, pauses=())
-        with pytest.raises(FetchFailed, match="does not answer"):
-            download(url, tmp_path / "a", patience=patience)
-        thread.join(60)
-
-
-def _trickle(server: socket.socket, stack: ExitStack) -> None:
-    client = stack.enter_context(server.accept()[0])
-    with suppress(OSError):
-        client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nX-Slow: ")
-        while True:  # until the other side is gone
-            client.sendall(b"x")
-            time.sleep(0.05)
 
 
 def test_a_server_that_answers_late_is_waited_for(web: Web, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from rankup.base.lock import Pace
@@ -341,7 +342,22 @@ def test_no_room_is_said_before_anything_comes(
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     with pytest.raises(FetchFailed, match=rf"has {len(DATA)} bytes.*room for"):
         _get(url, tmp_path / "a.bin")
-    assert not (tmp_path / "a.bin").exists()
+    assert list(tmp_path.iterdir()) == [], "nor is the beginning of one left"
+
+
+def test_from_https_to_http_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def answer(transport: object, request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return httpx.Response(302, headers={"Location": "http://e.org/b?key=secret"})
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
+    with pytest.raises(FetchFailed, match=r"http://e\.org/b: from https to http is not"):
+        _get("https://e.org/a", tmp_path / "a.bin")
+    assert asked == ["https://e.org/a"]
 
 
 def test_a_disk_that_fills_up_keeps_what_came(web: Web, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ srun_options=()
 needs=(/p/project /p/project/train.py) # every node has to see these
 programs=(torchrun python3)
 stage=('/p/data/my photos.h5' /p/data/tokens) # each node copies these first
-stage_options=(--fraction 0.6 --broadcast)
+stage_options=(--reserve 40GB --broadcast)
 mounts=(/p/data/photos.sqsh) # each node mounts these first
 export RANKUP_STAGE_DIR=/local/nvme # on each node
 # srun does not take --cpus-per-task over from sbatch since Slurm 22.05
@@ -278,9 +278,14 @@ watch_node() { # the sampler of this node, beside its ranks; it ends with them
 }
 
 # ---- data into each node: the ranks find the copies by themselves --------------------------------
+# The folder of this attempt's copies: not every Slurm sets SLURM_RESTART_COUNT. Of the runs in one
+# allocation each has its own.
+RANKUP_STAGE_JOB=job-$SLURM_JOB_ID.${RANKUP_INTERACTIVE:+run-}${RANKUP_INTERACTIVE:-$rankup_start}
+export RANKUP_STAGE_JOB
+
 stage_node() { # before torch is started anywhere; what does not fit is refused here
     trap '' USR1
-    trap 'sleep 0.3; clear_node; exit 143' TERM # scancel, the time limit: Slurm tells rankup, too
+    trap 'sleep 0.3; release_node; exit 143' TERM # scancel, the time limit: Slurm tells rankup, too
     local node=${SLURMD_NODENAME:-$(hostname)} code
     (
         set -o pipefail
@@ -292,7 +297,7 @@ stage_node() { # before torch is started anywhere; what does not fit is refused 
     ) &
     wait "$!"
     code=$?
-    if [ "$code" -ne 0 ]; then clear_node; fi
+    if [ "$code" -ne 0 ]; then release_node; fi
     return "$code"
 }
 
@@ -319,13 +324,8 @@ launch_staged() { # a later step could not give the memory back: a job that ends
     return "$code"
 }
 
-release_node() {
+release_node() { # with what a kill has left of a copy
     timeout 25 rankup stage --release >&2
-}
-
-clear_node() { # after a kill, which leaves half a copy
-    release_node
-    timeout 25 rankup stage --clean >&2
 }
 
 on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of this script, per node
@@ -337,7 +337,7 @@ on_every_node() { # on_every_node SRUN_OPTION FUNCTION [WORD...]: a function of 
             declare -p stage stage_options mounts
             declare -p nodes ranks gpus needs programs rank master_addr master_port
             declare -f preflight hear_all report_to_head launch watch_node
-            declare -f stage_node launch_staged release_node clear_node
+            declare -f stage_node launch_staged release_node
         ); \"\$@\"" bash "$@"
 }
 
@@ -352,7 +352,7 @@ else
     launcher=launch_staged
     if [ "${#stage[@]}" -gt 0 ]; then # --wait=0: one node may be through long before the others
         SLURM_KILL_BAD_EXIT=1 on_every_node --wait=0 stage_node || {
-            on_every_node --time=2 clear_node # of nodes that had it already
+            on_every_node --time=2 release_node # of nodes that had it already
             end_life 1 "staging failed on the node named above; torch was not started anywhere"
         }
     fi
@@ -361,7 +361,7 @@ on_every_node --kill-on-bad-exit=1 "$launcher" "${words[@]}"
 code=$?
 # Where ranks failed, srun may have killed those who would have done it.
 if [ "$code" -ne 0 ] && [ "$launcher" != launch ]; then
-    on_every_node --time=2 clear_node
+    on_every_node --time=2 release_node
 fi
 # A rank failed, and srun ended the others by a signal: the signal is not what happened.
 if [ "$code" -gt 128 ] && compgen -G "$RANKUP_RUN_DIR/log/failure-rank*.json" >/dev/null; then

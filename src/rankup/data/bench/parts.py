@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 from ...base.errors import UserError
 from ...site import mounts
 from .. import transforms
-from ..making import allocate
+from ..fetch import allocate
 from ..reader import PackedDataset
 from ..sampled import plain
 from ..transforms import Shaped

@@ -10,7 +10,9 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from ..errors import BadContainer
 from ..index import Index
@@ -19,18 +21,14 @@ from .arrow_index import File, Source, files_below
 from .arrow_index import scan as index_of
 from .arrow_tables import Tables
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 def scan(path: Path, choice: Choice) -> Index:
     """An Arrow file, or a folder of them; see `Format.scan`.
 
     A folder's files are splits by their names (`train.arrow`, `test-00000-of-00002.arrow`). Labels
-    are in a column `label`, `labels`, `target`, `targets`, `y` or `cls`, or in what Hugging Face
-    calls a ClassLabel; keys in one named `key`, `__key__`, `id` or `path` if its values are unique
-    paths, else they are numbers. A file that rankup has written is read as any other, without its
-    hashes: what is known of it stands in the index that belongs to it.
+    are in a column of `roles.LABELS`, or in what Hugging Face calls a ClassLabel; keys in one of
+    `roles.KEYS` if its values are unique paths, else they are numbers. A file that rankup has
+    written is read as any other, without its hashes: what is known of it stands in its index.
     """
     return index_of(source(path, files_below(path, ".arrow", choice.split), {}), choice)
 
@@ -51,8 +49,6 @@ class RecordBatches:
     """The record batches of a file or stream, mapped; see `arrow_tables.Reader`."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-
         with path.open("rb") as file:
             try:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -73,8 +69,6 @@ class RecordBatches:
 
     def _of_stream(self) -> list[pa.Message | pa.RecordBatch]:
         """The batches of a stream; not decompressed, but where dictionaries stand between them."""
-        import pyarrow as pa
-
         _, *messages = pa.ipc.MessageReader.open_stream(self._buffer)
         if any(one.type == "dictionary" for one in messages):
             return list(pa.ipc.open_stream(self._buffer))
@@ -87,8 +81,6 @@ class RecordBatches:
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The batch of a number, with some columns; nothing of it is copied that needs not be."""
-        import pyarrow as pa
-
         if self._messages is None:
             batch = (self._only(tuple(columns)) if self._decoded else self._file).get_batch(group)
         else:
@@ -102,8 +94,6 @@ class RecordBatches:
 
     def _only(self, columns: tuple[str, ...]) -> pa.RecordBatchFileReader:
         """A reader that decodes some columns only, and copies them."""
-        import pyarrow as pa
-
         if columns not in self._apart:
             numbers = [self.schema.get_field_index(name) for name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=numbers, use_threads=False)

@@ -1,7 +1,6 @@
 """Which columns of a table are the samples, and which their labels and keys.
 
-Shared by Arrow and Parquet, which have the same types. pyarrow is imported where a schema is at
-hand, so that it is here already.
+Shared by Arrow and Parquet, which have the same types.
 """
 
 from __future__ import annotations
@@ -9,19 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.types as t
 
 from ...base.errors import UserError, nearest
 from .. import keys
+from ..roles import KEYS, LABELS
 from . import Choice
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-LABELS = ("label", "labels", "target", "targets", "y", "cls")
-KEYS = ("key", "__key__", "id", "path")
 ABOUT = b"rankup"  # key of the schema's metadata in a file that rankup has written
 
 Path = tuple[str, ...]  # of a column: its name, and of a struct's member that of the member
@@ -143,18 +140,16 @@ def _label(
             )
         return choice.label
     free = [n for n in schema.names if n not in choice.fields]
-    named = [n for n in LABELS if n in free and _is_label(schema.field(n).type)]
-    if named:
-        return named[0]
-    classes = [n for n in free if _names(features, n) and _is_label(schema.field(n).type)]
+    for name in _named(LABELS, free):
+        if _is_label(schema.field(name).type):
+            return name
+    classes = [n for n in free if _classes(features, n) and _is_label(schema.field(n).type)]
     if len(classes) > 1:
         raise UserError(f"{where} has several labels ({', '.join(classes)}); choose one by --label")
     return classes[0] if classes else None
 
 
 def _is_label(type_: Any) -> bool:
-    import pyarrow.types as t
-
     if t.is_dictionary(type_):
         type_ = type_.value_type
     return t.is_integer(type_) or t.is_boolean(type_) or is_text(type_)
@@ -162,15 +157,11 @@ def _is_label(type_: Any) -> bool:
 
 def is_text(type_: Any) -> bool:
     """Whether a type is of strings, of any of Arrow's kinds."""
-    import pyarrow.types as t
-
     return t.is_string(type_) or t.is_large_string(type_) or t.is_string_view(type_)
 
 
 def is_bytes(type_: Any) -> bool:
     """Whether a type is of bytes or strings of various lengths."""
-    import pyarrow.types as t
-
     return is_text(type_) or (
         t.is_binary(type_) or t.is_large_binary(type_) or t.is_binary_view(type_)
     )
@@ -189,28 +180,28 @@ def _has_path(type_: Any) -> bool:
 
 
 def _key(schema: pa.Schema, label: str | None, unfit: Collection[Path]) -> str | None:
-    for name in KEYS:
-        fit = name in schema.names and name != label and (name,) not in unfit
-        if fit and is_bytes(schema.field(name).type):
+    for name in _named(KEYS, schema.names):
+        if name != label and (name,) not in unfit and is_bytes(schema.field(name).type):
             return name
     return None
 
 
-def _names(features: Mapping[str, Any], name: str | None) -> tuple[str, ...] | None:
+def _named(known: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The names that are known ones, in the order of these."""
+    found = [name for name in names if name.lower() in known]
+    return sorted(found, key=lambda name: known.index(name.lower()))
+
+
+def _classes(features: Mapping[str, Any], name: str | None) -> tuple[str, ...]:
+    """The names of a ClassLabel of Hugging Face's; empty for other columns."""
     about = features.get(name or "")
     if not isinstance(about, dict) or about.get("_type") != "ClassLabel":
-        return None
+        return ()
     names = about.get("names")
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _classes(features: Mapping[str, Any], label: str | None) -> tuple[str, ...]:
-    return _names(features, label) or ()
-
-
 def _column(name: str, type_: Any, where: str) -> Column:
-    import pyarrow.types as t
-
     if t.is_struct(type_) and {f.name for f in type_} in ({"bytes", "path"}, {"bytes"}):
         inner = type_.field(type_.get_field_index("bytes")).type
         if is_bytes(inner):
@@ -236,8 +227,6 @@ def _column(name: str, type_: Any, where: str) -> Column:
 
 def number(type_: Any) -> str | None:
     """numpy's name of a numeric type, with its byte order; None for other types."""
-    import pyarrow.types as t
-
     if not (t.is_integer(type_) or t.is_floating(type_) or t.is_boolean(type_)):
         return None
     return np.dtype(type_.to_pandas_dtype()).newbyteorder("<").str

@@ -11,52 +11,42 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...base.errors import UserError
+from .. import images
 from .. import keys as key_rules
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split, split_order
+from ..index import Field, Index, Int64s, Split
+from ..roles import kind_of, split_in, split_order
 from ..strings import Strings
 from . import Choice
 from .arrow_columns import ABOUT, Column, Roles, features_of, is_text, roles, same
 from .arrow_columns import Path as ColumnPath
 from .arrow_tables import Opener, Reader, pack
 from .arrow_values import (
-    Labels,
-    Names,
     Unfit,
     as_array,
     broken,
     check_full,
+    gathered,
+    labels,
     lengths,
     member,
     places,
+    strings,
     value,
 )
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 # As Hugging Face names the files of a split: `train-00000-of-00008.parquet`.
 _NUMBERED = re.compile(r"^(.+?)-\d{2,6}-of-\d{2,6}$")
-_KNOWN_SPLITS = re.compile(r"^(train|training|val|valid|validation|dev|test|testing)$", re.I)
 # What every key that is not safe has in it, see `keys.safe`, but for too many bytes.
 _DOUBTFUL = r"\\|\x00|(^|/)\.{0,2}(/|$)"
-_BEGINS = {
-    b"\xff\xd8\xff": ".jpg",
-    b"\x89PNG": ".png",
-    b"GIF8": ".gif",
-    b"BM": ".bmp",
-    b"RIFF": ".webp",
-    b"II*\0": ".tif",
-    b"MM\0*": ".tif",
-    b"fLaC": ".flac",
-    b"OggS": ".ogg",
-}
 
 
 class File(NamedTuple):
@@ -112,8 +102,7 @@ def files_below(path: Path, suffix: str, split: str) -> list[File]:
     files = []
     for name in names:
         folder, _, base = name.rpartition("/")
-        own = folder if _KNOWN_SPLITS.match(folder) else ""
-        told = split_of(base.removesuffix(suffix)) or own
+        told = split_of(base.removesuffix(suffix)) or (folder if kind_of(folder) else "")
         files.append(File(name, told or split, told))
     return in_order(files)
 
@@ -123,14 +112,13 @@ def in_order(files: Iterable[File]) -> list[File]:
     return sorted(files, key=lambda one: split_order(one.split))
 
 
-def split_of(stem: str) -> str | None:
-    """The split that a file's name tells: `imagenet-train`, `test-00000-of-00002`."""
+def split_of(stem: str) -> str:
+    """The split that a file's name tells: `imagenet-train`, `test-00000-of-00002`; or nothing."""
     numbered = _NUMBERED.match(stem)
-    stem = numbered[1] if numbered else stem
-    last = re.split(r"[-_.]", stem)[-1]
-    if _KNOWN_SPLITS.match(last):
-        return last
-    return stem if numbered else None
+    if numbered is None:
+        return split_in(stem)
+    last = re.split(r"[-_.]", numbered[1])[-1]
+    return last if kind_of(last) else numbered[1]  # `train_extra` is not `train`
 
 
 def scan(source: Source, choice: Choice) -> Index:
@@ -188,17 +176,17 @@ def _roles(source: Source, choice: Choice, unfit: Sequence[ColumnPath]) -> tuple
     return in_order(files), same(found)
 
 
-def _keys(source: Source, files: Sequence[File], path: ColumnPath) -> Strings:
-    import pyarrow.compute as pc
+def _column(source: Source, file: File, path: ColumnPath) -> Iterator[pa.Array]:
+    """The values of a column of one file, many at a time."""
+    with _open(source, file) as (reader, _):
+        batches = (
+            batch for group in range(reader.groups) for batch in reader.batches(group, path[:1])
+        )
+        yield from gathered(member(batch.column(0), path) for batch in batches)
 
-    names = [Names() for _ in files]
-    for file, some in zip(files, names, strict=True):
-        with _open(source, file) as (reader, _):
-            for group in range(reader.groups):
-                for batch in reader.batches(group, path[:1]):
-                    some.add(member(batch.column(0), path))
-            some.flush()
-    parts = [Strings.joined(one.parts) for one in names]
+
+def _keys(source: Source, files: Sequence[File], path: ColumnPath) -> Strings:
+    parts = [Strings.joined(list(map(strings, _column(source, file, path)))) for file in files]
     found = Strings.joined(parts)
     array = as_array(found)
     # One search over all of them: the rule in Python would take a second per million.
@@ -234,8 +222,6 @@ class _Spans:
         Args:
             numbers: of its file, its group, and of its first row in that.
         """
-        import pyarrow.compute as pc
-
         if self.column.dtype:
             check_full(array, self.column)
         found = places(array, mapped)
@@ -250,7 +236,7 @@ class _Spans:
             self.nulls += array.null_count
             length = np.where(pc.is_valid(array).to_numpy(zero_copy_only=False), length, 0)
         if not self.head and not self.column.dtype and length.any():
-            self.head = bytes(value(array, int(np.argmax(length > 0)), self.column)[:16])
+            self.head = bytes(value(array, int(np.argmax(length > 0)), self.column)[:32])
         self._offsets.append(offset)
         self._lengths.append(length)
 
@@ -276,11 +262,8 @@ class _Spans:
 
 
 def _index(source: Source, files: Sequence[File], taken: Roles, keys: Strings | None) -> Index:
-    labels = Labels()
     spans = [_Spans(column) for column in taken.fields]
-    paths = [*(one.path for one in taken.fields), *([taken.label] if taken.label else [])]
-    names = list(dict.fromkeys(path[0] for path in paths))
-    places_ = [names.index(path[0]) for path in paths]
+    names = list(dict.fromkeys(one.path[0] for one in taken.fields))
     rows, sizes = [], np.zeros(len(files), np.int64)
     for number, file in enumerate(files):
         with _open(source, file) as (reader, path):
@@ -290,14 +273,12 @@ def _index(source: Source, files: Sequence[File], taken: Roles, keys: Strings | 
                 first = 0
                 for batch in reader.batches(group, names):
                     batch.validate()
-                    for at, one in zip(places_, spans, strict=False):
-                        array = member(batch.column(at), one.column.path)
+                    for one in spans:
+                        array = batch.column(names.index(one.column.path[0]))
+                        array = member(array, one.column.path)
                         one.add(array, reader.mapped, (number, group, first))
-                    if taken.label is not None:
-                        labels.add(member(batch.column(places_[-1]), taken.label))
                     first += batch.num_rows
                 rows[number] += first
-            _flush(labels, taken, path)
     of_file = np.repeat(np.arange(len(files), dtype=np.uint32), rows) if len(files) > 1 else None
     fields = [one.field(source.root, sizes, of_file) for one in spans]
     if len(fields) == 1 and not fields[0].dtype:
@@ -308,14 +289,15 @@ def _index(source: Source, files: Sequence[File], taken: Roles, keys: Strings | 
     nulls = {one.column.name: one.nulls for one in spans if one.nulls}
     if nulls:
         facts["nulls"] = nulls
+    splits = _splits(files, rows)
     if keys is None:
-        counts = [split.stop - split.start for split in _splits(files, rows)]
+        counts = [split.stop - split.start for split in splits]
         keys = Strings.numbered(counts, 6, _suffix(spans[0]) if len(spans) == 1 else "")
-    numbers, classes = _classes(source, taken, labels)
+    numbers, classes = _labels(source, files, taken)
     return Index(
         source.container,
         Strings.of(file.name.encode("utf-8", "surrogateescape") for file in files),
-        _splits(files, rows),
+        splits,
         keys,
         tuple(fields),
         numbers,
@@ -325,18 +307,16 @@ def _index(source: Source, files: Sequence[File], taken: Roles, keys: Strings | 
     )
 
 
-def _flush(labels: Labels, taken: Roles, path: Path) -> None:
-    try:
-        labels.flush()
-    except Unfit as why:
-        assert taken.label is not None
-        raise UserError(f"{path}: column {taken.label[0]!r} cannot be labels: {why}") from None
-
-
-def _classes(source: Source, taken: Roles, labels: Labels) -> tuple[Int64s | None, tuple[str, ...]]:
+def _labels(
+    source: Source, files: Sequence[File], taken: Roles
+) -> tuple[Int64s | None, tuple[str, ...]]:
     if taken.label is None:
         return None, taken.classes
-    numbers, names = labels.done()
+    path = taken.label
+    try:
+        numbers, names = labels(one for file in files for one in _column(source, file, path))
+    except Unfit as why:
+        raise UserError(f"{source.root}: column {path[0]!r} cannot be labels: {why}") from None
     if names:
         return numbers, tuple(name.decode("utf-8", "surrogateescape") for name in names)
     if taken.classes and len(numbers) and int(numbers.max()) >= len(taken.classes):
@@ -362,7 +342,4 @@ def _suffix(of: _Spans) -> str:
     """Return what files of the samples would end with, by the first one that has bytes."""
     if of.column.dtype:
         return ""
-    for begin, suffix in _BEGINS.items():
-        if of.head.startswith(begin):
-            return suffix
-    return ".txt" if is_text(of.column.type) else ".bin"
+    return images.suffix_of(of.head) or (".txt" if is_text(of.column.type) else ".bin")

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from ..index import Field, Index, Int64s, Split, UInt64s
 from ..pack.layout import UNIT, Piece, Shape
 from ..strings import Strings
 from .arrow_columns import ABOUT
+from .arrow_values import as_array
 
 _ROWS, _BYTES = 256, 16 << 20  # of a batch, at most
 _UNIT_ROWS = 8192  # of a unit, at most about that many
-_CHECKED = 64  # batches of a file whose rows are counted again when it is done
 _BEGIN = b"ARROW1\0\0"
 
 
@@ -113,18 +114,15 @@ class ArrowLayout:
         """
         for number, schema in enumerate(self.columns.schemas):
             path = root / self.index.files.text(number)
-            rows = np.diff(self.starts)[self.file == number]
+            rows = np.diff(self.starts)[self.file == number].tolist()
             try:
-                with pa.memory_map(str(path)) as mapped:
+                with pa.memory_map(os.fsencode(path)) as mapped:
                     reader = pa.ipc.open_file(mapped)
-                    if reader.num_record_batches != len(rows) or reader.schema != schema:
-                        raise ValueError("has other batches or columns")
-                    some = np.unique(np.linspace(0, len(rows) - 1, _CHECKED).astype(int))
-                    for batch in some if len(rows) else ():
-                        found = reader.get_batch(int(batch))
-                        found.validate()
-                        if found.num_rows != rows[batch]:
-                            raise ValueError(f"has {found.num_rows} rows in batch {batch}")
+                    found = [reader.get_batch(n).num_rows for n in range(len(rows))]
+                    if reader.num_record_batches != len(rows) or found != rows:
+                        raise ValueError("it has other batches")
+                    if reader.schema != schema:
+                        raise ValueError("it has other columns")
             except (pa.ArrowException, ValueError) as error:
                 raise BadContainer(
                     f"{path} was written, and cannot be read: {error}; was it changed meanwhile?"
@@ -157,14 +155,11 @@ def plan(source: Index, shape: Shape) -> ArrowLayout:
         tails.append(writer.close())
         sizes.append(writer.end)
     fields = tuple(
-        Field(
-            one.name,
-            ends[:-1] + np.repeat(holes[:, number] - ends[starts[:-1]], rows),
-            one.length.astype(np.int64),
-            np.repeat(file, rows).astype(np.uint32) if len(cuts) > 1 else None,
-            None,
-            one.dtype,
-            one.shape,
+        replace(
+            one,
+            offset=ends[:-1] + np.repeat(holes[:, number] - ends[starts[:-1]], rows),
+            file=np.repeat(file, rows).astype(np.uint32) if len(cuts) > 1 else None,
+            hash=None,
         )
         for number, (one, ends) in enumerate(zip(source.fields, sums, strict=True))
     )
@@ -253,7 +248,7 @@ class Columns:
         named = list(zip((one.name for one in source.fields), types, strict=True))
         if source.labels is not None:
             named.append((free("label"), pa.int64()))
-        named.append((free("key"), pa.string() if _is_utf8(source.keys) else pa.binary()))
+        named.append((free("key"), _key_type(source.keys)))
         lone = len(source.fields) == 1
         hashes = [free("hash" if lone else f"{one.name}_hash") for one in source.fields]
         named += [(name, pa.uint64()) for name in hashes]
@@ -328,19 +323,12 @@ def _type(one: Field) -> pa.DataType:
     return type_
 
 
-def _is_utf8(keys: Strings) -> bool:
-    """Whether each is; together they can be without that, where one ends inside a letter."""
-    data = keys.data[int(keys.ends[0]) : int(keys.ends[-1])]
-    if not len(data) or int(data.max()) < 0x80:
-        return True
-    firsts = (keys.ends[:-1] - keys.ends[0])[np.diff(keys.ends) > 0]
-    if (data[firsts] & 0xC0 == 0x80).any():
-        return False
+def _key_type(keys: Strings) -> pa.DataType:
     try:
-        data.tobytes().decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        as_array(keys).cast(pa.large_string())
+    except pa.ArrowInvalid:  # names of files that are no UTF-8
+        return pa.binary()
+    return pa.string()
 
 
 def _features(source: Index, named: list[tuple[str, pa.DataType]]) -> dict[bytes, bytes]:

@@ -10,7 +10,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import pyarrow as pa
 
 from ...base.errors import UserError
 from ..errors import BadContainer
@@ -18,9 +20,6 @@ from ..index import Index, Int64s, data_path
 from ..strings import Strings
 from .arrow_columns import Column
 from .arrow_values import broken, member, value
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _ROW_BITS, _GROUP_BITS, _FILE_BITS = 26, 21, 16
 _HELD = 256 << 20  # bytes of decoded values that a process keeps

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
 
 from ...base.errors import UserError
 from ..index import Int64s
@@ -12,12 +17,8 @@ from ..strings import Strings
 from .arrow_columns import Column, is_bytes, number
 from .arrow_columns import Path as ColumnPath
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 LONGEST_NAME = 4096  # bytes of a key or a class name
-# Rows of labels or keys that are looked at together: a file may have a batch per row.
-_TOGETHER = 1 << 16
+_TOGETHER = 1 << 12  # batches whose labels or keys are looked at in one go
 
 
 class Unfit(Exception):  # noqa: N818 - no error where other names can be given
@@ -26,8 +27,6 @@ class Unfit(Exception):  # noqa: N818 - no error where other names can be given
 
 def broken() -> tuple[type[BaseException], ...]:
     """Return what pyarrow and numpy raise on a damaged file."""
-    import pyarrow as pa
-
     return (
         *(pa.ArrowException, ValueError, TypeError, KeyError, IndexError, NotImplementedError),
         *(OverflowError, MemoryError, RecursionError, OSError),
@@ -39,10 +38,6 @@ def member(array: pa.Array, path: ColumnPath) -> pa.Array:
 
     Values that lie in the file as they are stay there.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.types as t
-
     array = _stored(array)
     for name in path[1:]:
         array = _stored(pc.struct_field(array, [name]))
@@ -93,8 +88,6 @@ def places(array: pa.Array, mapped: range) -> tuple[Int64s, Int64s] | None:
 
 def step_of(type_: Any) -> int:
     """Return the bytes of each entry of a type's list of ends; 0 where it has none."""
-    import pyarrow.types as t
-
     if t.is_binary(type_) or t.is_string(type_) or t.is_list(type_):
         return 4
     large = t.is_large_binary(type_) or t.is_large_string(type_) or t.is_large_list(type_)
@@ -103,8 +96,6 @@ def step_of(type_: Any) -> int:
 
 def width_of(type_: Any) -> int | None:
     """Return the bytes of each value; None where they differ, or do not lie side by side."""
-    import pyarrow.types as t
-
     if t.is_fixed_size_binary(type_):
         return int(type_.byte_width)
     if t.is_fixed_size_list(type_):
@@ -116,8 +107,6 @@ def width_of(type_: Any) -> int | None:
 
 def lengths(array: pa.Array, column: Column) -> Int64s:
     """Return the bytes of each value; a null has none."""
-    import pyarrow.compute as pc
-
     if not column.dtype:
         found = pc.fill_null(pc.binary_length(array), 0)
         return found.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -166,8 +155,6 @@ def strings(array: pa.Array) -> Strings:
     Raises:
         Unfit: some are null, or too long for a name.
     """
-    import pyarrow as pa
-
     if not is_bytes(array.type):
         raise Unfit(f"its values are {array.type}")
     if array.null_count:
@@ -185,100 +172,46 @@ def strings(array: pa.Array) -> Strings:
 
 def as_array(found: Strings) -> pa.Array:
     """Return pyarrow's array of them, whose functions run over millions; shares memory."""
-    import pyarrow as pa
-
     ends = pa.py_buffer(np.ascontiguousarray(found.ends))
     data = pa.py_buffer(np.ascontiguousarray(found.data))
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(found), [None, ends, data])
 
 
-class Gathered:
-    """Values of a column, of many rows at once where a file has batches of few."""
-
-    def __init__(self) -> None:
-        self._arrays: list[pa.Array] = []
-        self._rows = 0
-
-    def add(self, array: pa.Array) -> None:
-        """Add the values of a batch."""
-        self._arrays.append(array)
-        self._rows += len(array)
-        if self._rows >= _TOGETHER:
-            self.flush()
-
-    def flush(self) -> None:
-        """Take what was added."""
-        import pyarrow as pa
-
-        if self._arrays:
-            array = pa.concat_arrays(self._arrays)
-            self._arrays, self._rows = [], 0
-            array.validate(full=True)
-            self._take(array)
-
-    def _take(self, array: pa.Array) -> None:
-        raise NotImplementedError
+def gathered(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    """Yield arrays of many rows made of arrays of few, since a file may have a batch per row."""
+    while some := list(itertools.islice(arrays, _TOGETHER)):
+        array = pa.concat_arrays(some)
+        array.validate(full=True)
+        yield array
 
 
-class Names(Gathered):
-    """Keys of samples.
+def labels(arrays: Iterable[pa.Array]) -> tuple[Int64s, tuple[bytes, ...]]:
+    """Return labels, and the names of classes in the order of their bytes; a null is -1.
 
     Raises:
-        Unfit: some of them are null, or too long.
+        Unfit: the values are no labels.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[Strings] = []
-
-    def _take(self, array: pa.Array) -> None:
-        self.parts.append(strings(array))
-
-
-class Labels(Gathered):
-    """Labels: whole numbers, or names that become numbers.
-
-    Raises:
-        Unfit, ValueError: the values are no labels.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[Int64s] = []
-        self._known: dict[bytes, int] = {}
-
-    def _take(self, array: pa.Array) -> None:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
+    parts: list[Int64s] = [np.empty(0, np.int64)]
+    known: dict[bytes, int] = {}
+    for array in arrays:
         if is_bytes(array.type):
-            self._parts.append(self._numbers(array.cast(pa.large_binary()).dictionary_encode()))
-            return
-        there = pc.is_valid(array).to_numpy(zero_copy_only=False)
-        if pa.types.is_boolean(array.type):
+            coded = array.cast(pa.large_binary()).dictionary_encode()
+            seen = [known.setdefault(name, len(known)) for name in strings(coded.dictionary)]
+            rows = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
+            parts.append(np.array([*seen, -1], np.int64)[rows])  # of a null the last one
+            continue
+        if t.is_boolean(array.type):
             array = array.cast(pa.int8())
         found = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
         if len(found) and (int(found.min()) < -1 or int(found.max()) >= 1 << 63):
-            raise ValueError(
-                f"has labels from {found.min()} to {found.max()}; labels are -1 (none), 0, 1, …"
+            raise Unfit(
+                f"they are {found.min()} to {found.max()}, and labels are -1 (none), 0, 1, …"
             )
-        self._parts.append(np.where(there, found.astype(np.int64), -1))
-
-    def _numbers(self, coded: pa.DictionaryArray) -> Int64s:
-        import pyarrow.compute as pc
-
-        known = self._known
-        seen = [known.setdefault(name, len(known)) for name in strings(coded.dictionary)]
-        rows = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
-        return np.array([*seen, -1], np.int64)[rows]  # of a null the last one
-
-    def done(self) -> tuple[Int64s, tuple[bytes, ...]]:
-        """Return the labels, and the names of classes in the order of their bytes."""
-        labels = np.concatenate([np.empty(0, np.int64), *self._parts])
-        if not self._known:
-            return labels, ()
-        names = sorted(self._known)
+        there = pc.is_valid(array).to_numpy(zero_copy_only=False)
+        parts.append(np.where(there, found.astype(np.int64), -1))
+    names = sorted(known)
+    numbers = np.concatenate(parts)
+    if names:
         place = {name: at for at, name in enumerate(names)}
-        # One more for -1, which the last entry is.
-        order = np.array([*(place[name] for name in self._known), -1], np.int64)
-        return order[labels], tuple(names)
+        numbers = np.array([*(place[name] for name in known), -1], np.int64)[numbers]
+    return numbers, tuple(names)

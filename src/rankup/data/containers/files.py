@@ -10,7 +10,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +26,10 @@ from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, ordered
 from ..strings import Strings
 from . import Choice, Fallback
+from .detect import SEVERAL
 from .grouping import group
-from .outside import below, real, shown, told
 
+_CONTAINERS = tuple(map(str.encode, SEVERAL))
 _THREADS = 16
 # Seconds per entry from which on threads pay: below, they only wait for each other. And how many
 # entries tell.
@@ -53,31 +54,28 @@ class Tree:
         sizes: int64, bytes.
         times: int64, modification times in ns.
         skipped: hidden files and leftovers that are not among them; such a folder counts as one.
-        outside: how many lie outside, where a link leads to, and the first of them; else empty.
     """
 
     names: Strings
     sizes: Int64s
     times: Int64s
     skipped: int
-    outside: Mapping[str, Any]
 
     @property
     def facts(self) -> dict[str, Any]:
         """What an index says of them."""
-        found: dict[str, Any] = {"skipped": self.skipped} if self.skipped else {}
-        return {**found, "outside": self.outside} if self.outside else found
+        return {"skipped": self.skipped} if self.skipped else {}
 
 
 def scan(path: Path, choice: Choice) -> Index:
     """A tree of files: splits and classes by its folders, see `grouping`.
 
-    Links are followed, and where they lead out of the folder counted in `facts["outside"]`; hidden
-    files (`.DS_Store`, `._x`, `.git`, `Thumbs.db`) are left out and counted in `facts["skipped"]`.
+    Links are followed within the folder; hidden files (`.DS_Store`, `._x`, `.git`, `Thumbs.db`) are
+    left out and counted in `facts["skipped"]`.
 
     Raises:
         UserError: `path` is no folder; or what in it cannot be a sample, by name: unreadable files
-            and folders, dead links, links that lead round in circles, sockets, pipes, devices.
+            and folders, dead links, links out of it or round in circles, sockets, pipes, devices.
     """
     return grouped(walk(path), choice)
 
@@ -93,7 +91,13 @@ def grouped(tree: Tree, choice: Choice) -> Index:
             "folders of files have no columns to choose from: leave out what was asked for, or "
             "give a list (CSV or JSON) with such columns"
         )
-    found = group(list(tree.names), choice=choice)
+    names = list(tree.names)
+    if names and all(name.lower().endswith(_CONTAINERS) for name in names):
+        raise UserError(
+            f"the files below it are containers, as {shown(names[0])}, and no samples: name the "
+            f"folder that they lie in, or the one above"
+        )
+    found = group(names, choice=choice)
     index = Index(
         "files",
         tree.names,
@@ -143,19 +147,19 @@ def fallback(index: Index, root: Path) -> Fallback:
     raise BadContainer(f"the index of the files in {root} is damaged: offsets are negative")
 
 
-def walk(root: Path, source: Path | None = None) -> Tree:
-    """All files below a folder.
-
-    Args:
-        source: what lies below it does not lie outside; without it that is `root`.
+def walk(root: Path, only: Sequence[str] = ()) -> Tree:
+    """All files below a folder, or below some of the folders in it.
 
     Raises:
         UserError: as `scan` says; all of them are counted, the first ones named.
     """
     all_: list[_Found] = []
-    inside = real(os.fsencode(source or root))
-    first = _Folder(os.fsencode(root), b"", (), inside, not below(real(os.fsencode(root)), inside))
-    tasks: deque[Callable[[], _Found]] = deque([partial(_list, first)])
+    below = [os.fsencode(name) + b"/" for name in only] or [b""]
+    paths = [os.path.join(os.fsencode(root), name.rstrip(b"/")) for name in below]
+    tasks: deque[Callable[[], _Found]] = deque(
+        partial(_list, _Folder(path, name, (), os.path.realpath(path)))
+        for name, path in zip(below, paths, strict=True)
+    )
     looked, began = 0, time.monotonic()
     while tasks and (looked < _FIRST or time.monotonic() - began < looked * _SLOW):
         found = tasks.popleft()()
@@ -171,13 +175,12 @@ def walk(root: Path, source: Path | None = None) -> Tree:
     files = [file for found in all_ for file in found.files]
     problems = [problem for found in all_ for problem in found.problems]
     skipped = sum(found.skipped for found in all_)
-    outside = [name for found in all_ for name in found.outside]
     refuse(problems, f"in {root}", "cannot be packed")
     files.sort()
     names = Strings.of([one.name for one in files])
     sizes = np.fromiter((one.size for one in files), np.int64, len(files))
     times = np.fromiter((one.time for one in files), np.int64, len(files))
-    return Tree(names, sizes, times, skipped, told(outside, root))
+    return Tree(names, sizes, times, skipped)
 
 
 def refuse(problems: list[str], where: str, what: str) -> None:
@@ -203,15 +206,13 @@ class _Folder(NamedTuple):
     path: bytes
     prefix: bytes  # of the names of what is in it
     above: tuple[tuple[int, int], ...]  # devices and inodes of the folders it lies in
-    inside: bytes  # the real path of all
-    outside: bool  # a link has led out of that
+    root: bytes  # the real path of all
 
 
 class _Found(NamedTuple):
     files: list[_File]
     problems: list[str]
     skipped: int
-    outside: list[bytes]
     tasks: list[Callable[[], _Found]]  # what is still to be looked at
 
 
@@ -230,10 +231,9 @@ def _list(folder: _Folder) -> _Found:
     for entry in entries:
         if roles.hidden(entry.name):
             skipped += 1
-        elif _is_folder(entry):
-            out = _leads_out(entry, folder)
+        elif _is_folder(entry) and not _leads_out(entry, folder):
             prefix = folder.prefix + entry.name + b"/"
-            tasks.append(partial(_list, _Folder(entry.path, prefix, above, folder.inside, out)))
+            tasks.append(partial(_list, _Folder(entry.path, prefix, above, folder.root)))
         else:
             files.append(entry)
     for start in range(_AT_ONCE, len(files), _AT_ONCE):
@@ -243,9 +243,16 @@ def _list(folder: _Folder) -> _Found:
 
 
 def _ask(entries: Iterable[os.DirEntry[bytes]], folder: _Folder) -> _Found:
-    files, problems, outside = [], [], []
+    files, problems = [], []
     for entry in entries:
         name = folder.prefix + entry.name
+        if _leads_out(entry, folder):
+            target = shown(os.path.realpath(entry.path))
+            problems.append(
+                f"{shown(entry.path)} is a link out of it, to {target}: copy that, or give a list "
+                f"(CSV or JSON) of the files"
+            )
+            continue
         try:
             about = entry.stat()
         except OSError as error:
@@ -264,16 +271,15 @@ def _ask(entries: Iterable[os.DirEntry[bytes]], folder: _Folder) -> _Found:
             problems.append(f"{shown(entry.path)} has a name that is a path elsewhere on Windows")
         else:
             files.append(_File(name, about.st_size, about.st_mtime_ns))
-            if _leads_out(entry, folder):
-                outside.append(name)
-    return _Found(files, problems, 0, outside, [])
+    return _Found(files, problems, 0, [])
 
 
 def _leads_out(entry: os.DirEntry[bytes], folder: _Folder) -> bool:
-    """Whether what is in a folder lies outside of the source. Only links are looked at."""
-    if entry.is_symlink():
-        return not below(real(entry.path), folder.inside)
-    return folder.outside
+    """Whether a link leads to something that lies outside of the source."""
+    if not entry.is_symlink():
+        return False
+    real = os.path.realpath(entry.path)
+    return not (real + b"/").startswith(folder.root.rstrip(b"/") + b"/")
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
@@ -284,4 +290,9 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
 
 
 def _problem(text: str) -> _Found:
-    return _Found([], [text], 0, [], [])
+    return _Found([], [text], 0, [])
+
+
+def shown(path: bytes) -> str:
+    """A path in a message; bytes that are no UTF-8 are written out."""
+    return path.decode("utf-8", "backslashreplace")

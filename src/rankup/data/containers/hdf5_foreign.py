@@ -14,19 +14,16 @@ import h5py
 import numpy as np
 
 from ...base.errors import UserError, nearest
+from .. import images
 from .. import keys as key_rules
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split, split_order
+from ..index import Field, Index, Int64s, Split
+from ..roles import CLASSES, KEYS, LABELS, kind_of, split_order
 from ..strings import Strings
 from . import Choice, hdf5_heap
-from .hdf5_parts import CLASSES, column, members, place
+from .hdf5_parts import column, members, place
 
 FACT = "hdf5"
-LABELS = ("label", "labels", "target", "targets", "y")
-KEYS = ("key", "keys", "id", "ids", "path", "paths", "filename", "filenames", "file_name")
-_CLASSES = (CLASSES, "class_names", "label_names")
-# What the first bytes of a sample say about the names of all.
-_SUFFIXES = ((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"GIF8", ".gif"))
 _DEPTH = 16
 
 
@@ -48,7 +45,7 @@ class Table:
 def scan(file: h5py.File, size: int, choice: Choice) -> Index:
     """Where everything lies, and by which number `Rows` knows the rest.
 
-    Splits are groups; labels and keys are the data sets named so (`LABELS`, `KEYS`).
+    Splits are groups; labels and keys are the data sets named so (`roles`).
 
     Raises:
         BadContainer: as `hdf5_parts.place`; references to objects.
@@ -152,7 +149,7 @@ def _groups(file: h5py.File) -> Iterator[tuple[h5py.Group, dict[str, h5py.Datase
 def _named(path: str, tables: int, choice: Choice) -> tuple[str, str]:
     """Split and folder of a group; a group alone is one split, whatever its name is."""
     last = path.rpartition("/")[2]
-    if tables == 1 and split_order(last.lower())[0] > 2:
+    if tables == 1 and not kind_of(last):
         return choice.split, ""
     if tables == 1:
         return last, last
@@ -191,7 +188,7 @@ def _suffix(data: h5py.Dataset, size: int) -> str:
             head = next(hdf5_heap.row(file.fileno(), at, hdf5_heap.base(data.file)), b"")
     except BadContainer:  # a damaged sample is named by who reads it
         return ""
-    return next((suffix for magic, suffix in _SUFFIXES if head.startswith(magic)), "")
+    return images.suffix_of(head)
 
 
 def _field(name: str, data: h5py.Dataset, first: int, size: int) -> Field:
@@ -265,7 +262,7 @@ def _is_text(data: h5py.Dataset) -> bool:
 
 def _is_classes(name: str, data: h5py.Dataset) -> bool:
     """Whether a data set has names of classes, and no samples."""
-    return name.lower() in _CLASSES and data.ndim == 1 and _is_text(data)
+    return name.lower() in CLASSES and data.ndim == 1 and _is_text(data)
 
 
 def _class_names(file: h5py.File, size: int) -> tuple[str, ...]:

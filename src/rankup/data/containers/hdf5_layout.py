@@ -127,13 +127,12 @@ def plan(source: Index, shape: Shape) -> Hdf5Layout:
     _check_names(source)
     for field in source.fields:
         _check_field(field)
-    fields = tuple(replace(one, file=None, hash=None) for one in source.fields)
     index = Index(
         "hdf5",
         Strings.of([b""]),
         source.splits,
         source.keys,
-        fields,
+        tuple(replace(one, file=None, hash=None) for one in source.fields),
         source.labels,
         source.classes,
     )
@@ -280,23 +279,10 @@ def _placed(index: Index, units: Int64s, places: Mapping[str, int], size: int) -
 
 def _units(index: Index) -> Int64s:
     """Rows at which units begin, each in one split: 64 MiB or more, or 8192 samples."""
-    total = np.asarray(sum(field.length for field in index.fields), np.int64)
-    ends = _ends(total)
-    large = np.flatnonzero(total > UNIT)
+    ends = _ends(np.asarray(sum(field.length for field in index.fields), np.int64))
     rows = [0]
     for split in index.splits:
-        rows += _cut(split, ends, large)
+        while rows[-1] < split.stop:
+            full = int(np.searchsorted(ends, ends[rows[-1]] + UNIT))
+            rows.append(min(full, rows[-1] + _ROWS, split.stop))
     return np.array(rows, np.int64)
-
-
-def _cut(split: Split, ends: Int64s, large: Int64s) -> Iterator[int]:
-    """Where the units of a split end; a sample larger than one is a unit of its own."""
-    start = split.start
-    while start < split.stop:
-        stop = int(np.searchsorted(ends, ends[start] + UNIT))
-        following = int(np.searchsorted(large, start))
-        if following < len(large):
-            row = int(large[following])
-            stop = start + 1 if row == start else min(stop, row)
-        start = max(start + 1, min(stop, start + _ROWS, split.stop))
-        yield start

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import UserError
-from ...base.processes import end_group
+from ...base.files import write_json
+from ...base.processes import die_with, end_group
 from ...base.text import clean
 from .. import indexes
 from ..errors import BadContainer
@@ -46,7 +48,7 @@ class Bounds:
 
 
 def scan(name: str, path: Path, choice: Choice, bounds: Bounds | None = None) -> Index:
-    """The index of a container, made in a child process where a C library has to look at it.
+    """Return the index of a container, made in a child where a C library has to look at it.
 
     Raises:
         BadContainer: it is damaged or hostile; or the child crashed, hung or wanted too much.
@@ -58,34 +60,38 @@ def scan(name: str, path: Path, choice: Choice, bounds: Bounds | None = None) ->
     bounds = bounds or Bounds()
     seconds = bounds.seconds if bounds.seconds is not None else _seconds(path)
     with tempfile.TemporaryDirectory(prefix="rankup-scan-") as folder:
-        out = Path(folder) / "index.npz"
-        code, said, words = _run(name, path, choice, out, seconds, bounds.memory)
-        if code == 0 and not said:
+        out, report = Path(folder) / "index.npz", Path(folder) / "report.json"
+        request = {
+            "name": name,
+            "path": str(path.absolute()),
+            "choice": asdict(choice),
+            "out": str(out),
+            "report": str(report),
+            "seconds": seconds,
+            "memory": bounds.memory,
+            "parent": os.getpid(),
+        }
+        code, words = _run(request, seconds)
+        found: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            found = json.loads(report.read_bytes())
+        if code == 0 and not found:
             return indexes.load(out)  # mapped: it stays when the folder goes
-    _raise(said)
+    kind, args = found.get("kind"), found.get("args", [])
+    for known in (BadContainer, UserError, OSError):
+        if kind == known.__name__:
+            raise known(*args)
     raise BadContainer(_why(code, name, path, seconds, words))
 
 
-def _run(
-    name: str, path: Path, choice: Choice, out: Path, seconds: float, memory: int
-) -> tuple[int | None, dict[str, Any], str]:
-    """Exit code (None: it took too long), what it reported, the end of its stderr."""
-    request = {
-        "name": name,
-        "path": str(path.absolute()),
-        "choice": asdict(choice),
-        "out": str(out),
-        "seconds": seconds,
-        "memory": memory,
-        "parent": os.getpid(),
-    }
-    child = f"{__package__}.isolated_child"
+def _run(request: dict[str, Any], seconds: float) -> tuple[int | None, str]:
+    """Exit code (None: it took too long), and the end of its stderr."""
     # The modules that this process has, and none from the folder that it was started in.
     ours = os.pathsep.join(os.path.abspath(one) for one in sys.path if one)
-    report = out.with_name("report.json")
+    program = f"from {__name__} import _child; _child()"
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", child, json.dumps(request), str(report)],
+            [sys.executable, "-c", program, json.dumps(request)],
             cwd="/",
             env={**os.environ, "PYTHONPATH": ours, "PYTHONSAFEPATH": "1"},
             stdin=subprocess.DEVNULL,
@@ -102,22 +108,7 @@ def _run(
         finally:
             end_group(process)
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - _SAID))
-        words = errors.read().decode(errors="replace").strip()
-    said: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        said = json.loads(report.read_bytes())
-    return code, said, words
-
-
-def _raise(said: dict[str, Any]) -> None:
-    message = str(said.get("message", ""))
-    kind = said.get("kind")
-    if kind == "BadContainer":
-        raise BadContainer(message)
-    if kind == "UserError":
-        raise UserError(message)
-    if kind == "OSError":
-        raise OSError(said.get("errno"), said.get("strerror"), said.get("filename"))
+        return code, errors.read().decode(errors="replace").strip()
 
 
 def _why(code: int | None, name: str, path: Path, seconds: float, words: str) -> str:
@@ -147,3 +138,38 @@ def _seconds(path: Path) -> float:
         return seconds
     files = (one for one in path.rglob("*") if one.is_file()) if path.is_dir() else (path,)
     return 300 + sum(one.stat().st_size for one in files) / _SLOWEST
+
+
+def _child() -> None:
+    """In the child: scan within bounds; write the index, or why there is none."""
+    request = json.loads(sys.argv[1])
+    # The parent may be killed at any moment, and what hangs in C sees no exception.
+    die_with(request["parent"])
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Its own memory, unlike the address space, does not count the files that it maps.
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = request["memory"] if hard == resource.RLIM_INFINITY else min(request["memory"], hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    choice = Choice(**{**request["choice"], "fields": tuple(request["choice"]["fields"])})
+    path = Path(request["path"])
+    try:
+        indexes.save(module(request["name"]).scan(path, choice), Path(request["out"]))
+    except Exception as error:
+        kind, args = _reported(error, path, request)
+        write_json(Path(request["report"]), {"kind": kind, "args": args})
+
+
+def _reported(error: Exception, path: Path, request: dict[str, Any]) -> tuple[str, list[Any]]:
+    if isinstance(error, UserError):
+        kind = BadContainer if isinstance(error, BadContainer) else UserError
+        return kind.__name__, [str(error)]
+    if isinstance(error, MemoryError):
+        wanted = f"{path} wants more than {request['memory'] >> 20} MiB to be understood"
+        return BadContainer.__name__, [f"{wanted}: it is damaged or hostile"]
+    if isinstance(error, OSError) and error.errno is not None:
+        return OSError.__name__, [error.errno, error.strerror, str(error.filename or path)]
+    what = f"{type(error).__name__}: {error}"
+    why = f"{path} cannot be read as {request['name']}: it is damaged ({what})"
+    return BadContainer.__name__, [why]

@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ..index import Index
 from . import Choice
 from .arrow_index import Source, files_below
 from .arrow_index import scan as index_of
 from .arrow_tables import Tables
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _WHOLE = 64 << 20  # bytes of a row group that are decoded at once
 _PIECE = 16 << 20  # bytes of the pieces that a larger one is decoded in
@@ -45,9 +44,6 @@ class RowGroups:
     mapped = range(0)
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         # A file read by position: a forked process may share it.
         self._source = pa.OSFile(os.fsencode(path))
         try:

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
+import numpy as np
+
 from ...base.errors import UserError
 from ...base.processes import die_with, end_group
 from ..keys import shown
+from . import tar_headers
 
 # The same bytes for the same samples: no times, no owners. Duplicates are not looked for, since
 # mksquashfs compares each file with all others of its size (18 of 19 s for 100 000 small ones);
@@ -34,6 +38,7 @@ _OLDEST = (4, 5)  # the first that reads a tar
 _MEMORY = "512M"  # its default is a quarter of the machine's, which may be a login node's
 _LONGEST_NAME = 256  # of a component; longer ones would be cut
 _PIPE = 1 << 20
+_TOGETHER = 1000  # headers that are made at once
 _SAID = 2000
 # F_SETPIPE_SZ of linux/fcntl.h, which the module fcntl has on Linux only.
 _SET_PIPE_SIZE = 1031
@@ -60,7 +65,6 @@ def write(
     *,
     block: int = 1 << 20,
     processors: int = 1,
-    watch: Callable[[int], None] | None = None,
 ) -> None:
     """Write an image of these files. The same files give the same bytes.
 
@@ -69,7 +73,6 @@ def write(
         out: what is there is replaced; there is nothing after an error.
         block: bytes of a block, a power of 2 from 4 KiB to 1 MiB.
         processors: threads of mksquashfs.
-        watch: told of each chunk that was handed on, in bytes.
 
     Raises:
         UserError: mksquashfs is missing, too old, or failed; a path that SquashFS cannot have.
@@ -91,7 +94,7 @@ def write(
                 preexec_fn=partial(die_with, os.getpid()),
             )
             try:
-                _feed(process, files, watch)
+                _feed(process, files)
             except BaseException:
                 end_group(process)
                 raise
@@ -124,40 +127,56 @@ def _program() -> str:
     return program
 
 
-def _feed(
-    process: subprocess.Popen[bytes], files: Iterable[Member], watch: Callable[[int], None] | None
-) -> None:
+def _feed(process: subprocess.Popen[bytes], files: Iterable[Member]) -> None:
     """Hand all files to mksquashfs as a tar, and wait for it."""
     pipe = process.stdin
     assert pipe is not None
     with suppress(OSError):  # not more than the system allows
         fcntl.fcntl(pipe.fileno(), _SET_PIPE_SIZE, _PIPE)
     last: bytes | None = None
+    left_over = iter(files)
     try:
-        for one in files:
-            if one.path == last:
-                raise UserError(f"two samples would become the file {shown(one.path)}; rename one")
-            last = one.path
-            pipe.write(header(one.path, one.size))
-            left = one.size
-            for chunk in one.chunks:
-                left -= len(chunk)
-                if left < 0:
-                    break
-                pipe.write(chunk)
-                if watch is not None:
-                    watch(len(chunk))
-            if left:
-                raise UserError(
-                    f"{shown(one.path)} has {'more' if left < 0 else 'less'} than the "
-                    f"{one.size} bytes it had at first: it changed meanwhile; pack again"
-                )
-            pipe.write(bytes(-one.size % 512))
+        while some := list(itertools.islice(left_over, _TOGETHER)):
+            sizes = np.array([one.size for one in some], np.int64)
+            headers = tar_headers.headers([_checked(one.path) for one in some], sizes, {})
+            for one, header in zip(some, headers, strict=True):
+                if one.path == last:
+                    raise UserError(
+                        f"two samples would become the file {shown(one.path)}; rename one"
+                    )
+                last = one.path
+                pipe.write(header)
+                _hand_on(one, pipe)
         pipe.write(bytes(1024))
         pipe.close()
     except BrokenPipeError:
         pass  # it ended, and has said why
     process.wait()
+
+
+def _checked(path: bytes) -> bytes:
+    if len(path) > _LONGEST_NAME and max(map(len, path.split(b"/"))) > _LONGEST_NAME:
+        raise UserError(
+            f"{shown(path)} has a name of more than {_LONGEST_NAME} bytes, which SquashFS cannot "
+            "have; rename it, or use another container"
+        )
+    return path
+
+
+def _hand_on(one: Member, pipe: IO[bytes]) -> None:
+    """The bytes of a file, and what fills its last block."""
+    left = one.size
+    for chunk in one.chunks:
+        left -= len(chunk)
+        if left < 0:
+            break
+        pipe.write(chunk)
+    if left:
+        raise UserError(
+            f"{shown(one.path)} has {'more' if left < 0 else 'less'} than the {one.size} bytes it "
+            f"had at first: it changed meanwhile; pack again"
+        )
+    pipe.write(bytes(-one.size % tar_headers.BLOCK))
 
 
 def _drop(pipe: IO[bytes] | None) -> None:
@@ -175,35 +194,3 @@ def _failure(code: int, said: IO[bytes], out: Path) -> Exception:
             return OSError(number, os.strerror(number), str(out))
     ended = f"was ended by signal {-code}" if code < 0 else f"failed (exit {code})"
     return UserError(f"mksquashfs {ended} while it wrote {out}: {text or 'it said nothing'}")
-
-
-def header(path: bytes, size: int) -> bytes:
-    """What stands before a file in a tar (GNU's form, which takes names and sizes of any length).
-
-    Raises:
-        UserError: a part of the path is longer than SquashFS allows.
-    """
-    if len(path) <= 100:
-        return _header(path, size, b"0")
-    if len(path) > _LONGEST_NAME and max(map(len, path.split(b"/"))) > _LONGEST_NAME:
-        raise UserError(
-            f"{shown(path)} has a name of more than {_LONGEST_NAME} bytes, which SquashFS cannot "
-            "have; rename it, or use another container"
-        )
-    long = path + b"\0"
-    return (
-        _header(b"././@LongLink", len(long), b"L", mode=0)
-        + long
-        + bytes(-len(long) % 512)
-        + _header(path[:100], size, b"0")
-    )
-
-
-def _header(name: bytes, size: int, kind: bytes, mode: int = 0o644) -> bytes:
-    # 11 octal digits, or a number in base 256 marked by its first bit.
-    digits = b"%011o\0" % size if size < 1 << 33 else b"\x80" + size.to_bytes(11, "big")
-    before = b"%07o\0" % mode + b"0000000\0" * 2 + digits + b"00000000000\0"
-    after = kind + bytes(100) + b"ustar  \0"
-    # The checksum counts itself as 8 spaces.
-    total = sum(name) + sum(before) + sum(after) + 8 * 32
-    return (name.ljust(100, b"\0") + before + b"%06o\0 " % total + after).ljust(512, b"\0")

@@ -27,7 +27,6 @@ from . import Choice
 from .grouping import Members, archived, plain
 
 _LOCAL = struct.Struct("<4s5H3I2H")
-LOCAL = _LOCAL.size
 _MAGIC = b"PK\x03\x04"
 _DESCRIPTOR = b"PK\x07\x08"
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
@@ -42,7 +41,7 @@ _BAD = (
 )
 
 
-class Local(NamedTuple):
+class _Local(NamedTuple):
     """The local header of a member; `start` is where its data begins."""
 
     flags: int
@@ -52,12 +51,12 @@ class Local(NamedTuple):
     start: int
 
 
-def local(header: bytes | memoryview, at: int) -> Local | None:
+def _local(header: bytes | memoryview, at: int) -> _Local | None:
     """Return what the 30 bytes at a place say; None where they are no header."""
-    if len(header) < LOCAL or header[:4] != _MAGIC:
+    if len(header) < _LOCAL.size or header[:4] != _MAGIC:
         return None
     _, _, flags, method, _, _, crc, _, _, names, extra = _LOCAL.unpack_from(header)
-    return Local(flags, method, crc, names, at + LOCAL + names + extra)
+    return _Local(flags, method, crc, names, at + _LOCAL.size + names + extra)
 
 
 def scan(path: Path, choice: Choice) -> Index:
@@ -116,7 +115,7 @@ class Inflated:
         """
         size = self._size(field, number)
         where = f"{self._path}: the file at byte {number}"
-        about = local(self._read(number, LOCAL), number)
+        about = _local(self._read(number, _LOCAL.size), number)
         if about is None:
             raise BadContainer(f"{where} has no header: the zip was changed since it was indexed")
         stream = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -238,12 +237,12 @@ def _offsets(
         at, name, raw = info.header_offset, _shown(_name(info)), _raw(info)
         if at < before:
             raise BadContainer(f"{path}: {name} lies over the file before it: a zip bomb")
-        head = os.pread(descriptor, LOCAL + len(raw), at)
-        about = local(head, at)
+        head = os.pread(descriptor, _LOCAL.size + len(raw), at)
+        about = _local(head, at)
         if about is None:
             raise BadContainer(f"{path}: {name} has no header at byte {at}: a damaged zip")
         same = (about.method, about.names) == (info.compress_type, len(raw))
-        if not same or head[LOCAL:] != raw:
+        if not same or head[_LOCAL.size :] != raw:
             raise BadContainer(
                 f"{path}: {name} is listed otherwise than its header at byte {at} says: a damaged "
                 f"or hostile zip"

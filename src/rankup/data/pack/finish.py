@@ -199,7 +199,6 @@ def report(
         "bytes": int(index.sizes.sum()),
         "files_before": of.files_before,
         "files_after": inodes.of_pack(of.target.container, len(index.files), bool(index.classes)),
-        "outside": dict(of.outside),
         "images": {"problems": kinds, "listed": list(problems[:_MOST])},
         "left_out": list(left_out),
         "seconds": round(seconds, 3),

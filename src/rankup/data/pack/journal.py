@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,60 +36,25 @@ from .request import Target
 VERSION = 1
 
 
-@dataclass(frozen=True)
 class Work:
-    """A work folder.
+    """A work folder, and the paths in it.
 
     Attributes:
-        goal: where the pack goes to.
+        index, report: where these are, until they get their names.
     """
 
-    goal: Target
-
-    @property
-    def part(self) -> Path:
-        return self.goal.part
-
-    @property
-    def about(self) -> Path:
-        return self.part / "about.json"
-
-    @property
-    def source(self) -> Path:
-        return self.part / "source.npz"
-
-    @property
-    def spool(self) -> Path:
-        return self.part / "spool"
-
-    @property
-    def begun(self) -> Path:
-        return self.part / "begun.json"
-
-    @property
-    def data(self) -> Path:
-        return self.part / "data"
-
-    @property
-    def done(self) -> Path:
-        return self.part / "done"
-
-    @property
-    def hashes(self) -> Path:
-        return self.part / "hashes"
-
-    @property
-    def index(self) -> Path:
-        """Where the finished index is, until it gets its name."""
-        return (self.part if self.goal.one_file else self.data) / "index.npz"
-
-    @property
-    def report(self) -> Path:
-        return (self.part if self.goal.one_file else self.data) / "report.json"
-
-    @property
-    def published(self) -> Path:
-        return self.part / "published"
+    def __init__(self, goal: Target) -> None:
+        self.goal, self.part = goal, goal.part
+        self.about = self.part / "about.json"
+        self.source = self.part / "source.npz"
+        self.spool = self.part / "spool"
+        self.begun = self.part / "begun.json"
+        self.data = self.part / "data"
+        self.done = self.part / "done"
+        self.hashes = self.part / "hashes"
+        self.published = self.part / "published"
+        inside = self.part if goal.one_file else self.data
+        self.index, self.report = inside / "index.npz", inside / "report.json"
 
     def make(self, asked: Mapping[str, Any]) -> None:
         """Make the folder; an empty one may be there.

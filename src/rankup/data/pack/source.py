@@ -15,7 +15,8 @@ from ...base.files import user_path
 from .. import finding, keys, stamp
 from ..containers import Choice, detect, isolated, squashfs
 from ..errors import BadContainer
-from ..index import Index, Split, ordered, split_order
+from ..index import Index, Split, ordered
+from ..roles import split_order
 from .request import Request
 
 # All else that a pack's index says is of its files, not of the samples. (What the index of a source

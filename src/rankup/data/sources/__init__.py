@@ -10,15 +10,12 @@ from ..index import Index
 from . import lists, presets, tables
 
 
-def scan_source(
-    path: Path, choice: Choice, *, preset: str | None = None, labels_file: Path | None = None
-) -> Index:
+def scan_source(path: Path, choice: Choice, *, preset: str | None = None) -> Index:
     """All samples of a list or a preset, split by split, sorted by the bytes of their keys.
 
     Args:
         path: what the names of the index's files are relative to; those of a list are absolute.
         preset: `imagenet` or `imagewoof`: a data set that is known by name.
-        labels_file: with a preset, where the labels are that its folders do not tell.
 
     Raises:
         UserError: there is nothing, or something cannot be a sample; it is named.
@@ -30,9 +27,7 @@ def scan_source(
     if preset is not None:
         if preset not in presets.KNOWN:
             raise UserError(f"no preset {preset!r}: {nearest(preset, presets.KNOWN)}")
-        return presets.KNOWN[preset](path, choice, labels_file)
-    if labels_file is not None:
-        raise UserError("a file of labels belongs to a preset; make a list of paths and labels")
+        return presets.KNOWN[preset](path, choice)
     if path.is_file() and tables.is_list(path):
         return lists.scan(path, choice)
     known = ", ".join(tables.SUFFIXES)

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,15 @@ import numpy as np
 from ...base.errors import UserError, nearest
 from .. import keys
 from ..containers import Choice
-from ..containers.outside import shown
-from ..index import Field, Index, Int64s, Split, ordered, split_order
+from ..containers.files import refuse, shown
+from ..index import Field, Index, Int64s, Split, ordered
+from ..roles import LABELS, PATHS, SPLIT_COLUMNS, split_in, split_order
 from ..strings import Strings
 from . import tables
-from .stats import stats
 from .tables import Table
 
-_NAME_OF_SPLIT = re.compile(r"(?:^|[_.-])(train|val|valid|validation|dev|test)(?:$|[_.-])")
+_THREADS = 16  # a `stat` costs milliseconds on a parallel file system
+_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def scan(path: Path, choice: Choice) -> Index:
     roles = _roles(path, table, choice)
     base = _base(path, table.columns[roles.paths[0]])
     names, rows_of = _files(path, table, roles.paths, base)
-    sizes, times, outside = stats(path, names)
+    sizes, times = _stats(path, names)
     split_names, split_of = _splits(path, table, roles, choice)
     found, folders = _keys(path, table, roles, names, rows_of, split_of, split_names)
     labels: Int64s | None = None
@@ -79,7 +82,6 @@ def scan(path: Path, choice: Choice) -> Index:
         labels,
         classes,
         sizes,
-        facts={"outside": outside} if outside else {},
         times=times,
     )
     order = sorted(range(len(split_names)), key=lambda one: split_order(split_names[one].lower()))
@@ -158,9 +160,9 @@ def _roles(path: Path, table: Table, choice: Choice) -> _Roles:
             raise UserError(f"{path} has no column {asked!r}: {nearest(asked, columns)}")
         return asked if asked in columns else lower[asked.lower()]
 
-    label = named(choice.label, tables.LABELS)
+    label = named(choice.label, LABELS)
     key = named(choice.key, ())
-    split = named(None, tables.SPLITS)
+    split = named(None, SPLIT_COLUMNS)
     chosen = [one for name in choice.fields if (one := named(name, ())) is not None]
     if chosen:
         return _Roles(chosen, label, split, key)
@@ -170,7 +172,7 @@ def _roles(path: Path, table: Table, choice: Choice) -> _Roles:
         if name in (label, key, split) or name == "" or name.startswith("Unnamed:"):
             continue  # the last two: the row numbers that pandas writes
         first = next((value for value in values if value), None)
-        is_path = name.lower() in tables.PATHS or (type(first) is str and _is_file(path, first))
+        is_path = name.lower() in PATHS or (type(first) is str and _is_file(path, first))
         (paths if is_path else others).append(name)
     if not paths:
         raise UserError(
@@ -224,12 +226,40 @@ def _files(
     return list(number_of), rows_of
 
 
+def _stats(path: Path, names: Sequence[bytes]) -> tuple[Int64s, Int64s]:
+    """Sizes and times of a list's files.
+
+    Raises:
+        UserError: some are missing or no files; all are counted, the first ones named.
+    """
+    sizes, times = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
+
+    def ask(start: int) -> list[str]:
+        problems = []
+        for row in range(start, min(start + _AT_ONCE, len(names))):
+            try:
+                about = os.stat(names[row])
+            except OSError as error:
+                problems.append(f"{shown(names[row])}: {error.strerror}")
+                continue
+            if not stat.S_ISREG(about.st_mode):
+                problems.append(f"{shown(names[row])} is no file")
+            sizes[row], times[row] = about.st_size, about.st_mtime_ns
+        return problems
+
+    with ThreadPoolExecutor(_THREADS, "rankup-list") as pool:
+        parts = pool.map(ask, range(0, len(names), _AT_ONCE))
+        problems = [problem for part in parts for problem in part]
+    refuse(problems, f"of the {len(names)} files in {path}", "cannot be packed")
+    return sizes, times
+
+
 def _splits(path: Path, table: Table, roles: _Roles, choice: Choice) -> tuple[list[str], Int64s]:
     """Names of splits, and which each row belongs to."""
     if roles.split is None:
-        told = _NAME_OF_SPLIT.search(path.stem.lower())
         # Only where nothing else was asked for: `imagenet_val.pkl` holds the split `val`.
-        name = told[1] if told and choice.split == Choice.split else choice.split
+        own = split_in(path.stem.lower()) if choice.split == Choice.split else ""
+        name = own or choice.split
         return [name], np.zeros(len(table), np.int64)
     number_of: dict[str, int] = {}
     rows = np.empty(len(table), np.int64)

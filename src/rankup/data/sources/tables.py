@@ -10,18 +10,18 @@ pickle     `{path: label}`, or such dicts by split
 from __future__ import annotations
 
 import csv
+import io
 import json
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ...base.errors import UserError
-from . import pickled
+from .. import roles
+from ..errors import BadContainer
 
-PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image_path")
-LABELS = ("label", "labels", "class", "class_name", "target", "targets", "y")
-SPLITS = ("split", "subset", "partition")
 _CELLS = 4  # of a row that a message shows
 SUFFIXES = {
     **{".csv": ",", ".tsv": "\t"},
@@ -62,21 +62,46 @@ def read(path: Path, names: Iterable[str]) -> Table:
 
     Raises:
         UserError: it is not readable as what its name says; the line is named.
-        BadContainer: a pickle that is damaged, or more than dict, str and int.
+        BadContainer: a pickle that is damaged.
         OSError: it cannot be read.
     """
     suffix = path.suffix.lower()
     if suffix in (".pkl", ".pickle"):
-        return _table(path, pickled.load(path))
+        return _table(path, _pickle(path))
     try:
         if suffix in (".csv", ".tsv"):
-            return _csv(path, SUFFIXES[suffix], {*PATHS, *(name.lower() for name in names)})
+            return _csv(path, SUFFIXES[suffix], {*roles.PATHS, *(name.lower() for name in names)})
         with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
             if suffix != ".json":
                 return _json_lines(path, file)
             return _table(path, json.load(file, object_pairs_hook=_once))
     except (csv.Error, ValueError, RecursionError) as error:
         raise UserError(f"{path} is no {suffix[1:].upper()}, or damaged: {error}") from None
+
+
+class _Restricted(pickle._Unpickler):  # type: ignore[name-defined,misc]
+    """Without a function or class that a pickle could name, there is nothing that it could call.
+
+    Python's own interpreter in Python: the one in C reserves as much memory as a pickle asks for.
+    """
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        advice = "write numbers as int(label), paths as str(path)"
+        raise UserError(f"it holds {module}.{name}, not only dict, str and int: {advice}")
+
+
+def _pickle(path: Path) -> dict[str, Any]:
+    """The dict in a pickle of any protocol."""
+    data = path.read_bytes()
+    try:
+        value = _Restricted(io.BytesIO(data), encoding="utf-8", errors="surrogateescape").load()
+    except UserError as error:
+        raise UserError(f"{path} is not unpickled: {error}") from None
+    except Exception as error:  # an interpreter of hostile input: any kind of error may come
+        raise BadContainer(f"{path} is no pickle, or a damaged one: {error!r}"[:500]) from None
+    if type(value) is not dict:
+        raise UserError(f"{path} holds a {type(value).__name__}, not a dict of path -> label")
+    return value
 
 
 def _csv(path: Path, delimiter: str, known: set[str]) -> Table:
@@ -119,7 +144,7 @@ def _is_header(cells: set[str], known: set[str]) -> bool:
         return True
     # A class may be called `y`, too: a line with a path is none.
     paths = any("." in cell or "/" in cell for cell in cells)
-    return bool(cells & {*LABELS, *SPLITS}) and not paths
+    return bool(cells & {*roles.LABELS, *roles.SPLIT_COLUMNS}) and not paths
 
 
 def _some(names: list[str]) -> str:

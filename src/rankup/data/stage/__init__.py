@@ -1,22 +1,20 @@
 """Copies of packs in the memory of a node, which `rankup.data.open` finds by itself. No torch.
 
-    <home>/rankup-<uid>/            home: $RANKUP_STAGE_DIR, else /dev/shm, else $TMPDIR; mode 0700
-        .<key>.lock                 somebody copies, releases or removes; see `base.lock`
-        .<key>.failed               how the last attempt ended, for those who waited for it
-        <key>/                      one source; a link to such a folder where the copy is elsewhere
-            part/NAME               what is being copied
-            data/NAME               what is there: a file, or a folder with its files
-            index.npz               the index, so that the source is not asked again; without
-                                samples of a single file that is no pack
-            users/                  a file for each job that uses it
-            ready.json              the marker, written last
-        .mounts/                    images that are mounted; see `mount`, `mounting`
+    <base>/rankup-<uid>/            base: $RANKUP_STAGE_DIR, else /dev/shm or $TMPDIR; mode 0700
+        .lock                       held (flock) by the one process that copies
+        .gone-*/                    what is being removed
+        job-<id>.<attempt>/         of a job; `process-...` outside of one. It goes with the job
+            <key>/                  one source
+                part/NAME           what is being copied
+                data/NAME           the copy: a file, or a folder with its files
+                index.npz           the index, so that the source is not asked again; without
+                                    samples of a single file that is no pack
+                ready.json          the marker, written last
+            mounts/                 SquashFS images that the job has mounted
 
-`place` knows the names, `find` reads the marker, `users` says who uses a copy, `keeping` lists and
-removes them, `memory` and `room` say whether one fits. To make one: `core` waits its turn
-(`waiting`) or shares, `plan` says what is copied, `choosing` where to, `part` is the copy while it
-is made, of `pieces`, `copying` fills it (or `broadcast`: `meeting`, `peers`, `wire`), and `making`
-has the order of that.
+`place` names the folders and says whose job is over; `find` reads the marker; `memory` says what
+fits. `staging` has the order in which a copy is made, of a `plan`, by a `part` that compares the
+hashes on the way, or after a `broadcast`; it lists and removes copies. `mount` mounts images.
 """
 
 from __future__ import annotations
@@ -25,22 +23,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .core import Staged, clean, release, stage
-    from .keeping import listed
+    from .staging import Staged, clean, listed, release, stage
 
-# What opens a copy needs none of them, so that they are imported when they are used.
-_HOME = {
-    "Staged": "core",
-    "clean": "core",
-    "listed": "keeping",
-    "release": "core",
-    "stage": "core",
-}
-
+# Who opens a copy needs none of them, so that they are imported when they are used.
 __all__ = ["Staged", "clean", "listed", "release", "stage"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.staging"), name)

@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ...base.amounts import size, some
+from ...base.amounts import size
 from ...base.errors import EXIT_FAILED, RunFailed, UserError
 from ...base.files import user_path
 from ...base.signals import ended_as_an_exception
@@ -17,10 +18,9 @@ from ...base.text import say
 from ..inspect.printing import safe
 from ..pack.progress import duration
 from ..pack.request import bytes_of
-from . import choosing, copying, core, keeping, users
-from .copying import Fill
-from .core import Staged
-from .users import Alive, Job
+from . import broadcast, copying, mount, place, staging
+from .place import Alive
+from .staging import Fill, Staged
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class Request:
 
     files: tuple[str, ...]
     to: str | None = None
-    fraction: float = 1.0
     reserve: str | None = None
     release: bool = False
     clean: bool = False
@@ -50,19 +49,24 @@ def stage(request: Request, alive: Alive) -> int:
         OSError: the machine cannot read or write it.
     """
     _sensible(request)
-    # Outside of a job of Slurm a copy is for the shell or script that this command stands in.
-    job = users.current(os.environ, users.starter())
+    to = None if request.to is None else user_path(request.to, "--to").absolute()
+    paths = [user_path(name, "FILE") for name in request.files]
+    job = place.current(os.environ)
     try:
         if request.release:
-            return _release(request, job)
+            done = staging.release(job, paths or None, to=to)
+            return _told(done, request, f"{place.shown(job)} has nothing staged here")
         if request.clean:
-            return _clean(request, alive)
+            done = staging.clean(alive, to=to)
+            return _told(done, request, "nothing was left behind here")
         if request.listing:
-            return _list(request, alive)
+            return _list(request, alive, to)
         if request.mount:
-            return _mount(request, job)
+            for path in paths:
+                print(mount.mount(path, to=to).point)
+            return 0
         with ended_as_an_exception():
-            return _stage(request, job, alive)
+            return _stage(request, paths, to, alive)
     except RunFailed as error:
         say(str(error))
         return EXIT_FAILED
@@ -87,23 +91,20 @@ def _sensible(request: Request) -> None:
         )
 
 
-def _stage(request: Request, job: Job, alive: Alive) -> int:
+def _stage(request: Request, paths: Sequence[Path], to: Path | None, alive: Alive) -> int:
     reserve = None if request.reserve is None else bytes_of(request.reserve, "--reserve")
-    to = None if request.to is None else user_path(request.to, "--to")
     # In a job's script `rankup run` has put it, whose options people then have to change.
-    options = choosing.OF_RUN if os.environ.get("RANKUP_RUN_DIR") else choosing.OWN
+    prefix = "--stage-" if os.environ.get("RANKUP_RUN_DIR") else "--"
     done = []
-    for name in request.files:
-        with _fill(request, name) as fill:
-            staged = core.stage(
-                user_path(name, "FILE"),
+    for name, path in zip(request.files, paths, strict=True):
+        with _fill(request, path) as fill:
+            staged = staging.stage(
+                path,
                 to=to,
-                fraction=request.fraction,
                 reserve=reserve,
-                job=job,
                 alive=alive,
                 fill=fill,
-                options=options,
+                prefix=prefix,
                 quiet=request.as_json,
             )
         done.append(_about(staged))
@@ -111,15 +112,17 @@ def _stage(request: Request, job: Job, alive: Alive) -> int:
             _print(_words(staged, name))
     if request.as_json:
         print(json.dumps(done, indent=2))
+    if to is not None and to not in place.bases(os.environ):
+        say(f"set {place.VARIABLE}={to} where it is opened: copies are looked for there alone")
     return 0
 
 
-def _fill(request: Request, name: str) -> AbstractContextManager[Fill]:
-    if not request.broadcast:
-        return nullcontext(copying.fill)
-    from . import broadcast
-
-    return broadcast.together(user_path(name, "FILE"), os.environ, say)
+def _fill(request: Request, path: Path) -> AbstractContextManager[Fill]:
+    return (
+        broadcast.together(path, os.environ, say)
+        if request.broadcast
+        else nullcontext(copying.fill)
+    )
 
 
 def _about(staged: Staged) -> dict[str, Any]:
@@ -127,7 +130,6 @@ def _about(staged: Staged) -> dict[str, Any]:
         "source": str(staged.source),
         "path": str(staged.path),
         "size": staged.size,
-        "total": staged.total,
         "seconds": round(staged.seconds, 3),
         "shared": staged.shared,
         "checked": staged.checked,
@@ -136,8 +138,6 @@ def _about(staged: Staged) -> dict[str, Any]:
 
 def _words(staged: Staged, name: str) -> str:
     amount = size(staged.size)
-    if staged.size < staged.total:
-        amount += f" of {size(staged.total)} (the rest is read from where it is)"
     if staged.shared:
         return f"{name}: {amount}, was there already: {staged.path}"
     speed = f" ({size(staged.size / staged.seconds)}/s)" if staged.seconds > 0 else ""
@@ -145,27 +145,6 @@ def _words(staged: Staged, name: str) -> str:
     if not staged.checked:
         how = "there were no hashes to compare it with (`rankup pack` writes them)"
     return f"{name}: {amount} in {duration(staged.seconds)}{speed}; {how}: {staged.path}"
-
-
-def _mount(request: Request, job: Job) -> int:
-    from . import mount
-
-    where = None if request.to is None else user_path(request.to, "--to")
-    for name in request.files:
-        mounted = mount.mount(user_path(name, "FILE"), where=where, job=job, say=say)
-        print(mounted.point)
-    return 0
-
-
-def _release(request: Request, job: Job) -> int:
-    paths = [user_path(name, "FILE") for name in request.files] or None
-    done = core.release(job, paths)
-    return _told(done, request, f"{users.shown(job)} has nothing staged here")
-
-
-def _clean(request: Request, alive: Alive) -> int:
-    to = None if request.to is None else user_path(request.to, "--to")
-    return _told(core.clean(alive, to=to), request, "nothing was left behind here")
 
 
 def _told(done: Sequence[str], request: Request, nothing: str) -> int:
@@ -177,26 +156,21 @@ def _told(done: Sequence[str], request: Request, nothing: str) -> int:
     return 0
 
 
-def _list(request: Request, alive: Alive) -> int:
-    from . import mount
-
-    copies = keeping.listed(alive)
-    mounts = mount.listed()
+def _list(request: Request, alive: Alive, to: Path | None) -> int:
+    copies = staging.listed(alive, to=to)
+    points = [point for root in place.roots(os.environ, to) for point in mount.below(root)]
     if request.as_json:
-        print(json.dumps({"copies": copies, "mounts": mounts}, indent=2))
+        print(json.dumps({"copies": copies, "mounts": list(map(str, points))}, indent=2))
         return 0
-    for line in [*map(_row, copies), *mounts] or ["nothing is staged on this node"]:
+    mounted = (f"{point}: a mounted image" for point in points)
+    for line in [*map(_row, copies), *mounted] or ["nothing is staged on this node"]:
         _print(line)
     return 0
 
 
 def _row(copy: Mapping[str, Any]) -> str:
-    amount = size(copy["size"])
-    if copy.get("total") not in (None, copy["size"]):
-        amount += f" of {size(copy['total'])}"
-    using = f"used by {some(copy['users'])}" if copy["users"] else "used by nobody"
-    gone = f", left by {some(copy['gone'])}" if copy["gone"] else ""
-    return f"{copy['source']}: {copy['state']}, {amount}, {using}{gone}: {copy['path']}"
+    whose = f"left by {copy['job']}" if copy["over"] else f"of {copy['job']}"
+    return f"{copy['source']}: {copy['state']}, {size(copy['size'])}, {whose}: {copy['path']}"
 
 
 def _print(line: str) -> None:

@@ -1,4 +1,4 @@
-"""The copy of a source that is ready, found by a few looks at files; and its marker."""
+"""The marker of a copy, and the copy of a source that is found by it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from . import place
 
 MARKER = "ready.json"
 INDEX = "index.npz"
-DATA, PART, USERS = "data", "part", "users"
-_VERSION = 1
+DATA, PART = "data", "part"
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,15 @@ class Copy:
     Attributes:
         folder: that all of it lies in.
         source: real path of what it is a copy of.
-        size: bytes of data that are here; the rest is read from the source.
-        total: bytes of data that the source has.
+        size: bytes of data.
         seen: of the source and its files path, bytes, mtime and inode.
-        checked: whether each sample was compared with its hash.
+        checked: each sample was compared with its hash.
         by: who made it.
     """
 
     folder: Path
     source: Path
     size: int
-    total: int
     seen: tuple[Look, ...]
     checked: bool
     by: Holder
@@ -54,13 +52,8 @@ class Copy:
         """The file or folder that is the container."""
         return self.folder / DATA / self.source.name
 
-    @property
-    def whole(self) -> bool:
-        """Whether all of it is here."""
-        return self.size == self.total
-
     def of_files(self, index: Index) -> bool:
-        """Whether these are the files that an index is of."""
+        """Return True where these are the files that an index is of."""
         try:
             own = self.load()
         except OSError:
@@ -72,7 +65,7 @@ class Copy:
         )
 
     def load(self) -> Index:
-        """The index of all samples; `bare` of a single file that is no pack.
+        """Return the index of all samples; `bare` of a single file that is no pack.
 
         Raises:
             BadContainer, OSError: it is damaged, or gone.
@@ -84,7 +77,7 @@ class Copy:
 
 
 def bare(file: Int64s) -> Index:
-    """An index of one file, and of no samples: who reads it knows what is in it.
+    """Return an index of one file, and of no samples: who reads it knows what is in it.
 
     Args:
         file: its bytes, int64 (1,).
@@ -104,55 +97,41 @@ def write(copy: Copy) -> None:
 
 
 def read(folder: Path) -> Copy | None:
-    """What the marker of a copy says; None without one, or one that makes no sense."""
+    """Return what the marker of a copy says; None without one, or one that makes no sense."""
     try:
-        folder = folder.resolve()
         text = json.loads((folder / MARKER).read_bytes())
         by = holder.parse(json.dumps(text["by"]))
         if text["rankup_stage"] != _VERSION or by is None:
             return None
         seen = tuple(Look(str(a), int(b), int(c), int(d)) for a, b, c, d in text["seen"])
-        copy = Copy(
-            folder,
-            Path(text["source"]),
-            int(text["size"]),
-            int(text["total"]),
-            seen,
-            bool(text["checked"]),
-            by,
-        )
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, RuntimeError):
+        source = Path(text["source"])
+        copy = Copy(folder, source, int(text["size"]), seen, bool(text["checked"]), by)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     # What a disk has kept over a crash of the machine may lack its last writes.
     return copy if copy.by.host.partition("/")[0] in (holder.boot(), "unknown") else None
 
 
 def copy_of(path: str | os.PathLike[str], environment: Mapping[str, str]) -> Copy | None:
-    """The copy to be read in the place of a source: ready, ours, and still what the source is.
+    """Return the copy to be read in the place of a source: ready, ours, and still the same.
 
     Where the source has changed since, that is said once, on stderr, by one process of a node. A
-    whole copy is used also where the source cannot be seen any more.
+    copy is used also where the source cannot be seen any more.
     """
-    home = place.home(environment)
-    if home is None:
-        return None
-    root = place.folder_of(home)
-    try:
-        if place.trusted(root):
-            return None
-    except OSError:
-        return None
-    copy = read(root / place.keyed(path))
-    if copy is None or str(copy.source) != os.path.realpath(path):
-        return None
-    try:
-        why = place.trusted(copy.folder) or changed(copy)
-    except OSError:  # the source cannot be seen
-        return copy if copy.whole else None
-    if not why:
-        return copy
-    if environment.get("LOCAL_RANK", "0") == "0":
-        _say(f"{copy.source}: {why}, so that its copy in {copy.folder} is out of date and not used")
+    key = place.keyed(path)
+    for root in place.roots(environment):
+        for job in place.readable(root, environment):
+            copy = read(root / job / key)
+            if copy is None or str(copy.source) != os.path.realpath(path):
+                continue
+            why = changed(copy)
+            if not why:
+                return copy
+            if environment.get("LOCAL_RANK", "0") == "0":
+                _say(
+                    f"{copy.source}: {why}, so that its copy in {copy.folder} is out of date and "
+                    f"not used"
+                )
     return None
 
 
@@ -160,7 +139,7 @@ _say = functools.cache(texts.say)  # once
 
 
 def look(paths: Sequence[Path]) -> tuple[Look, ...]:
-    """Size, time and inode of files, as `changed` compares them; of many, some are looked at.
+    """Return size, time and inode of files, as `changed` compares them; of many, of some.
 
     Raises:
         OSError: one is not there.
@@ -170,16 +149,19 @@ def look(paths: Sequence[Path]) -> tuple[Look, ...]:
 
 
 def changed(copy: Copy) -> str:
-    """In which way the source is not what was copied; empty where it is.
-
-    Raises:
-        OSError: it cannot be seen at all.
-    """
-    return unlike(copy.source, copy.seen)
+    """Return in which way the source is not what was copied; empty where it is, or is not seen."""
+    try:
+        return unlike(copy.source, copy.seen)
+    except OSError:
+        return ""
 
 
 def unlike(source: Path, seen: Sequence[Look]) -> str:
-    """In which way the files of a source are not what was `seen`; as `changed`."""
+    """Return in which way the files of a source are not what was `seen`; empty where they are.
+
+    Raises:
+        OSError: the source cannot be seen at all.
+    """
     for one in seen:
         try:
             now = stamp.look(one[0])
@@ -189,9 +171,3 @@ def unlike(source: Path, seen: Sequence[Look]) -> str:
         if one.change(now):
             return f"{one[0]} was changed or replaced"
     return ""
-
-
-def cuts(sizes: Int64s, size: int) -> Int64s:
-    """How many bytes of each file are among the first `size` of all, int64 (files,)."""
-    before = np.cumsum(sizes) - sizes
-    return np.clip(size - before, 0, sizes)

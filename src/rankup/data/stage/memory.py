@@ -1,14 +1,17 @@
-"""How much memory this job may still use: its cgroups, Slurm's word, and what the node has."""
+"""What fits into a place: its free space and, where that is memory, what the job may still use."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...site import cgroup
+from ...base.amounts import size
+from ...site import cgroup, mounts
 from ...site.gpus import usable_cores, visible_gpus
+from . import place
 
 _ROOT = Path("/")
 
@@ -33,7 +36,7 @@ class Limit:
 
     @property
     def left(self) -> int:
-        """Bytes that may still be used."""
+        """Return the bytes that may still be used."""
         return max(0, self.limit - self.used)
 
 
@@ -51,7 +54,7 @@ class Reserve:
 
 
 def limits(environment: Mapping[str, str], ours: int, root: Path = _ROOT) -> list[Limit]:
-    """All bounds that are known.
+    """Return all bounds on memory that are known.
 
     Args:
         ours: bytes that copies take already, for bounds that do not say what is in use.
@@ -68,26 +71,85 @@ def limits(environment: Mapping[str, str], ours: int, root: Path = _ROOT) -> lis
 
 
 def reserve(environment: Mapping[str, str]) -> Reserve:
-    """What the ranks of this node and their workers may need: see `RANK`, `GPU` and `WORKER`."""
+    """Return what the ranks of this node and their workers may need: `RANK`, `GPU`, `WORKER`."""
     cores = max(usable_cores(), _number(environment.get("SLURM_CPUS_ON_NODE")))
     gpus = visible_gpus(environment)
     ranks = _number(environment.get("LOCAL_WORLD_SIZE"))
     ranks = ranks or _number(environment.get("SLURM_NTASKS_PER_NODE")) or gpus or 1
     ranks = max(ranks, gpus)  # torchrun starts one for each GPU, in one task of Slurm
     workers = max(ranks, cores - ranks)  # the cores of each rank minus one, as its Loader takes
-    size = ranks * RANK + gpus * GPU + workers * WORKER
+    kept = ranks * RANK + gpus * GPU + workers * WORKER
     of_gpus = f", {gpus} GPUs of 2 GiB" if gpus else ""
-    return Reserve(size, f"{ranks} ranks of 1 GiB{of_gpus}, {workers} workers of 0.5 GiB")
+    return Reserve(kept, f"{ranks} ranks of 1 GiB{of_gpus}, {workers} workers of 0.5 GiB")
 
 
 def cgroups(root: Path = _ROOT) -> list[Limit]:
-    """The memory limits of this process's cgroup and all above it, of version 2 and 1."""
+    """Return the memory limits of this process's cgroup and all above it, of version 2 and 1."""
     return [
         Limit(f"memory limit of the cgroup {group.name}", *limit)
         for own in cgroup.own(root)
         for group in cgroup.upwards(own)
         if (limit := group.memory()) is not None
     ]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What there is at a place.
+
+    Attributes:
+        base: the place.
+        in_memory: what lies there takes memory.
+        free: bytes that its file system has left.
+        limits: where it is memory, what else bounds it.
+        reserve: what is kept of these.
+        full: no file can be made there any more, whatever bytes are free.
+    """
+
+    base: Path
+    in_memory: bool
+    free: int
+    limits: tuple[Limit, ...]
+    reserve: Reserve
+    full: bool = False
+
+    @property
+    def fits(self) -> int:
+        """Return the bytes of a copy that can be taken in; not negative."""
+        if self.full:
+            return 0
+        left = [self.free]
+        if self.in_memory:
+            left += [one.left - self.reserve.size for one in self.limits]
+        return max(0, min(left))
+
+    def numbers(self) -> list[str]:
+        """Return the lines that say how `fits` comes about."""
+        lines = [f"free in {self.base}: {size(self.free)}"]
+        if self.full:
+            lines.append("but no more files can be made there: it has no inodes left")
+        if self.in_memory:
+            for one in self.limits:
+                used = f" of {size(one.limit)}, {size(one.used)} in use" if one.used else ""
+                lines.append(f"{one.what}: {size(one.left)} left{used}")
+            lines.append(
+                f"kept for the job's processes: {size(self.reserve.size)} ({self.reserve.why})"
+            )
+        return lines
+
+
+def room(base: Path, environment: Mapping[str, str], reserve: Reserve) -> Room:
+    """Return what there is at a place now.
+
+    Raises:
+        OSError: it is not there.
+    """
+    about = os.statvfs(base)
+    in_memory = mounts.kind_of(base) in mounts.IN_MEMORY
+    bounds = limits(environment, place.used(place.folder_of(base))) if in_memory else []
+    free = about.f_bavail * about.f_frsize
+    full = about.f_files > 0 and about.f_favail == 0  # some count no files at all
+    return Room(base, in_memory, free, tuple(bounds), reserve, full)
 
 
 def _meminfo(root: Path) -> dict[str, int]:
@@ -99,7 +161,7 @@ def _meminfo(root: Path) -> dict[str, int]:
 
 
 def _slurm(environment: Mapping[str, str]) -> int | None:
-    """Bytes that a job has asked for per node; 0 there means all of the node's."""
+    """Return the bytes that a job has asked for per node; 0 there means all of the node's."""
     node = _number(environment.get("SLURM_MEM_PER_NODE"))
     if node:
         return node << 20

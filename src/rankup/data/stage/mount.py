@@ -1,33 +1,31 @@
-"""SquashFS images as folders: a mount for each job, which goes when the job does.
+"""SquashFS images as folders: mounted for a job, by the kernel's program or those of FUSE.
 
-    <home>/rankup-<uid>/.mounts/NAME-<job>          the folder, where none was named
-    <home>/rankup-<uid>/.mounts/NAME-<job>.json     whose it is, which image, how it was mounted
-
-Jobs share no mount: one through FUSE is a process, which ends with the job that started it.
+They lie in the job's folder, so that the table of mounts says whose each of them is. Jobs share no
+mount: one through FUSE is a process, which ends with the job that started it.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import stat
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+import subprocess
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import xxhash
-
-from ...base import lock
-from ...base.errors import UserError
-from ...base.files import write_json
+from ...base.errors import RunFailed, UserError
 from ...base.text import say
+from ...site import mounts
 from ..containers.detect import is_squashfs
-from . import find, mounting, place, users
-from .users import Alive, Job
+from . import find, place
 
-FOLDER = ".mounts"
+_SECONDS = 60.0  # for a tool that mounts or unmounts: a disk that does not answer
+_PACKAGES = (
+    "install squashfuse and fuse3 (Debian, Ubuntu: `apt install squashfuse fuse3`; Fedora, EPEL: "
+    "`dnf install squashfuse fuse3`; without root: `conda install -c conda-forge squashfuse`)"
+)
+_FUSE = ("squashfuse_ll", "squashfuse")
 
 
 @dataclass(frozen=True)
@@ -36,26 +34,20 @@ class Mounted:
 
     Attributes:
         image: what is mounted, the staged copy of it where there is one.
-        source: the image as it was named, its real path.
         point: the folder in which its files are seen.
-        tool: `kernel`, `squashfuse_ll` or `squashfuse`.
-        made: whether the folder was made for it, and so goes with it.
-        job: whose it is.
+        tool: `kernel`, `squashfuse_ll` or `squashfuse`; empty where it was mounted before.
     """
 
     image: Path
-    source: Path
     point: Path
     tool: str
-    made: bool
-    job: Job
 
 
 def mount(
     image: str | os.PathLike[str],
     *,
-    where: str | os.PathLike[str] | None = None,
-    job: Job | None = None,
+    to: Path | None = None,
+    job: str | None = None,
     say: Callable[[str], None] = say,
 ) -> Mounted:
     """Mount a SquashFS image on this node, for one job; what that has mounted before is found.
@@ -64,95 +56,59 @@ def mount(
     the image is taken where there is one. It stays until `release`.
 
     Args:
-        where: an empty folder, made if it is not there; by default one beside the copies.
-        job: by default the job of Slurm, else this process.
+        to: see `staging.stage`.
+        job: see `staging.stage`.
         say: gets a line about how it was mounted.
 
     Raises:
-        UserError: there is no such image, nothing here can mount one, or the folder is not empty.
+        UserError: there is no such image, nothing here can mount one, or there is no place.
         RunFailed: what can mount it did not.
     """
     source = _image(image)
-    job = users.current(os.environ) if job is None else job
-    records = _records_folder(make=True)
-    assert records is not None
-    named = None if where is None else Path(where).absolute()
-    entry = records / f"{_key(source, named)}-{job.name}"
-    record = records / f"{entry.name}.json"
-    with lock.held(entry, say, doing="mounting"):
-        there = _read(record)
-        if there is not None and mounting.answers(there.point):
-            return there
-        if there is not None:
-            _undo(there, record)
-        copy = find.copy_of(source, os.environ)
-        lower = copy.root if copy is not None and copy.whole else source
-        point = named or entry
-        made = _empty_folder(point)
-        mounted = Mounted(lower, source, point, "", made, job)
-        # Written before: whoever is killed in between leaves a mount that is found.
-        _write(record, mounted)
+    bases = place.bases(os.environ) if to is None else [to]
+    if not bases:
+        raise UserError(f"there is no place for mounts on this node: set ${place.VARIABLE}")
+    root = place.ours(bases[0])
+    job = place.current(os.environ) if job is None else job
+    point = root / job / place.MOUNTS / place.keyed(source)
+    copy = find.copy_of(source, os.environ)
+    lower = copy.root if copy is not None else source
+    with place.alone(root, say):
+        if str(point) in _points():
+            if _answers(point):
+                return Mounted(lower, point, "")
+            _unmount(point)  # the process of FUSE is gone
+        point.mkdir(0o700, parents=True, exist_ok=True)
         try:
-            tool = mounting.mount(lower, point)
+            tool = _mounted(lower, point)
         except BaseException:
-            _undo(mounted, record)
+            unmount_all(root / job)
             raise
-        mounted = Mounted(lower, source, point, tool, made, job)
-        _write(record, mounted)
-    cost = (
-        "" if tool == "kernel" else "; through FUSE, which costs CPU time that loading then lacks"
-    )
+    fuse = "" if tool == "kernel" else "; through FUSE, which costs CPU time that loading lacks"
     of = "its staged copy" if lower != source else "where it lies"
-    say(f"{source} is mounted at {point} by {'the ' if tool == 'kernel' else ''}{tool}, {of}{cost}")
-    return mounted
+    say(f"{source} is mounted at {point} by {'the ' if tool == 'kernel' else ''}{tool}, {of}{fuse}")
+    return Mounted(lower, point, tool)
 
 
-def release(job: Job | None = None) -> list[str]:
-    """Unmount all that a job has mounted on this node.
-
-    Args:
-        job: by default the job of Slurm, else this process.
-
-    Returns:
-        What was done, line by line.
-    """
-    name = (users.current(os.environ) if job is None else job).name
-    return [_undo(one, record) for record, one in _all() if one.job.name == name]
+def below(folder: Path) -> list[Path]:
+    """Return where in a folder something is mounted, sorted."""
+    return sorted(Path(point) for point in _points() if point.startswith(f"{folder}/"))
 
 
-def clean(alive: Alive = users.unknown) -> list[str]:
-    """Unmount what dead jobs and processes have left, also where the process of FUSE is gone.
-
-    Args:
-        alive: tells whether a job of Slurm lives.
+def unmount_all(folder: Path) -> list[str]:
+    """Unmount what is mounted below a job's folder, at the latest when its last reader is gone.
 
     Returns:
         What was done, line by line.
     """
-    done = [
-        _undo(one, record)
-        for record, one in _all()
-        if users.over(one.job, alive) or mounting.cut_off(one.point)
-    ]
-    folder = _records_folder()
-    points = mounting.below(folder) if folder is not None else []
-    known = {str(one.point) for _, one in _all()}  # asked last: a record is written before
-    for point in points:
-        if point not in known:
-            done.append(f"{mounting.unmount(Path(point))}: nothing says whose it was")
-            with suppress(OSError):
-                Path(point).rmdir()
+    done = [_unmount(point) for point in below(folder)]
+    for path in sorted((folder / place.MOUNTS).glob("*")):
+        with suppress(OSError):  # it is still mounted
+            path.rmdir()
+    for path in (folder / place.MOUNTS, folder):
+        with suppress(OSError):  # others are there
+            path.rmdir()
     return done
-
-
-def listed() -> list[str]:
-    """What this user has mounted on this node, line by line."""
-    points = mounting.points()
-    return [
-        f"{one.source}: mounted at {one.point} by {one.tool or 'nobody yet'}, "
-        f"used by {users.shown(one.job)}{'' if str(one.point) in points else ', and gone'}"
-        for _, one in _all()
-    ]
 
 
 def _image(image: str | os.PathLike[str]) -> Path:
@@ -169,84 +125,96 @@ def _image(image: str | os.PathLike[str]) -> Path:
     return source
 
 
-def _key(source: Path, point: Path | None) -> str:
-    return place.keyed(source) + (
-        "" if point is None else f"-{xxhash.xxh3_64_hexdigest(bytes(point))[:8]}"
+def _mounted(image: Path, point: Path) -> str:
+    """Mount it by the first tool that can, and return its name.
+
+    Raises:
+        UserError: nothing here can.
+        RunFailed: what can did not.
+    """
+    why = []
+    if os.geteuid() == 0 and shutil.which("mount"):
+        options = "ro,loop,nosuid,nodev"
+        said = _run("mount", "-t", "squashfs", "-o", options, str(image), str(point))
+        if not said:
+            return "kernel"
+        why.append(f"mount: {said}")  # in a container root may not, or has no loop devices
+    found = [name for name in _FUSE if shutil.which(name)]
+    if not found:
+        raise UserError(
+            f"{image} cannot be mounted: squashfuse is not installed here, and the kernel mounts "
+            f"for root alone{_because(why)}; {_PACKAGES}, or leave --mount away: rankup reads a "
+            f"pack of its own without"
+        )
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise UserError(
+            f"{image} cannot be mounted: /dev/fuse is not there, or not for you{_because(why)}; "
+            f"ask the site for FUSE on compute nodes, or leave --mount away: rankup reads a pack "
+            f"of its own without"
+        )
+    for name in found:
+        said = _run(name, "-o", "ro,nosuid,nodev", str(image), str(point))
+        if not said and _answers(point):
+            return name
+        why.append(f"{name}: {said or 'nothing was mounted'}")
+        _unmount(point)
+    raise RunFailed(
+        f"{image} could not be mounted at {point}{_because(why)}. Where fusermount3 is missing, "
+        f"{_PACKAGES}"
     )
 
 
-def _records_folder(make: bool = False) -> Path | None:
-    """The folder of records, ours alone; None where there is none."""
-    home = place.home(os.environ)
-    if home is None:
-        if make:
-            raise UserError(f"there is no place for mounts on this node: set ${place.VARIABLE}")
-        return None
-    if make:
-        folder = place.ours(home) / FOLDER
-        folder.mkdir(0o700, exist_ok=True)
-        return folder
-    root = place.folder_of(home)
+def _because(why: list[str]) -> str:
+    return f" ({'; '.join(why)})" if why else ""
+
+
+def _run(*command: str) -> str:
+    """Run a tool; return what it said where it failed, else nothing."""
     try:
-        return None if place.trusted(root) else root / FOLDER
-    except OSError:
-        return None
-
-
-def _all() -> Iterator[tuple[Path, Mounted]]:
-    folder = _records_folder()
-    for record in sorted(folder.glob("*.json")) if folder is not None else ():
-        one = _read(record)
-        if one is not None:
-            yield record, one
-
-
-def _write(record: Path, mounted: Mounted) -> None:
-    values = asdict(mounted)
-    paths = {name: str(values[name]) for name in ("image", "source", "point")}
-    write_json(record, {**values, **paths}, private=True)
-
-
-def _read(record: Path) -> Mounted | None:
-    try:
-        text: Mapping[str, Any] = json.loads(record.read_bytes())
-        job = users.parsed(text["job"])
-        if job is None:
-            return None
-        image, source, point = (Path(str(text[name])) for name in ("image", "source", "point"))
-        return Mounted(image, source, point, str(text["tool"]), bool(text["made"]), job)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return None
-
-
-def _empty_folder(point: Path) -> bool:
-    """Make the folder to mount at; whether it was not there.
-
-    Raises:
-        UserError: it is something else, not empty, or cannot be made.
-    """
-    try:
-        point.mkdir(0o700, parents=True)
-    except FileExistsError:
-        pass
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=_SECONDS,
+            # The process of FUSE lives on, and must not keep the caller's pipes open.
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_SECONDS:g} s"
     except OSError as error:
-        raise UserError(f"{point} cannot be made to mount at: {error.strerror}") from None
-    else:
-        return True
+        return str(error.strerror)
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[0] if lines else f"exit code {done.returncode}"
+
+
+def _answers(point: Path) -> bool:
     try:
-        if not stat.S_ISDIR(os.lstat(point).st_mode) or os.listdir(point):
-            raise UserError(f"{point} is not an empty folder; name one with --to DIR")
-    except OSError as error:
-        raise UserError(f"{point} cannot be mounted at: {error.strerror}") from None
-    return False
+        return str(point) in _points() and os.statvfs(point).f_files >= 0
+    except OSError:  # the process of FUSE is gone
+        return False
 
 
-def _undo(mounted: Mounted, record: Path) -> str:
-    """Unmount, and remove what was made for it; a line about it."""
-    line = mounting.unmount(mounted.point)
-    if mounted.made:
-        with suppress(OSError):
-            mounted.point.rmdir()
-    if str(mounted.point) not in mounting.points():  # else `--clean` has to find it again
-        record.unlink(missing_ok=True)
-    return line
+def _points() -> set[str]:
+    """Return where something is mounted now."""
+    return {one.point for one in mounts.table()}
+
+
+def _unmount(point: Path) -> str:
+    """Unmount it, at the latest when the last process has left it; return a line about it."""
+    if str(point) not in _points():
+        return f"{point} is not mounted any more"
+    fuse = [name for name in ("fusermount3", "fusermount") if shutil.which(name)]
+    ways: list[tuple[str, ...]] = [(name, "-u") for name in fuse]
+    lazily: list[tuple[str, ...]] = [(name, "-u", "-z") for name in fuse]
+    if os.geteuid() == 0:
+        ways, lazily = [("umount",), *ways], [("umount", "-l"), *lazily]
+    why = ""
+    for words in (*ways, *lazily):
+        why = _run(*words, str(point)) or why
+        if str(point) not in _points():
+            return f"{point} is unmounted"
+    return f"{point} could not be unmounted: {why or 'fusermount3 is missing'}"

@@ -1,42 +1,59 @@
-"""Where copies lie: one folder per user, in memory that all users of a node may write to."""
+"""The folders that copies lie in: one of each user, and in it one of each job."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import secrets
+import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import xxhash
 
+from ...base import holder
 from ...base.errors import UserError
+from ...base.holder import Holder
 from .. import spans
 
 VARIABLE = "RANKUP_STAGE_DIR"
-MEMORY = Path("/dev/shm")  # noqa: S108 - whose folder it is is looked at
+JOB = "RANKUP_STAGE_JOB"  # names the folder of a job's copies, where Slurm's variables do not
+MOUNTS = "mounts"
+# Tells whether a job of Slurm lives; None: that is not known.
+Alive = Callable[[str], bool | None]
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 - its owner and mode are checked
 _NAME = 48  # characters of the source's name that people find in the folder's
+# An attempt is a number that grows; of several runs in one allocation none is over by another's.
+_OF_JOB = re.compile(r"job-([0-9]+)\.([0-9]+|run-[0-9]+)")
+_OF_PROCESS = re.compile(r"process-([0-9]+)-([0-9]+)-([0-9a-f]{8})-([0-9a-f]{8})")
 
 
-def home(environment: Mapping[str, str]) -> Path | None:
-    """Where copies are looked for: `$RANKUP_STAGE_DIR`, else `/dev/shm`, else `$TMPDIR`."""
+def unknown(job: str) -> bool | None:
+    """Say of each job that nothing is known."""
+    return None
+
+
+def bases(environment: Mapping[str, str]) -> list[Path]:
+    """Return the places for copies: `$RANKUP_STAGE_DIR`, else `/dev/shm` and `$TMPDIR`."""
     named = environment.get(VARIABLE)
     if named:
-        return Path(named)
-    if MEMORY.is_dir():
-        return MEMORY
+        return [Path(named).absolute()]
     temporary = environment.get("TMPDIR")
-    return Path(temporary) if temporary else None
+    found = [_MEMORY] if _MEMORY.is_dir() else []
+    return found + ([Path(temporary).absolute()] if temporary else [])
 
 
 def folder_of(base: Path) -> Path:
-    """The folder of this user's copies below a place."""
+    """Return the folder of this user's copies below a place."""
     return base / f"rankup-{os.getuid()}"
 
 
 def trusted(folder: Path) -> str:
-    """Why what lies in a folder is not to be believed; empty where it is ours alone.
+    """Return why what lies in a folder is not to be believed; empty where it is ours alone.
 
     Anybody may write to /dev/shm, and so may make a folder of this name before us.
 
@@ -56,15 +73,22 @@ def trusted(folder: Path) -> str:
 
 
 def ours(base: Path) -> Path:
-    """The folder of this user's copies, made if it is not there, readable by this user alone.
+    """Make the folder of this user's copies if it is not there, readable by this user alone.
 
     Raises:
-        UserError: there is no place for it, or what is there is not ours.
+        UserError: there is no place for it, what is there is not ours, or it is on a network file
+            system: a copy serves the processes of one node.
     """
     folder = folder_of(base)
     try:
         if not base.is_dir():
             raise UserError(f"{base} is no folder; give one that is on this node for copies")
+        kind = spans.network(base)
+        if kind:
+            raise UserError(
+                f"{base} is on a network file system ({kind}), where a copy is no nearer than the "
+                f"data itself: choose /dev/shm, or a disk of this node"
+            )
         with suppress(FileExistsError):
             folder.mkdir(0o700)
         why = trusted(folder)
@@ -81,33 +105,179 @@ def ours(base: Path) -> Path:
     return folder
 
 
-def local(base: Path) -> None:
-    """Make sure that a place is on this node: a copy serves the processes of one.
+def roots(environment: Mapping[str, str], to: Path | None = None) -> Iterator[Path]:
+    """Yield the folders of this user's copies that are there, and are to be believed.
+
+    Args:
+        to: a place beside the usual ones.
+    """
+    for base in dict.fromkeys([*([] if to is None else [to]), *bases(environment)]):
+        root = folder_of(base)
+        with suppress(OSError):
+            if not trusted(root):
+                yield root
+
+
+@contextmanager
+def alone(root: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Be the only process of this user that copies: two must not count on the same memory.
+
+    On a file system of this node flock holds, and ends with the process, however that ends.
 
     Raises:
-        UserError: it is on a network file system.
+        OSError: the lock cannot be made.
     """
-    kind = spans.network(base)
-    if kind:
-        raise UserError(
-            f"{base} is on a network file system ({kind}), where a copy is no nearer than the "
-            f"data itself: choose /dev/shm, or a disk of this node"
-        )
+    lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process of yours, which copies to {root}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def keyed(source: str | os.PathLike[str]) -> str:
-    """The name of the folder for a source, from its real path: equal for all its names."""
+    """Return the name of the folder for a source, from its real path: equal for all its names."""
     real = os.path.realpath(source)
     digest = xxhash.xxh3_128_hexdigest(real.encode("utf-8", "surrogateescape"))
     name = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(real)).lstrip(".")[:_NAME]
     return f"{name or 'data'}-{digest[:20]}"
 
 
-def keys(root: Path) -> Iterator[Path]:
-    """The folders of copies in one of ours, and links to such, by name."""
+def current(environment: Mapping[str, str]) -> str:
+    """Return the name of the folder of this job's copies.
+
+    Outside of a job of Slurm a copy is of the shell or the script in which it was asked for: the
+    leader of the session, since a parent may be a mere wrapper (`timeout`, `uv run`).
+    """
+    job = _job(environment)
+    named = environment.get(JOB, "")
+    # The environment of another job comes along where `sbatch` was called in that.
+    if _OF_PROCESS.fullmatch(named) and not over(named, environment):
+        return named
+    if job and _OF_JOB.fullmatch(named) and named.startswith(f"job-{job}."):
+        return named
+    if job:
+        return _by_hand(job, environment)
+    leader = os.getsid(0)
+    return of_process(leader if leader not in (0, os.getpid()) else os.getppid())
+
+
+def of_process(pid: int) -> str:
+    """Return the name of the folder of copies that end with a process."""
+    return f"process-{pid}-{holder.process(pid).start}-{'-'.join(_machine())}"
+
+
+def readable(root: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names of the folders in which a process looks for copies.
+
+    In a job these are the job's own, outside of one those of every shell of this user.
+    """
+    mine = current(environment)
+    yield mine
+    job = _job(environment)
+    if job:
+        yield _by_hand(job, environment)
+    else:
+        yield from (name for name in jobs(root) if _OF_PROCESS.fullmatch(name) and name != mine)
+
+
+def jobs(root: Path) -> list[str]:
+    """Return the names of the folders of jobs, sorted."""
     try:
-        names = sorted(os.listdir(root))
+        return sorted(name for name in os.listdir(root) if _known(name))
     except FileNotFoundError:
-        return
-    # Hidden are locks, and what is mounted (`mount`).
-    yield from (root / name for name in names if not name.startswith("."))
+        return []
+
+
+def keys(folder: Path) -> list[Path]:
+    """Return the folders of the copies of a job, sorted."""
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if name != MOUNTS)
+    except FileNotFoundError:
+        return []
+
+
+def over(name: str, environment: Mapping[str, str], alive: Alive = unknown) -> bool:
+    """Return True where the job, the attempt or the process of a folder is known to be over."""
+    job = _OF_JOB.fullmatch(name)
+    if job is not None:
+        if job[1] != _job(environment):
+            return alive(job[1]) is False
+        now = _OF_JOB.fullmatch(current(environment))
+        attempts = [job[2], now[2] if now is not None else ""]
+        return all(one.isdigit() for one in attempts) and int(attempts[0]) < int(attempts[1])
+    process = _OF_PROCESS.fullmatch(name)
+    assert process is not None
+    boot, namespace = _machine()
+    if process[3] != boot:
+        return True  # the machine has started anew since
+    who = Holder("", "", "", int(process[1]), int(process[2]), "")
+    return process[4] == namespace and holder.ended(who)
+
+
+def shown(name: str) -> str:
+    """Return the job or the process of a folder in words."""
+    job, process = _OF_JOB.fullmatch(name), _OF_PROCESS.fullmatch(name)
+    if job is not None:
+        return f"job {job[1]} of Slurm"
+    return f"process {process[1]}" if process is not None else name
+
+
+def used(folder: Path) -> int:
+    """Return the bytes that copies below a folder take; what is mounted there is none."""
+    taken = 0
+    for path, below, names in os.walk(folder):
+        below[:] = [name for name in below if name != MOUNTS]
+        for name in names:
+            with suppress(FileNotFoundError):
+                taken += os.lstat(os.path.join(path, name)).st_blocks * 512
+    return taken
+
+
+def remove(folder: Path, root: Path) -> int:
+    """Remove a folder below `root`, at once for who looks for a copy; return the bytes it took.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    gone = root / f".gone-{secrets.token_hex(8)}"
+    try:
+        folder.rename(gone)
+    except FileNotFoundError:
+        return 0
+    taken = used(gone)
+    shutil.rmtree(gone, ignore_errors=True)  # `sweep` may be at it, too
+    if gone.exists():
+        shutil.rmtree(gone)
+    return taken
+
+
+def sweep(root: Path) -> None:
+    """Remove what a process that was killed was removing."""
+    for path in root.glob(".gone-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _known(name: str) -> bool:
+    return bool(_OF_JOB.fullmatch(name) or _OF_PROCESS.fullmatch(name))
+
+
+def _job(environment: Mapping[str, str]) -> str:
+    """Return the number of the job of Slurm; it becomes the name of a folder."""
+    job = environment.get("SLURM_JOB_ID", "")
+    return job if job.isascii() and job.isdigit() else ""
+
+
+def _by_hand(job: str, environment: Mapping[str, str]) -> str:
+    attempt = environment.get("SLURM_RESTART_COUNT", "")
+    return f"job-{job}.{attempt if attempt.isascii() and attempt.isdigit() else 0}"
+
+
+def _machine() -> tuple[str, str]:
+    """Return what tells a start of the machine, and a namespace of processes, from others."""
+    boot, _, namespace = holder.host().partition("/")
+    return xxhash.xxh32_hexdigest(boot.encode()), xxhash.xxh32_hexdigest(namespace.encode())

@@ -1,9 +1,8 @@
-"""What is copied of a source: its files, how much of each, and what lies beside them."""
+"""What is copied of a source: its files, its index, and what lies beside them."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import UserError
-from .. import blocks, finding, indexes, keys, npz
+from .. import finding, indexes
 from ..containers import Choice, detect
-from ..errors import BadContainer
 from ..index import Index, Int64s, data_path
 from ..stamp import Look
-from . import find, pieces
-from .part import Part
+from . import find
 
 _PAGE = 4096
-_MORE = 1 << 20  # bytes for the marker, the users, and folders
+_MORE = 1 << 20  # bytes for the marker and folders
 
 
 @dataclass(frozen=True)
@@ -30,36 +27,25 @@ class Plan:
 
     Attributes:
         source: real path of a file or folder.
-        index: of all its samples; of a single file that is no pack, of none.
-        packed: whether rankup has packed it.
-        sizes: int64, bytes of each file.
-        cuts: int64, bytes of each that are copied, from its beginning.
-        beside: small files beside the data, with their xxh3.
+        index: of all its samples, with `sizes`; of a single file that is no pack, of none.
+        packed: rankup has packed it.
         seen: of the source, before anything was copied.
     """
 
     source: Path
     index: Index
     packed: bool
-    sizes: Int64s
-    cuts: Int64s
-    beside: dict[str, str]
     seen: tuple[Look, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of data that are copied."""
-        return int(self.cuts.sum())
-
-    @property
-    def total(self) -> int:
-        """Bytes of data that there are."""
-        return int(self.sizes.sum())
+        """Return the bytes of data."""
+        return int(self.index.sizes.sum())
 
     @property
     def needed(self) -> int:
-        """Bytes that all of the copy takes."""
-        pages = -(-self.cuts // _PAGE) * _PAGE
+        """Return the bytes that all of the copy takes."""
+        pages = -(-self.index.sizes // _PAGE) * _PAGE
         keys = self.index.keys
         columns: list[npt.NDArray[Any]] = [keys.data, keys.ends, self.index.files.data]
         for one in self.index.fields:
@@ -67,13 +53,17 @@ class Plan:
         columns += [] if self.index.labels is None else [self.index.labels]
         return int(pages.sum()) + sum(one.nbytes for one in columns) + _MORE
 
+    @property
+    def checked(self) -> bool:
+        """Return True where every sample has a hash to be compared with."""
+        return bool(self.index.fields) and all(one.hash is not None for one in self.index.fields)
 
-def part_of(total: int, fraction: float) -> int:
-    """How many bytes a fraction is."""
-    return min(total, round(total * fraction))
+    def files(self, root: Path) -> list[Path]:
+        """Return the files of the source, or of a copy at `root`."""
+        return [data_path(root, self.index.files, row) for row in range(len(self.index.files))]
 
 
-def planned(source: Path, fraction: float) -> Plan:
+def planned(source: Path) -> Plan:
     """Look at a source.
 
     Raises:
@@ -98,56 +88,28 @@ def planned(source: Path, fraction: float) -> Plan:
                 f"then copies that"
             )
         index = finding.found(source, Choice()).index
-    sizes = pieces.sizes(index, source)
-    index = replace(index, sizes=sizes)  # by which it is found how much of each file is staged
-    paths = [data_path(source, index.files, row) for row in range(len(index.files))]
+    plan = Plan(source, replace(index, sizes=_sizes(index, source)), own is not None, first)
+    paths = plan.files(source)
     if own is None and source.is_dir():  # it consists of what is in it
         paths = [source, *dict.fromkeys(path.parent for path in paths), *paths]
-    seen = (*first, *find.look(paths)) if own is not None else find.look(paths)
-    cuts = find.cuts(sizes, part_of(int(sizes.sum()), fraction))
-    beside_it = {} if own is None else _beside(source, index)
-    return Plan(source, index, own is not None, sizes, cuts, beside_it, seen)
+    return replace(plan, seen=(*first, *find.look(paths)) if plan.packed else find.look(paths))
 
 
-def complete(plan: Plan, part: Part, folder: Path, threads: int) -> None:
-    """Add the index and what lies beside the data, and compare what is left to compare.
+def beside(index: Index) -> list[str]:
+    """Return the names of the small files beside the data of a pack."""
+    written = index.facts.get("beside")
+    return list(map(str, written)) if isinstance(written, dict) else []
 
-    Raises:
-        BadContainer: something is not what was packed.
-        UserError: the source is not what it was.
-        OSError: it could not be written.
-    """
-    at = folder / find.INDEX
-    if plan.packed:
-        shutil.copyfile(indexes.place(plan.source), at)
+
+def _sizes(index: Index, source: Path) -> Int64s:
+    """Return the bytes of each file, as the index says or as they are, int64 (files,)."""
+    if len(index.sizes):
+        return np.asarray(index.sizes, np.int64)
+    found = []
+    for row in range(len(index.files)):
+        path = data_path(source, index.files, row)
         try:
-            npz.load(at)
-        except BadContainer as error:
-            raise BadContainer(f"{indexes.place(plan.source)}, copied: {error}") from None
-    else:
-        indexes.save(plan.index, at)
-    if plan.packed and np.array_equal(plan.cuts, plan.sizes):
-        os.link(at, indexes.place(part.root))  # so that it is a pack by itself
-        for name in plan.beside:
-            (part.root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(plan.source / name, part.root / name)
-        if plan.beside and blocks.beside(part.root, plan.index) != plan.beside:
-            raise BadContainer(
-                f"{plan.source}: its small files beside the data are not those that were packed: "
-                f"`rankup inspect --verify` names them; restore them"
-            )
-    part.finish(threads)
-    why = find.unlike(plan.source, plan.seen)
-    if why:
-        raise UserError(f"{why} while it was copied: nothing was staged; run it again")
-
-
-def _beside(source: Path, index: Index) -> dict[str, str]:
-    written = index.facts.get("beside") if source.is_dir() else None
-    if not isinstance(written, dict):
-        return {}
-    names = {str(name): str(digest) for name, digest in written.items()}
-    stray = [name for name in names if not keys.safe(os.fsencode(name))]
-    if stray:
-        raise BadContainer(f"the index names {stray[0]!r}, which is no file of a pack: restore it")
-    return names
+            found.append(os.stat(path).st_size)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    return np.array(found, np.int64)

@@ -17,16 +17,19 @@ from ...base.files import user_path
 from ...base.findings import Finding, Level
 from ...base.signals import ended_as_an_exception
 from ...base.text import clean
+from ...sandbox.inside.spec import STATE
+from ...sandbox.processes import Tree
 from ...slurm.client import Client
 from ..question import Answer, Question, question, warning
 from . import folders, machine, python, script
-from .deadline import MARK, Deadline, end_all, start
+from .deadline import Deadline, start
 from .facts import Facts, RankCheck
 
 Asked: TypeAlias = Sequence[Question[Facts]]
 # Of two seconds in all: the rest is for starting Python, and for ending what is left.
 LIMIT = 1.5
 _FOR_THE_ANSWERS = 0.1
+_FOR_THE_END = 0.2
 
 QUESTIONS: Asked = (
     machine.machine,
@@ -47,7 +50,7 @@ QUESTIONS: Asked = (
     python.torch_twice,
     script.needs,
 )
-OF_A_SCRIPT: Asked = (script.script, script.imports, script.data, script.ported)
+OF_A_SCRIPT: Asked = (script.imports, script.data, script.ported)
 
 
 @question("RK538", "no answer in time", "doctor")
@@ -130,7 +133,7 @@ def examine(
     path = None if script is None else user_path(script, "SCRIPT")
     mark = secrets.token_hex(8)
     # Slurm's commands are ended below, with all they have started, and not by the client's limit.
-    environment = {**os.environ, MARK: mark}
+    environment = {**os.environ, STATE: mark}
     client = Client(timeout=limit + 60, environment=environment)
     deadline = Deadline(limit)
     facts = Facts(Deadline(limit - _FOR_THE_ANSWERS), client, path, args, ranks)
@@ -147,7 +150,7 @@ def examine(
     finally:
         if not done:
             environment["PATH"] = os.devnull  # a thread that goes on finds no next command
-            end_all(mark)
+            Tree(mark).kill(_FOR_THE_END)
     found = [finding for answer in answers for finding in answer or ()]
     places = [place for (_, place), answer in zip(asked, answers, strict=True) if answer is None]
     found += late.findings((list(dict.fromkeys(places)), limit))

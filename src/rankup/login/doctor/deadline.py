@@ -10,19 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from typing import Any, Generic, TypeVar, overload
-
-import psutil
 
 from ...base.processes import end_group
 
 T = TypeVar("T")
 D = TypeVar("D")
-# Every process that doctor starts, through Slurm's client too, has it in its environment: so it
-# ends its own children, and nobody else's.
-MARK = "RANKUP_DOCTOR"
-_ROUNDS = 3
 # A signal that the kernel hands to another thread does not wake the main thread out of its wait:
 # Python acts on it when that thread goes on.
 _SIGNAL_SECONDS = 0.1
@@ -127,26 +120,3 @@ def output(words: Sequence[str], environment: Mapping[str, str], deadline: Deadl
     except subprocess.TimeoutExpired:
         end_group(process)
         return None
-
-
-def end_all(mark: str) -> None:
-    """Kill the processes below this one that have `MARK=mark` in their environment.
-
-    Their threads here have nothing to wait for then; one that would start a next command is met in
-    the next round.
-    """
-    for _ in range(_ROUNDS):
-        ours = [child for child in psutil.Process().children(recursive=True) if _has(child, mark)]
-        if not ours:
-            return
-        for process in ours:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(ours, timeout=0.05)
-
-
-def _has(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.environ().get(MARK) == mark
-    except (psutil.Error, OSError):  # gone
-        return False

@@ -53,33 +53,15 @@ _PACKAGES = {
 }
 
 
-@question("RK524", "the script can be read", "script")
-def script(facts: Facts) -> Iterator[Answer]:
-    """The script: it is there, is a regular file, can be read, and is Python. A job that cannot
-    read its script fails after it has waited.
-
-    ```text
-    ERROR trian.py  trian.py: No such file or directory; name a script, from where you are or in full [RK524]
-    ```
-
-    Name it as you would for `python`. For a mistake in it, the message names file and line.
-    """  # noqa: E501
-    why = unreadable(facts.script)
-    try:
-        if not why:
-            read_imports(facts.script)
-    except UserError as problem:
-        why = str(problem)
-    yield error(why) if why else ok(str(facts.script.resolve()))
-
-
-@question("RK525", "what the script imports is there", "script")
+@question("RK525", "the script can be read, and what it imports is there", "script")
 def imports(facts: Facts) -> Iterator[Answer]:
-    """Every package that the script and the modules beside it import, and whether this environment
-    has it. Nothing is imported. Imports in `try`/`except ImportError` and under `TYPE_CHECKING` may
-    be missing. A job that lacks a package fails in its first second, after hours in the queue.
+    """The script: it is there, is a regular file, and is Python. And every package that it and the
+    modules beside it import, and whether this environment has it. Nothing is imported. Imports in
+    `try`/`except ImportError` and under `TYPE_CHECKING` may be missing. A job that lacks a package
+    fails in its first second, after hours in the queue.
 
     ```text
+    ERROR trian.py    trian.py: No such file or directory; name a script, from where you are or in full [RK525]
     ERROR train.py:4  imports cv2; this environment has no cv2 [RK525]
           -> pip install opencv-python-headless; and add it to requirements.txt
     ```
@@ -87,12 +69,14 @@ def imports(facts: Facts) -> Iterator[Answer]:
     Add the package to `requirements.txt` and run `rankup env create`. Names of packages are known
     for the usual modules that are called otherwise (`cv2`, `PIL`, `sklearn`, `yaml`); else the
     module's own name is shown.
-    """
-    if unreadable(facts.script):
+    """  # noqa: E501
+    if why := unreadable(facts.script):
+        yield error(why)
         return
     try:
         found = read_imports(facts.script)
-    except UserError:  # RK524 says why
+    except UserError as problem:
+        yield error(str(problem))
         return
     folder = facts.script.resolve().parent
     tops = dict.fromkeys(one.module.partition(".")[0] for one in found if one.module)
@@ -150,7 +134,7 @@ def data(facts: Facts) -> Iterator[Answer]:
         return
     try:
         downloads = read_downloads(facts.script, facts.args).downloads
-    except UserError:  # RK524 says why
+    except UserError:  # RK525 says why
         return
     found, exact = record.of_script(facts.project, facts.script, facts.args)
     if found is None:

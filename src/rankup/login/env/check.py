@@ -43,8 +43,7 @@ class Environment:
         """The object that `inside.py` prints in the activated environment; None where it cannot."""
         if state.elsewhere(self.folder, self.stamps.made):
             return None
-        files = requirements.files(self.folder / "requirements.txt")
-        words = [self.folder / "activate.sh", _INSIDE, *(one for one in files if one.is_file())]
+        words = [self.folder / "activate.sh", _INSIDE]
         script = 'source "$1" >&2 || exit 1; shift; exec python "$@"'
         process = subprocess.Popen(
             ["bash", "-c", script, "bash", *words],  # noqa: S607
@@ -121,47 +120,31 @@ def works(it: Environment) -> Iterator[Answer]:
 def age(it: Environment) -> Iterator[Answer]:
     """The hashes of `requirements.txt` (with the files it names by `-r` and `-c`),
     `requirements.lock` and, for the kind `modules`, `modules.sh`, against those that the
-    environment was made from. Where they differ, a job would run with the older packages.
+    environment was made from. Where they differ, a job would run with the older packages. Also the
+    hash of `requirements.txt` at the top of `requirements.lock`: `setup.sh` refuses a lock that was
+    made from other requirements, since it would leave out what was added since.
 
     ```text
     WARN  files  requirements.txt changed since it was made [RK542]
                  -> rankup env create /p/project1/abc/ann/env
+    ERROR lock   requirements.lock was made from another requirements.txt [RK542]
+                 -> rankup env lock /p/project1/abc/ann/env, or remove it
     ```
 
-    `rankup env create`. A package more is installed into the venv; a package less, or another
-    module, makes it anew.
+    `rankup env create`; with a lock `rankup env lock` first, or remove it to install whatever is
+    newest. A package more is installed into the venv; a package less, or another module, makes it
+    anew.
     """
+    path = it.folder / "requirements.lock"
+    digest = requirements.digest(it.folder / "requirements.txt")
+    top = requirements.content(path).split(b"\n")[:10]
+    if path.is_file() and f"# requirements: {digest}".encode() not in top:
+        todo = f"rankup env lock {shlex.quote(str(it.folder))}, or remove it"
+        yield error("requirements.lock was made from another requirements.txt", todo, "lock")
     if names := state.changed(it.folder, it.stamps):
         yield warning(f"{' and '.join(names)} changed since it was made", it.create)
     else:
         yield ok("nothing has changed since it was made")
-
-
-@question("RK543", "the lock fits the requirements", "lock")
-def lock(it: Environment) -> Iterator[Answer]:
-    """The hash of `requirements.txt` that stands at the top of `requirements.lock`. `setup.sh`
-    installs what stands in the lock: one that was made from other requirements would leave out what
-    was added since, so that `setup.sh` refuses it.
-
-    ```text
-    ERROR lock  requirements.lock was made from another requirements.txt [RK543]
-                -> rankup env lock /p/project1/abc/ann/env, or remove it
-    ```
-
-    `rankup env lock` and `rankup env create`; or remove `requirements.lock` to install whatever is
-    newest.
-    """
-    path = it.folder / "requirements.lock"
-    digest = requirements.digest(it.folder / "requirements.txt")
-    if not path.is_file():
-        return
-    if f"# requirements: {digest}".encode() in requirements.content(path).split(b"\n")[:10]:
-        yield ok("requirements.lock fits requirements.txt")
-    else:
-        yield error(
-            "requirements.lock was made from another requirements.txt",
-            f"rankup env lock {shlex.quote(str(it.folder))}, or remove it",
-        )
 
 
 @question("RK544", "packages that do not go together", "packages")
@@ -216,32 +199,7 @@ def torch(it: Environment) -> Iterator[Answer]:
         yield ok(f"{found[0]['version']} from {'venv/' if own else 'a module'}")
 
 
-@question("RK546", "each requirement is installed", "requirements")
-def installed(it: Environment) -> Iterator[Answer]:
-    """Every line of `requirements.txt`, and of the files it names, that asks for a package by name:
-    the activated environment has it in a version that fits, from the venv or from a module. Paths
-    and URLs are left out. A job would fail at the import, after it has waited in the queue.
-
-    ```text
-    ERROR requirements  requirements.txt asks for einops>=0.8: 0.7.0 is there [RK546]
-                        -> rankup env create /p/project1/abc/ann/env
-    ```
-
-    `rankup env create`. If that finds nothing to do, somebody has run pip by hand in the
-    environment: remove `venv/` and run it again.
-    """
-    if it.inside is None:
-        return
-    asked = it.inside["requirements"]
-    missing = [one for one in asked if not one["fits"]]
-    for one in missing:
-        has = f"{one['found']} is there" if one["found"] else "it is not installed"
-        yield error(f"requirements.txt asks for {one['text']}: {has}", it.create)
-    if not missing:
-        yield ok(f"{len(asked)} asked for by name, all there")
-
-
-QUESTIONS = (finished, works, age, lock, conflicts, torch, installed)
+QUESTIONS = (finished, works, age, conflicts, torch)
 
 
 def check(folder: str | None, *, as_json: bool) -> int:

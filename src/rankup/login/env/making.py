@@ -21,7 +21,7 @@ import rankup
 from ...base.errors import EXIT_FAILED, RunFailed, UserError
 from ...base.files import write_atomic, write_json
 from ...base.processes import end_group
-from . import plan, state, texts
+from . import state, texts
 from .texts import KINDS, Kind
 
 _KIND_LINE = re.compile(r"^\s*(?:export\s+)?ENV_KIND=[\"']?(\w*)", re.MULTILINE)
@@ -241,7 +241,7 @@ def _write_files(path: Path, kind: str | None) -> None:
         raise UserError(
             f"{path / 'config.sh'} says ENV_KIND={said}, and --kind {kind}; change it there"
         )
-    wanted = plan.make(path, next((one for one in KINDS if one == kind), said))
+    wanted = texts.planned(path, next((one for one in KINDS if one == kind), said))
     if wanted.modules and wanted.kind == "wheels" and not kind and not said:
         print(
             f"note: {wanted.title} has modules, and there is no `module` command here: this "

@@ -1,4 +1,4 @@
-"""The five files of an environment, as pure functions of what is known of the site.
+"""The five files of an environment, from its plan: what is known of the site and this machine.
 
 `setup.sh` and `activate.sh` are constant bash, from `parts/`; the other three are the user's, and
 here is what they start with.
@@ -7,14 +7,24 @@ here is what they start with.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 from ...base.errors import UserError
+from ...site import config as configuration
+from ...site import detect
+from ...site.caches import ROOT_VARIABLE, caches
+from ...site.config import Config
+from ...site.profile import Profile
 
 Kind = Literal["modules", "wheels"]
 KERNEL = "kernel.sh"
@@ -26,6 +36,9 @@ REQUIREMENT = "torch>=2.8"
 # top of it, whose modules load it: torchvision, PyTorch-Lightning, torch-geometric.
 _BRINGS = re.compile(r"(?<![a-z])(?:(?:py)?torch|torch(?:vision|audio))(?![a-z])", re.IGNORECASE)
 _START = re.compile(rf"#!/bin/bash\n{_HEADER}([0-9a-f]{{64}})\n")
+# A site's `module` answers in a moment, or its file system hangs.
+_MODULE_TIMEOUT = 20.0
+_NO_NAMES = ("env", "venv", ".env", ".venv")
 
 
 @dataclass(frozen=True)
@@ -150,3 +163,75 @@ def _requirements(plan: Plan) -> str:
     else:
         lines += ["# modules.sh loads no PyTorch, so that it comes from here.", REQUIREMENT]
     return "\n".join(lines) + "\n"
+
+
+def planned(path: Path, kind: Kind | None) -> Plan:
+    """Return the plan of an environment here; without a kind, of the one that suits the site.
+
+    Raises:
+        UserError: `rankup.toml` is wrong, or the site has no modules for the kind `modules`.
+    """
+    config = configuration.load(Path.cwd())
+    profile, _ = detect.choose(config, os.environ, os.uname().nodename)
+    if kind == "modules" and not profile.modules:
+        raise UserError(
+            f"no modules are known for {profile.title}; say which in rankup.toml: [site] "
+            'modules = ["Python", "PyTorch"], or take --kind wheels'
+        )
+    usual: Kind = "modules" if profile.modules and _has_modules() else "wheels"
+    return Plan(
+        kind=kind or usual,
+        # "env" says nothing in a prompt: the project's name does.
+        name=(path.parent.name if path.name in _NO_NAMES else path.name) or path.name,
+        python=_python(),
+        title=profile.title,
+        modules=profile.modules,
+        caches=moved_caches(config, profile, os.environ),
+    )
+
+
+def moved_caches(
+    config: Config, profile: Profile, environment: Mapping[str, str], home: Path | None = None
+) -> dict[str, str]:
+    """Return variable -> folder of the caches that the site has elsewhere than in `$HOME`.
+
+    What the user has set is not among them. In an environment that is active they are all set, and
+    then to what the site says: these are not the user's.
+    """
+    bare = caches(config, profile, {**environment, **_none_set(config, profile, environment)}, home)
+    sites = {one.variable: str(one.path) for one in bare.entries if one.said_by == "site"}
+    kept = {
+        name: folder for name, folder in sites.items() if environment.get(name, "") in ("", folder)
+    }
+    if kept and bare.root is not None:
+        kept[ROOT_VARIABLE] = str(bare.root)
+    return kept
+
+
+def _none_set(config: Config, profile: Profile, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of caches, all empty."""
+    return {one.variable: "" for one in caches(config, profile, environment).entries}
+
+
+def _python() -> str:
+    """The Python that runs this, by name where PATH has just this one, else by its path."""
+    base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    return name if os.path.realpath(shutil.which(name) or "") == base else base
+
+
+def _has_modules() -> bool:
+    if os.environ.get("LMOD_CMD") or os.environ.get("MODULESHOME"):
+        return True
+    try:
+        # A function of bash, so that only bash knows of it.
+        done = subprocess.run(
+            ["bash", "-c", "type module"],  # noqa: S607
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_MODULE_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

@@ -319,22 +319,17 @@ def without_outputs(items: Iterable[Item], second: Sequence[Event]) -> tuple[Ite
     """Return the items but those that a second start, without a network, has written again.
 
     They are the script's own output (`config.json`), which a job will write anew, with another
-    size; what it needs is there already when it starts for the second time. What differs from such
-    a file by the name of its new folder, or by digits (`runs/2026-11-20/config.json`), is kept,
-    as something that nobody needs.
+    size; what it needs is there already when it starts for the second time. What `datasets` makes
+    of local files it keeps by their path, which is another one in each copy.
     """
-    opened, renamed = of(second, "open"), of(second, "rename")
-    again = {event.text("path") for event in opened} | {event.text("to") for event in renamed}
-    fresh = {event.text("path") for event in opened if event.values.get("existed") is False}
-    fresh |= {event.text("to") for event in renamed}
-    folders = {event.text("path") for event in of(second, "mkdir")}
-    alike = {shape for path in fresh for shape in _shapes(path, folders)}
-    alike |= {shape for path in folders for shape in _shapes(path, folders) if "*" in shape}
-    alike |= {_digits(path) for path in folders if _digits(path) != path}
-    kept = (item for item in items if item.path not in again)
+    events = of(second, "open", "rename")
+    again = {event.text("to") or event.text("path") for event in events}
+    prepared = {PurePosixPath(event.text("path")).parts[-2:] for event in of(second, "mkdir")}
     return tuple(
-        replace(item, needed=False) if item.needed and _is_like(item, alike) else item
-        for item in kept
+        item
+        for item in items
+        if item.path not in again
+        if item.source or PurePosixPath(item.path).parts[-2:] not in prepared
     )
 
 
@@ -421,24 +416,3 @@ def _repository(path: str, source: str) -> Item | None:
     newest = max(snapshots, key=lambda one: one.stat().st_mtime).name if snapshots else ""
     shown = name if kind == "models" else f"{name} ({kind})"
     return Item(shown, source, path, sum(sizes), len(sizes), revision=newest)
-
-
-def _is_like(item: Item, alike: set[str]) -> bool:
-    if same_name(item.path, item.source):
-        return False
-    folders = {str(parent) for parent in PurePosixPath(item.path).parents}
-    return not alike.isdisjoint(_shapes(item.path, folders))
-
-
-def _shapes(path: str, folders: Iterable[str]) -> set[str]:
-    """The path with any digits; and, for each of `folders` above it, with any name for that."""
-    found = {_digits(path)}
-    for folder in folders:
-        if path.startswith(folder + "/"):
-            above = os.path.dirname(folder)
-            found.add(f"{_digits(above)}/*{_digits(path[len(folder) :])}")
-    return found
-
-
-def _digits(path: str) -> str:
-    return re.sub(r"\d+", "#", path)

@@ -11,8 +11,7 @@ import json
 import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -28,7 +27,6 @@ from .http import Broken, Changed, Unreached, Version, ask
 from .request import FetchFailed
 
 _BLOCK = 1 << 20  # bytes
-_HASHED_AT_ONCE = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -96,17 +94,16 @@ def download(
         if (found := _present(target, sha256, replace)) is not None:
             return found
         part = _Part(target, url, trusted=bool(sha256), held=held)
-        with closing(part):
-            with progress.shown(name or target.name) as show:
-                _complete(part, url, authorization, patience, show)
-                came = part.digest()
-            if sha256 and came != sha256:
-                part.remove()
-                raise FetchFailed(
-                    f"{public(url)}: wrong checksum: the sha256 of what came is {came}, "
-                    f"{sha256} was asked for; it is removed"
-                )
-            part.finish(target)
+        with progress.shown(name or target.name) as show:
+            _complete(part, url, authorization, patience, show)
+            came = part.digest()
+        if sha256 and came != sha256:
+            part.remove()
+            raise FetchFailed(
+                f"{public(url)}: wrong checksum: the sha256 of what came is {came}, "
+                f"{sha256} was asked for; it is removed"
+            )
+        part.finish(target)
     return Downloaded(target, part.size, came, fresh=True)
 
 
@@ -156,13 +153,11 @@ class _Part:
     """
 
     def __init__(self, target: Path, url: str, trusted: bool, held: lock.Held) -> None:
-        # Hashes what is written, beside the download: hashlib leaves the other threads alone.
-        self._thread, self._closed = ThreadPoolExecutor(1), False
         self.path = target.with_name(f"{target.name}.part")
         self._note = target.with_name(f"{target.name}.part.json")
         self._identity, self._trusted, self._held = identity(url), trusted, held
         self.size, self.version, self._refused = 0, Version(), False
-        self._sha256, self._hashed, self._to_hash = hashlib.sha256(), 0, 0
+        self._hash, self._hashed = hashlib.sha256(), 0  # of the first bytes
         self._make_ours()
         # Another user may have written it: what is no note of ours is as good as none.
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -213,36 +208,22 @@ class _Part:
         rest = memoryview(block)
         while rest:  # a disk that is almost full takes a part of it
             written = file.write(rest)
+            if self._hashed == self.size:
+                self._hash.update(rest[:written])
+                self._hashed += written
             self.size += written
             rest = rest[written:]
-        if self.size - self._to_hash >= _HASHED_AT_ONCE:
-            self._to_hash = self.size
-            self._thread.submit(self._hash, self.size)
 
     def digest(self) -> str:
-        """Return the sha256 of all bytes."""
-        return self._thread.submit(self._hash, self.size).result()
-
-    def _hash(self, size: int) -> str:
-        with self.path.open("rb") as file:
-            file.seek(self._hashed)
-            while not self._closed and (block := file.read(min(_BLOCK, size - self._hashed))):
-                self._sha256.update(block)
-                self._hashed += len(block)
-        return self._sha256.hexdigest()
+        """Return the sha256 of all bytes; what an earlier fetch has left is read once more."""
+        return self._hash.hexdigest() if self._hashed == self.size else _sha256(self.path)
 
     def remove(self) -> None:
         """Keep nothing."""
         self.path.unlink(missing_ok=True)
         self._note.unlink(missing_ok=True)
-        self._thread.submit(int).result()  # it is done with the bytes that were there
         self.size, self.version = 0, Version()
-        self._sha256, self._hashed, self._to_hash = hashlib.sha256(), 0, 0
-
-    def close(self) -> None:
-        """End the thread, whatever it has left to hash: Ctrl-C would wait for it."""
-        self._closed = True
-        self._thread.shutdown(cancel_futures=True)
+        self._hash, self._hashed = hashlib.sha256(), 0
 
     def finish(self, target: Path) -> None:
         """Give the file its name, for good."""
@@ -292,10 +273,10 @@ def _attempt(
         return  # ended between the last byte and the name
     timeout = httpx.Timeout(patience.stall, connect=min(patience.connect, patience.stall))
     with ask(url, part.size, part.version, timeout, authorization) as reply:
+        total = reply.version.total
+        _check_space(part, url, reply.start, total)
         if reply.start == 0:
             part.begin(reply.version)
-        total = reply.version.total
-        _check_space(part, url, total)
         with part.path.open("r+b", buffering=0) as file:
             file.seek(part.size)
             show(part.size, total)
@@ -307,11 +288,12 @@ def _attempt(
                 show(part.size, total)
 
 
-def _check_space(part: _Part, url: str, total: int | None) -> None:
-    free = shutil.disk_usage(part.path.parent).free
-    if total is not None and total - part.size > free:
+def _check_space(part: _Part, url: str, start: int, total: int | None) -> None:
+    # What is there of another version goes first.
+    free = shutil.disk_usage(part.path.parent).free + (part.size if start == 0 else 0)
+    if total is not None and total - start > free:
         raise FetchFailed(
-            f"{public(url)} has {total} bytes, {total - part.size} of them still to come, and "
+            f"{public(url)} has {total} bytes, {total - start} of them still to come, and "
             f"{part.path.parent} has room for {free}; make room there, or name another place: "
             f"--to, or `cache` in [fetch] of rankup.toml{part}"
         )

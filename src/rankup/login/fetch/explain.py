@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from ...base.amounts import size
@@ -44,7 +44,6 @@ _OFFLINE = re.compile(
     r"|outgoing traffic has been disabled|in the (?:local|disk) cache",
     re.IGNORECASE,
 )
-_QUOTED = re.compile(r"'([^'\n]+)'\s*$")
 # A frame as a traceback or faulthandler prints it.
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+),? in (\S+)')
 _NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<|/rankup/sandbox/")
@@ -236,7 +235,6 @@ def missing(
     ended: Ended,
     limits: Limits,
     brought: Mapping[str, str] | None,
-    folder: Path,
     most: int = 5,
 ) -> list[str]:
     """Why a start without a network failed: its own error, and what it asked the network for.
@@ -244,7 +242,6 @@ def missing(
     Args:
         brought: the URLs of files that the start before it has brought, with their paths; None
             where there was none that came to training.
-        folder: where it ran.
     """
     lines: list[str] = []
     end = next((event for event in reversed(of(events, "end")) if event.text("type")), None)
@@ -261,24 +258,9 @@ def missing(
             relative = os.path.relpath(path)
             shown = path if relative.startswith("..") else relative
             lines.append(f"it downloads at every start: let it look for {shown} first")
-    elif reason := _local(end, folder):
-        lines.append(reason)
     elif not _OFFLINE.search(" ".join(lines)):
         why = (
             "that is not why it failed" if brought is None else "the second start went another way"
         )
         lines.append(f"it asked for nothing from the network: {why}")
     return lines
-
-
-def _local(end: Event | None, folder: Path) -> str:
-    """The part of an error that has nothing to do with the network."""
-    if end is None:
-        return ""
-    if end.text("type") == "FileExistsError":
-        return "it starts only where this is not there: a job will not start either"
-    name = _QUOTED.search(end.text("message"))
-    if end.text("type") != "FileNotFoundError" or name is None:
-        return ""
-    relative = "" if os.path.isabs(name[1]) else f", relative to {folder}"
-    return f"{name[1]} is not here{relative}"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpcore
@@ -104,7 +102,7 @@ def ask(
     """Request a file from `start` on, if it still is that `version`, else the whole of it.
 
     Args:
-        timeout: `read` holds for each byte, and for all headers together.
+        timeout: `read` holds for each byte.
         authorization: a header for this server alone; empty: user and password of the URL.
 
     Raises:
@@ -120,8 +118,7 @@ def ask(
         headers["Authorization"] = authorization
     with _client(timeout) as client:
         try:
-            extensions = {"trace": _header_limit(timeout.read or 60.0)}
-            request = client.build_request("GET", url, headers=headers, extensions=extensions)
+            request = client.build_request("GET", url, headers=headers)
             response = _send(client, request)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise _unreachable(error, url) from None
@@ -172,28 +169,6 @@ def _check_redirect(response: httpx.Response) -> None:
             f"{public(str(old))} redirects to {public(new)}: from {old.scheme} to {parts.scheme} "
             "is not followed; give that URL if you trust it"
         )
-
-
-def _header_limit(seconds: float) -> Any:
-    """Return a trace for httpx, whose limits hold for a byte, that cuts off slower headers."""
-    sockets: list[socket.socket] = []
-    timers: list[threading.Timer] = []
-
-    def cut() -> None:
-        with suppress(OSError):
-            socket.socket.shutdown(sockets[-1], socket.SHUT_RDWR)  # below TLS, if there is some
-
-    def trace(event: str, info: Mapping[str, Any]) -> None:
-        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-            sockets.append(info["return_value"].get_extra_info("socket"))
-        elif event == "http11.receive_response_headers.started":
-            timers.append(threading.Timer(seconds, cut))
-            timers[-1].daemon = True
-            timers[-1].start()
-        elif event.startswith("http11.receive_response_headers."):
-            timers[-1].cancel()
-
-    return trace
 
 
 def _reply(response: httpx.Response, start: int, version: Version, url: str) -> Reply:

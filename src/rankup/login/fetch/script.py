@@ -191,8 +191,7 @@ class _Fetch:
             return self._record("none", "; ".join(done.outcome.lines)), self._failed()
         if not reached:
             brought = None if self._request.only_proof else self._came
-            limits, here = self._start.limits, Path.cwd()
-            lines = explain.missing(done.events, done.ended, limits, brought, here)
+            lines = explain.missing(done.events, done.ended, self._start.limits, brought)
             say("it does not start without a network:")
             for line in lines:
                 say(f"  {line}")

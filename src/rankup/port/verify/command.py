@@ -147,12 +147,10 @@ def _notes(seen: Mapping[str, Seen]) -> list[str]:
     for name in ("original-one", "original-alike"):
         if name in seen and seen[name].failed:
             found.append(f"left out: {_shown(name)} does not come to its end")
-    refused = {
-        f"refused: {event['what']} ({event['where']})"
-        for run in seen.values()
-        for rank in run.ranks
-        for event in rank.of("refused")
-    }
+    events = [event for run in seen.values() for rank in run.ranks for event in rank.of("refused")]
+    refused = {f"refused: {event['what']} ({event['where']})" for event in events}
+    events = [event for run in seen.values() for rank in run.ranks for event in rank.of("connect")]
+    refused |= {f"refused: network: {event['host']} ({event['where']})" for event in events}
     return list(dict.fromkeys([*found, *sorted(refused)]))
 
 

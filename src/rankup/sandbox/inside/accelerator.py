@@ -37,36 +37,18 @@ _QUESTIONS = ("is_available", "device_count")
 Redirections = dict[str, list[Change]]
 
 
-class Stream:
-    """A queue of work that is always done."""
+class Done:
+    """A queue of work, or a moment in it: all is done, and there is nothing to wait for."""
+
+    cuda_stream = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.cuda_stream = 0
+        pass
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Done:
         return self
 
     def __exit__(self, *error: object) -> None:
-        pass
-
-    def query(self) -> bool:
-        """Return True: all is done."""
-        return True
-
-    def record_event(self, event: Any = None) -> Any:
-        """An event that has happened."""
-        return event or Event()
-
-    def synchronize(self, *args: Any) -> None:
-        """Nothing to wait for."""
-
-    wait_event = wait_stream = synchronize
-
-
-class Event:
-    """A moment that has passed."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def query(self) -> bool:
@@ -74,13 +56,17 @@ class Event:
         return True
 
     def elapsed_time(self, other: Any) -> float:
-        """Milliseconds between the two."""
+        """Return the milliseconds between the two."""
         return 0.0
 
-    def record(self, *args: Any) -> None:
-        """Nothing to note."""
+    def record_event(self, event: Any = None) -> Any:
+        """Return an event that has happened."""
+        return event or Done()
 
-    wait = synchronize = record
+    def synchronize(self, *args: Any) -> None:
+        """Do nothing."""
+
+    record = wait = wait_event = wait_stream = synchronize
 
 
 def redirections(mapped: Devices, threads: int, *, pretend: bool, alone: bool) -> Redirections:
@@ -120,7 +106,7 @@ def _stand_in(module: Any, name: str, torch: Any, devices: Devices, pretend: boo
     answers: dict[str, Callable[[], Any]] = {
         **dict.fromkeys(_NOTHING, lambda: None),
         **dict.fromkeys(_ZERO, lambda: 0),
-        **dict.fromkeys(("current_stream", "default_stream"), Stream),
+        **dict.fromkeys(("current_stream", "default_stream"), Done),
         "get_device_name": lambda: _NAME,
         "get_device_properties": _properties,
         "get_device_capability": lambda: _CAPABILITY,
@@ -144,8 +130,8 @@ def _stand_in(module: Any, name: str, torch: Any, devices: Devices, pretend: boo
         _replace(module, attribute, _call(answer, told, devices))
     for attribute in ("stream", "device", "device_of", "device_index"):
         _replace(module, attribute, contextmanager(_context))
-    for attribute, kind in (("Stream", Stream), ("ExternalStream", Stream), ("Event", Event)):
-        _replace(module, attribute, type(kind.__name__, (kind,), {}))
+    for attribute in ("Stream", "ExternalStream", "Event"):
+        _replace(module, attribute, type(attribute, (Done,), {}))
     for attribute in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         _replace(getattr(module, "nvtx", None), attribute, _call(int, "", devices))
 

@@ -10,6 +10,7 @@ import resource
 import secrets
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -27,15 +28,6 @@ from .spec import MAIN, Spec
 from .training import Training
 
 _NICE = 10
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "RAYON_NUM_THREADS",
-    "NUMEXPR_MAX_THREADS",
-)
 
 
 def main() -> int:
@@ -53,9 +45,11 @@ def main() -> int:
     journal, ending = install(given)
     _set_bounds(given, journal)
     journal.must("start", python=sys.version.split()[0], script=given.script)
-    with open(given.stack, "ab") as stack:
-        # The descriptor of the duplicate is faulthandler's, and stays open.
-        faulthandler.register(signal.SIGUSR2, os.dup(stack.fileno()), all_threads=True)
+    if given.deadline is not None:
+        with open(given.stack, "ab") as stack:
+            # The descriptor of the duplicate is faulthandler's, and stays open.
+            left = max(0.1, given.deadline - time.time())
+            faulthandler.dump_traceback_later(left, file=os.dup(stack.fileno()))
     return _Script(given, ending).run()
 
 
@@ -108,10 +102,6 @@ def install_in_child() -> None:
 
 def _set_bounds(given: Spec, journal: Journal) -> None:
     """A login node is shared: few threads, low priority, bounded memory; all inherit them."""
-    for name in _THREADS:
-        said = os.environ.get(name, "")
-        kept = min(int(said), given.threads) if said.isdigit() and int(said) else given.threads
-        os.environ[name] = str(kept)
     with suppress(OSError):
         os.nice(_NICE)
     _stay_on_few_cores(given.threads)

@@ -82,7 +82,7 @@ class Network:
             socket.gaierror: it is refused, as a machine without a name server would.
         """
         name = text(host)
-        if not name or is_loopback(name) or _is_number(name) or name == os.uname().nodename:
+        if not name or is_loopback(name) or _number(name) or name == os.uname().nodename:
             return
         self._tell(name, None, self._block)
         if self._block:
@@ -120,20 +120,16 @@ def is_loopback(host: str) -> bool:
     """Return True for a host, by name or number, that is this machine itself."""
     if host.rstrip(".").lower() in ("localhost", ""):
         return True
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return address.is_loopback or address.is_unspecified or bool(mapped and mapped.is_loopback)
+    address = _number(host)
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address is not None and (address.is_loopback or address.is_unspecified)
 
 
-def _is_number(host: str) -> bool:
+def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(host.partition("%")[0])
+        return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def text(value: object) -> str:

@@ -6,7 +6,7 @@ else
     launcher=launch_staged
     if [ "${#stage[@]}" -gt 0 ]; then # --wait=0: one node may be through long before the others
         SLURM_KILL_BAD_EXIT=1 on_every_node --wait=0 stage_node || {
-            on_every_node --time=2 clear_node # of nodes that had it already
+            on_every_node --time=2 release_node # of nodes that had it already
             end_life 1 "staging failed on the node named above; torch was not started anywhere"
         }
     fi
@@ -15,5 +15,5 @@ on_every_node --kill-on-bad-exit=1 "$launcher" "${words[@]}"
 code=$?
 # Where ranks failed, srun may have killed those who would have done it.
 if [ "$code" -ne 0 ] && [ "$launcher" != launch ]; then
-    on_every_node --time=2 clear_node
+    on_every_node --time=2 release_node
 fi

@@ -1,7 +1,12 @@
 # ---- data into each node: the ranks find the copies by themselves --------------------------------
+# The folder of this attempt's copies: not every Slurm sets SLURM_RESTART_COUNT. Of the runs in one
+# allocation each has its own.
+RANKUP_STAGE_JOB=job-$SLURM_JOB_ID.${RANKUP_INTERACTIVE:+run-}${RANKUP_INTERACTIVE:-$rankup_start}
+export RANKUP_STAGE_JOB
+
 stage_node() { # before torch is started anywhere; what does not fit is refused here
     trap '' USR1
-    trap 'sleep 0.3; clear_node; exit 143' TERM # scancel, the time limit: Slurm tells rankup, too
+    trap 'sleep 0.3; release_node; exit 143' TERM # scancel, the time limit: Slurm tells rankup, too
     local node=${SLURMD_NODENAME:-$(hostname)} code
     (
         set -o pipefail
@@ -13,7 +18,7 @@ stage_node() { # before torch is started anywhere; what does not fit is refused 
     ) &
     wait "$!"
     code=$?
-    if [ "$code" -ne 0 ]; then clear_node; fi
+    if [ "$code" -ne 0 ]; then release_node; fi
     return "$code"
 }
 
@@ -40,11 +45,6 @@ launch_staged() { # a later step could not give the memory back: a job that ends
     return "$code"
 }
 
-release_node() {
+release_node() { # with what a kill has left of a copy
     timeout 25 rankup stage --release >&2
-}
-
-clear_node() { # after a kill, which leaves half a copy
-    release_node
-    timeout 25 rankup stage --clean >&2
 }

@@ -1,6 +1,6 @@
 """Keeps a rank's writing inside of its copy of the project, and records what it writes and prints.
 
-Writing anywhere else, other programs and connections to other machines are refused.
+Writing anywhere else and other programs are refused.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ....sandbox.inside import files
-from ....sandbox.inside.hooks import Handler
 from ....sandbox.inside.journal import Journal
-from ....sandbox.inside.network import is_loopback
 from .draws import Progress
 
 _MOST = 2000  # printed lines
@@ -36,14 +34,6 @@ class Writing(files.Files):
     def __init__(self, folder: str, temporary: str, state: str, journal: Journal) -> None:
         super().__init__(journal, folder, (temporary, state), (), temporary)
         self._folder = folder
-
-    def handlers(self) -> dict[str, Handler]:
-        """Audit events and their handlers."""
-        return {
-            **super().handlers(),
-            "socket.connect": self._connected,
-            "socket.sendto": self._connected,
-        }
 
     def note(self, event: str, **fields: Any) -> None:
         """Record a file that is written by its path in the copy."""
@@ -68,14 +58,6 @@ class Writing(files.Files):
     def _write(self, path: str, how: str) -> None:
         name = os.path.relpath(path, self._folder)
         self._journal.tell("write", path=name, how=how, where=self._journal.where())
-
-    def _connected(self, socket: object, address: object, *rest: object) -> None:
-        host = address[0] if isinstance(address, tuple) and address else ""
-        if isinstance(host, str) and not is_loopback(host):
-            self._journal.tell("refused", what=f"network: {host}", where=self._journal.where())
-            raise ConnectionRefusedError(
-                errno.ECONNREFUSED, "rankup verify uses no network; `rankup fetch` the data"
-            )
 
 
 class Lines(io.RawIOBase):

@@ -22,6 +22,7 @@ from ....sandbox.inside.files import writers
 from ....sandbox.inside.hooks import AfterImport, Hook
 from ....sandbox.inside.journal import HERE, Journal
 from ....sandbox.inside.main import run_as_main
+from ....sandbox.inside.network import Network
 from ..protocol import FILE, Plan, Run, Try, journal_path
 from .comparable import Clock, Comparable
 from .data import Data, DataSets
@@ -141,7 +142,8 @@ class _Watched:
         self._compiler.install()
         began = os.path.getmtime(os.path.join(plan.state, FILE))
         Clock(run.folder, began, rank if run.free else 0).install()
-        handlers = files.handlers()
+        net = Network(self._journal, block=True, main=os.getppid(), used=lambda: None)
+        handlers = {**files.handlers(), **net.handlers()}
         if not run.world:
             handlers["os.rename"] = _both(handlers["os.rename"], self._saves.renamed)
         hook.install(handlers)

@@ -1,23 +1,51 @@
-"""A child process of the fuzzing tests: damages a file many times, and scans and reads each.
+"""Damages a file many times, and scans and reads each, in a child that C libraries may take down.
 
-    python -m tests.data.containers.arrow_fuzz MODULE FILE FIRST LAST
+    python -m tests.data.containers.fuzz FORMAT FILE FIRST LAST
 
-It prints a line before each attempt, so that who started it knows which one ended it.
+The child prints a line before each attempt, so that who started it knows which one ended it.
 """
 
 from __future__ import annotations
 
 import random
 import resource
+import signal
+import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from rankup.base.errors import UserError
 from rankup.data.containers import Choice, module
 
-from .arrow_made import read
+from .made import read
 
 _MEMORY = 4 << 30
+_SECONDS = 30  # of an attempt: what hangs in C is ended like what crashes there
+_CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+def fuzz(name: str, path: Path, attempts: int) -> Counter[str]:
+    """What came of damaging a file so often, and how often: see `attempt`; or `crashed`."""
+    found: Counter[str] = Counter()
+    first = 0
+    while first < attempts:
+        child = subprocess.run(
+            [sys.executable, "-m", __name__, name, str(path), str(first), str(attempts)],
+            cwd=_CHECKOUT,
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        lines = child.stdout.split("\n")[:-1]
+        found.update(line for line in lines if not line.isdigit())
+        assert child.returncode <= 0, f"attempt {lines[-1]}: {child.stderr[-3000:]}"
+        first = attempts
+        if child.returncode < 0:
+            found["crashed"] += 1
+            first = int(lines[-1]) + 1
+    assert sum(found.values()) == attempts
+    return found
 
 
 def damage(data: bytes, seed: int) -> bytes:
@@ -60,11 +88,15 @@ def attempt(name: str, path: Path) -> str:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     name, file, first, last = sys.argv[1:]
     whole = Path(file).read_bytes()
-    torn = Path(f"{file}.{first}.torn")
     for seed in range(int(first), int(last)):
         print(seed, flush=True)
+        # A new file each time: libhdf5 goes on with one that something has left open.
+        torn = Path(f"{file}.{seed}.torn")
         torn.write_bytes(damage(whole, seed))
+        signal.alarm(_SECONDS)
         print(attempt(name, torn), flush=True)
+        torn.unlink()

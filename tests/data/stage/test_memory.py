@@ -8,10 +8,9 @@ from typing import cast
 
 import pytest
 
-from rankup.data.stage import choosing, copying, memory, room, users
-from rankup.data.stage.memory import Limit, Reserve
+from rankup.data.stage import memory, staging
+from rankup.data.stage.memory import Limit, Reserve, Room
 from rankup.data.stage.plan import Plan
-from rankup.data.stage.room import Room
 
 G = 1 << 30
 
@@ -110,42 +109,28 @@ def test_the_reserve_is_for_ranks_and_their_workers(monkeypatch: pytest.MonkeyPa
 
 def test_the_smallest_bound_counts_less_the_reserve(tmp_path: Path) -> None:
     limits = (Limit("a", 100 * G, 30 * G), Limit("b", 200 * G, 0))
-    found = Room(tmp_path, True, 500 * G, 0, limits, Reserve(20 * G, "w"))
+    found = Room(tmp_path, True, 500 * G, limits, Reserve(20 * G, "w"))
     assert found.fits == 50 * G
-    assert replace(found, promised=15 * G).fits == 35 * G
     assert replace(found, free=40 * G).fits == 40 * G
     assert replace(found, in_memory=False).fits == 500 * G  # of a disk no memory is taken
     assert replace(found, reserve=Reserve(90 * G, "w")).fits == 0
     assert replace(found, full=True).fits == 0
-    assert "no inodes left" in "".join(room.numbers(replace(found, full=True)))
+    assert "no inodes left" in "".join(replace(found, full=True).numbers())
 
 
 @dataclass(frozen=True)
 class _Plan:
     """As much of a plan as a refusal needs."""
 
-    size: int
+    needed: int
     source: Path = Path("x.h5")
-
-    @property
-    def needed(self) -> int:
-        return self.size
-
-    total = needed
-
-
-def _refusal(size: int, found: Room, notes: list[str], options: choosing.Options) -> str:
-    ask = choosing.Ask(
-        *(Path("x.h5"), None, 1.0, found.reserve, users.this_process(), users.unknown),
-        *(print, copying.fill, True, options),
-    )
-    return choosing.refusal(ask, cast(Plan, _Plan(size)), [found], notes)
 
 
 def test_a_refusal_says_all_numbers_and_what_else_there_is_to_do(tmp_path: Path) -> None:
     limits = (Limit("a", 100 * G, 30 * G), Limit("b", 200 * G, 0))
-    found = Room(tmp_path, True, 500 * G, 0, limits, Reserve(20 * G, "w"))
-    text = _refusal(100 * G, found, ["$TMPDIR is not used"], choosing.OWN)
+    found = Room(tmp_path, True, 500 * G, limits, Reserve(20 * G, "w"))
+    large = cast(Plan, _Plan(100 * G))
+    text = staging.refusal(large, [found], notes=["$TMPDIR is not used"])
     for part in (
         "x.h5 needs 107 GB on node",
         "has room for 53.7 GB",
@@ -154,13 +139,11 @@ def test_a_refusal_says_all_numbers_and_what_else_there_is_to_do(tmp_path: Path)
         "b: 215 GB left\n",
         "kept for the job's processes: 21.5 GB (w)",
         "  $TMPDIR is not used",
-        "--fraction 0.50",
         "--to DIR",
         "--reserve SIZE",
+        "do not stage it: it is then read from where it lies",
     ):
         assert part in text, text
-    none = _refusal(G, replace(found, free=0), [], choosing.OWN)
-    assert "--fraction" not in none
-    of_run = _refusal(100 * G, found, [], choosing.OF_RUN)
-    for option in ("--stage-fraction 0.50", "(--stage-to DIR)", "(--stage-reserve SIZE)"):
+    of_run = staging.refusal(large, [found], "--stage-")
+    for option in ("(--stage-to DIR)", "(--stage-reserve SIZE)"):
         assert option in of_run

@@ -1,0 +1,335 @@
+"""A copy is made once on a node: begun, filled, compared, published; and goes with its job."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...base import holder
+from ...base.amounts import size
+from ...base.errors import RunFailed, UserError
+from ...base.files import no_space
+from ...base.text import say
+from .. import indexes
+from ..pack.progress import Progress
+from . import copying, find, memory, place
+from .copying import Watch
+from .find import Copy
+from .memory import Reserve, Room
+from .place import Alive
+from .plan import Plan, planned
+
+Say = Callable[[str], None]
+# Gets the bytes of all files of a copy, which are there and empty.
+Fill = Callable[[Plan, Path, Watch], None]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A copy that is ready.
+
+    Attributes:
+        source: real path of what it is a copy of.
+        path: the copy, a file or folder with the same name.
+        size: bytes of data.
+        seconds: that copying took; 0 where it was there.
+        shared: it was there, or another process has made it.
+        checked: each sample was compared with the hash that was packed with it.
+    """
+
+    source: Path
+    path: Path
+    size: int
+    seconds: float
+    shared: bool
+    checked: bool
+
+
+def stage(
+    path: str | os.PathLike[str],
+    *,
+    to: str | os.PathLike[str] | None = None,
+    reserve: int | None = None,
+    job: str | None = None,
+    alive: Alive = place.unknown,
+    say: Say = say,
+    fill: Fill = copying.fill,
+    quiet: bool = False,
+    prefix: str = "--",
+) -> Staged:
+    """Copy a container into the memory of this node, where `rankup.data.open` finds it by itself.
+
+    A single file may be anything: of one that is no pack its bytes are copied, and `Tokens` finds
+    such a copy, too.
+
+    May be called by many processes of a job at once: the first one copies, the others wait and
+    share. A copy counts once its marker is there, and that is written when every sample in it has
+    been compared with its hash. It stays until `release`. What jobs that are over have left is
+    removed first.
+
+    The bytes of data without hashes are believed, as whoever reads the source believes them; its
+    files' sizes and times are compared before and after.
+
+    Args:
+        path: what `rankup.data.open` opens, or any file; not a folder of single files.
+        to: a folder for the copy, which `$RANKUP_STAGE_DIR` has to name where it is opened; by
+            default `$RANKUP_STAGE_DIR`, else the first of `/dev/shm` and `$TMPDIR` that it fits
+            into and that is on this node.
+        reserve: bytes of memory that are kept for the processes of the job; by default what
+            `memory.reserve` says.
+        job: a name of `place`, whose copy it is; by default of the job of Slurm, else of the shell.
+        alive: tells whether a job of Slurm lives.
+        say: gets lines for people.
+        fill: gets the bytes of a copy.
+        quiet: no progress is shown.
+        prefix: what options begin with where this was asked for, for what is said to people.
+
+    Raises:
+        UserError: there is nothing at `path`, it does not fit (with all numbers), or the place is
+            not ours.
+        BadContainer: it is damaged: the first sample that is not as it was packed is named.
+        RunFailed: no space was left in the middle.
+        OSError: it cannot be read or written.
+    """
+    source = Path(os.path.realpath(path))
+    kept = memory.reserve(os.environ) if reserve is None else Reserve(reserve, "as asked")
+    bases = place.bases(os.environ) if to is None else [Path(to).absolute()]
+    if not bases:
+        raise UserError(f"there is no place for copies on this node: set ${place.VARIABLE}")
+    root = place.ours(bases[0])
+    job = place.current(os.environ) if job is None else job
+    try:
+        with place.alone(root, say):
+            copy = _there(root, job, source, say)
+            if copy is not None:
+                return _staged(copy, 0.0, shared=True)
+            for line in clean(alive, to=bases[0]):
+                say(line)
+            plan = planned(source)
+            base = _base(bases, plan, kept, prefix)
+            entry = place.ours(base) / job / place.keyed(source)
+            return _made(entry, base, plan, fill, kept, prefix, quiet)
+    except OSError as error:
+        if not no_space(error):
+            raise
+        raise RunFailed(
+            f"{root} on node {os.uname().nodename} has no space left, not even for a lock: make "
+            f"space there, or choose another place with ${place.VARIABLE}"
+        ) from None
+
+
+def release(
+    job: str | None = None,
+    paths: Sequence[Path] | None = None,
+    *,
+    to: Path | None = None,
+) -> list[str]:
+    """Remove the copies of a job, and unmount what it has mounted.
+
+    Args:
+        job: by default the job of Slurm and the run in it, else the shell: of another run of the
+            job, or what was staged by hand in it, nothing is touched.
+        paths: of sources; None: all that the job has staged, and what it has mounted.
+        to: a place that was given for copies, beside the usual ones.
+
+    Returns:
+        What was done, line by line.
+
+    Raises:
+        OSError: a copy could not be removed.
+    """
+    job = place.current(os.environ) if job is None else job
+    done = []
+    for root in place.roots(os.environ, to):
+        if paths is None:
+            done += _removed(root, root / job, "")
+            continue
+        for path in paths:
+            entry = root / job / place.keyed(path)
+            if entry.exists():
+                done.append(f"{path}: its copy of {size(place.remove(entry, root))} is removed")
+    return done
+
+
+def clean(alive: Alive = place.unknown, *, to: Path | None = None) -> list[str]:
+    """Remove the copies of jobs and processes that are over, and unmount what they have mounted.
+
+    Args:
+        alive: tells whether a job of Slurm lives.
+        to: a place that was once given for copies, and is looked through too.
+
+    Returns:
+        What was done, line by line.
+
+    Raises:
+        OSError: a copy could not be removed.
+    """
+    done = []
+    for root in place.roots(os.environ, to):
+        place.sweep(root)
+        for job in place.jobs(root):
+            if place.over(job, os.environ, alive):
+                done += _removed(root, root / job, f", left by {place.shown(job)}")
+    return done
+
+
+def listed(alive: Alive = place.unknown, *, to: Path | None = None) -> list[dict[str, Any]]:
+    """Return all copies of this user on this node, by the names of their JSON form.
+
+    These are source, path, state, size, job, and whether that is over.
+    """
+    found = []
+    for root in place.roots(os.environ, to):
+        for job in place.jobs(root):
+            over = place.over(job, os.environ, alive)
+            for entry in place.keys(root / job):
+                about = _described(entry)
+                found.append({**about, "job": place.shown(job), "over": over})
+    return found
+
+
+def _there(root: Path, job: str, source: Path, say: Say) -> Copy | None:
+    """Return the job's own copy; what is out of date, or was begun and not ended, is removed."""
+    key = place.keyed(source)
+    for one in dict.fromkeys([root, *place.roots(os.environ)]):
+        entry = one / job / key
+        copy = find.read(entry)
+        why = find.changed(copy) if copy is not None else ""
+        if copy is not None and copy.source == source and not why:
+            return copy
+        if why:
+            say(f"{why} since {source} was staged: it is copied anew")
+        place.remove(entry, one)
+    return None
+
+
+def _base(bases: Sequence[Path], plan: Plan, reserve: Reserve, prefix: str) -> Path:
+    """Return the first place that a copy fits into.
+
+    Raises:
+        UserError: there is none.
+    """
+    rooms, notes = [], []
+    for base in bases:
+        try:
+            place.ours(base)
+        except UserError as error:
+            if base == bases[0]:
+                raise
+            notes.append(f"{error}: not used")
+            continue
+        rooms.append(memory.room(base, os.environ, reserve))
+        if rooms[-1].fits >= plan.needed:
+            return base
+    raise UserError(refusal(plan, rooms, prefix, notes))
+
+
+def refusal(
+    plan: Plan, rooms: Sequence[Room], prefix: str = "--", notes: Sequence[str] = ()
+) -> str:
+    """Return what to say where a copy fits into none of these.
+
+    Args:
+        rooms: of the places that were tried.
+        prefix: see `stage`.
+        notes: why others were not.
+    """
+    node = os.uname().nodename
+    lines = [f"{plan.source} needs {size(plan.needed)} on node {node}, and does not fit:"]
+    for one in rooms:
+        lines.append(f"  {one.base} has room for {size(one.fits)}")
+        lines += [f"    {line}" for line in one.numbers()]
+    lines += [f"  {note}" for note in notes]
+    advice = [f"name a disk of this node ({prefix}to DIR)"]
+    if any(one.in_memory for one in rooms):
+        advice.append(f"keep less for the job's processes ({prefix}reserve SIZE)")
+    advice.append("pack it smaller (rankup pack --resize)")
+    advice.append("do not stage it: it is then read from where it lies")
+    return "\n".join(lines) + "\n" + "; or ".join(advice)
+
+
+def _made(
+    entry: Path, base: Path, plan: Plan, fill: Fill, reserve: Reserve, prefix: str, quiet: bool
+) -> Staged:
+    """Copy a source that is not there yet; nothing of it stays where that fails."""
+    start = time.monotonic()
+    root = entry.parents[1]
+    part = entry / find.PART / plan.source.name
+    try:
+        entry.mkdir(0o700, parents=True)
+        copying.begin(plan, part)
+        with _progress("staging", plan, quiet) as watch:
+            fill(plan, part, watch)
+        with _progress("comparing", plan, quiet) as watch:
+            copying.compare(plan, part, watch)
+        if plan.packed:
+            os.link(indexes.place(part), entry / find.INDEX)
+        else:
+            indexes.save(plan.index, entry / find.INDEX)
+        why = find.unlike(plan.source, plan.seen)
+        if why:
+            raise UserError(f"{why} while it was copied: nothing was staged; run it again")
+        (entry / find.PART).rename(entry / find.DATA)
+        copy = Copy(entry, plan.source, plan.size, plan.seen, plan.checked, holder.myself())
+        find.write(copy)
+    except BaseException as error:
+        full = isinstance(error, OSError) and no_space(error)
+        now = memory.room(base, os.environ, reserve) if full else None
+        taken = place.remove(entry, root)
+        if now is not None:
+            raise RunFailed(
+                f"{base} on node {os.uname().nodename} was full after {size(taken)} of "
+                f"{size(plan.needed)} of {plan.source} ({'; '.join(now.numbers())}): what was "
+                f"copied is removed. Others write there too: make space, or choose another place "
+                f"({prefix}to DIR)"
+            ) from None
+        raise
+    finally:
+        with suppress(OSError):  # nothing else of this job is there
+            entry.parent.rmdir()
+    return _staged(copy, time.monotonic() - start, shared=False)
+
+
+def _progress(doing: str, plan: Plan, quiet: bool) -> closing[Progress]:
+    return closing(Progress(doing, plan.size, len(plan.index), quiet=quiet))
+
+
+def _staged(copy: Copy, seconds: float, *, shared: bool) -> Staged:
+    return Staged(copy.source, copy.root, copy.size, seconds, shared, copy.checked)
+
+
+def _removed(root: Path, folder: Path, whose: str) -> list[str]:
+    """Remove a job's folder with all that is in it or mounted there; lines about it."""
+    from . import mount
+
+    done = [f"{line}{whose}" for line in mount.unmount_all(folder)]
+    for entry in place.keys(folder):
+        copy = find.read(entry)
+        what = str(copy.source) if copy is not None else f"{entry.name}, which was not ready"
+        taken = size(place.remove(entry, root))
+        done.append(f"{what}: its copy of {taken} is removed{whose}")
+    if not mount.below(folder):
+        place.remove(folder, root)
+    return done
+
+
+def _described(entry: Path) -> dict[str, Any]:
+    copy = find.read(entry)
+    if copy is None:
+        path, taken = str(entry), place.used(entry)
+        return {"source": entry.name, "path": path, "state": "not ready", "size": taken}
+    try:
+        state = "out of date" if find.unlike(copy.source, copy.seen) else "ready"
+    except OSError:
+        state = "ready, and its source cannot be seen"
+    return {
+        "source": str(copy.source),
+        "path": str(copy.root),
+        "state": state,
+        "size": copy.size,
+    }
