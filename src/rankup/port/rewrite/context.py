@@ -92,7 +92,9 @@ class Context:
 
     def done(self, node: ast.AST | None, text: str) -> None:
         """Report what the present fix did."""
-        self.notes.append(Note(self.script.line(node) if node else 0, text, self.fix))
+        note = Note(self.script.line(node) if node else 0, text, self.fix)
+        if note not in self.notes:
+            self.notes.append(note)
 
     def leave(self, node: ast.AST | None, text: str, *, comment: bool = True) -> None:
         """Leave something for a person: a comment at the place, and a line in the report."""
