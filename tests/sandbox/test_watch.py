@@ -26,7 +26,6 @@ def _watch(
     seconds: float = 120,
     memory: int = ROOMY,
     look: Callable[[], bool] = lambda: False,
-    stuck: Callable[[int], None] = lambda pid: None,
 ) -> Ended:
     mark = str(tmp_path)
     with Interrupt() as interrupt:
@@ -37,7 +36,6 @@ def _watch(
             interrupt,
             mark=mark,
             look=look,
-            stuck=stuck,
         )
     assert marked(mark) == [], "a process was left"
     assert ended.left == ()
@@ -67,12 +65,10 @@ def test_a_child_that_ignores_sigterm_ends_when_its_time_is_over(tmp_path: Path)
         f"kept = SharedMemory({name!r}, create=True, size=1000)\n"
         f"file = open({str(tmp_path / 'out')!r}, 'w'); time.sleep(600)"
     )
-    asked: list[int] = []
-    ended = _watch(program, tmp_path, seconds=4, stuck=asked.append)
+    ended = _watch(program, tmp_path, seconds=4)
     assert (ended.why, ended.code) == ("time", None)
     assert ended.seconds >= 4
     assert str(tmp_path / "out") in ended.writing
-    assert len(asked) == 1
     assert not Path("/dev/shm", name).exists()
 
 

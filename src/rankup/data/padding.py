@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from ..base.errors import UserError
-from .making import allocate
+from .fetch import allocate
 
 
 class Padded(NamedTuple):

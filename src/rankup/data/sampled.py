@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..base.errors import UserError
-from .making import allocate, check_made
+from .fetch import allocate, check_made
 from .opened import Samples
 from .transforms import Draws, Shaped, Transform, seed_process
 
@@ -50,7 +50,7 @@ class Batch:
         return inputs.permute(0, 3, 1, 2) if self._shaped.channels_last else inputs
 
 
-class Mine:
+class PerThread:
     """The samples as each thread reads them: what reads compressed ones is no place for two."""
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class Mine:
         mine: Samples = known["mine"]
         return mine
 
-    def __reduce__(self) -> tuple[type[Mine], tuple[()]]:
-        return Mine, ()
+    def __reduce__(self) -> tuple[type[PerThread], tuple[()]]:
+        return PerThread, ()
 
 
 def check_transform(transform: Any) -> None:

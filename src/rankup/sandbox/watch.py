@@ -91,7 +91,6 @@ def watch(
     *,
     mark: str,
     look: Callable[[], bool],
-    stuck: Callable[[int], None] = lambda pid: None,
     stdout: int | None = None,
     folder: Path | None = None,
 ) -> Ended:
@@ -103,7 +102,6 @@ def watch(
     Args:
         mark: its `RANKUP_SANDBOX`.
         look: called several times a second; True once one of its processes says that all is done.
-        stuck: called with the child's process id before it is ended for its time.
         stdout: a descriptor for its output; None: ours.
         folder: its current one; None: ours.
     """
@@ -120,8 +118,6 @@ def watch(
         tree = Tree(mark, others)
         try:
             why, peak = _wait(process, tree, limits, interrupt, look, start)
-            if why == "time":
-                stuck(process.pid)
             tree.freeze()
             writing = tree.writing()
         finally:

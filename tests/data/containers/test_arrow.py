@@ -225,7 +225,7 @@ def test_labels(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="labels are whole numbers or names"):
         labels(pa.array([0.5, 1.5]), label="label")
     for bad in (pa.array([-2, 0]), pa.array([2**63, 0], pa.uint64())):
-        with pytest.raises(BadContainer, match="labels from"):
+        with pytest.raises(UserError, match="cannot be labels: they are"):
             labels(bad)
     with pytest.raises(UserError, match="no column 'lable'; did you mean label"):
         labels(pa.array([1, 0]), label="lable")

@@ -67,7 +67,7 @@ def test_an_image_is_inspected_and_packed(
 ) -> None:
     image = mksquashfs(odd, tmp_path / "i.sqsh")
     assert show(str(image)) == 0
-    assert f"{len(odd_files(BLOCK))} samples" in capsys.readouterr().out
+    assert f"{image}: plain files, {len(odd_files(BLOCK))} samples" in capsys.readouterr().out
     assert show(str(image), verify=True) == 0
     assert pack(Request(str(image), str(tmp_path / "out.h5"))) == 0
     with rankup.data.open(tmp_path / "out.h5") as packed:

@@ -16,9 +16,9 @@ from torch.utils.data import default_collate
 
 from ...base.errors import UserError
 from .. import transforms
+from ..fetch import allocate
 from ..index import Int64s
 from ..loader import Kind, Loader
-from ..making import allocate
 from ..reader import PackedDataset
 from ..sampled import plain
 from ..transforms import Shaped

@@ -30,15 +30,16 @@ from .arrow_columns import ABOUT, Column, Roles, features_of, is_text, roles, sa
 from .arrow_columns import Path as ColumnPath
 from .arrow_tables import Opener, Reader, pack
 from .arrow_values import (
-    Labels,
-    Names,
     Unfit,
     as_array,
     broken,
     check_full,
+    gathered,
+    labels,
     lengths,
     member,
     places,
+    strings,
     value,
 )
 
@@ -175,15 +176,17 @@ def _roles(source: Source, choice: Choice, unfit: Sequence[ColumnPath]) -> tuple
     return in_order(files), same(found)
 
 
+def _column(source: Source, file: File, path: ColumnPath) -> Iterator[pa.Array]:
+    """The values of a column of one file, many at a time."""
+    with _open(source, file) as (reader, _):
+        batches = (
+            batch for group in range(reader.groups) for batch in reader.batches(group, path[:1])
+        )
+        yield from gathered(member(batch.column(0), path) for batch in batches)
+
+
 def _keys(source: Source, files: Sequence[File], path: ColumnPath) -> Strings:
-    names = [Names() for _ in files]
-    for file, some in zip(files, names, strict=True):
-        with _open(source, file) as (reader, _):
-            for group in range(reader.groups):
-                for batch in reader.batches(group, path[:1]):
-                    some.add(member(batch.column(0), path))
-            some.flush()
-    parts = [Strings.joined(one.parts) for one in names]
+    parts = [Strings.joined(list(map(strings, _column(source, file, path)))) for file in files]
     found = Strings.joined(parts)
     array = as_array(found)
     # One search over all of them: the rule in Python would take a second per million.
@@ -259,11 +262,8 @@ class _Spans:
 
 
 def _index(source: Source, files: Sequence[File], taken: Roles, keys: Strings | None) -> Index:
-    labels = Labels()
     spans = [_Spans(column) for column in taken.fields]
-    paths = [*(one.path for one in taken.fields), *([taken.label] if taken.label else [])]
-    names = list(dict.fromkeys(path[0] for path in paths))
-    places_ = [names.index(path[0]) for path in paths]
+    names = list(dict.fromkeys(one.path[0] for one in taken.fields))
     rows, sizes = [], np.zeros(len(files), np.int64)
     for number, file in enumerate(files):
         with _open(source, file) as (reader, path):
@@ -273,14 +273,12 @@ def _index(source: Source, files: Sequence[File], taken: Roles, keys: Strings | 
                 first = 0
                 for batch in reader.batches(group, names):
                     batch.validate()
-                    for at, one in zip(places_, spans, strict=False):
-                        array = member(batch.column(at), one.column.path)
+                    for one in spans:
+                        array = batch.column(names.index(one.column.path[0]))
+                        array = member(array, one.column.path)
                         one.add(array, reader.mapped, (number, group, first))
-                    if taken.label is not None:
-                        labels.add(member(batch.column(places_[-1]), taken.label))
                     first += batch.num_rows
                 rows[number] += first
-            _flush(labels, taken, path)
     of_file = np.repeat(np.arange(len(files), dtype=np.uint32), rows) if len(files) > 1 else None
     fields = [one.field(source.root, sizes, of_file) for one in spans]
     if len(fields) == 1 and not fields[0].dtype:
@@ -291,14 +289,15 @@ def _index(source: Source, files: Sequence[File], taken: Roles, keys: Strings | 
     nulls = {one.column.name: one.nulls for one in spans if one.nulls}
     if nulls:
         facts["nulls"] = nulls
+    splits = _splits(files, rows)
     if keys is None:
-        counts = [split.stop - split.start for split in _splits(files, rows)]
+        counts = [split.stop - split.start for split in splits]
         keys = Strings.numbered(counts, 6, _suffix(spans[0]) if len(spans) == 1 else "")
-    numbers, classes = _classes(source, taken, labels)
+    numbers, classes = _labels(source, files, taken)
     return Index(
         source.container,
         Strings.of(file.name.encode("utf-8", "surrogateescape") for file in files),
-        _splits(files, rows),
+        splits,
         keys,
         tuple(fields),
         numbers,
@@ -308,18 +307,16 @@ def _index(source: Source, files: Sequence[File], taken: Roles, keys: Strings | 
     )
 
 
-def _flush(labels: Labels, taken: Roles, path: Path) -> None:
-    try:
-        labels.flush()
-    except Unfit as why:
-        assert taken.label is not None
-        raise UserError(f"{path}: column {taken.label[0]!r} cannot be labels: {why}") from None
-
-
-def _classes(source: Source, taken: Roles, labels: Labels) -> tuple[Int64s | None, tuple[str, ...]]:
+def _labels(
+    source: Source, files: Sequence[File], taken: Roles
+) -> tuple[Int64s | None, tuple[str, ...]]:
     if taken.label is None:
         return None, taken.classes
-    numbers, names = labels.done()
+    path = taken.label
+    try:
+        numbers, names = labels(one for file in files for one in _column(source, file, path))
+    except Unfit as why:
+        raise UserError(f"{source.root}: column {path[0]!r} cannot be labels: {why}") from None
     if names:
         return numbers, tuple(name.decode("utf-8", "surrogateescape") for name in names)
     if taken.classes and len(numbers) and int(numbers.max()) >= len(taken.classes):

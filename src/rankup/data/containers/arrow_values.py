@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,7 @@ from .arrow_columns import Column, is_bytes, number
 from .arrow_columns import Path as ColumnPath
 
 LONGEST_NAME = 4096  # bytes of a key or a class name
-# Rows of labels or keys that are looked at together: a file may have a batch per row.
-_TOGETHER = 1 << 16
+_TOGETHER = 1 << 12  # batches whose labels or keys are looked at in one go
 
 
 class Unfit(Exception):  # noqa: N818 - no error where other names can be given
@@ -176,86 +177,41 @@ def as_array(found: Strings) -> pa.Array:
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(found), [None, ends, data])
 
 
-class Gathered:
-    """Values of a column, of many rows at once where a file has batches of few."""
-
-    def __init__(self) -> None:
-        self._arrays: list[pa.Array] = []
-        self._rows = 0
-
-    def add(self, array: pa.Array) -> None:
-        """Add the values of a batch."""
-        self._arrays.append(array)
-        self._rows += len(array)
-        if self._rows >= _TOGETHER:
-            self.flush()
-
-    def flush(self) -> None:
-        """Take what was added."""
-        if self._arrays:
-            array = pa.concat_arrays(self._arrays)
-            self._arrays, self._rows = [], 0
-            array.validate(full=True)
-            self._take(array)
-
-    def _take(self, array: pa.Array) -> None:
-        raise NotImplementedError
+def gathered(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    """Yield arrays of many rows made of arrays of few, since a file may have a batch per row."""
+    while some := list(itertools.islice(arrays, _TOGETHER)):
+        array = pa.concat_arrays(some)
+        array.validate(full=True)
+        yield array
 
 
-class Names(Gathered):
-    """Keys of samples.
+def labels(arrays: Iterable[pa.Array]) -> tuple[Int64s, tuple[bytes, ...]]:
+    """Return labels, and the names of classes in the order of their bytes; a null is -1.
 
     Raises:
-        Unfit: some of them are null, or too long.
+        Unfit: the values are no labels.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[Strings] = []
-
-    def _take(self, array: pa.Array) -> None:
-        self.parts.append(strings(array))
-
-
-class Labels(Gathered):
-    """Labels: whole numbers, or names that become numbers.
-
-    Raises:
-        Unfit, ValueError: the values are no labels.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[Int64s] = []
-        self._known: dict[bytes, int] = {}
-
-    def _take(self, array: pa.Array) -> None:
+    parts: list[Int64s] = [np.empty(0, np.int64)]
+    known: dict[bytes, int] = {}
+    for array in arrays:
         if is_bytes(array.type):
-            self._parts.append(self._numbers(array.cast(pa.large_binary()).dictionary_encode()))
-            return
-        there = pc.is_valid(array).to_numpy(zero_copy_only=False)
-        if pa.types.is_boolean(array.type):
+            coded = array.cast(pa.large_binary()).dictionary_encode()
+            seen = [known.setdefault(name, len(known)) for name in strings(coded.dictionary)]
+            rows = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
+            parts.append(np.array([*seen, -1], np.int64)[rows])  # of a null the last one
+            continue
+        if t.is_boolean(array.type):
             array = array.cast(pa.int8())
         found = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
         if len(found) and (int(found.min()) < -1 or int(found.max()) >= 1 << 63):
-            raise ValueError(
-                f"has labels from {found.min()} to {found.max()}; labels are -1 (none), 0, 1, …"
+            raise Unfit(
+                f"they are {found.min()} to {found.max()}, and labels are -1 (none), 0, 1, …"
             )
-        self._parts.append(np.where(there, found.astype(np.int64), -1))
-
-    def _numbers(self, coded: pa.DictionaryArray) -> Int64s:
-        known = self._known
-        seen = [known.setdefault(name, len(known)) for name in strings(coded.dictionary)]
-        rows = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
-        return np.array([*seen, -1], np.int64)[rows]  # of a null the last one
-
-    def done(self) -> tuple[Int64s, tuple[bytes, ...]]:
-        """Return the labels, and the names of classes in the order of their bytes."""
-        labels = np.concatenate([np.empty(0, np.int64), *self._parts])
-        if not self._known:
-            return labels, ()
-        names = sorted(self._known)
+        there = pc.is_valid(array).to_numpy(zero_copy_only=False)
+        parts.append(np.where(there, found.astype(np.int64), -1))
+    names = sorted(known)
+    numbers = np.concatenate(parts)
+    if names:
         place = {name: at for at, name in enumerate(names)}
-        # One more for -1, which the last entry is.
-        order = np.array([*(place[name] for name in self._known), -1], np.int64)
-        return order[labels], tuple(names)
+        numbers = np.array([*(place[name] for name in known), -1], np.int64)[numbers]
+    return numbers, tuple(names)

@@ -10,7 +10,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +26,10 @@ from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, ordered
 from ..strings import Strings
 from . import Choice, Fallback
+from .detect import SEVERAL
 from .grouping import group
 
+_CONTAINERS = tuple(map(str.encode, SEVERAL))
 _THREADS = 16
 # Seconds per entry from which on threads pay: below, they only wait for each other. And how many
 # entries tell.
@@ -89,7 +91,13 @@ def grouped(tree: Tree, choice: Choice) -> Index:
             "folders of files have no columns to choose from: leave out what was asked for, or "
             "give a list (CSV or JSON) with such columns"
         )
-    found = group(list(tree.names), choice=choice)
+    names = list(tree.names)
+    if names and all(name.lower().endswith(_CONTAINERS) for name in names):
+        raise UserError(
+            f"the files below it are containers, as {shown(names[0])}, and no samples: name the "
+            f"folder that they lie in, or the one above"
+        )
+    found = group(names, choice=choice)
     index = Index(
         "files",
         tree.names,
@@ -139,15 +147,19 @@ def fallback(index: Index, root: Path) -> Fallback:
     raise BadContainer(f"the index of the files in {root} is damaged: offsets are negative")
 
 
-def walk(root: Path) -> Tree:
-    """All files below a folder.
+def walk(root: Path, only: Sequence[str] = ()) -> Tree:
+    """All files below a folder, or below some of the folders in it.
 
     Raises:
         UserError: as `scan` says; all of them are counted, the first ones named.
     """
     all_: list[_Found] = []
-    first = _Folder(os.fsencode(root), b"", (), os.path.realpath(os.fsencode(root)))
-    tasks: deque[Callable[[], _Found]] = deque([partial(_list, first)])
+    below = [os.fsencode(name) + b"/" for name in only] or [b""]
+    paths = [os.path.join(os.fsencode(root), name.rstrip(b"/")) for name in below]
+    tasks: deque[Callable[[], _Found]] = deque(
+        partial(_list, _Folder(path, name, (), os.path.realpath(path)))
+        for name, path in zip(below, paths, strict=True)
+    )
     looked, began = 0, time.monotonic()
     while tasks and (looked < _FIRST or time.monotonic() - began < looked * _SLOW):
         found = tasks.popleft()()

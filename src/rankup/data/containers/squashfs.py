@@ -26,7 +26,7 @@ import xxhash
 from ...base.errors import UserError
 from .. import indexes
 from ..errors import BadContainer
-from ..index import Field, Index, Int64s, Split, UInt64s
+from ..index import Field, Index, UInt64s
 from ..strings import Strings
 from . import Choice, detect
 from .grouping import LONE
@@ -103,17 +103,24 @@ def _mounted(image: Path) -> _Mount:
     # Of the image's name, since people see it.
     point = Path(tempfile.mkdtemp(prefix="rankup-mount-")) / image.name
     point.mkdir()
-    mount = [tools[0], "-o", "ro,nosuid,nodev", str(image), str(point)]
-    done = subprocess.run(
-        mount, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
-    )
-    if done.returncode:
+    try:
+        done = subprocess.run(
+            [tools[0], "-o", "ro,nosuid,nodev", str(image), str(point)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=_SECONDS,
+            check=False,
+        )
+        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        said = said if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        said = f"no answer in {_SECONDS:g} s"
+    if said:
         point.rmdir()
         point.parent.rmdir()
-        said = (done.stderr or done.stdout).decode(errors="replace").strip()
         raise BadContainer(
-            f"{image} cannot be mounted, so that it is damaged, or {tools[0]} is not set up: "
-            f"{said or f'exit code {done.returncode}'}"
+            f"{image} cannot be mounted, so that it is damaged, or {tools[0]} is not set up: {said}"
         )
     reading, watched = os.pipe()
     subprocess.run(
@@ -121,6 +128,16 @@ def _mounted(image: Path) -> _Mount:
     )
     os.close(reading)
     return _Mount(point, watched)
+
+
+class _File(NamedTuple):
+    """A file of an image: what stands in front of its samples, and these."""
+
+    path: bytes
+    head: bytes
+    field: int
+    rows: range
+    row_bytes: int
 
 
 def members(source: Index, chunks: Callable[[int, int], Iterable[Buffer]]) -> Iterator[Member]:
@@ -133,22 +150,35 @@ def members(source: Index, chunks: Callable[[int, int], Iterable[Buffer]]) -> It
         source: all lengths are known.
         chunks: gives the bytes of a field of a sample, by the field's place and the row.
     """
+    for one in _files(source):
+        size = len(one.head) + one.row_bytes * len(one.rows)
+        yield Member(one.path, size, _bytes(one, chunks))
+
+
+def _files(source: Index) -> Iterator[_File]:
     text = _labels(source)
     if text:
-        yield Member(LABELS, len(text), (text,))
-    plain = [number for number, one in enumerate(source.fields) if not one.dtype]
-    lengths = {number: source.fields[number].length.tolist() for number in plain}
+        yield _File(LABELS, text, 0, range(0), 0)
+    lengths = {n: one.length.tolist() for n, one in enumerate(source.fields) if not one.dtype}
+    lone = len(source.fields) == 1 and source.fields[0].name == LONE
+    ends = [b"" if lone else b"." + os.fsencode(one.name) for one in source.fields]
     for split, folder in zip(source.splits, folders(source), strict=True):
         for row in range(split.start, split.stop):
-            for number in plain:
-                path = _path(source, folder, row, number)
-                yield Member(path, lengths[number][row], chunks(number, row))
+            stem = folder + source.keys[row]
+            for number, of in lengths.items():
+                yield _File(stem + ends[number], b"", number, range(row, row + 1), of[row])
         for number, one in enumerate(source.fields):
             if one.dtype:
-                head = _npy_head(one, split)
-                size = len(head) + _row_bytes(one) * (split.stop - split.start)
                 path = folder + os.fsencode(one.name) + b".npy"
-                yield Member(path, size, _rows(head, split, number, chunks))
+                rows = range(split.start, split.stop)
+                yield _File(path, _npy_head(one, len(rows)), number, rows, _row_bytes(one))
+
+
+def _bytes(one: _File, chunks: Callable[[int, int], Iterable[Buffer]]) -> Iterator[Buffer]:
+    if one.head:
+        yield one.head
+    for row in one.rows:
+        yield from chunks(one.field, row)
 
 
 def folders(source: Index) -> list[bytes]:
@@ -172,24 +202,17 @@ def indexed(source: Index, out: Path, hashes: UInt64s | None = None) -> Index:
         BadContainer: the files do not lie in the image as they should.
         OSError: it cannot be read.
     """
-    at = _SUPERBLOCK + len(_labels(source))
-    offsets = [np.zeros(len(source), np.int64) for _ in source.fields]
-    plain = [number for number, one in enumerate(source.fields) if not one.dtype]
-    for split in source.splits:
-        rows = slice(split.start, split.stop)
-        for number, begin in zip(plain, _places(source, plain, rows, at), strict=True):
-            offsets[number][rows] = begin
-            at += int(source.fields[number].length[rows].sum())
-        for number, one in enumerate(source.fields):
-            if one.dtype:
-                at += len(_npy_head(one, split))
-                count, size = split.stop - split.start, _row_bytes(one)
-                offsets[number][rows] = at + size * np.arange(count)
-                at += size * count
+    at = _SUPERBLOCK
+    offsets = [[0] * len(source) for _ in source.fields]
+    for file in _files(source):
+        at += len(file.head)
+        for row in file.rows:
+            offsets[file.field][row] = at
+            at += file.row_bytes
     fields = tuple(
         replace(
             one,
-            offset=offset,
+            offset=np.array(offset, np.int64),
             length=np.full(len(source), _row_bytes(one)) if one.dtype else one.length,
             file=None,
         )
@@ -207,16 +230,6 @@ def indexed(source: Index, out: Path, hashes: UInt64s | None = None) -> Index:
     )
     _check(index, out, at, hashes)
     return index
-
-
-def _places(source: Index, plain: list[int], rows: slice, at: int) -> Int64s:
-    """(fields, rows) where the files of a split begin, which follow each other row by row."""
-    if not plain:
-        return np.empty((0, 0), np.int64)
-    lengths = np.stack([source.fields[number].length[rows] for number in plain], axis=1)
-    ends = at + np.cumsum(lengths)
-    places: Int64s = (ends.reshape(lengths.shape) - lengths).T
-    return places
 
 
 def _check(index: Index, out: Path, end: int, hashes: UInt64s | None) -> None:
@@ -244,13 +257,6 @@ def _check(index: Index, out: Path, end: int, hashes: UInt64s | None) -> None:
                     )
 
 
-def _path(source: Index, folder: bytes, row: int, number: int) -> bytes:
-    one = source.fields[number]
-    if len(source.fields) == 1 and one.name == LONE:
-        return folder + source.keys[row]
-    return folder + source.keys[row] + b"." + os.fsencode(one.name)
-
-
 def _row_bytes(one: Field) -> int:
     size = np.dtype(one.dtype).itemsize
     for axis in one.shape:
@@ -258,20 +264,11 @@ def _row_bytes(one: Field) -> int:
     return size
 
 
-def _npy_head(one: Field, split: Split) -> bytes:
+def _npy_head(one: Field, rows: int) -> bytes:
     head = io.BytesIO()
-    shape = (split.stop - split.start, *one.shape)
-    about = {"descr": one.dtype, "fortran_order": False, "shape": shape}
+    about = {"descr": one.dtype, "fortran_order": False, "shape": (rows, *one.shape)}
     np.lib.format.write_array_header_1_0(head, about)
     return head.getvalue()
-
-
-def _rows(
-    head: bytes, split: Split, number: int, chunks: Callable[[int, int], Iterable[Buffer]]
-) -> Iterator[Buffer]:
-    yield head
-    for row in range(split.start, split.stop):
-        yield from chunks(number, row)
 
 
 def _labels(source: Index) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,15 +101,11 @@ class Pack:
         if not self.request.as_json:
             print(clean(line), flush=True)
 
-    @contextmanager
-    def progress(self, what: str, index: Index, before: int = 0) -> Iterator[Progress]:
-        """Show how far a step is while the body runs."""
+    def progress(self, what: str, index: Index, before: int = 0) -> closing[Progress]:
+        """Return what shows how far a part of the pack is, until it is closed."""
         quiet = self.request.as_json or self.step.task > 0
-        progress = Progress(what, sample_bytes(index), len(index), before=before, quiet=quiet)
-        try:
-            yield progress
-        finally:
-            progress.close()
+        total = sample_bytes(index)
+        return closing(Progress(what, total, len(index), before=before, quiet=quiet))
 
 
 def shape(request: Request) -> Shape:

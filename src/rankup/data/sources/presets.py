@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -54,10 +53,11 @@ def imagenet(path: Path, choice: Choice) -> Index:
     inside = (path / sub for sub in (_TREE, "Data/CLS-LOC"))
     root = next((one for one in inside if one.is_dir()), path)
     names = [name for name in ("train", "val", "test") if (root / name).is_dir()]
-    trees = {name: walk(root / name) for name in names}
-    if not {"train", "val"} & set(trees):
+    if not {"train", "val"} & set(names):
         raise _no_imagenet(path, f"neither train/ nor val/ is in it or its {_TREE}/")
-    wnids = {one for split in ("train", "val") if split in trees for one in _folders(trees[split])}
+    tree = walk(root, names)
+    found = [_parts(name) for name in tree.names]
+    wnids = {folder for split, folder in found if folder and split != "test"}
     others = sorted(wnid for wnid in wnids if not _WNID.fullmatch(wnid))
     if others:
         count = f"{len(others)} of {len(wnids)}, the first is {others[0]!r}"
@@ -66,12 +66,11 @@ def imagenet(path: Path, choice: Choice) -> Index:
     near = [root, *(one for one in root.parents if one == path or path in one.parents)]
     if root.name == "CLS-LOC":
         near = [*dict.fromkeys((*near, *root.absolute().parents[:3]))]
-    words = _names(near)
     labels: dict[bytes, str] = {}
-    if "val" in trees and any(b"/" not in name for name in trees["val"].names):
-        labels = _validation(near, root / "val", trees["val"])
+    if ("val", "") in found:
+        labels = _validation(near, root / "val", tree)
     wnids |= set(filter(_WNID.fullmatch, labels.values()))
-    return _index(path, root, trees, sorted(wnids), labels, words)
+    return _index(path, root, names, tree, sorted(wnids), labels, _names(near))
 
 
 def _no_imagenet(path: Path, found: str) -> UserError:
@@ -95,8 +94,8 @@ def imagewoof(path: Path, choice: Choice) -> Index:
     for name in ("train", "val"):
         if not (root / name).is_dir():
             raise UserError(f"{path} is no Imagewoof: it has no {name}/")
-    trees = {name: walk(root / name) for name in ("train", "val")}
-    return _index(path, root, trees, sorted(WOOFS), {}, WOOFS)
+    names = ("train", "val")
+    return _index(path, root, names, walk(root, names), sorted(WOOFS), {}, WOOFS)
 
 
 KNOWN: Mapping[str, Callable[[Path, Choice], Index]] = {
@@ -111,59 +110,54 @@ def _no_columns(choice: Choice) -> None:
         raise UserError(f"a preset has no columns to choose from: leave out {', '.join(asked)}")
 
 
-def _folders(tree: Tree) -> set[str]:
-    return {os.fsdecode(name[: name.find(b"/")]) for name in tree.names if b"/" in name}
+def _parts(name: bytes) -> tuple[str, str]:
+    """Split and class folder of a file; no folder for those that lie in none."""
+    split, *folders, _ = os.fsdecode(name).split("/")
+    return split, folders[0] if folders else ""
 
 
 def _index(
     path: Path,
     root: Path,
-    trees: Mapping[str, Tree],
+    splits: Sequence[str],
+    tree: Tree,
     wnids: Sequence[str],
     given: Mapping[bytes, str],
     names: Mapping[str, str],
 ) -> Index:
-    """The index of trees of class folders.
+    """The index of a tree of splits with class folders.
 
     Args:
         path: what files are relative to.
         wnids: in the order of the labels.
-        given: split, key -> wnid, `val/x.JPEG`; it counts before the folder.
+        given: name -> wnid, `val/x.JPEG`; it counts before the folder.
         names: of wnids, for people.
     """
     number_of = {wnid: number for number, wnid in enumerate(wnids)}
     below = os.fsencode(root.relative_to(path)) + b"/" if root != path else b""
-    files, keys, labels, problems = [], [], [], []
-    for split, tree in trees.items():
-        for key in tree.names:
-            name = os.fsencode(split) + b"/" + key
-            wnid = given.get(name) or os.fsdecode(key[: max(key.find(b"/"), 0)])
-            number = number_of.get(wnid, -1)
-            if number < 0 and split != "test":
-                problems.append(f"{shown(name)}: {wnid!r}" if wnid else f"{shown(name)}: no label")
-            files.append(below + name)
-            keys.append(key)
-            labels.append(number)
+    labels, split_of, problems = [], [], []
+    for name in tree.names:
+        split, folder = _parts(name)
+        wnid = given.get(name) or folder
+        labels.append(number_of.get(wnid, -1))
+        split_of.append(splits.index(split))
+        if labels[-1] < 0 and split != "test":
+            problems.append(f"{shown(name)}: {wnid!r}" if wnid else f"{shown(name)}: no label")
     refuse(problems, f"in {root}", "of no known class")
-    sizes = np.concatenate([tree.sizes for tree in trees.values()])
-    facts: dict[str, Any] = {}
-    if skipped := sum(tree.skipped for tree in trees.values()):
-        facts["skipped"] = skipped
-    split_of = np.repeat(np.arange(len(trees)), [len(tree.names) for tree in trees.values()])
     index = Index(
         "files",
-        Strings.of(files),
+        Strings.of(below + name for name in tree.names),
         (),
-        Strings.of(keys),
-        (lone(np.arange(len(files)), sizes),),
+        Strings.of(name.partition(b"/")[2] for name in tree.names),
+        (lone(np.arange(len(tree.names)), tree.sizes),),
         np.array(labels, np.int64),
         tuple(f"{wnid} {names[wnid]}" if wnid in names else wnid for wnid in wnids),
-        sizes,
-        facts=facts,
-        times=np.concatenate([tree.times for tree in trees.values()]),
+        tree.sizes,
+        facts=tree.facts,
+        times=tree.times,
     )
-    folders = tuple(Split(split, 0, 0, split) for split in trees)
-    return ordered(index, split_of, folders)
+    folders = tuple(Split(split, 0, 0, split) for split in splits)
+    return ordered(index, np.array(split_of, np.int64), folders)
 
 
 def _find(near: Sequence[Path], name: str) -> Path | None:
@@ -206,7 +200,7 @@ def _validation(near: Sequence[Path], folder: Path, tree: Tree) -> dict[bytes, s
         rows = [line.partition(",") for line in _lines(path)[1:] if line.strip()]
         return {f"val/{name}.JPEG".encode(): told.split(" ")[0] for name, _, told in rows}
     told = [line.strip() for line in _lines(path) if line.strip()]
-    flat = sorted(name for name in tree.names if b"/" not in name)
+    flat = sorted(name for name in tree.names if _parts(name) == ("val", ""))
     if len(told) != len(flat):
         raise UserError(f"{path} has {len(told)} labels, and {folder} has {len(flat)} images")
-    return {b"val/" + name: wnid for name, wnid in zip(flat, told, strict=True)}
+    return dict(zip(flat, told, strict=True))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +26,7 @@ _CHILD = (
     "import sys; sys.path = [p for p in sys.path if p]; "
     "from rankup.sandbox.inside.main import main; sys.exit(main())"
 )
-_STACKS_SECONDS = 5.0
+_STACKS_SECONDS = 0.5  # before the end
 Network = Literal["open", "none", "blocked"]
 # Options of `rankup fetch` that nobody's script is likely to have: most are known to both.
 _OURS = ("--only-proof", "--no-run", "--dataset", "--model", "--url", "--sha256", "--json")
@@ -155,6 +153,7 @@ def _spec(start: Start, box: Sandbox) -> dict[str, object]:
         "threads": start.threads,
         # Room for stacks and for what is asked for and never touched; the rest is weighed.
         "data_limit": start.limits.memory + start.limits.memory // 2,
+        "deadline": time.time() + start.limits.seconds - _STACKS_SECONDS,
     }
 
 
@@ -172,12 +171,6 @@ def _watch(
     )
     journal = box.journal
     folder = box.inside(Path.cwd())
-    place = ""
-
-    def ask(pid: int) -> None:
-        nonlocal place
-        place = _where_now(box.folder / spec.STACK, pid)
-
     follow = Follow(journal, box.inside, quiet=start.network != "open")
 
     def look() -> bool:
@@ -191,27 +184,11 @@ def _watch(
         interrupt,
         mark=str(box.folder),
         look=look,
-        stuck=ask,
         stdout=start.stdout,
         folder=folder,
     )
-    return ended, journal.read_all(), place
-
-
-def _where_now(file: Path, pid: int) -> str:
-    """The innermost frame of the user's code; the child writes its stacks when it is asked to.
-
-    On a busy machine it needs a while to come to it, and writes a line in many pieces.
-    """
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGUSR2)
-        end = time.monotonic() + _STACKS_SECONDS
-        while time.monotonic() < end:
-            time.sleep(0.05)
-            text, _, _ = _read(file).rpartition("\n")
-            if frames := users_frames(text):
-                return frames[0]
-    return ""
+    frames = users_frames(_read(box.folder / spec.STACK)) if ended.why == "time" else []
+    return ended, journal.read_all(), next(iter(frames), "")
 
 
 def _read(file: Path) -> str:

@@ -10,6 +10,7 @@ import resource
 import secrets
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -44,9 +45,11 @@ def main() -> int:
     journal, ending = install(given)
     _set_bounds(given, journal)
     journal.must("start", python=sys.version.split()[0], script=given.script)
-    with open(given.stack, "ab") as stack:
-        # The descriptor of the duplicate is faulthandler's, and stays open.
-        faulthandler.register(signal.SIGUSR2, os.dup(stack.fileno()), all_threads=True)
+    if given.deadline is not None:
+        with open(given.stack, "ab") as stack:
+            # The descriptor of the duplicate is faulthandler's, and stays open.
+            left = max(0.1, given.deadline - time.time())
+            faulthandler.dump_traceback_later(left, file=os.dup(stack.fileno()))
     return _Script(given, ending).run()
 
 

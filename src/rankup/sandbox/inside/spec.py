@@ -33,6 +33,7 @@ class Spec:
         threads: of torch and its like, and at most so many DataLoader workers.
         data_limit: bytes of memory that a process may allocate (RLIMIT_DATA).
         temporary: the script's TMPDIR, of which nothing is told.
+        deadline: unix time shortly before the script is ended for its time.
     """
 
     folder: str
@@ -45,6 +46,7 @@ class Spec:
     threads: int = 4
     data_limit: int | None = None
     temporary: str = ""
+    deadline: float | None = None
 
     @property
     def events(self) -> str:
@@ -61,7 +63,7 @@ class Spec:
 
     @property
     def stack(self) -> str:
-        """The file that SIGUSR2 writes the stacks of all threads to."""
+        """The file that the stacks of all threads are written to when its time is nearly over."""
         return os.path.join(self.folder, STACK)
 
     @property
