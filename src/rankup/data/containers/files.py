@@ -26,8 +26,10 @@ from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, ordered
 from ..strings import Strings
 from . import Choice, Fallback
+from .detect import SEVERAL
 from .grouping import group
 
+_CONTAINERS = tuple(map(str.encode, SEVERAL))
 _THREADS = 16
 # Seconds per entry from which on threads pay: below, they only wait for each other. And how many
 # entries tell.
@@ -89,7 +91,13 @@ def grouped(tree: Tree, choice: Choice) -> Index:
             "folders of files have no columns to choose from: leave out what was asked for, or "
             "give a list (CSV or JSON) with such columns"
         )
-    found = group(list(tree.names), choice=choice)
+    names = list(tree.names)
+    if names and all(name.lower().endswith(_CONTAINERS) for name in names):
+        raise UserError(
+            f"the files below it are containers, as {shown(names[0])}, and no samples: name the "
+            f"folder that they lie in, or the one above"
+        )
+    found = group(names, choice=choice)
     index = Index(
         "files",
         tree.names,
