@@ -72,17 +72,20 @@ def environment(facts: Facts) -> Iterator[Answer]:
             yield error(message, "name one", "rankup.toml")
 
 
-@question("RK520", "torch is there, and new enough", "torch")
+@question("RK520", "one torch is there, and new enough", "torch")
 def torch(facts: Facts) -> Iterator[Answer]:
     """The torch that would be imported, found without importing it. Older than 2.7 is an error,
-    older than 2.8 a warning.
+    older than 2.8 a warning, and so is a second one on Python's path.
 
     Modules of a site often bring a torch of two years ago. FSDP2 (`fully_shard`), which trains
-    large models, needs 2.7; rankup's recipes want 2.8.
+    large models, needs 2.7; rankup's recipes want 2.8. Two of them, the module's and the
+    environment's, are the most frequent trouble: Python takes the first, and torchvision may come
+    from beside the other ("operator torchvision::nms does not exist", an undefined symbol).
 
     ```text
     ERROR torch  2.1.2 in /p/software/.../site-packages is too old for FSDP2, which wants 2.7 [RK520]
           -> remove the module (PyTorch in modules.sh), and ask for a newer one: torch>=2.8 in requirements.txt
+    WARN  torch  two of them: 2.8.0 in /x/env/venv/lib/python3.12/site-packages is taken, behind it 2.1.2 in /p/software/.../site-packages [RK520]
     ```
 
     Take `PyTorch` and `torchvision` out of `modules.sh`, write `torch>=2.8` into
@@ -111,6 +114,13 @@ def torch(facts: Facts) -> Iterator[Answer]:
         yield warning(f"{message}; recipes of rankup want 2.8 or newer", todo)
     else:
         yield ok(message)
+    if others := facts.torches[1:]:
+        behind = ", ".join(f"{one.version} in {one.folder}" for one in others)
+        yield warning(
+            f"two of them: {first.version} in {first.folder} is taken, behind it {behind}",
+            "have one: remove the module that brings torch (modules.sh, PYTHONPATH), or take torch "
+            "out of requirements.txt and make the environment anew",
+        )
 
 
 @question("RK521", "torch is built for these GPUs", "torch")
@@ -162,32 +172,6 @@ def architecture(facts: Facts) -> Iterator[Answer]:
             "environment does not start there",
             f"make the environment on a node that is {there}: a login node of that machine, or a "
             "job",
-        )
-
-
-@question("RK523", "torch twice", "torch")
-def torch_twice(facts: Facts) -> Iterator[Answer]:
-    """Two torches on Python's path: the module's and the environment's.
-
-    This is the most frequent trouble. Python takes the first of the two; torchvision and torchaudio
-    may come from beside the other, and fail with "operator torchvision::nms does not exist" or an
-    undefined symbol.
-
-    ```text
-    WARN  torch  two of them: 2.8.0 in /x/env/venv/lib/python3.12/site-packages is taken, behind it 2.1.2 in /p/software/.../site-packages [RK523]
-    ```
-
-    Have one. For a new torch take `PyTorch`, `torchvision` and what depends on them out of
-    `modules.sh`; for the site's one take `torch` out of `requirements.txt`. Then
-    `rankup env create`.
-    """  # noqa: E501
-    if len(facts.torches) > 1:
-        first, *others = facts.torches
-        behind = ", ".join(f"{one.version} in {one.folder}" for one in others)
-        yield warning(
-            f"two of them: {first.version} in {first.folder} is taken, behind it {behind}",
-            "have one: remove the module that brings torch (modules.sh, PYTHONPATH), or take torch "
-            "out of requirements.txt and make the environment anew",
         )
 
 
