@@ -43,10 +43,8 @@ QUESTIONS: Asked = (
     folders.mounts,
     folders.caches,
     python.python,
-    python.environment,
     python.torch,
     python.torch_device,
-    python.architecture,
     script.needs,
 )
 OF_A_SCRIPT: Asked = (script.imports, script.data)

@@ -24,7 +24,6 @@ from ...site.gpus import visible_gpus
 from ...site.profile import Profile
 from ...slurm.client import Client
 from ...slurm.partitions import Partition
-from ..env import staleness
 from ..needs import Unmet, unmet
 from . import quota
 from .deadline import Deadline, Readings, reading, start
@@ -277,10 +276,6 @@ class Facts(Readings):
     def unmet(self) -> list[Unmet] | None:
         """The things that rankup.toml lists and that are not there; None where it lists none."""
         return unmet(self.config) if self.config.fetch else None
-
-    def staleness(self, folder: Path) -> str:
-        """Return why an environment is older than its files, else nothing."""
-        return staleness(folder)
 
     def _partition(self) -> str | None:
         """The partition that a job goes to, where rankup.toml or the profile names one."""
