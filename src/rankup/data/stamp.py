@@ -1,4 +1,4 @@
-"""Has a file changed? Its size, time and inode tell, and a container's ends, without reading it."""
+"""Fingerprints of files: size, time and inode, and a container's ends, without reading it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def unfit(index: Index, root: Path) -> str:
         except FileNotFoundError:
             raise BadContainer(_missing(path, root)) from None
         except OSError as error:
-            # It may be as it should: whose right to read is missing must not be told to mend it.
+            # It may be as it should: who lacks the right to read it has nothing to mend.
             raise UserError(f"{path} cannot be read: {error.strerror}") from None
     return ""
 

@@ -35,7 +35,7 @@ _BLOCK = 512  # of a tar
 _HUGGING_FACE = ("dataset_dict.json", "dataset_info.json", "state.json")
 _LISTS = (".csv", ".tsv", ".json", ".jsonl", ".pkl", ".pickle")
 _SINGLE = (".h5", ".hdf5", ".sqsh", ".squashfs", ".sfs")
-_SEVERAL = (".arrow", ".tar", ".parquet")  # formats of which a folder of files is one data set
+SEVERAL = (".arrow", ".tar", ".parquet")  # formats of which a folder of files is one data set
 _LOOKED_AT = 4096  # names of a folder, which may have a million
 
 
@@ -141,7 +141,7 @@ def _folder(path: Path) -> str:
     if any(name in names for name in _HUGGING_FACE):
         return "hf"
     ends = {os.path.splitext(name)[1].lower() for name in names}
-    for end in _SEVERAL:
+    for end in SEVERAL:
         if end in ends or _all_below(path, names, end):
             return end.removeprefix(".")
     if "data" in names and any((path / "data").glob("*.parquet")):
@@ -156,11 +156,10 @@ def _folder(path: Path) -> str:
 
 
 def _all_below(path: Path, names: Iterable[str], end: str) -> bool:
-    """Return whether each folder in a folder holds files of one kind, as `train/` and `val/`."""
+    """Return whether the splits in a folder, or else all folders in it, hold files of one kind."""
+    folders = [name for name in names if (path / name).is_dir()]
     found = False
-    for name in names:
-        if not (path / name).is_dir():
-            continue
+    for name in [one for one in folders if roles.kind_of(one)] or folders:
         with os.scandir(path / name) as entries:
             some = [
                 entry.name.lower()

@@ -9,7 +9,6 @@ info.json           shards, samples and classes, as timm reads them
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from ...base.errors import UserError
 from ...base.files import write_atomic
 from .. import keys as safe_keys
 from ..index import Field, Index, Int64s, Split, UInt64s
-from ..pack.layout import UNIT, Piece, Shape
+from ..pack.layout import Piece, Shape, units
 from ..strings import Strings
 from . import tar_headers
 from .grouping import LABEL, LONE, cut
@@ -33,7 +32,6 @@ from .tar_headers import BLOCK, END, RECORD
 
 INFO = "info.json"
 _INFO = 1  # version
-_SAMPLES = 8192  # in a unit, so that its headers stay small
 _SPACE = re.compile(r"\s")
 
 # Name, offset of its data, bytes.
@@ -214,7 +212,8 @@ def plan(source: Index, shape: Shape) -> TarLayout:
         times=None,
         facts={},
     )
-    return TarLayout(index, sizes, _units(source, files), changed, heads, starts + total)
+    stops = [*(np.flatnonzero(np.diff(files)) + 1).tolist(), len(source)]
+    return TarLayout(index, sizes, units(source, stops), changed, heads, starts + total)
 
 
 def _check(source: Index) -> None:
@@ -333,22 +332,6 @@ def _shards(
             done = int(ends[stop - 1]) if stop else 0
             row, number = stop, number + 1
     return starts, files, names, np.array(sizes, np.int64)
-
-
-def _units(source: Index, files: npt.NDArray[np.uint32]) -> Int64s:
-    """Rows at which units begin: of one shard, of 64 MiB or 8192 samples."""
-    size = sum((field.length for field in source.fields), np.zeros(len(source), np.int64))
-    ends = np.cumsum(size)
-    edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(source)]
-    found = [0]
-    for start, stop in itertools.pairwise(edges):
-        row = start
-        while row < stop:
-            done = int(ends[row - 1]) if row else 0
-            enough = int(np.searchsorted(ends, done + UNIT)) + 1
-            row = min(enough, row + _SAMPLES, stop)
-            found.append(row)
-    return np.array(found, np.int64)
 
 
 def _dali_index(samples: Iterable[Sequence[_Member]]) -> str:
