@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -136,23 +136,6 @@ _say = functools.cache(texts.say)  # once
 def changed(copy: Copy) -> str:
     """Return in which way the source is not what was copied; empty where it is, or is not seen."""
     try:
-        return unlike(copy.source, copy.seen)
+        return stamp.changed(copy.seen, copy.source)
     except OSError:
         return ""
-
-
-def unlike(source: Path, seen: Sequence[Look]) -> str:
-    """Return in which way the files of a source are not what was `seen`; empty where they are.
-
-    Raises:
-        OSError: the source cannot be seen at all.
-    """
-    for one in seen:
-        try:
-            now = stamp.look(one[0])
-        except FileNotFoundError:
-            os.stat(source)
-            return f"{one[0]} is gone"
-        if one.change(now):
-            return f"{one[0]} was changed or replaced"
-    return ""
