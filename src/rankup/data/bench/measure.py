@@ -20,7 +20,7 @@ from ..fetch import allocate
 from ..index import Int64s
 from ..loader import Kind, Loader
 from ..reader import PackedDataset
-from ..sampled import plain
+from ..rows import plain
 from ..transforms import Shaped
 from .chosen import Raised
 from .verdict import Load, Parts, Spread
