@@ -53,7 +53,7 @@ def pack(
 ) -> None:
     """Turn a million small files into a few, in a standard format.
 
-    With `srun -n N rankup pack ...` all tasks of the step share the work.
+    With `srun --kill-on-bad-exit=1 -n N rankup pack ...` the tasks of the step share the work.
     """
     from ..data.pack.command import pack as start
     from ..data.pack.request import Request
