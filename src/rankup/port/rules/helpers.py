@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from ...script.effects import Helper, Reached, trains
 from ...script.flow import argument, call_name
 from ...script.loops import gradients_off
-from ...script.names import bound_in, parameters, walk
+from ...script.names import bound_in, parameters, root_name, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import (
@@ -203,7 +203,7 @@ def keeps_state(file: File, body: Sequence[ast.AST], own: set[str]) -> bool:
             case ast.Global() | ast.Nonlocal() | ast.Yield() | ast.YieldFrom():
                 return False
             case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
-                if _root(node) not in own:
+                if root_name(node) not in own:
                     return False
             case ast.Call():
                 name, dotted = call_name(node), file.names.called(node)
@@ -212,7 +212,7 @@ def keeps_state(file: File, body: Sequence[ast.AST], own: set[str]) -> bool:
                 if is_draw(dotted):
                     return False
                 grows = name in _GROWING and _method(node) and not dotted
-                if grows and _root(node.func) not in own:
+                if grows and root_name(node.func) not in own:
                     return False
     return True
 
@@ -220,10 +220,3 @@ def keeps_state(file: File, body: Sequence[ast.AST], own: set[str]) -> bool:
 def _method(call: ast.Call) -> str:
     """`save` of `picture.save(path)`; empty for a plain function."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""
-
-
-def _root(node: ast.expr) -> str:
-    """`x` of `x.y[0]`."""
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
