@@ -1,7 +1,7 @@
 """Formats with many samples in few files, each reduced to an index. No torch.
 
-A format is a module with the functions of `Format`, found by its name in `KNOWN`. Both may use a C library on a file from anywhere, so that `isolated.py` runs the first of them in a
-child process.
+A format is a module with the functions of `Format`, found by its name in `KNOWN`. Both may use a C
+library on a file from anywhere, so that `isolated.py` runs the first of them in a child process.
 """
 
 from __future__ import annotations
