@@ -86,6 +86,23 @@ def looks(paths: Sequence[Path]) -> tuple[Look, ...]:
     return tuple(look(path) for path in dict.fromkeys(chosen))
 
 
+def changed(before: Iterable[Look], root: Path) -> str:
+    """Return which of the files below `root` is not what it was; empty where all are.
+
+    Raises:
+        OSError: `root` cannot be seen at all.
+    """
+    for one in before:
+        try:
+            now = look(one.path)
+        except FileNotFoundError:
+            os.stat(root)
+            return f"{one.path} is gone"
+        if one.change(now):
+            return f"{one.path} was changed or replaced"
+    return ""
+
+
 def ends(path: Path) -> str:
     """Return the xxh3 of the first and the last 4 KiB of a file, 16 hexadecimal digits.
 

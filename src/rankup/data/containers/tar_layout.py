@@ -180,7 +180,7 @@ class TarLayout:
 
 
 def plan(source: Index, shape: Shape) -> TarLayout:
-    """Where everything of `source` stands in tar shards of `shape.shard` bytes.
+    """Return the places of all of `source` in tar shards of `shape.shard` bytes.
 
     Raises:
         UserError: a split or field has a name that no file can have.
@@ -265,7 +265,7 @@ def _npy(field: Field) -> bytes:
 def _lengths(
     source: Index, changed: Mapping[int, bytes], heads: Sequence[bytes], lone: bool
 ) -> tuple[list[Int64s], Int64s]:
-    """Of each field the bytes before its data, and of each sample all bytes."""
+    """Return the bytes before the data of each field, and all bytes of each sample."""
     n = len(source)
     before = [np.full(n, BLOCK + len(npy), np.int64) for npy in heads]
     label = np.zeros(n, np.int64)
@@ -312,7 +312,7 @@ def _files(index: Index) -> Int64s:
 def _shards(
     splits: Sequence[Split], total: Int64s, shard: int
 ) -> tuple[Int64s, npt.NDArray[np.uint32], list[bytes], Int64s]:
-    """Where each sample begins in which file; names and sizes of the files."""
+    """Return the place and the file of each sample; names and sizes of the files."""
     starts = np.empty(len(total), np.int64)
     files = np.empty(len(total), np.uint32)
     names: list[bytes] = []
@@ -353,7 +353,7 @@ def _unspaced(word: str) -> str:
 
 
 def _info(index: Index, counts: Sequence[int], ends: Mapping[str, str]) -> dict[str, Any]:
-    """What stands in `info.json`.
+    """Return the content of `info.json`.
 
     Args:
         counts: samples of each shard.
