@@ -1,24 +1,20 @@
-"""What is read ahead: what comes next, a bounded part of it, and never what nobody needs."""
+"""What the kernel is asked to read ahead: what comes next, and never what nobody needs."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from rankup.data import Loader, PackedDataset, open
-from rankup.data.ahead import along
-from rankup.data.draw import Draw, draws
-from rankup.data.orders import Blocks, Shuffled
+from rankup.data.orders import Blocks, Ordering, Shuffled
 from rankup.site import mounts
 
 from . import made
-from .feeding import Digest, within
+from .feeding import Digest
 
 COUNT, BATCH, WINDOW, LANES = 4000, 32, 40, 8
 ORDER = Blocks(COUNT, 1, BATCH, 10, WINDOW, LANES)
@@ -31,103 +27,76 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(autouse=True)
-def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounts, "kind_of", lambda path: "ext4")
-    monkeypatch.setenv("RANKUP_READ", "pread")
-
-
 @pytest.fixture
-def touched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What is read ahead: from, to."""
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What the kernel is asked to read: from, to."""
     found = []
-    read = os.preadv
 
-    def noted(descriptor: int, buffers: Any, offset: int) -> int:
-        count = read(descriptor, buffers, offset)
-        found.append((offset, offset + count))
-        return count
+    def advised(descriptor: int, start: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        found.append((start, start + length))
 
-    monkeypatch.setattr(os, "preadv", noted)
+    monkeypatch.setattr(os, "posix_fadvise", advised)
+    monkeypatch.setattr(mounts, "kind_of", lambda path: "ext4")
     return found
 
 
-def rank_draws(rank: int = 0, world: int = 1, consumed: int = 0) -> Iterator[Draw]:
-    return draws(ORDER, BATCH, 1, 0, consumed, rank=rank, world_size=world, train=True)
+def _loader(path: Path, order: Ordering = ORDER, rank: int = 0, world: int = 1) -> Loader:
+    data = PackedDataset(path, transform=Digest())
+    return Loader(data, BATCH, shuffle=order, seed=1, workers=0, rank=rank, world_size=world)
 
 
+@pytest.mark.parametrize("how", ["mmap", "pread"])
 @pytest.mark.parametrize("world", [1, 3])
-def test_the_next_batches_are_read_and_no_more(
-    pack: Path, touched: list[tuple[int, int]], world: int
+def test_the_next_batches_are_asked_for_and_no_more(
+    pack: Path,
+    asked: list[tuple[int, int]],
+    world: int,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data = PackedDataset(pack)
+    monkeypatch.setenv("RANKUP_READ", how)
     field = open(pack).index.fields[0]
     size = int(field.length.sum())
     in_play = LANES * WINDOW / COUNT * size / world
     rank = world - 1
     have = np.zeros(field.offset.max() + 10_000, bool)
     read = 0
-    for draw in along(rank_draws(rank, world), ORDER, data, rank=rank, world_size=world):
-        spans = list(zip(field.offset[draw.samples], field.length[draw.samples], strict=True))
-        for _ in within(120):
-            while touched:
-                start, stop = touched.pop()
-                have[start:stop] = True
-                read += stop - start
-            if all(have[at : at + n].all() for at, n in spans):
-                break
-        else:
-            raise AssertionError("it was not read ahead")
-        # What was consumed, the windows in play, and a quarter of them ahead; and borders.
-        assert read < draw.stop / COUNT * size / world * 1.1 + 2.0 * in_play
+    loader = _loader(pack, rank=rank, world=world)
+    for samples, stop in _batches(loader, rank, world):
+        while asked:
+            start, end = asked.pop()
+            have[start:end] = True
+            read += end - start
+        spans = list(zip(field.offset[samples], field.length[samples], strict=True))
+        assert all(have[at : at + n].all() for at, n in spans)
+        # What was consumed, the windows in play, a quarter of them ahead, and lanes on borders.
+        assert read < stop / COUNT * size / world * 1.1 + 3.0 * in_play
     # Each byte of this rank's part once, but for what is between its pieces.
     assert size / world * 0.95 < read < size / world * 1.1 + in_play
 
 
-def test_of_mapped_files_the_kernel_is_asked(
-    pack: Path, touched: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    monkeypatch.setenv("RANKUP_READ", "mmap")
-    monkeypatch.setattr(os, "posix_fadvise", lambda *call: asked.append(call[3]))
-    found = along(rank_draws(), ORDER, PackedDataset(pack), rank=0, world_size=1)
-    next(found)
-    for _ in within(120):
-        if asked:
-            break
-    found.close()  # type: ignore[attr-defined]
-    assert set(asked) == {os.POSIX_FADV_WILLNEED}
-    assert not touched
-
-
-def test_a_loader_reads_ahead_and_ends_its_thread(
-    pack: Path, touched: list[tuple[int, int]]
-) -> None:
-    photos = PackedDataset(pack, transform=Digest())
-    loader = Loader(photos, BATCH, shuffle=ORDER, seed=1, workers=0, rank=0, world_size=1)
+def _batches(loader: Loader, rank: int, world: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Samples of each batch of a rank, and where it ends in the epoch."""
+    before = 0
     for _ in loader:
-        assert [one.name for one in threading.enumerate()].count("rankup-ahead") == 1
-        break
-    assert "rankup-ahead" not in [one.name for one in threading.enumerate()]
-    assert sum(len(labels) for _, labels in loader) == COUNT
-    assert touched
-    assert "rankup-ahead" not in [one.name for one in threading.enumerate()]
+        stop = loader.consumed
+        whole = ORDER.slice(0, before, stop)
+        yield whole[rank * len(whole) // world : (rank + 1) * len(whole) // world], stop
+        before = stop
 
 
-def test_where_there_is_nothing_to_read_ahead(
-    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_nothing_is_asked_for(
+    pack: Path, tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = PackedDataset(pack)
-    own = rank_draws()
-
-    def same(order: Any, dataset: Any) -> bool:
-        return along(own, order, dataset, rank=0, world_size=1) is own
-
-    assert not same(ORDER, data)
-    assert same(Shuffled(COUNT), data)
-    assert same(ORDER, list(range(COUNT)))
+    next(iter(_loader(pack, Shuffled(COUNT, 1))))
     (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "a.txt").write_text("a")
-    assert same(ORDER, PackedDataset(tmp_path / "files"))
+    for name in "abc":
+        (tmp_path / "files" / f"{name}.txt").write_text(name)
+    next(iter(_loader(tmp_path / "files", Blocks(3, 1, BATCH))))
     monkeypatch.setattr(mounts, "kind_of", lambda path: "tmpfs")
-    assert same(ORDER, data)
+    next(iter(_loader(pack)))
+    assert not asked
+    monkeypatch.setattr(mounts, "kind_of", lambda path: "ext4")
+    next(iter(_loader(pack)))
+    assert asked

@@ -107,6 +107,8 @@ def test_a_folder_for_each_split_holds_samples_not_files(
                 with pa.ipc.new_file(str(path), table.schema) as out:
                     out.write(table)
     (root / "README.md").write_text("what it is")
+    (root / "labels").mkdir()
+    (root / "labels" / "names.csv").write_text("1,cat")
     assert detect(root) == kind
     with opened.open(root) as samples:
         found = {
@@ -119,6 +121,15 @@ def test_a_folder_for_each_split_holds_samples_not_files(
     assert pack(Request(str(root), str(tmp_path / "out.h5"))) == 0
     assert show(str(tmp_path / "out.h5"), as_json=True) == 0
     assert '"samples": 4' in capsys.readouterr().out
+
+
+def test_tars_that_lie_deeper_are_no_samples(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / "a" / "shards" / split).mkdir(parents=True)
+        _tar(tmp_path / "a" / "shards" / split / "0.tar", tarfile.GNU_FORMAT)
+    with pytest.raises(UserError, match=r"containers, as a/shards/train/0\.tar, and no samples"):
+        opened.open(tmp_path)
+    assert detect(tmp_path / "a" / "shards") == "tar"
 
 
 def test_class_folders_with_a_stray_tar_are_files(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from rankup.base.errors import UserError
 from rankup.data import Loader, PackedDataset, engines
 from rankup.data.engines import Inline, cores_of_rank
-from rankup.data.making import Fetch
+from rankup.data.fetch import Fetch
 from rankup.data.processes import Processes
 from rankup.data.threads import Threads
 

@@ -73,7 +73,6 @@ def test_what_is_said_is_what_is_there(tmp_path: Path, capsys: pytest.CaptureFix
         "3 files instead of 35",
         "with a hash of each sample",
         "written by rankup test",
-        "█",
     ):
         assert line in said, said
 

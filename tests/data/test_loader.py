@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import rankup
 from rankup.base.errors import UserError
 from rankup.data import Batches, Loader, PackedDataset, orders
-from rankup.data.device import copied_ahead
-from rankup.data.draw import Draw
-from rankup.data.making import Made
+from rankup.data.batches import BatchRequest
+from rankup.data.fetch import Made
+from rankup.data.loader import copied_ahead
 from rankup.runtime.deal import LEDGER
 from rankup.runtime.world import World
 
@@ -186,8 +187,9 @@ def test_one_batch_ahead() -> None:
     def batches() -> Any:
         for number in range(4):
             asked.append(number)
-            yield Draw([], 0, 0, 0, 0, 0), Made(None, None, 0), torch.full((3,), number)  # type: ignore[arg-type]
+            request = BatchRequest(np.empty(0, np.int64), 0, 0, 0, 0, 0)
+            yield (request, Made(None, None, 0)), torch.full((3,), number)
 
-    for number, (_, _, batch) in enumerate(copied_ahead(batches(), torch.device("cuda"))):
+    for number, (_, batch) in enumerate(copied_ahead(batches(), torch.device("cuda"))):
         assert batch.tolist() == [number] * 3
         assert asked == list(range(min(4, number + 2)))

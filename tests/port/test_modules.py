@@ -203,6 +203,16 @@ def test_a_model_is_wrapped_where_it_is_seen_to_be_made(tmp_path: Path) -> None:
     text += "trainers['plain'](model, loader).train()\n"
     texts = _ported(tmp_path, {"trainer.py": TRAINER, "train.py": text})
     assert "self.model = rankup.wrap(self.model)" in texts["trainer_dist.py"]
+    # What makes the optimizer alone does not see the model that is called.
+    base = base.replace("torch.optim.SGD(self.model.parameters(), lr=0.1)", "make(self)")
+    made = "import torch\n\n\ndef make(one):\n    net = one.model\n    return optimizer(net)\n\n\n"
+    made += "def optimizer(net):\n    torch.save(net, 'a.pt')\n"
+    made += "    return torch.optim.SGD(net.parameters(), lr=0.1)\n"
+    base = base.replace("import torch\n", "import torch\nfrom made import make\n")
+    text = HEAD + "from mine import Mine\n" + MADE + "Mine(loader).train()\n"
+    files = {"trainer.py": base, "mine.py": own, "made.py": made, "train.py": text}
+    with pytest.raises(UserError, match="which model is trained cannot be seen"):
+        _ported(tmp_path, files)
 
 
 def test_what_another_file_evaluates_is_rank_0s_where_it_decides(tmp_path: Path) -> None:

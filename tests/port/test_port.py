@@ -559,3 +559,65 @@ def test_a_folder_whose_making_must_not_fail_may_be_there(tmp_path: Path) -> Non
     for handled, changed in (("sys.exit(1)", True), ("pass", False)):
         text = port(_script(tmp_path, made.replace("HANDLED", handled))).text
         assert ("os.makedirs('out', exist_ok=True)" in text) is changed
+
+
+GROUPS = """class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+    def groups(self):
+        return [{"params": self.body.parameters()}, {"params": self.head.parameters(), "lr": 1.0}]
+
+net = Net()
+optimizer = torch.optim.SGD(net.groups(), lr=0.1)
+"""
+
+
+def test_a_model_that_groups_its_parameters_is_wrapped_as_a_whole(tmp_path: Path) -> None:
+    head, _, loop = SCRIPT.partition("net = ")
+    text = port(_script(tmp_path, head + GROUPS + loop[loop.index("for x") :])).text
+    assert "net = rankup.wrap(net)" in text
+    assert text.count("rankup.wrap") == 1
+
+
+STEP = """class Worker:
+    def __init__(self, net):
+        self.net = net
+        self.optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(self, x):
+        loss = self.net(x[torch.argsort(x[:, 0])]).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        loss = loss.item()
+        return loss
+
+worker, losses, total = Worker(torch.nn.Linear(2, 1)), [], 0.0
+for x in DataLoader(torch.randn(8, 2), batch_size=4):
+    losses.append(worker.step(x))
+    loss = worker.step(x)
+    total += loss
+"""
+
+
+def test_what_a_step_returns_of_its_loss_is_no_number_of_a_part(tmp_path: Path) -> None:
+    ported = port(_script(tmp_path, SCRIPT.partition("net = ")[0] + STEP))
+    assert "loss = rankup.batch_mean(loss.item())" in ported.text
+    assert "net):\n        net = rankup.wrap(net)\n        self.net = net\n" in ported.text
+    assert not ported.left
+
+
+def test_all_numbers_of_a_part_are_named_once(tmp_path: Path) -> None:
+    """And `check` of the port has them as a warning: a person was told."""
+    head, rows = SCRIPT.replace("    loss", "    a, b = x.amax(), x.amin()\n    loss", 1), []
+    path = _script(tmp_path, "total = 0\n" + head + "    print(a)\n    total += b\nprint(total)\n")
+    rows = [note.text for note in port(path).left]
+    assert any(one.startswith("a: of rank 0's part") for one in rows), rows
+    target = path.with_name("port.py")
+    target.write_text(port(path).text)
+    assert {one.level for one in check([target]) if one.code == "RK121"} == {"warning"}

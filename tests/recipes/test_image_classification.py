@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rankup.base.errors import UserError
-from rankup.data.draw import Draw
+from rankup.data.batches import BatchRequest
 from rankup.parallel.initial import initialize
 from rankup.recipes import find
 from rankup.recipes.asked import Asked
@@ -118,7 +118,7 @@ def test_a_frozen_epoch_trains_the_head_and_the_norms_alone(
 def test_what_a_sample_becomes_hangs_on_seed_epoch_and_sample(task: ImageClassification) -> None:
     def images(samples: list[int], epoch: int = 0, seed: int = 0) -> torch.Tensor:
         count = len(samples)
-        made, labels = task.train.once(Draw(np.array(samples), seed, epoch, count, count, 0))
+        made, labels = task.train.once(BatchRequest.of(np.array(samples), seed, epoch))
         assert made.dtype == torch.uint8
         assert made.shape == (count, 3, 16, 16)
         kinds = [list(KINDS)[sample // 32] for sample in samples]
@@ -129,9 +129,8 @@ def test_what_a_sample_becomes_hangs_on_seed_epoch_and_sample(task: ImageClassif
     assert torch.equal(images([50])[0], together[1])
     assert not torch.equal(images([50], epoch=1)[0], together[1])
     assert not torch.equal(images([50], seed=1)[0], together[1])
-    count = 3
-    draws = [Draw(np.array([3, 50, 100]), 0, epoch, count, count, 0) for epoch in (0, 1, 2)]
-    ahead = [batch[0] for _, batch in task.train.ahead(iter(draws))]
+    requests = [BatchRequest.of(np.array([3, 50, 100]), 0, epoch) for epoch in (0, 1, 2)]
+    ahead = [batch[0] for _, batch in task.train.ahead(iter(requests))]
     assert torch.equal(ahead[0], together)
     assert torch.equal(ahead[2], images([3, 50, 100], epoch=2))
     seen = task.valid.batch(torch.tensor([5]))[0]

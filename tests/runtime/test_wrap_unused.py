@@ -211,17 +211,28 @@ def test_parameters_may_be_unfrozen_behind_wrap(ranks: RankPool) -> None:
 
 
 def _converted(world: World) -> str:
+    torch.manual_seed(0)
     LEDGER.samples = LEDGER.units = None
-    wrapped = wrap(nn.Linear(2, 2))
-    wrapped.double()
+    bare = nn.Linear(4, 2)
+    wrapped = wrap(copy.deepcopy(bare))
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+    for kind in (torch.float32, torch.float64):
+        for net, part in ((bare, x), (wrapped, x.chunk(2)[world.rank])):
+            net.to(kind).zero_grad()
+            _loss(net(part.to(kind))).backward()
+        for one, other in zip(bare.parameters(), wrapped.parameters(), strict=True):
+            torch.testing.assert_close(other.grad, one.grad)
+    wrapped = wrap(nn.Linear(4, 2))
+    wrapped.module.double()
     try:
-        wrapped(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+        wrapped(x.double()).sum().backward()
     except RuntimeError as error:
         return str(error)
     return ""
 
 
-def test_a_model_converted_behind_wrap_is_refused(ranks: RankPool) -> None:
+def test_a_model_may_be_converted_behind_wrap_but_not_past_it(ranks: RankPool) -> None:
+    """So it moves to its GPU in a trainer that is given it wrapped."""
     for message in ranks.run(2, _converted):
         assert "convert or move the model before wrap" in message
 

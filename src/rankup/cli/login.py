@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..base.findings import Finding
 from .app import app
 
 
@@ -23,13 +20,7 @@ def doctor(
     """Say what this machine is, and what would keep a job from running."""
     from ..login.doctor.command import show
 
-    raise typer.Exit(show(script, tuple(args or ()), as_json=as_json, ranks=_check))
-
-
-def _check(script: Path) -> Sequence[Finding]:
-    from ..port.check import check
-
-    return check([script])
+    raise typer.Exit(show(script, tuple(args or ()), as_json=as_json))
 
 
 env = typer.Typer(

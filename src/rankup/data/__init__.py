@@ -34,7 +34,7 @@ _HOME = {
     "Shaped": "transforms",
     "Transform": "transforms",
     "BadSample": "bad",
-    "DaliLoader": "dali.loader",
+    "DaliLoader": "dali",
 }
 # Rooms that are public themselves, as in `rankup.data.photos`.
 _ROOMS = ("photos", "orders", "stage", "dali", "transforms")

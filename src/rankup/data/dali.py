@@ -22,11 +22,11 @@ from torch.utils.data import Dataset, Subset
 from ..base.errors import UserError
 from ..runtime.shard import part
 from . import images
-from .draw import Draw
+from .batches import BatchRequest
 from .engines import Engine, default_workers
 from .errors import BadContainer
+from .fetch import Fetch, Made, allocate
 from .loader import Loader
-from .making import Fetch, Made, allocate
 from .photos.decoding import measure
 from .photos.shaping import Photo, View
 from .reader import PackedDataset
@@ -78,7 +78,7 @@ class DaliLoader(Loader):
         photos = _fitting(dataset)[0]
         super().__init__(photos, global_batch, workers=0, pin_memory=pin, device=to, **options)
         # The part of the last rank is never the smaller one.
-        most = len(part(global_batch, self._world_size - 1, self._world_size))
+        most = len(part(global_batch, self.world_size - 1, self.world_size))
         self._engine = engine(photos, max(1, most), workers, where, prefetch, timeout)
 
 
@@ -123,9 +123,9 @@ class _Photos(Dataset[Any]):
         self._device = device
         self._dali, self._pipeline = _imported(), None
 
-    def make(self, draw: Draw) -> Made:
+    def make(self, request: BatchRequest) -> Made:
         while True:
-            made: Made = self._reading.make(draw)
+            made: Made = self._reading.make(request)
             items: list[_Item] = made.inputs
             with self._lock:
                 try:

@@ -1,4 +1,4 @@
-"""Who makes batches ahead of the training loop: nobody, threads of this process, or processes."""
+"""The engines that make batches: in the loop itself, or ahead in threads or processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from ..base.errors import UserError
 from ..site.gpus import usable_cores
-from .draw import Draw
-from .making import ROOM, Fetch, Made, pinned
+from .batches import BatchRequest
+from .fetch import ALLOCATOR, Answer, Fetch, allocate_pinned
 from .processes import Processes
 from .threads import Threads
 from .transforms import Shaped, own_generators
@@ -22,9 +22,9 @@ _LOOKED_AT = 4096
 
 
 class Engine(Protocol):
-    """Makes batches, in the order of their draws."""
+    """Makes batches, in the order of their requests."""
 
-    def run(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Made]]: ...
+    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]: ...
 
     def close(self) -> None: ...
 
@@ -101,7 +101,7 @@ def _cores_of_parent() -> int:
 
 
 def suits_threads(fetch: Fetch) -> bool:
-    """Whether threads are the faster way: neither the transform nor reading holds them up."""
+    """Return True where neither the transform nor reading holds threads up."""
     if getattr(fetch.dataset, "releases_gil", False) and fetch.collate is None:
         return True  # it says so itself
     transform = getattr(fetch.dataset, "transform", None)
@@ -122,15 +122,15 @@ class Inline:
     def __init__(self, fetch: Fetch, pin: bool = False) -> None:
         self._fetch, self._pin = fetch, pin
 
-    def run(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Made]]:
-        for draw in draws:
-            token = ROOM.set(pinned if self._pin else None)
+    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
+        for request in requests:
+            token = ALLOCATOR.set(allocate_pinned if self._pin else None)
             try:
                 with own_generators():
-                    made = self._fetch(draw)
+                    made = self._fetch(request)
             finally:
-                ROOM.reset(token)
-            yield draw, made
+                ALLOCATOR.reset(token)
+            yield request, made
 
     def close(self) -> None:
         pass

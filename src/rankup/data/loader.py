@@ -13,18 +13,18 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ..base.errors import UserError
 from ..runtime.deal import LEDGER
-from . import device as devices
 from . import engines
-from .ahead import along
+from .ahead import reading_ahead
 from .bad import Bad, Tally
-from .cut import Cut
-from .draw import Draw
+from .batches import Batches
 from .errors import BadContainer
-from .making import Fetch, Made, handed_out
+from .fetch import Answer, Fetch, handed_out
 from .orders import Ordering, Sequential, Shuffled
 from .splits import unwrapped
 
 Kind = Literal["auto", "threads", "processes"]
+# A request, what was made of it, and the batch of that.
+_Batch = tuple[Answer, Any]
 QUIET = "RANKUP_QUIET"
 
 
@@ -40,8 +40,8 @@ class Loader:
     (seed, epoch, position) alone: not on ranks, workers, or on where a run was interrupted.
     Each `for` runs one epoch; the next one has the next epoch's order. `state_dict()` counts the
     batches that the loop was given, not those that were made ahead, and `load_state_dict` goes on
-    there, at any number of ranks and workers. With `wrap`, gradients are weighed by what each rank
-    was dealt.
+    there, at any number of ranks and workers. With `wrap`, gradients are weighed by the share that
+    each rank has.
 
     A data set whose policy is to go on without bad samples (`on_bad` of `PackedDataset`) has them
     counted: at the end of an epoch each rank that met some prints a line to stderr.
@@ -120,13 +120,17 @@ class Loader:
             shuffle = Shuffled(count, seed or 0) if shuffle else Sequential(count)
         if train is None:
             train = not isinstance(shuffle, Sequential)
-        self._cut = Cut.of(
-            shuffle, global_batch, seed, rank=rank, world_size=world_size, train=train,
-            drop_last=drop_last, samples=count,
+        if hasattr(shuffle, "samples") and shuffle.samples != count:
+            raise UserError(
+                f"this order is made for a data set of {shuffle.samples} samples, and this one has "
+                f"{count}: make the order of len(dataset), also where that is a subset"
+            )
+        place = self._place = Batches(
+            shuffle, global_batch, seed=seed, train=train, drop_last=drop_last, rank=rank,
+            world_size=world_size,
         )  # fmt: skip
-        self.order, self.global_batch, self.seed = shuffle, global_batch, self._cut.seed
-        self.train = train
-        self._rank, self._world_size = self._cut.rank, self._cut.world_size
+        self.order, self.global_batch, self.seed = shuffle, global_batch, place.seed
+        self.train, self.rank, self.world_size = train, place.rank, place.world_size
         self._device = None if device is None else torch.device(device)
         self._quiet = bool(os.environ.get(QUIET)) if quiet is None else quiet
         pin = torch.cuda.is_available() if pin_memory is None else pin_memory
@@ -135,9 +139,8 @@ class Loader:
             Fetch(dataset, collate), workers, kind,
             prefetch=prefetch, context=context, timeout=timeout, pin_memory=pin,
         )  # fmt: skip
-        if workers is None and not self._quiet and self._rank == 0:
+        if workers is None and not self._quiet and self.rank == 0:
             _say_workers(engines.default_workers(), type(self._engine).__name__.lower())
-        self._place = self._cut.place()
         self._loop = object()  # the one that runs: an older one may not go on beside it
         self.bad: list[Bad] = []
 
@@ -153,7 +156,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch; in training the same on every rank."""
-        return len(self._cut)
+        return len(self._place)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `for` runs; where it is that of a resume, from there."""
@@ -185,18 +188,18 @@ class Loader:
         check = getattr(self.dataset, "check", None)
         if check is not None:
             check(place.epoch)
-        counted = Tally(self.order.n, self._world_size)
-        dealt: tuple[int, int] | None = None
+        counted = Tally(self.order.n, self.world_size)
+        share: tuple[int, int] | None = None
         batches = self._batches()
         try:
-            for draw, made, batch in batches:
-                place.consumed = draw.stop
+            for (request, made), batch in batches:
+                place.consumed = request.stop
                 self.bad += made.bad
                 counted.add(made.bad)
                 if not made.count and not self.train:  # all of them were dropped
                     continue
                 if self.train:
-                    dealt = LEDGER.samples = (made.count, draw.total)
+                    share = LEDGER.samples = (made.count, request.total)
                 yield batch
                 if loop is not self._loop:
                     raise UserError(
@@ -204,23 +207,27 @@ class Loader:
                         "on: a Loader is at one place; make a second Loader for a second loop"
                     )
         finally:
-            if dealt is not None and LEDGER.samples is dealt:
-                LEDGER.samples = None  # what follows may not have been dealt by anybody
+            if share is not None and LEDGER.samples is share:
+                LEDGER.samples = None  # what follows may not have been sharded by anybody
             batches.close()
         if check is not None:
             _check_again(check, place.epoch)
         line = counted.report(place.epoch)
         if line:  # never quiet: the run is another one than was asked for
-            print(f"rankup data: rank {self._rank}: {line}", file=sys.stderr, flush=True)
-        place.set(place.epoch + 1)
+            print(f"rankup data: rank {self.rank}: {line}", file=sys.stderr, flush=True)
+        place.go_to(place.epoch + 1)
 
-    def _batches(self) -> Generator[tuple[Draw, Made, Any], None, None]:
-        made = self._engine.run(self._draws())
-        batches: Iterator[tuple[Draw, Made, Any]] = ((*one, handed_out(one[1])) for one in made)
+    def _batches(self) -> Generator[_Batch, None, None]:
+        place = self._place
+        requests = reading_ahead(
+            place.requests(), self.order, self.dataset, self.rank, self.world_size
+        )
+        made = self._engine.run(requests)
+        batches: Iterator[_Batch] = ((one, handed_out(one[1])) for one in made)
         if self._pin:
-            batches = ((draw, of, devices.pin(batch)) for draw, of, batch in batches)
+            batches = ((one, _mapped(batch, torch.Tensor.pin_memory)) for one, batch in batches)
         if self._device is not None and self._device.type == "cuda":
-            batches = devices.copied_ahead(batches, self._device)
+            batches = copied_ahead(batches, self._device)
         try:
             yield from batches
         finally:
@@ -230,10 +237,6 @@ class Loader:
     def close(self) -> None:
         """End the workers; a `for` that follows starts new ones."""
         self._engine.close()
-
-    def _draws(self) -> Iterator[Draw]:
-        found = self._cut.draws(self._place.epoch, self._place.consumed)
-        return along(found, self.order, self.dataset, rank=self._rank, world_size=self._world_size)
 
 
 def _check_again(check: Callable[[], None], epoch: int) -> None:
@@ -254,3 +257,55 @@ def _say_workers(workers: int, kind: str) -> None:
         file=sys.stderr,
         flush=True,
     )
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same nesting of dicts, lists and tuples, with each tensor through a function."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: _mapped(one, function) for name, one in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(one, function) for one in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(one, function) for one in value)
+    return value
+
+
+# With the batch on its way, and what tells that it is there.
+_Copied = tuple[Answer, Any, Any, torch.cuda.Event]
+
+
+def copied_ahead(batches: Iterator[_Batch], device: torch.device) -> Iterator[_Batch]:
+    """The same batches on a GPU: the next one is copied while the present one is trained on.
+
+    The copies run on a stream of their own; what is handed out may be used on the stream that is
+    current then, as if it had been made there. Page-locked batches are copied without waiting.
+    """
+    stream = torch.cuda.Stream(device)
+    waiting: _Copied | None = None
+    for one, batch in batches:
+        with torch.cuda.stream(stream):
+            there = _mapped(batch, lambda value: value.to(device, non_blocking=True))
+            done = torch.cuda.Event()
+            done.record(stream)
+        if waiting is not None:
+            yield _arrived(waiting, device)
+        waiting = one, batch, there, done
+    if waiting is not None:
+        yield _arrived(waiting, device)
+
+
+def _arrived(waiting: _Copied, device: torch.device) -> _Batch:
+    one, source, there, done = waiting
+    current = torch.cuda.current_stream(device)
+    current.wait_event(done)
+
+    def used_there(value: torch.Tensor) -> torch.Tensor:
+        # Its memory is not given to another copy before this stream has done with it.
+        value.record_stream(current)
+        return value
+
+    done.synchronize()  # a batch ago it was started; only then may its source be written again
+    del source
+    return one, _mapped(there, used_there)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from ..base.errors import UserError
-from .making import allocate
+from .fetch import allocate
 
 
 class Padded(NamedTuple):
@@ -25,7 +25,7 @@ class Padded(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """As `Padded`, with a mask: bool (n, width), True where a value is of the record."""
+    """`Padded`, with a mask: bool (n, width), True where a value is of the record."""
 
     values: torch.Tensor
     lengths: torch.Tensor

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import util
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
 from ..base.errors import UserError
-from .draw import Draw
-from .making import Fetch, Made
+from .batches import BatchRequest
+from .fetch import Answer, Fetch
 from .transforms import OWN_GENERATORS
 
 _GUARD = (
@@ -50,8 +51,8 @@ class Processes:
         self._pid = 0
         self._end: util.Finalize | None = None
 
-    def run(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Made]]:
-        waiting = self._requests.begin(draws)
+    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
+        waiting = self._requests.begin(requests)
         self._begin()
         while (result := self._next()) is not None:
             if isinstance(result, _Failure):
@@ -91,7 +92,7 @@ class Processes:
             timeout=_LOOK,
             worker_init_fn=_begin_worker,
             multiprocessing_context=self._context,
-            generator=torch.Generator(),  # else it draws from that of the training loop
+            generator=torch.Generator(),  # else it requests from that of the training loop
             prefetch_factor=self._prefetch,
             persistent_workers=True,
         )
@@ -129,7 +130,13 @@ class Processes:
         try:
             return next(self._iterator, None)
         except Exception as error:  # of torch: what a worker raises is a `_Failure`
-            dead = [one for one in self._iterator._workers if one.exitcode is not None]
+            workers = self._iterator._workers
+            if isinstance(error, OSError | EOFError):  # of the connection to one that has died
+                ended = wait([one.sentinel for one in workers], _LOOK)
+                for one in workers:
+                    if one.sentinel in ended:
+                        one.join(_LOOK)
+            dead = [one for one in workers if one.exitcode is not None]
             late = not dead and "timed out" in str(error)
             if late and (not self._timeout or time.monotonic() < end):
                 return _LATE
@@ -173,19 +180,19 @@ class _Requests:
     """The requests of the running loop, as a sampler of torch's."""
 
     def __init__(self) -> None:
-        self._draws: Iterator[Draw] = iter(())
-        self._waiting: deque[Draw] = deque()
+        self._asked: Iterator[BatchRequest] = iter(())
+        self._waiting: deque[BatchRequest] = deque()
 
-    def begin(self, draws: Iterator[Draw]) -> deque[Draw]:
+    def begin(self, requests: Iterator[BatchRequest]) -> deque[BatchRequest]:
         """Take the requests of a loop; those that are under way are in what is returned."""
-        self._draws, self._waiting = draws, deque()
+        self._asked, self._waiting = requests, deque()
         return self._waiting
 
-    def __iter__(self) -> Iterator[Draw]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         waiting = self._waiting
-        for draw in self._draws:
-            waiting.append(draw)
-            yield draw
+        for request in self._asked:
+            waiting.append(request)
+            yield request
 
 
 class _Batches(Dataset[Any]):
@@ -194,9 +201,9 @@ class _Batches(Dataset[Any]):
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
 
-    def __getitem__(self, draw: Draw) -> Any:
+    def __getitem__(self, request: BatchRequest) -> Any:
         try:
-            return self._fetch(draw)
+            return self._fetch(request)
         except BaseException as error:
             return _Failure.of(error)
 

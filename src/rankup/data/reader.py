@@ -19,13 +19,12 @@ from ..base.errors import UserError
 from ..runtime.keys import derive
 from . import indexes, stamp, transforms
 from .bad import Bad, BadSample, SharedTally
-from .draw import Draw
+from .batches import BatchRequest
 from .errors import BadContainer
+from .fetch import ASKED, Made, Rows, allocate
 from .index import Field, Int64s
-from .making import AROUND, Made, Rows, allocate
 from .opened import Samples, open
-from .rows import gather
-from .sampled import Batch, Mine, check_transform, note
+from .rows import Batch, PerThread, gather
 from .stamp import Look
 from .transforms import Shaped, Transform
 
@@ -90,7 +89,7 @@ class PackedDataset(Dataset[Any]):
                 f"on_bad={on_bad!r} is not known: raise, or drop (a sample is no more replaced by "
                 f"another one)"
             )
-        check_transform(transform)
+        transforms.check(transform)
         samples = open(path)
         if split is None and len(samples.splits) > 1:
             known = ", ".join(samples.splits)
@@ -103,11 +102,11 @@ class PackedDataset(Dataset[Any]):
         self.verify = verify
         index = samples.index
         names = field if isinstance(field, tuple) else (field,)
-        self._fields = tuple(index.field(name) for name in names)
+        self.fields = tuple(index.field(name) for name in names)
         if labels and index.labels is None:
             raise UserError(f"{samples.root} has no labels")
         self._labelled = index.labels is not None and labels is not False
-        if verify and any(one.hash is None for one in self._fields):
+        if verify and any(one.hash is None for one in self.fields):
             raise UserError(
                 f"{samples.root} has no hashes to verify its samples with; `rankup pack` makes them"
             )
@@ -117,7 +116,7 @@ class PackedDataset(Dataset[Any]):
         self._tally = SharedTally()
         self._watched = _Watched.of(self.samples)
         self._checked: tuple[object, ...] = ()  # in which process, epoch and time
-        self._mine = Mine()
+        self._readers = PerThread()
 
     def __len__(self) -> int:
         return len(self.samples) if self._rows is None else len(self._rows)
@@ -136,7 +135,7 @@ class PackedDataset(Dataset[Any]):
         return sample if self._rows is None else int(self._rows[sample])
 
     def rows(self, samples: Int64s) -> Int64s:
-        """As `row`, of many: int64 of the same shape."""
+        """Return `row` of many: int64 of the same shape."""
         return samples if self._rows is None else self._rows[samples]
 
     @property
@@ -145,18 +144,18 @@ class PackedDataset(Dataset[Any]):
         index = self.samples.index
         if index.labels is None:
             return None
-        start = self._start
+        start = self.start
         labels = index.labels[start : start + len(self.samples)]
         return labels if self._rows is None else labels[self._rows]
 
     @property
     def lengths(self) -> Int64s:
         """int64 (n,): bytes of each sample; -1 where that is not known before it is read."""
-        lengths = self._fields[0].length[self._start : self._start + len(self.samples)]
+        lengths = self.fields[0].length[self.start : self.start + len(self.samples)]
         return lengths if self._rows is None else lengths[self._rows]
 
     @property
-    def _start(self) -> int:
+    def start(self) -> int:
         return self.samples._row(0) if len(self.samples) else 0
 
     def subset(self, samples: npt.ArrayLike) -> PackedDataset:
@@ -210,67 +209,67 @@ class PackedDataset(Dataset[Any]):
             )
         return rows[0]
 
-    def __getitems__(self, samples: Draw | Sequence[int]) -> Rows:
+    def __getitems__(self, samples: BatchRequest | Sequence[int]) -> Rows:
         """The items of a batch: views of one tensor, where the transform says their shape.
 
         Those that are dropped are not among them; where that leaves none, one stands in.
         """
-        around, draw = AROUND.get(), samples
-        if not isinstance(draw, Draw):
-            numbers = np.asarray(draw, np.int64)
-            seed, epoch = (self.seed, self.epoch) if around is None else (around.seed, around.epoch)
-            draw = Draw(numbers, seed, epoch, len(numbers), len(numbers), 0)
-        made, drew = self._make(draw)
-        if around is not None:
-            around.bad += made.bad
+        asked, request = ASKED.get(), samples
+        if not isinstance(request, BatchRequest):
+            numbers = np.asarray(request, np.int64)
+            seed, epoch = (self.seed, self.epoch) if asked is None else (asked.seed, asked.epoch)
+            request = BatchRequest.of(numbers, seed, epoch)
+        made, drew = self._make(request)
+        if asked is not None:
+            asked.bad += made.bad
             return Rows.of(made)
         whole = len(self.samples)
-        self._tally.add(draw.epoch, len(draw), made.bad, whole)
-        if drew and draw is not samples:  # parts of one data set count together
-            self._tally.warn_of_repeats(draw.epoch, whole if self._rows is None else 2 * whole)
+        self._tally.add(request.epoch, len(request), made.bad, whole)
+        if drew and request is not samples:  # parts of one data set count together
+            self._tally.warn_of_repeats(request.epoch, whole if self._rows is None else 2 * whole)
         return Rows.of(made)
 
-    def make(self, draw: Draw) -> Made:
+    def make(self, request: BatchRequest) -> Made:
         """Read and transform the samples of one batch.
 
         Raises:
             BadSample: one cannot be made, and that is not to be gone on with.
             BadContainer: the files are not the ones any more that were opened.
         """
-        return self._make(draw)[0]
+        return self._make(request)[0]
 
-    def _make(self, draw: Draw) -> tuple[Made, bool]:
-        """A batch, and whether its transform draws random numbers."""
-        self.check(draw.epoch)
-        whole = self._arrays(draw)
+    def _make(self, request: BatchRequest) -> tuple[Made, bool]:
+        """Return a batch, and True where its transform draws random numbers."""
+        self.check(request.epoch)
+        whole = self._arrays(request)
         if whole is not None:
             return whole, False
-        key = transforms.key_of(draw.seed, draw.epoch)
+        key = transforms.key_of(request.seed, request.epoch)
         shaped = self.transform if isinstance(self.transform, Shaped) else None
-        batch = Batch(shaped, len(draw), key)
+        batch = Batch(shaped, len(request), key)
         bad: list[Bad] = []
-        for sample in draw:
+        for sample in request:
             self._add(sample, batch, bad)
-        count = min(draw.count, len(batch.rows))
-        if not batch.rows and len(draw):  # this rank steps with the others: see `Draw.count`
-            self._stand_in(draw[0], key, batch, bad)
+        count = min(request.count, len(batch.rows))
+        if not batch.rows and len(request):  # this rank steps with the others
+            self._stand_in(request[0], key, batch, bad)
         return self._made(batch, count, bad), batch.drew
 
-    def _arrays(self, draw: Draw) -> Made | None:
+    def _arrays(self, request: BatchRequest) -> Made | None:
         """Rows of an array all at once; None where samples are to be made one by one."""
-        about = self._fields[0]
+        about = self.fields[0]
         if self.transform is not None or self.verify or isinstance(self.field, tuple):
             return None
-        if not about.dtype or not len(draw):
+        if not about.dtype or not len(request):
             return None
-        rows = self.rows(draw.samples)
+        rows = self.rows(request.samples)
         try:
             native = np.empty(0, np.dtype(about.dtype).newbyteorder("="))
             inputs = allocate((len(rows), *about.shape), torch.from_numpy(native).dtype)
-            gather(self._mine.of(self.samples), rows, about.name, inputs.numpy())
+            gather(self._readers.of(self.samples), rows, about.name, inputs.numpy())
         except (BadContainer, OSError, TypeError):  # which sample it is, is found one by one
             return None
-        return Made(inputs, self._labels_of(rows), draw.count)
+        return Made(inputs, self._labels_of(rows), request.count)
 
     def _add(self, sample: int, batch: Batch, bad: list[Bad]) -> bool:
         """Make a sample; return whether that could be done."""
@@ -278,7 +277,8 @@ class PackedDataset(Dataset[Any]):
         try:
             batch.add(row, self._read(row), self.transform)
         except _MISTAKES as error:
-            note(error, f"at the sample {self.samples.path(row)}")
+            if hasattr(error, "add_note"):  # from Python 3.11 on
+                error.add_note(f"at the sample {self.samples.path(row)}")
             raise
         except Exception as error:
             bad.append(self._bad(sample, row, error))
@@ -298,17 +298,17 @@ class PackedDataset(Dataset[Any]):
 
     def _read(self, row: int) -> Any:
         if isinstance(self.field, tuple):
-            return {one.name: self._value(row, one) for one in self._fields}
-        return self._value(row, self._fields[0])
+            return {one.name: self._value(row, one) for one in self.fields}
+        return self._value(row, self.fields[0])
 
     def _value(self, row: int, field: Field) -> Any:
-        samples = self._mine.of(self.samples)
+        samples = self._readers.of(self.samples)
         if field.dtype and not self.verify:
             return samples.array(row, field.name)
         data = samples.read(row, field.name)
         if self.verify:
             assert field.hash is not None
-            found, noted = xxhash.xxh3_64_intdigest(data), int(field.hash[self._start + row])
+            found, noted = xxhash.xxh3_64_intdigest(data), int(field.hash[self.start + row])
             if found != noted:
                 raise BadContainer(f"its bytes have the hash {found:016x}, and had {noted:016x}")
         return samples.array(row, field.name) if field.dtype else data
@@ -329,7 +329,7 @@ class PackedDataset(Dataset[Any]):
 
     def _labels_of(self, rows: Int64s) -> Int64s | None:
         known = self.samples.index.labels
-        return known[rows + self._start] if self._labelled and known is not None else None
+        return known[rows + self.start] if self._labelled and known is not None else None
 
 
 class _Gone(BadContainer):

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from ..base.errors import UserError
-from .draw import Draw
-from .making import ROOM, Fetch, Made, Reused, Room, pinned
+from .batches import BatchRequest
+from .fetch import ALLOCATOR, Allocator, Answer, BufferPool, Fetch, Made, allocate_pinned
 
 _GRACE = 5.0  # seconds in which threads may finish the batches that they are at
 
-_Jobs = SimpleQueue[tuple[Draw, "Future[Made]"] | None]
+_Jobs = SimpleQueue[tuple[BatchRequest, "Future[Made]"] | None]
 
 
 class Threads:
@@ -44,17 +44,17 @@ class Threads:
         self._pid = 0
         self._end: weakref.finalize[Any, Any] | None = None
 
-    def run(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Made]]:
+    def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
         # In a forked child the threads are not there.
         jobs = self._jobs if self._pid == os.getpid() else None
         if jobs is None:
             jobs = self._start()
-        waiting: deque[tuple[Draw, Future[Made]]] = deque()
+        waiting: deque[tuple[BatchRequest, Future[Made]]] = deque()
         try:
-            for draw in draws:
+            for request in requests:
                 future: Future[Made] = Future()
-                waiting.append((draw, future))
-                jobs.put((draw, future))
+                waiting.append((request, future))
+                jobs.put((request, future))
                 if len(waiting) > self._ahead:
                     yield self._first(waiting)
             while waiting:
@@ -63,8 +63,8 @@ class Threads:
             for _, future in waiting:
                 future.cancel()
 
-    def _first(self, waiting: deque[tuple[Draw, Future[Made]]]) -> tuple[Draw, Made]:
-        draw, future = waiting[0]
+    def _first(self, waiting: deque[tuple[BatchRequest, Future[Made]]]) -> Answer:
+        request, future = waiting[0]
         end = time.monotonic() + self._timeout if self._timeout else None
         while not future.done():
             # In short waits, so that Ctrl-C is heard.
@@ -74,18 +74,18 @@ class Threads:
             with suppress(FutureTimeout):
                 future.exception(left)
         waiting.popleft()
-        return draw, future.result()
+        return request, future.result()
 
     def _start(self) -> _Jobs:
         jobs: _Jobs = SimpleQueue()
         # A thread of its own would lock memory for the first GPU, which is another rank's.
         device = torch.cuda.current_device() if self._pin and torch.cuda.is_available() else None
-        room = Reused(self._ahead + 2) if device is None else pinned
+        allocator = BufferPool(self._ahead + 2) if device is None else allocate_pinned
         threads = [
             # Not waited for at the end of the process: one may hang.
             threading.Thread(
                 target=_work,
-                args=(self._fetch, jobs, device, room),
+                args=(self._fetch, jobs, device, allocator),
                 name=f"rankup-data-{number}",
                 daemon=True,
             )
@@ -138,21 +138,21 @@ def _stop(jobs: _Jobs, threads: int) -> None:
         jobs.put(None)
 
 
-def _work(fetch: Fetch, jobs: _Jobs, device: int | None, room: Room) -> None:
+def _work(fetch: Fetch, jobs: _Jobs, device: int | None, allocator: Allocator) -> None:
     one_thread()
     if device is not None:
         torch.cuda.set_device(device)
-    ROOM.set(room)
+    ALLOCATOR.set(allocator)
     while (job := jobs.get()) is not None:
-        draw, future = job
+        request, future = job
         if not future.set_running_or_notify_cancel():
             continue
         try:
-            future.set_result(fetch(draw))
+            future.set_result(fetch(request))
         except BaseException as error:
             future.set_exception(error)
         # Neither the batch nor its error is held until the next one comes.
-        del job, draw, future
+        del job, request, future
 
 
 def one_thread() -> None:

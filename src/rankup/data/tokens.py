@@ -14,17 +14,17 @@ import torch
 from torch.utils.data import Dataset
 
 from ..base.errors import UserError, nearest
+from .batches import BatchRequest
 from .containers import arrays
-from .draw import Draw
 from .errors import BadContainer
-from .making import Made, allocate
+from .fetch import Made, allocate
 from .reader import PackedDataset
 from .rows import gather
 from .spans import Spans, way
 from .stage import find
 from .strings import Strings
 
-_LOOK = 32  # tokens at least, from which it is told what they are
+_LOOK = 32  # tokens at least, from which their type is seen
 
 
 def text(data: bytes | memoryview, rng: np.random.Generator | None = None) -> str:
@@ -118,10 +118,10 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         x, y = self._windows(np.asarray(items, np.int64))
         return list(zip(x, y, strict=True))
 
-    def make(self, draw: Draw) -> Made:
+    def make(self, request: BatchRequest) -> Made:
         """A batch at once: inputs int64 (k, window), labels the same, one token further."""
-        x, y = self._windows(draw.samples)
-        return Made(x, y.numpy(), draw.count)
+        x, y = self._windows(request.samples)
+        return Made(x, y.numpy(), request.count)
 
     def _windows(self, items: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         count = len(self)
@@ -206,9 +206,9 @@ class Windows(Dataset[torch.Tensor]):
     def __getitems__(self, items: Sequence[int]) -> list[torch.Tensor]:
         return list(self._windows(np.asarray(items, np.int64)))
 
-    def make(self, draw: Draw) -> Made:
+    def make(self, request: BatchRequest) -> Made:
         """A batch at once: inputs (k, window, *shape of a row)."""
-        return Made(self._windows(draw.samples), None, draw.count)
+        return Made(self._windows(request.samples), None, request.count)
 
     def _windows(self, items: npt.NDArray[np.int64]) -> torch.Tensor:
         items = np.where(items < 0, items + len(self), items)
@@ -217,7 +217,7 @@ class Windows(Dataset[torch.Tensor]):
         rows = (items[:, None] * self.stride + np.arange(self.window)).reshape(-1)
         rows = self.dataset.rows(rows)
         out = allocate((len(rows), *self._about.shape), self._dtype)
-        gather(self.dataset._mine.of(self.dataset.samples), rows, self._about.name, out.numpy())
+        gather(self.dataset._readers.of(self.dataset.samples), rows, self._about.name, out.numpy())
         return out.view(len(items), self.window, *self._about.shape)
 
 
@@ -301,7 +301,7 @@ def _require_uint16(path: Path, window: int) -> None:
 
 
 def _bytes(path: Path, size: int) -> tuple[Spans, Path | None]:
-    """What reads a file, and the copy on this node that it reads.
+    """Return a reader of a file, and the copy on this node that it reads.
 
     Args:
         size: bytes that the file has.

@@ -81,36 +81,19 @@ class Reader:
         return [self._column(number, at, len(rows)) for number in range(len(self.index.fields))]
 
     def into(self, span: Span, view: memoryview) -> None:
-        """Fill `view[:span.length]`; one byte behind it may be overwritten.
-
-        Args:
-            view: one byte longer than the sample: a file that has grown shows by filling it.
+        """Fill `view[:span.length]` with the bytes of a sample.
 
         Raises:
             SourceProblem: the source is not as it was scanned.
         """
-        if span.offset < 0:
-            at = 0
-            for chunk in self.chunks(span):
-                view[at : at + len(chunk)] = chunk
-                at += len(chunk)
+        if span.offset >= 0:
+            for _ in self._pieces(span, view[: span.length]):
+                pass
             return
-        descriptor = self._open(span)
-        try:
-            wanted = span.length + span.whole
-            got = os.preadv(descriptor, [view[:wanted]], span.offset)
-            while got < span.length:
-                more = os.preadv(descriptor, [view[got:wanted]], span.offset + got)
-                if not more:
-                    break
-                got += more
-            if got != span.length:
-                raise self._changed(span.file)
-            self._after(span, descriptor)
-        except OSError as error:
-            raise self._unreadable(span, error) from None
-        finally:
-            self._close(descriptor)
+        at = 0
+        for chunk in self.chunks(span):
+            view[at : at + len(chunk)] = chunk
+            at += len(chunk)
 
     def chunks(self, span: Span) -> Iterator[memoryview | bytes]:
         """Yield the bytes of a sample piece by piece, of any length.
@@ -118,12 +101,14 @@ class Reader:
         Raises:
             SourceProblem: the source is not as it was scanned.
         """
-        pieces = self._pieces(span) if span.offset >= 0 else self._through_fallback(span)
+        if span.offset >= 0:
+            yield from self._pieces(span, memoryview(bytearray(min(_CHUNK, span.length))))
+            return
         if span.length < 0:
-            yield from pieces
+            yield from self._through_fallback(span)
             return
         left = span.length
-        for piece in pieces:
+        for piece in self._through_fallback(span):
             left -= len(piece)
             if left < 0:
                 break
@@ -139,7 +124,7 @@ class Reader:
         """
         if 0 <= span.length <= _CHUNK:
             if not self._buffer:
-                self._buffer = memoryview(bytearray(_CHUNK + 1))
+                self._buffer = memoryview(bytearray(_CHUNK))
             self.into(span, self._buffer)
             return xxhash.xxh3_64_intdigest(self._buffer[: span.length]), span.length
         state, size = xxhash.xxh3_64(), 0
@@ -217,18 +202,20 @@ class Reader:
         columns = (file.tolist(), offset.tolist(), length.tolist(), paths, whole, times)
         return list(map(Span, itertools.repeat(number), rows, *columns))
 
-    def _pieces(self, span: Span) -> Iterator[memoryview]:
+    def _pieces(self, span: Span, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield the bytes of a sample, each piece in the buffer; of its length it is one piece."""
         descriptor = self._open(span)
         try:
-            buffer = memoryview(bytearray(min(_CHUNK, span.length) + 1))
             done = 0
             while done < span.length:
-                size = min(_CHUNK, span.length - done)
-                size += span.whole and done + size == span.length
-                got = os.preadv(descriptor, [buffer[:size]], span.offset + done)
-                if not got or done + got > span.length:
-                    raise self._changed(span.file)
-                yield buffer[:got]
+                piece = buffer[: span.length - done]
+                got = 0
+                while got < len(piece):
+                    count = os.preadv(descriptor, [piece[got:]], span.offset + done + got)
+                    if not count:
+                        raise self._changed(span.file)
+                    got += count
+                yield piece
                 done += got
             self._after(span, descriptor)
         except OSError as error:

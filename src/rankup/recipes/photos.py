@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ..data import engines
-from ..data.draw import Draw
-from ..data.making import Fetch, Made, handed_out
+from ..data.batches import BatchRequest
+from ..data.fetch import Fetch, Made, handed_out
 from ..data.reader import PackedDataset
 from ..train.task import Batch
 
@@ -53,17 +53,16 @@ class Photos:
         return len(samples)
 
     def batch(self, samples: torch.Tensor) -> Batch:
-        count = len(samples)
-        return self.once(Draw(samples.numpy(), 0, 0, count, count, 0))
+        return self.once(BatchRequest.of(samples.numpy()))
 
-    def once(self, draw: Draw) -> Batch:
-        return _batch(Fetch(self.dataset)(draw))
+    def once(self, request: BatchRequest) -> Batch:
+        return _batch(Fetch(self.dataset)(request))
 
-    def ahead(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Batch]]:
+    def ahead(self, requests: Iterator[BatchRequest]) -> Iterator[tuple[BatchRequest, Batch]]:
         if self._engine is None:
             self._engine = self._started()
-        for draw, made in self._engine.run(draws):
-            yield draw, _batch(made)
+        for request, made in self._engine.run(requests):
+            yield request, _batch(made)
 
     def _started(self) -> engines.Engine:
         making = self._making

@@ -256,7 +256,7 @@ def weighted_sum(exchange: Exchange, bucket: dist.GradBucket) -> torch.futures.F
 
 _CHANGED = (
     "wrap: gradients cannot be exchanged, since the type or device of the model's parameters has "
-    "changed; convert or move the model before wrap"
+    "changed; convert or move the model before wrap, or the wrapped model itself"
 )
 _ENGINE = torch.autograd.Variable._execution_engine
 

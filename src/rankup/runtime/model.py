@@ -87,6 +87,7 @@ class Wrapped(DistributedDataParallel):
     """See `wrap`."""
 
     _ready = False
+    _moved = False  # to another device or type, which what was registered is not of
 
     def __init__(self, model: nn.Module, compression: Compression) -> None:
         self._build(model, compression)
@@ -103,8 +104,8 @@ class Wrapped(DistributedDataParallel):
         self._ready = True
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and self._exchange.thawed():
-            self._ready = False
+        if torch.is_grad_enabled() and (self._moved or self._exchange.thawed()):
+            self._ready = self._moved = False
             self._build(self.module, self._compression)
         return self.module(*inputs, **kwargs)
 
@@ -185,7 +186,10 @@ class Wrapped(DistributedDataParallel):
         return self
 
     def _apply(self, *args: Any, **kwargs: Any) -> "Wrapped":
+        before = [(one.device, one.dtype) for one in self.module.parameters()]
         self.module._apply(*args, **kwargs)
+        if before != [(one.device, one.dtype) for one in self.module.parameters()]:
+            self._moved = True
         return self
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 import numpy as np
 import torch
 
-from ..data.draw import Draw
+from ..data.batches import BatchRequest
 from .task import Ahead, Batch, Split
 
 
@@ -23,14 +23,14 @@ class Feed:
 
     def __init__(self, split: Split, seed: int) -> None:
         self._split, self._seed = split, seed
-        self._made: Iterator[tuple[Draw, Batch]] = iter(())
-        self._next: tuple[Draw, Batch] | None = None
+        self._made: Iterator[tuple[BatchRequest, Batch]] = iter(())
+        self._next: tuple[BatchRequest, Batch] | None = None
 
     def begin(self, coming: Iterable[tuple[int, torch.Tensor]]) -> None:
         """Say which (epoch, samples) will be asked for, in this order; nothing is made yet."""
         self.close()
         if isinstance(self._split, Ahead):
-            self._made = self._split.ahead(self._draw(*one) for one in coming)
+            self._made = self._split.ahead(self._request(*one) for one in coming)
 
     def batch(self, epoch: int, samples: torch.Tensor) -> Batch:
         """The batch of these samples, int64 of shape (n,), in that epoch."""
@@ -38,8 +38,8 @@ class Feed:
             self._next = next(self._made, None)
         if self._next is None:
             return self.once(epoch, samples)
-        draw, batch = self._next
-        if draw.epoch != epoch or not np.array_equal(draw.samples, samples.numpy()):
+        request, batch = self._next
+        if request.epoch != epoch or not np.array_equal(request.samples, samples.numpy()):
             return self.once(epoch, samples)
         self._next = None
         return batch
@@ -48,7 +48,7 @@ class Feed:
         """The same batch, made now; what comes next stays what it was."""
         if not isinstance(self._split, Ahead):
             return self._split.batch(samples)
-        return self._split.once(self._draw(epoch, samples))
+        return self._split.once(self._request(epoch, samples))
 
     def close(self) -> None:
         """Leave what is being made ahead."""
@@ -56,6 +56,5 @@ class Feed:
             self._made.close()
         self._made, self._next = iter(()), None
 
-    def _draw(self, epoch: int, samples: torch.Tensor) -> Draw:
-        count = len(samples)
-        return Draw(samples.numpy(), self._seed, epoch, count, count, 0)
+    def _request(self, epoch: int, samples: torch.Tensor) -> BatchRequest:
+        return BatchRequest.of(samples.numpy(), self._seed, epoch)

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from ..data.draw import Draw
+from ..data.batches import BatchRequest
 from ..data.orders import Ordering
 
 Batch = tuple[torch.Tensor, ...]
@@ -32,14 +32,14 @@ class Split(Protocol):
 class Ahead(Protocol):
     """A split that makes its batches ahead of the loop, and anew for each epoch."""
 
-    def ahead(self, draws: Iterator[Draw]) -> Iterator[tuple[Draw, Batch]]:
-        """The batches of these draws in their order, some of them made ahead.
+    def ahead(self, requests: Iterator[BatchRequest]) -> Iterator[tuple[BatchRequest, Batch]]:
+        """The batches of these requests in their order, some of them made ahead.
 
-        A batch depends on seed, epoch and samples of its draw, and on nothing else.
+        A batch depends on seed, epoch and samples of its request, and on nothing else.
         """
         ...
 
-    def once(self, draw: Draw) -> Batch:
+    def once(self, request: BatchRequest) -> Batch:
         """One batch, now."""
         ...
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankup.base.errors import UserError
-from rankup.data.draw import draws
+from rankup.data.batches import Batches, BatchRequest
 from rankup.data.index import Int64s
 from rankup.data.orders import Blocks, Ordering, Shuffled
 from rankup.runtime.keys import derive
@@ -36,6 +36,12 @@ blocks = st.builds(
 )
 
 
+def requests(order: Blocks, epoch: int, start: int, rank: int, world: int) -> list[BatchRequest]:
+    batches = Batches(order, order.global_batch, rank=rank, world_size=world)
+    batches.go_to(epoch, start)
+    return list(batches.requests())
+
+
 def check(order: Blocks, epoch: int, batch: int, worlds: tuple[int, ...]) -> None:
     whole = epoch_of(order, epoch)
     assert np.array_equal(np.sort(whole), np.arange(order.n))
@@ -43,11 +49,7 @@ def check(order: Blocks, epoch: int, batch: int, worlds: tuple[int, ...]) -> Non
     # Resume at any batch boundary, on any number of ranks.
     start = min(batch * order.global_batch, order.n)
     for world in worlds:
-        ranks = [
-            list(draws(again, order.global_batch, 0, epoch, start, rank=rank, world_size=world,
-                       train=True))
-            for rank in range(world)
-        ]  # fmt: skip
+        ranks = [requests(again, epoch, start, rank, world) for rank in range(world)]
         joined = [
             np.concatenate([one.samples[: one.count] for one in step])
             for step in zip(*ranks, strict=True)

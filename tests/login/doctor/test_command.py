@@ -145,7 +145,7 @@ def test_the_first_of_two_torches_is_too_old(
     old = [one for one in of(findings, "RK520") if one["level"] == "error"]
     assert "2.4.0" in old[0]["message"]
     assert "too old for FSDP2" in old[0]["message"]
-    assert of(findings, "RK523")
+    assert "two of them" in of(findings, "RK520")[1]["message"]
 
 
 def test_a_site_from_its_clue_with_what_is_missing_there(rankup_here: RunRankup) -> None:
@@ -167,22 +167,6 @@ def test_a_script(rankup_here: RunRankup, tmp_path: Path) -> None:
     [missing] = of(found(done), "RK525")
     assert (done.returncode, missing["place"]) == (1, "train.py:3")
     assert missing["todo"].startswith("pip install no-such-thing")
-
-
-def test_a_script_that_is_not_ready_for_many_ranks(rankup_here: RunRankup, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import torch\nfrom torch.utils.data import DataLoader\nnet = torch.nn.Linear(1, 1)\n"
-        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
-        "for x in DataLoader(torch.ones(8, 1), batch_size=2, shuffle=True):\n"
-        "    loss = net(x).sum()\n    loss.backward()\n    optimizer.step()\n"
-    )
-    done = rankup_here(["doctor", "--json", "train.py"], env=clean_environment())
-    [ported] = of(found(done), "RK528")
-    assert (ported["level"], ported["place"]) == ("warning", "train.py")
-    assert "(RK" in ported["message"]
-    (tmp_path / "train.py").write_text("print(1)\n")
-    done = rankup_here(["doctor", "--json", "train.py"], env=clean_environment())
-    assert not of(found(done), "RK528")
 
 
 @pytest.mark.parametrize(("name", "said"), [("train.py", "train.py:1"), ("trian.py", "")])

@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,6 @@ LOCAL = profile.load("local")
 HERE = Python("3.12.1", Path("/v/bin/python"), Path("/v"), True, None)
 
 
-def fresh(folder: Path) -> str:
-    return ""
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project with an environment."""
@@ -42,16 +38,21 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment(
-    project: Path,
+def judged(
     this: Python,
-    staleness: Callable[[Path], str] = fresh,
+    project: Path = Path("/no"),
     job: Mapping[str, Any] | None = None,
+    here: str = "x86_64",
+    site: profile.Profile = LOCAL,
 ) -> list[Finding]:
     config = Config(job=job or {})
     return asked(
-        python.environment, project=project, python=this, staleness=staleness, config=config
+        python.python, python=this, project=project, config=config, architecture=here, profile=site
     )
+
+
+def environment(project: Path, this: Python, job: Mapping[str, Any] | None = None) -> list[Finding]:
+    return judged(this, project, job)[1:]
 
 
 def inside(project: Path) -> Python:
@@ -61,12 +62,12 @@ def inside(project: Path) -> Python:
 def test_this_python_is_named() -> None:
     found = facts.this_python({})
     assert (found.executable, found.prefix) == (Path(sys.executable), Path(sys.prefix))
-    assert asked(python.python, python=found)[0].level == "ok"
+    assert judged(found)[0].level == "ok"
 
 
 def test_another_environment_that_is_active_is_a_warning() -> None:
     other = facts.this_python({"CONDA_PREFIX": "/opt/conda"})
-    [found] = asked(python.python, python=other)
+    [found] = judged(other)
     assert (found.code, found.level) == ("RK518", "warning")
     assert "/opt/conda" in found.message
 
@@ -74,12 +75,12 @@ def test_another_environment_that_is_active_is_a_warning() -> None:
 def test_the_active_one_behind_a_link_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(sys.prefix)
     found = facts.this_python({"VIRTUAL_ENV": str(tmp_path / "link")})
-    assert asked(python.python, python=found)[0].level == "ok"
+    assert judged(found)[0].level == "ok"
 
 
 def test_an_environment_that_is_active_is_fine(project: Path) -> None:
     [found] = environment(project, inside(project))
-    assert (found.code, found.level) == ("RK519", "ok")
+    assert (found.code, found.level) == ("RK518", "ok")
 
 
 def test_one_that_is_there_and_not_active_is_a_warning(project: Path) -> None:
@@ -95,9 +96,9 @@ def test_one_that_was_never_made_says_the_command(project: Path) -> None:
 
 
 def test_one_that_is_older_than_its_files_is_a_warning(project: Path) -> None:
-    old = "env is older than its modules.sh"
-    [found] = environment(project, inside(project), lambda folder: old)
-    assert (found.level, found.message) == ("warning", old)
+    (project / "env" / "venv" / ".made").write_text("kind=wheels\n")
+    [found] = environment(project, inside(project))
+    assert (found.level, found.message) == ("warning", f"{project / 'env'} is not finished")
     assert found.todo == f"rankup env create {project / 'env'}"
 
 
@@ -111,7 +112,7 @@ def test_one_of_another_name_is_known_by_its_files(project: Path, tmp_path: Path
 def test_what_jobs_get_instead_has_to_be_there(tmp_path: Path) -> None:
     assert environment(tmp_path, HERE) == []
     [gone] = environment(tmp_path, HERE, job={"environment": str(tmp_path / "none.sh")})
-    assert (gone.level, gone.code) == ("error", "RK519")
+    assert (gone.level, gone.code) == ("error", "RK518")
     [other] = environment(tmp_path, HERE, job={"container": "docker://some/image"})
     assert other.level == "ok"
     assert "docker://some/image" in other.message
@@ -186,8 +187,8 @@ def test_twice_on_the_path_says_which_one_is_taken(
     venv = make_torch(tmp_path / "venv")
     module = make_torch(tmp_path / "module", "2.5.1")
     monkeypatch.setattr(sys, "path", [str(venv), str(module), str(venv)])
-    [found] = asked(python.torch_twice, torches=facts.torches())
-    assert (found.code, found.level) == ("RK523", "warning")
+    [_, found] = asked(python.torch, torches=facts.torches())
+    assert (found.code, found.level) == ("RK520", "warning")
     assert f"2.8.0+cu128 in {venv} is taken, behind it 2.5.1 in {module}" in found.message
 
 
@@ -229,5 +230,5 @@ def test_built_for_these_gpus(build: Torch, site: profile.Profile, gpus: bool, l
     ],
 )
 def test_processors_of_compute_nodes(here: str, site: profile.Profile, wrong: bool) -> None:
-    found = asked(python.architecture, architecture=here, profile=site)
-    assert [(one.code, one.level) for one in found] == ([("RK522", "error")] if wrong else [])
+    found = judged(HERE, here=here, site=site)[1:]
+    assert [(one.code, one.level) for one in found] == ([("RK518", "error")] if wrong else [])

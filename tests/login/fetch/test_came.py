@@ -196,6 +196,14 @@ def test_what_a_second_start_writes_again_is_an_output_and_no_need() -> None:
     assert without_outputs([data, config, best], second) == (data,)
 
 
+def test_what_a_library_prepares_for_the_path_of_a_copy_is_no_need() -> None:
+    """`datasets` keeps what it has made of local files by their absolute path."""
+    [item] = _brought("/c/csv/default-1a/0.0.0/f5")
+    item = replace(item, source="", files=2)
+    second = [event("mkdir", path="/c/csv/default-7c/0.0.0/f5")]
+    assert without_outputs([item], second) == ()
+
+
 def test_a_file_belongs_to_the_last_url_of_its_process() -> None:
     events = [
         url("http://a/1.bin", pid=1),

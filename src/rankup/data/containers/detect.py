@@ -35,12 +35,12 @@ _BLOCK = 512  # of a tar
 _HUGGING_FACE = ("dataset_dict.json", "dataset_info.json", "state.json")
 _LISTS = (".csv", ".tsv", ".json", ".jsonl", ".pkl", ".pickle")
 _SINGLE = (".h5", ".hdf5", ".sqsh", ".squashfs", ".sfs")
-_SEVERAL = (".arrow", ".tar", ".parquet")  # formats of which a folder of files is one data set
+SEVERAL = (".arrow", ".tar", ".parquet")  # formats of which a folder of files is one data set
 _LOOKED_AT = 4096  # names of a folder, which may have a million
 
 
 def is_squashfs(path: Path) -> bool:
-    """Whether a file is a SquashFS image.
+    """Return True for a SquashFS image.
 
     Raises:
         OSError: it cannot be read.
@@ -111,7 +111,7 @@ def _seems(path: Path, head: bytes) -> str:
 
 
 def _is_index(file: BinaryIO) -> bool:
-    """Whether a .npz is an index, and not somebody's arrays of that name."""
+    """Return True for an .npz that is an index, and not somebody's arrays of that name."""
     try:
         with zipfile.ZipFile(file) as archive:
             return {"about.npy", "keys_ends.npy"} <= set(archive.namelist())
@@ -120,7 +120,7 @@ def _is_index(file: BinaryIO) -> bool:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Whether the first header's sum is right, which also a tar older than `ustar` has."""
+    """Return True where the sum of the first header is right, as in any tar."""
     try:
         tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
     except tarfile.HeaderError:  # type: ignore[attr-defined]
@@ -141,7 +141,7 @@ def _folder(path: Path) -> str:
     if any(name in names for name in _HUGGING_FACE):
         return "hf"
     ends = {os.path.splitext(name)[1].lower() for name in names}
-    for end in _SEVERAL:
+    for end in SEVERAL:
         if end in ends or _all_below(path, names, end):
             return end.removeprefix(".")
     if "data" in names and any((path / "data").glob("*.parquet")):
@@ -156,11 +156,10 @@ def _folder(path: Path) -> str:
 
 
 def _all_below(path: Path, names: Iterable[str], end: str) -> bool:
-    """Return whether each folder in a folder holds files of one kind, as `train/` and `val/`."""
+    """Return whether the splits in a folder, or else all folders in it, hold files of one kind."""
+    folders = [name for name in names if (path / name).is_dir()]
     found = False
-    for name in names:
-        if not (path / name).is_dir():
-            continue
+    for name in [one for one in folders if roles.kind_of(one)] or folders:
         with os.scandir(path / name) as entries:
             some = [
                 entry.name.lower()

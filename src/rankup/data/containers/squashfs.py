@@ -82,7 +82,7 @@ def release() -> None:
 
 
 class _Mount(NamedTuple):
-    """Where an image is mounted, and the end of a pipe that closes with the process."""
+    """The folder of a mount, and the end of a pipe that closes with the process."""
 
     point: Path
     watched: int
@@ -103,17 +103,24 @@ def _mounted(image: Path) -> _Mount:
     # Of the image's name, since people see it.
     point = Path(tempfile.mkdtemp(prefix="rankup-mount-")) / image.name
     point.mkdir()
-    mount = [tools[0], "-o", "ro,nosuid,nodev", str(image), str(point)]
-    done = subprocess.run(
-        mount, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
-    )
-    if done.returncode:
+    try:
+        done = subprocess.run(
+            [tools[0], "-o", "ro,nosuid,nodev", str(image), str(point)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=_SECONDS,
+            check=False,
+        )
+        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        said = said if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        said = f"no answer in {_SECONDS:g} s"
+    if said:
         point.rmdir()
         point.parent.rmdir()
-        said = (done.stderr or done.stdout).decode(errors="replace").strip()
         raise BadContainer(
-            f"{image} cannot be mounted, so that it is damaged, or {tools[0]} is not set up: "
-            f"{said or f'exit code {done.returncode}'}"
+            f"{image} cannot be mounted, so that it is damaged, or {tools[0]} is not set up: {said}"
         )
     reading, watched = os.pipe()
     subprocess.run(
@@ -175,7 +182,7 @@ def _bytes(one: _File, chunks: Callable[[int, int], Iterable[Buffer]]) -> Iterat
 
 
 def folders(source: Index) -> list[bytes]:
-    """What stands before the keys of each split: its folder, or its name where two have the same.
+    """Return the folder of each split, or its name where two have the same.
 
     With a `/` at its end, or empty.
     """

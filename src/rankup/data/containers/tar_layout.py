@@ -9,7 +9,6 @@ info.json           shards, samples and classes, as timm reads them
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from ...base.errors import UserError
 from ...base.files import write_atomic
 from .. import keys as safe_keys
 from ..index import Field, Index, Int64s, Split, UInt64s
-from ..pack.layout import UNIT, Piece, Shape
+from ..pack.layout import Piece, Shape, units
 from ..strings import Strings
 from . import tar_headers
 from .grouping import LABEL, LONE, cut
@@ -33,7 +32,6 @@ from .tar_headers import BLOCK, END, RECORD
 
 INFO = "info.json"
 _INFO = 1  # version
-_SAMPLES = 8192  # in a unit, so that its headers stay small
 _SPACE = re.compile(r"\s")
 
 # Name, offset of its data, bytes.
@@ -182,7 +180,7 @@ class TarLayout:
 
 
 def plan(source: Index, shape: Shape) -> TarLayout:
-    """Where everything of `source` stands in tar shards of `shape.shard` bytes.
+    """Return the places of all of `source` in tar shards of `shape.shard` bytes.
 
     Raises:
         UserError: a split or field has a name that no file can have.
@@ -214,7 +212,8 @@ def plan(source: Index, shape: Shape) -> TarLayout:
         times=None,
         facts={},
     )
-    return TarLayout(index, sizes, _units(source, files), changed, heads, starts + total)
+    stops = [*(np.flatnonzero(np.diff(files)) + 1).tolist(), len(source)]
+    return TarLayout(index, sizes, units(source, stops), changed, heads, starts + total)
 
 
 def _check(source: Index) -> None:
@@ -266,7 +265,7 @@ def _npy(field: Field) -> bytes:
 def _lengths(
     source: Index, changed: Mapping[int, bytes], heads: Sequence[bytes], lone: bool
 ) -> tuple[list[Int64s], Int64s]:
-    """Of each field the bytes before its data, and of each sample all bytes."""
+    """Return the bytes before the data of each field, and all bytes of each sample."""
     n = len(source)
     before = [np.full(n, BLOCK + len(npy), np.int64) for npy in heads]
     label = np.zeros(n, np.int64)
@@ -313,7 +312,7 @@ def _files(index: Index) -> Int64s:
 def _shards(
     splits: Sequence[Split], total: Int64s, shard: int
 ) -> tuple[Int64s, npt.NDArray[np.uint32], list[bytes], Int64s]:
-    """Where each sample begins in which file; names and sizes of the files."""
+    """Return the place and the file of each sample; names and sizes of the files."""
     starts = np.empty(len(total), np.int64)
     files = np.empty(len(total), np.uint32)
     names: list[bytes] = []
@@ -335,22 +334,6 @@ def _shards(
     return starts, files, names, np.array(sizes, np.int64)
 
 
-def _units(source: Index, files: npt.NDArray[np.uint32]) -> Int64s:
-    """Rows at which units begin: of one shard, of 64 MiB or 8192 samples."""
-    size = sum((field.length for field in source.fields), np.zeros(len(source), np.int64))
-    ends = np.cumsum(size)
-    edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(source)]
-    found = [0]
-    for start, stop in itertools.pairwise(edges):
-        row = start
-        while row < stop:
-            done = int(ends[row - 1]) if row else 0
-            enough = int(np.searchsorted(ends, done + UNIT)) + 1
-            row = min(enough, row + _SAMPLES, stop)
-            found.append(row)
-    return np.array(found, np.int64)
-
-
 def _dali_index(samples: Iterable[Sequence[_Member]]) -> str:
     """The index of a shard's samples, in their order."""
     lines = [" ".join(map(_part, members)) + "\n" for members in samples]
@@ -370,7 +353,7 @@ def _unspaced(word: str) -> str:
 
 
 def _info(index: Index, counts: Sequence[int], ends: Mapping[str, str]) -> dict[str, Any]:
-    """What stands in `info.json`.
+    """Return the content of `info.json`.
 
     Args:
         counts: samples of each shard.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -144,20 +144,13 @@ def _range(splits: tuple[Split, ...]) -> tuple[int, int]:
     return (splits[0].start, splits[-1].stop) if splits else (0, 0)
 
 
-@contextmanager
-def _progress(
-    what: str, index: Index, splits: tuple[Split, ...], quiet: bool
-) -> Iterator[Progress]:
-    """Show how many samples of some splits are done."""
+def _progress(what: str, index: Index, splits: tuple[Split, ...], quiet: bool) -> closing[Progress]:
+    """Return what shows how many samples of some splits are done."""
     start, stop = _range(splits)
     # As floats, which hold sums of what a damaged index says.
     lengths = (one.length[start:stop].clip(0) for one in index.fields)
     known = int(sum(float(one.sum(dtype=np.float64)) for one in lengths))
-    progress = Progress(what, known, (stop - start) * len(index.fields), quiet=quiet)
-    try:
-        yield progress
-    finally:
-        progress.close()
+    return closing(Progress(what, known, (stop - start) * len(index.fields), quiet=quiet))
 
 
 def _name(damaged: Sequence[Damage], quiet: bool) -> None:

@@ -8,22 +8,17 @@ import numpy as np
 
 from .. import inodes
 from ..images import HEAD, look
-from ..index import Field, Index, Int64s, Split
+from ..index import Field, Index, Split
 from ..opened import Samples
 
-_BARS = 8
-_ROUND = tuple(m * 10**e for e in range(18) for m in (1, 2, 5))
-_END = 10**18  # of a damaged index there may be more, which the last range then takes in
 _FIRST_CLASSES = 5
-# Labels up to which each has a counter; a damaged index may say anything.
-_MOST_LABELS = 1 << 24
 # Of the facts of an index only these are for people. The others are for whoever reads the bytes:
 # places, paths of columns, hashes.
 _TOLD = ("writer", "skipped", "symlinks", "nulls", "compression")
 
 
 def describe(samples: Samples, splits: tuple[Split, ...], first: int) -> dict[str, Any]:
-    """The facts of the samples of some splits, all there are or one.
+    """Return the facts of the samples of some splits, all there are or one.
 
     Only the index is read, and of the `first` samples of each split the beginnings.
     """
@@ -53,7 +48,7 @@ def describe(samples: Samples, splits: tuple[Split, ...], first: int) -> dict[st
 
 
 def _pieces(index: Index, rows: slice) -> int:
-    """How many samples do not lie in one piece as they are: compressed, chunked, sparse."""
+    """Return how many samples do not lie in one piece as they are: compressed, chunked, sparse."""
     apart = [one.offset[rows] < 0 for one in index.fields]
     return int(np.logical_or.reduce(apart).sum()) if apart else 0
 
@@ -76,60 +71,29 @@ def _field(field: Field, rows: slice) -> dict[str, Any]:
     known = lengths[lengths >= 0]
     about["unknown"] = len(lengths) - len(known)
     if len(known):
-        low, middle, high = (int(q) for q in np.quantile(known, [0, 0.5, 1], method="nearest"))
-        about |= {"smallest": low, "median": middle, "largest": high}
-        about["histogram"] = histogram(known)
+        found = np.quantile(known, [0, 0.5, 0.9, 1], method="nearest").tolist()
+        about |= dict(zip(("smallest", "median", "nine_tenths", "largest"), found, strict=True))
     return about
-
-
-def histogram(lengths: Int64s) -> list[dict[str, int]]:
-    """How many are of which size, in at most 8 ranges between round numbers.
-
-    Of each `from`, `to` (not reached) and `count`.
-    """
-    lengths = np.minimum(lengths, _END - 1)
-    low, high = int(lengths.min()), int(lengths.max())
-    for step in (1, 3, 6, 12):  # of 1, 2, 5, 10, …: decades where these are too many
-        edges = [0, *_ROUND[::step], _END]
-        first = max(number for number, edge in enumerate(edges) if edge <= low)
-        last = min(number for number, edge in enumerate(edges) if edge > high)
-        edges = edges[first : last + 1]
-        if len(edges) <= _BARS + 1:
-            break
-    counts = np.diff(np.searchsorted(np.sort(lengths), edges))
-    return [
-        {"from": a, "to": b, "count": int(count)}
-        for a, b, count in zip(edges[:-1], edges[1:], counts, strict=True)
-    ]
 
 
 def _classes(index: Index, splits: tuple[Split, ...]) -> dict[str, Any]:
     if index.labels is None:
         return {"count": 0}
-    counts: dict[str, dict[int, int]] = {}
-    for split in splits:
-        labels = index.labels[split.start : split.stop]
-        labels = labels[labels >= 0]
-        if len(labels) and int(labels.max()) < _MOST_LABELS:
-            found = np.bincount(labels)
-            used = np.flatnonzero(found)
-            counts[split.name] = dict(zip(used.tolist(), found[used].tolist(), strict=True))
-        else:
-            values, found = np.unique(labels, return_counts=True)
-            counts[split.name] = dict(zip(values.tolist(), found.tolist(), strict=True))
-    used_labels = {label for one in counts.values() for label in one}
-    about: dict[str, Any] = {"count": max(len(index.classes), len(used_labels))}
-    about["named"] = bool(index.classes)
-    shown = range(len(index.classes)) if index.classes else sorted(used_labels)
-    about["first"] = [
-        {
-            "label": label,
-            "name": _name(index, label),
-            "samples": {split: one.get(label, 0) for split, one in counts.items()},
-        }
-        for label in list(shown)[:_FIRST_CLASSES]
-    ]
-    return about
+    labels = {one.name: index.labels[one.start : one.stop] for one in splits}
+    used = np.unique(index.labels[index.labels >= 0])
+    shown = range(len(index.classes)) if index.classes else used.tolist()
+    return {
+        "count": max(len(index.classes), len(used)),
+        "named": bool(index.classes),
+        "first": [
+            {
+                "label": label,
+                "name": _name(index, label),
+                "samples": {split: int((of == label).sum()) for split, of in labels.items()},
+            }
+            for label in shown[:_FIRST_CLASSES]
+        ],
+    }
 
 
 def _name(index: Index, label: int) -> str:

@@ -9,8 +9,6 @@ from ...base.amounts import size
 from ...base.text import clean
 from ..inodes import spaced, words
 
-_WIDTH = 30
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 _FORMATS = {
     "hdf5": "HDF5",
     "arrow": "Arrow IPC",
@@ -24,13 +22,13 @@ _FORMATS = {
 
 
 def safe(text: str) -> str:
-    """A name as a terminal may have it: control characters and bytes of no UTF-8 written out."""
+    """Return a name as a terminal may have it: control characters and no UTF-8 are written out."""
     # A carriage return would else stand for a line drawn over.
     return clean(text.replace("\r", "\\x0d")).encode("utf-8", "backslashreplace").decode()
 
 
 def lines(about: Mapping[str, Any]) -> Iterator[str]:
-    """What `rankup inspect` prints."""
+    """Yield what `rankup inspect` prints."""
     kind = _FORMATS.get(about["container"], about["container"])
     yield f"{about['path']}: {kind}, {_count(about['samples'], 'sample')}"
     yield from _splits(about["splits"])
@@ -79,22 +77,13 @@ def _field(field: Mapping[str, Any], several: bool) -> Iterator[str]:
         unknown = field["unknown"]
         yield f"{name}sizes that are known only once they are read" if unknown else f"{name}none"
         return
-    low, middle, high = (size(field[which]) for which in ("smallest", "median", "largest"))
+    low, middle, most, high = (
+        size(field[which]) for which in ("smallest", "median", "nine_tenths", "largest")
+    )
     if low == high:
         yield f"{name}{low} each"
-        return
-    yield f"{name}{low} to {high}, half of them below {middle}"
-    bars = field["histogram"]
-    labels = [f"{size(bar['from'])} to {size(bar['to'])}" for bar in bars]
-    width, most = max(map(len, labels)), max(bar["count"] for bar in bars)
-    for bar, label in zip(bars, labels, strict=True):
-        yield f"    {label:>{width}}  {_bar(bar['count'], most)} {bar['count']}".rstrip()
-
-
-def _bar(count: int, most: int) -> str:
-    """A bar of at most 30 characters; whoever is not zero has at least a line."""
-    eighths = max(round(count / most * _WIDTH * 8), 1) if count else 0
-    return _EIGHTHS[8] * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+    else:
+        yield f"{name}{low} to {high}, half of them up to {middle}, nine of ten up to {most}"
 
 
 def _first(first: list[dict[str, Any]]) -> Iterator[str]:

@@ -46,7 +46,7 @@ class Copier:
     ) -> None:
         self._layout, self._root, self._reader, self._look = layout, root, reader, look
         self._size = min(max(os.stat(root).st_blksize, _LEAST), _MOST)
-        self._buffer = memoryview(bytearray(self._size + 1))  # see Reader.into
+        self._buffer = memoryview(bytearray(self._size))
         self._open: dict[int, int] = {}
         self._filled, self._file, self._offset = 0, 0, 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from .copy import Copier
 from .journal import Units, Work
 from .layout import LAYOUTS, Layout, Shape, plan
 from .progress import Progress
+from .report import index_bytes, missing_space, sample_bytes
 from .request import Request, Target, bytes_of
 from .source import root
-from .summary import index_bytes, missing_space, sample_bytes
 
 _POLL = 0.2  # seconds between two looks at what other tasks have done
 _PROBLEMS = 100  # units with changed samples after which a copy ends early
@@ -101,15 +101,11 @@ class Pack:
         if not self.request.as_json:
             print(clean(line), flush=True)
 
-    @contextmanager
-    def progress(self, what: str, index: Index, before: int = 0) -> Iterator[Progress]:
-        """Show how far a step is while the body runs."""
+    def progress(self, what: str, index: Index, before: int = 0) -> closing[Progress]:
+        """Return what shows how far a part of the pack is, until it is closed."""
         quiet = self.request.as_json or self.step.task > 0
-        progress = Progress(what, sample_bytes(index), len(index), before=before, quiet=quiet)
-        try:
-            yield progress
-        finally:
-            progress.close()
+        total = sample_bytes(index)
+        return closing(Progress(what, total, len(index), before=before, quiet=quiet))
 
 
 def shape(request: Request) -> Shape:

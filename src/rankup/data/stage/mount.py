@@ -143,14 +143,14 @@ def _mounted(image: Path, point: Path) -> str:
     if not found:
         raise UserError(
             f"{image} cannot be mounted: squashfuse is not installed here, and the kernel mounts "
-            f"for root alone{_because(why)}; {_PACKAGES}, or leave --mount away: rankup reads an "
-            f"image without mounting it"
+            f"for root alone{_because(why)}; {_PACKAGES}, or leave --mount away: rankup reads a "
+            f"pack of its own without"
         )
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise UserError(
             f"{image} cannot be mounted: /dev/fuse is not there, or not for you{_because(why)}; "
-            f"ask the site for FUSE on compute nodes, or leave --mount away: rankup reads an image "
-            f"without mounting it"
+            f"ask the site for FUSE on compute nodes, or leave --mount away: rankup reads a pack "
+            f"of its own without"
         )
     for name in found:
         said = _run(name, "-o", "ro,nosuid,nodev", str(image), str(point))

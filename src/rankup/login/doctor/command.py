@@ -23,7 +23,7 @@ from ...slurm.client import Client
 from ..question import Answer, Question, question, warning
 from . import folders, machine, python, script
 from .deadline import Deadline, start
-from .facts import Facts, RankCheck
+from .facts import Facts
 
 Asked: TypeAlias = Sequence[Question[Facts]]
 # Of two seconds in all: the rest is for starting Python, and for ending what is left.
@@ -43,14 +43,11 @@ QUESTIONS: Asked = (
     folders.mounts,
     folders.caches,
     python.python,
-    python.environment,
     python.torch,
     python.torch_device,
-    python.architecture,
-    python.torch_twice,
     script.needs,
 )
-OF_A_SCRIPT: Asked = (script.imports, script.data, script.ported)
+OF_A_SCRIPT: Asked = (script.imports, script.data)
 
 
 @question("RK538", "no answer in time", "doctor")
@@ -91,20 +88,15 @@ def failed(error: Exception) -> Iterator[Answer]:
     yield warning(f"this check failed: {type(error).__name__}: {_one_line(str(error))}", todo)
 
 
-def show(
-    script: str | None, args: tuple[str, ...], *, as_json: bool, ranks: RankCheck | None = None
-) -> int:
+def show(script: str | None, args: tuple[str, ...], *, as_json: bool) -> int:
     """Print every finding, as text or JSON; 1 where one is an error, else 0.
-
-    Args:
-        ranks: finds what `rankup check` finds in a script.
 
     Raises:
         UserError: SCRIPT is no usable path.
     """
     began = time.monotonic()
     with ended_as_an_exception():  # so that also then no process is left
-        found = examine(script, args, ranks=ranks)
+        found = examine(script, args)
     if as_json:
         print(findings.as_json(found))
     else:
@@ -119,7 +111,6 @@ def examine(
     args: tuple[str, ...],
     limit: float = LIMIT,
     *,
-    ranks: RankCheck | None = None,
     questions: Asked = QUESTIONS,
 ) -> list[Finding]:
     """Return every finding on this machine and, with one, on a script started with `args`.
@@ -136,7 +127,7 @@ def examine(
     environment = {**os.environ, STATE: mark}
     client = Client(timeout=limit + 60, environment=environment)
     deadline = Deadline(limit)
-    facts = Facts(Deadline(limit - _FOR_THE_ANSWERS), client, path, args, ranks)
+    facts = Facts(Deadline(limit - _FOR_THE_ANSWERS), client, path, args)
     asked = [(one, one.place) for one in questions]
     if path is not None:
         asked += [(one, path.name or str(path)) for one in OF_A_SCRIPT]

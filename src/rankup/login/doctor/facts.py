@@ -7,16 +7,15 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata, util
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from ...base.errors import UserError
-from ...base.findings import Finding
 from ...site import caches as cache_places
 from ...site import config as configuration
 from ...site import detect, places
@@ -25,12 +24,10 @@ from ...site.gpus import visible_gpus
 from ...site.profile import Profile
 from ...slurm.client import Client
 from ...slurm.partitions import Partition
-from ..env import staleness
 from ..needs import Unmet, unmet
 from . import quota
 from .deadline import Deadline, Readings, reading, start
 
-RankCheck: TypeAlias = Callable[[Path], Sequence[Finding]]
 # A controller that is silent must not keep the profile, and all that hangs on it, from being known.
 _CONTROLLER_SHARE = 0.57  # of the time there is
 _SETS = re.compile(r"^(__version__|cuda|hip|rocm)\b[^=\n]*=\s*['\"]([^'\"]+)", re.MULTILINE)
@@ -128,7 +125,6 @@ class Facts(Readings):
     Args:
         deadline: a little ahead of that of the answers, so that one can still say what was late.
         script: a script to look at, with its arguments.
-        ranks: finds what `rankup check` finds, which is a floor above.
     """
 
     def __init__(
@@ -137,7 +133,6 @@ class Facts(Readings):
         client: Client,
         script: Path | None = None,
         args: tuple[str, ...] = (),
-        ranks: RankCheck | None = None,
     ) -> None:
         super().__init__()
         self.deadline = deadline
@@ -145,7 +140,6 @@ class Facts(Readings):
         self.environment: Mapping[str, str] = client.environment or {}
         self.script = script or Path()
         self.args = args
-        self.ranks = ranks
         self.here = Path.cwd()
         self.home = Path.home()
         self.config, self.problem = configuration.for_views(self.here)
@@ -282,10 +276,6 @@ class Facts(Readings):
     def unmet(self) -> list[Unmet] | None:
         """The things that rankup.toml lists and that are not there; None where it lists none."""
         return unmet(self.config) if self.config.fetch else None
-
-    def staleness(self, folder: Path) -> str:
-        """Return why an environment is older than its files, else nothing."""
-        return staleness(folder)
 
     def _partition(self) -> str | None:
         """The partition that a job goes to, where rankup.toml or the profile names one."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from ..env import staleness
 from ..env.texts import REQUIREMENT
 from ..question import Answer, error, ok, question, warning
 from .facts import Facts
@@ -16,20 +17,28 @@ from .facts import Facts
 # Fully sharded training (FSDP2) as rankup uses it.
 _OLDEST = Version("2.7")
 _RANKUP = Version("2.8")
+_PLACE = "environment"
 
 
 @question("RK518", "Python and its environment", "Python")
 def python(facts: Facts) -> Iterator[Answer]:
-    """The Python that runs rankup, which is the one that jobs get, and whether another environment
-    is active. What you install into the active environment is not there in a job that runs in
-    another one.
+    """The Python that runs rankup, which is the one that jobs get: what doctor says of packages is
+    said of it. Another environment may be active: what you install there is not in a job. Packages
+    are built for this node's processors, and do not start on others: on a Grace CPU (aarch64)
+    nothing does that was made on an x86_64 machine. The folder `env` of the project, or the
+    environment that is active, was made, is active, and is as its files ask; an older one lacks what
+    you have added. Also what `[job] environment` or `container` gives jobs instead.
 
     ```text
-    WARN  Python  3.12.1, /home/me/.local/bin/python (virtual environment); active is /p/project1/x/env/venv, so jobs do not get what you see there [RK518]
+    WARN  Python       3.12.1, /home/me/.local/bin/python (virtual environment); active is /p/project1/x/env/venv, so jobs do not get what you see there [RK518]
+    ERROR Python       this node is x86_64, compute nodes of JUPITER are aarch64: this environment does not start there [RK518]
+    WARN  environment  /p/project1/x/env is there and not active: what is said here of packages is of /usr [RK518]
+          -> the line that `rankup env` prints activates it; then ask doctor again
     ```
 
-    Install rankup into the environment that you train in (`rankup env create` does), and activate
-    that one.
+    Install rankup into the environment that you train in (`rankup env create` does), on a node like
+    the compute nodes, and `source env/activate.sh`; after a change of its files
+    `rankup env create`.
     """  # noqa: E501
     this = facts.python
     kind = "virtual environment" if this.venv else "no virtual environment"
@@ -41,24 +50,14 @@ def python(facts: Facts) -> Iterator[Answer]:
             f"{message}; active is {this.active}, so jobs do not get what you see there",
             "install rankup into the active environment, or leave that one (`deactivate`)",
         )
-
-
-@question("RK519", "the project's environment", "environment")
-def environment(facts: Facts) -> Iterator[Answer]:
-    """The folder `env` of the project, or the environment that is active: it was made, is active,
-    and is as its files ask. Also what `[job] environment` or `container` of `rankup.toml` gives
-    jobs instead.
-
-    What doctor says of packages is said of the Python that runs it. An environment that is older
-    than `requirements.txt` lacks what you have added.
-
-    ```text
-    WARN  environment  /p/project1/x/env is there and not active: what is said here of packages is of /usr [RK519]
-          -> the line that `rankup env` prints activates it; then ask doctor again
-    ```
-
-    `source env/activate.sh`; after a change of its files `rankup env create`.
-    """  # noqa: E501
+    here, there = facts.architecture, facts.profile.architecture
+    if there and here != there:
+        yield error(
+            f"this node is {here}, compute nodes of {facts.profile.title} are {there}: this "
+            "environment does not start there",
+            f"make the environment on a node that is {there}: a login node of that machine, or a "
+            "job",
+        )
     yield from _own_environment(facts)
     for key in ("container", "environment"):
         value = facts.config.job.get(key)
@@ -72,17 +71,20 @@ def environment(facts: Facts) -> Iterator[Answer]:
             yield error(message, "name one", "rankup.toml")
 
 
-@question("RK520", "torch is there, and new enough", "torch")
+@question("RK520", "one torch is there, and new enough", "torch")
 def torch(facts: Facts) -> Iterator[Answer]:
     """The torch that would be imported, found without importing it. Older than 2.7 is an error,
-    older than 2.8 a warning.
+    older than 2.8 a warning, and so is a second one on Python's path.
 
     Modules of a site often bring a torch of two years ago. FSDP2 (`fully_shard`), which trains
-    large models, needs 2.7; rankup's recipes want 2.8.
+    large models, needs 2.7; rankup's recipes want 2.8. Two of them, the module's and the
+    environment's, are the most frequent trouble: Python takes the first, and torchvision may come
+    from beside the other ("operator torchvision::nms does not exist", an undefined symbol).
 
     ```text
     ERROR torch  2.1.2 in /p/software/.../site-packages is too old for FSDP2, which wants 2.7 [RK520]
           -> remove the module (PyTorch in modules.sh), and ask for a newer one: torch>=2.8 in requirements.txt
+    WARN  torch  two of them: 2.8.0 in /x/env/venv/lib/python3.12/site-packages is taken, behind it 2.1.2 in /p/software/.../site-packages [RK520]
     ```
 
     Take `PyTorch` and `torchvision` out of `modules.sh`, write `torch>=2.8` into
@@ -111,6 +113,13 @@ def torch(facts: Facts) -> Iterator[Answer]:
         yield warning(f"{message}; recipes of rankup want 2.8 or newer", todo)
     else:
         yield ok(message)
+    if others := facts.torches[1:]:
+        behind = ", ".join(f"{one.version} in {one.folder}" for one in others)
+        yield warning(
+            f"two of them: {first.version} in {first.folder} is taken, behind it {behind}",
+            "have one: remove the module that brings torch (modules.sh, PYTHONPATH), or take torch "
+            "out of requirements.txt and make the environment anew",
+        )
 
 
 @question("RK521", "torch is built for these GPUs", "torch")
@@ -143,54 +152,6 @@ def torch_device(facts: Facts) -> Iterator[Answer]:
         yield ok(message)
 
 
-@question("RK522", "compute nodes have these processors", "Python")
-def architecture(facts: Facts) -> Iterator[Answer]:
-    """The processors of this node against those of the compute nodes. Python, torch and all other
-    packages that were installed here are built for this node's: on a Grace CPU (aarch64) nothing
-    starts that was made on an x86_64 machine, and the other way round.
-
-    ```text
-    ERROR Python  this node is x86_64, compute nodes of JUPITER are aarch64: this environment does not start there [RK522]
-    ```
-
-    Make the environment on a node like them: `rankup env create` there. It is no use to copy one.
-    """  # noqa: E501
-    here, there = facts.architecture, facts.profile.architecture
-    if there and here != there:
-        yield error(
-            f"this node is {here}, compute nodes of {facts.profile.title} are {there}: this "
-            "environment does not start there",
-            f"make the environment on a node that is {there}: a login node of that machine, or a "
-            "job",
-        )
-
-
-@question("RK523", "torch twice", "torch")
-def torch_twice(facts: Facts) -> Iterator[Answer]:
-    """Two torches on Python's path: the module's and the environment's.
-
-    This is the most frequent trouble. Python takes the first of the two; torchvision and torchaudio
-    may come from beside the other, and fail with "operator torchvision::nms does not exist" or an
-    undefined symbol.
-
-    ```text
-    WARN  torch  two of them: 2.8.0 in /x/env/venv/lib/python3.12/site-packages is taken, behind it 2.1.2 in /p/software/.../site-packages [RK523]
-    ```
-
-    Have one. For a new torch take `PyTorch`, `torchvision` and what depends on them out of
-    `modules.sh`; for the site's one take `torch` out of `requirements.txt`. Then
-    `rankup env create`.
-    """  # noqa: E501
-    if len(facts.torches) > 1:
-        first, *others = facts.torches
-        behind = ", ".join(f"{one.version} in {one.folder}" for one in others)
-        yield warning(
-            f"two of them: {first.version} in {first.folder} is taken, behind it {behind}",
-            "have one: remove the module that brings torch (modules.sh, PYTHONPATH), or take torch "
-            "out of requirements.txt and make the environment anew",
-        )
-
-
 def _own_environment(facts: Facts) -> Iterator[Answer]:
     # An environment may lie elsewhere, under another name: the one that is active is known by its
     # files.
@@ -201,16 +162,17 @@ def _own_environment(facts: Facts) -> Iterator[Answer]:
     if not (folder / "activate.sh").is_file():
         return
     if not (folder / "venv" / "bin" / "python").exists():
-        yield warning(f"{folder} has its files, and no venv", create)
-    elif why := facts.staleness(folder):
-        yield warning(why, create)
+        yield warning(f"{folder} has its files, and no venv", create, _PLACE)
+    elif why := staleness(folder):
+        yield warning(why, create, _PLACE)
     elif _same(folder / "venv", facts.python.prefix):
-        yield ok(f"{folder} is active")
+        yield ok(f"{folder} is active", place=_PLACE)
     else:
         yield warning(
             f"{folder} is there and not active: what is said here of packages is of "
             f"{facts.python.prefix}",
             "the line that `rankup env` prints activates it; then ask doctor again",
+            _PLACE,
         )
 
 

@@ -1,4 +1,4 @@
-"""Questions about a script and what rankup.toml lists: imports, data, readiness for many ranks."""
+"""Questions about a script and what rankup.toml lists: imports and data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ...script.downloads import Download
 from ...script.downloads import read as read_downloads
 from ...script.modules import Import
 from ...script.modules import imports as read_imports
-from ...script.source import read
 from .. import record
 from ..question import Answer, error, ok, question, warning
 from .facts import Facts
@@ -164,41 +163,6 @@ def needs(facts: Facts) -> Iterator[Answer]:
         yield ok("all that rankup.toml lists is there")
     for lacking in facts.unmet or ():
         yield error(f"{lacking.what}: {lacking.why}", lacking.todo)
-
-
-@question("RK528", "the script is ready for many ranks", "script")
-def ported(facts: Facts) -> Iterator[Answer]:
-    """The findings of `rankup check` in the script and the modules beside it that it imports, in
-    one line. A script that trains nothing is not looked at.
-
-    A script for one GPU that is started on eight trains eight times, each time on all of the data,
-    and every rank writes over the others' files. It looks like a run that works.
-
-    ```text
-    WARN  train.py  2 things in it would be wrong on many ranks (RK101, RK121) [RK528]
-          -> rankup check train.py says what; rankup port mends most of it
-    ```
-
-    `rankup check SCRIPT` names each place and what to do there. `rankup port SCRIPT` writes a
-    script with most of it mended.
-    """
-    path = facts.script
-    if facts.ranks is None or unreadable(path) or path.suffix != ".py":
-        return
-    file = read(path)
-    if not file.concerns_training or file.error is not None:
-        return
-    found = facts.ranks(path)
-    if not found:
-        yield ok("nothing in it stands in the way of many ranks")
-        return
-    rules = some(sorted({one.code for one in found}))
-    count = f"{len(found)} thing{'s' if len(found) > 1 else ''}"
-    check = record.command_line(["rankup", "check", str(path)])
-    yield warning(
-        f"{count} in it would be wrong on many ranks ({rules})",
-        f"{check} says what; rankup port mends most of it",
-    )
 
 
 def package_of(module: str) -> str:

@@ -319,11 +319,18 @@ def without_outputs(items: Iterable[Item], second: Sequence[Event]) -> tuple[Ite
     """Return the items but those that a second start, without a network, has written again.
 
     They are the script's own output (`config.json`), which a job will write anew, with another
-    size; what it needs is there already when it starts for the second time.
+    size; what it needs is there already when it starts for the second time. What `datasets` makes
+    of local files it keeps by their path, which is another one in each copy.
     """
     events = of(second, "open", "rename")
     again = {event.text("to") or event.text("path") for event in events}
-    return tuple(item for item in items if item.path not in again)
+    prepared = {PurePosixPath(event.text("path")).parts[-2:] for event in of(second, "mkdir")}
+    return tuple(
+        item
+        for item in items
+        if item.path not in again
+        if item.source or PurePosixPath(item.path).parts[-2:] not in prepared
+    )
 
 
 def table(items: Sequence[Item]) -> list[str]:

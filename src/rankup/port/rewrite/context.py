@@ -78,19 +78,23 @@ class Context:
 
     def called(self, call: ast.Call) -> tuple[Context, Function] | None:
         """The function in one of the files of this port that a call runs."""
-        found = callee(self.script.flow, self.script.file, call)
-        if found is None or found[0] is self.script.file:
-            function = self.script.called(call)
+        function = self.script.called(call)
+        if function is not None or len(self.port) == 1:
             return None if function is None else (self, function)
-        return next(((one, found[1]) for one in self.port if one.script.file is found[0]), None)
+        found = callee(self.script.flow, self.script.file, call)
+        there = (one for one in self.port if found is not None and one.script.file is found[0])
+        return next(((one, found[1]) for one in there if found is not None), None)
 
     def calls_of(self, function: Function) -> list[ast.Call]:
         """Where this file calls a function of one of the files of this port."""
-        return [*self.script.calls_of.get(function, []), *self.script.calls_out.get(function, [])]
+        others = self.script.calls_out if len(self.port) > 1 else {}
+        return [*self.script.calls_of.get(function, []), *others.get(function, [])]
 
     def done(self, node: ast.AST | None, text: str) -> None:
         """Report what the present fix did."""
-        self.notes.append(Note(self.script.line(node) if node else 0, text, self.fix))
+        note = Note(self.script.line(node) if node else 0, text, self.fix)
+        if note not in self.notes:
+            self.notes.append(note)
 
     def leave(self, node: ast.AST | None, text: str, *, comment: bool = True) -> None:
         """Leave something for a person: a comment at the place, and a line in the report."""

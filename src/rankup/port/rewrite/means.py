@@ -32,6 +32,7 @@ _ACROSS = words(
 _MOVES = words("roll flip flipud normalize")
 _COUPLING = words("cov corrcoef histc bincount unique cdist pdist")
 _SUMS = frozenset({Kind.MEAN, Kind.SUM, Kind.MIXED})
+_ORDERS = words("argsort sort")
 _SIZES = words("len size numel dim ndimension range arange")
 _DEEPEST = 25
 
@@ -152,6 +153,8 @@ class _Scope:
         script = self.script
         made = [at, *(one.node for one in script.flow.origins(script.file, at))]
         masks = any(isinstance(one, ast.Compare | ast.UnaryOp | ast.Call) for one in made)
+        if any(isinstance(one, ast.Call) and call_name(one) in _ORDERS for one in made):
+            return False  # the same rows in another order
         if isinstance(at, ast.Tuple | ast.Slice) or not masks or self.kind(at) is not Kind.ROWS:
             return False
         call = script.parents.get(script.parents[node])

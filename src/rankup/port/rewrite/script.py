@@ -247,6 +247,11 @@ class Script:
         return found
 
     @cached_property
+    def called_names(self) -> set[str]:
+        """How this file writes what it calls."""
+        return {self.dotted(call.func) for call in self.all(ast.Call)}
+
+    @cached_property
     def calls_out(self) -> dict[Function, list[ast.Call]]:
         """Where functions of the other files are called."""
         found: dict[Function, list[ast.Call]] = {}

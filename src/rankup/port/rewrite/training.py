@@ -43,8 +43,9 @@ class Model:
         name: how the script writes it there, `model` or `self.net`.
         scope: the function (or the module) that makes it.
         made: the assignments there; of one that is not seen to be made in a file that a port
-            changes the statement that makes its optimizer.
-        given: of such a one the expression, in that statement.
+            changes the statement that makes its optimizer, or the first one that uses it.
+        given: of such a one the expression of which the optimizer has the parameters.
+        each: it is a list of models.
     """
 
     script: Script
@@ -52,6 +53,7 @@ class Model:
     scope: Scope
     made: tuple[ast.AST, ...]
     given: ast.expr | None = None
+    each: bool = False
 
 
 @dataclass(eq=False)
@@ -92,7 +94,7 @@ class Training:
         self.backwards = [call for call in script.all(ast.Call) if is_backward(call)]
         self.elsewhere = [
             call
-            for several in script.calls_out.values()
+            for several in (script.calls_out.values() if len(script.understood.to_port) > 1 else ())
             for call in several
             if trains(script.file, script.understood, call)
         ]
@@ -518,14 +520,31 @@ def _models(understood: roles.Script) -> _Models:
 
 
 def _taken(script: Script, expression: ast.expr, optimizer: ast.Call) -> list[Model]:
-    """The model of an optimizer in a module, which is given it in a way that is not seen."""
-    name = script.dotted(expression)
-    changed = script.file in script.understood.to_port[1:]
-    if not changed or not name or name == "self" or name.count(".") > name.startswith("self."):
+    """The model of an optimizer that is given it in a way that is not seen.
+
+    `self.model` of an instance, or a parameter of a function that calls it, or keeps it.
+    """
+    name, scope = script.dotted(expression), script.scope(optimizer)
+    place = script.statement(optimizer)
+    if name in script.parameters(scope) and isinstance(scope, Function):
+        called = any(script.dotted(one.func) == name for one in script.inside(scope, ast.Call))
+        kept = any(
+            isinstance(one.value, ast.Name) and one.value.id == name
+            for one in script.inside(scope, ast.Assign)
+        )
+        uses = script.uses(scope, name)
+        if not (called or kept) or not uses:
+            return []
+        place = next(one for one in scope.body if script.file.names.inside(uses[0], one))
+    elif (
+        script.file not in script.understood.to_port[1:]
+        or not name.startswith("self.")
+        or name.count(".") > 1
+    ):
         return []
-    return [
-        Model(script, name, script.scope(optimizer), (script.statement(optimizer),), expression)
-    ]
+    if not script.first_on_line(script.span(place)[0]):
+        return []
+    return [Model(script, name, scope, (place,), expression)]
 
 
 def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
@@ -542,6 +561,12 @@ def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
             if isinstance(call.func, ast.Attribute)
         ]
         return [model for where, one in receivers for model in _made(where, one, depth + 1)]
+    wholes = _asked(script, written, scope)
+    if wholes:
+        return [model for where, one in wholes for model in _made(where, one, depth + 1)]
+    several = _in_list(script, expression)
+    if several is not None:
+        return [several]
     while written and depth < _DEEPEST:
         root = written.split(".")[0]
         if root in script.parameters(scope) and root != "self" and isinstance(scope, Function):
@@ -588,12 +613,50 @@ def _relatives(script: Script, written: str, scope: Scope) -> Iterator[tuple[Scr
                     break
 
 
+def _asked(script: Script, written: str, scope: Scope) -> list[tuple[Script, ast.expr]]:
+    """`net` of `net.groups()`, a method that gives the parameters of its parts, where it is called.
+
+    Gradients are exchanged of the model that is called, and of no part beside it.
+    """
+    if not written.startswith("self.") or not isinstance(scope, Function):
+        return []
+    owner = script.owner(scope)
+    if owner is None or script.flow.member(script.file, owner, "forward") is None:
+        return []
+    found = []
+    for where, call in script.callers(scope):
+        whole = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if whole is not None and where.dotted(whole) in where.called_names - {"", "self"}:
+            found.append((where, whole))
+    return found
+
+
+def _in_list(script: Script, expression: ast.AST) -> Model | None:
+    """`nets` of `for net in nets`, a list in which each model is made."""
+    if not isinstance(expression, ast.Name) or script.file not in script.understood.to_port:
+        return None
+    _, bindings = script.file.names.bindings(expression.id, script.file.names.scope(expression))
+    name = bindings[0].node if len(bindings) == 1 and bindings[0].kind == "item" else None
+    if not isinstance(name, ast.Name):
+        return None
+    for scope in (script.scope(expression), script.tree):
+        made = script.assigned(name.id, scope)
+        grows = any(
+            isinstance(up := script.parents[one], ast.Attribute) and up.attr in ("append", "extend")
+            for one in script.uses(scope, name.id)
+        )
+        lists = [value for _, value in made if isinstance(value, ast.List | ast.ListComp)]
+        if made and len(lists) == len(made) and not grows:
+            return Model(script, name.id, scope, tuple(node for node, _ in made), each=True)
+    return None
+
+
 def _called_instead(script: Script, name: str, values: list[ast.expr]) -> ast.expr | None:
     """Return the model that is called, where a name holds a part of it that is not: `net.fc`.
 
     Gradients are exchanged of what is called through its wrapper, and of no part beside it.
     """
-    called = {script.dotted(call.func) for call in script.all(ast.Call)}
+    called = script.called_names
     wholes = [part_of(value) for value in values]
     if len(wholes) != 1 or wholes[0] is None or name in called:
         return None

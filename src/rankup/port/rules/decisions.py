@@ -17,7 +17,7 @@ from ...script.roles import LoopNode
 from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
 from ..rewrite.script import Scope, Script
-from .reduced import shares
+from .facts import shares
 
 # Calls that show or keep a number, or make another of it.
 _HARMLESS = SHOWING | words(
@@ -157,7 +157,8 @@ def _without_gradients(script: Script, function: Function) -> bool:
 def _evaluates(context: Context, call: ast.Call) -> bool:
     """True of a call that leads to the loop of an evaluation in a file that is not changed."""
     script = context.script
-    loops = {one.function for one in script.understood.eval_loops if one.function is not None}
+    changed = {one.script.file for one in context.port}
+    loops = {one.function for one in script.understood.eval_loops if one.file not in changed}
     found = callee(script.flow, script.file, call) if loops else None
     if found is None or found[1].name == "__init__" or call in context.training.elsewhere:
         return False

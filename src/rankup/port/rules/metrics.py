@@ -348,7 +348,7 @@ class Numbers(Region):
             return self.plan(node.args[0]) if node.func.id in ("int", "float", "round") else None
         return None
 
-    def _whole_step(self, node: ast.expr) -> bool:
+    def _whole_step(self, node: ast.AST) -> bool:
         """True where a value is what a step returns of its loss, read there for the whole batch."""
         function = self.script.called(node) if isinstance(node, ast.Call) else None
         trains = any(self.script.scope(one) is function for one in self.context.training.backwards)
@@ -437,26 +437,24 @@ class Numbers(Region):
         """Say once for each loop what it shows of rank 0's part of a batch."""
         local = self.local_names() - self.kinds.keys()
         whole = batch_sizes(self.context.training) - bound_in(walk(self.where))
+        found: dict[str, ast.Call] = {}
         for call in self.script.inside(self.body, ast.Call, deep=False):
-            if call_name(call) not in _SHOWS | {"extend"} or not self._mine(call):
+            if call_name(call) not in _SHOWS | {"extend", "add"} or not self._mine(call):
                 continue
             self._divided(call, local, whole)
-            rest = {
-                one.id
-                for arg in given(call)
-                for one in self.script.inside(arg, ast.Name)
-                if not self._covered(one) and not self._read_before(one)
-                if not self._of_evaluation(one)
-            }
-            found = sorted(rest & local)
-            if found:
-                self.context.leave(
-                    call,
-                    f"{', '.join(found)}: of rank 0's part of the batch; only the loss and sums "
-                    "over samples are put together over the ranks",
-                    comment=False,
-                )
-                return
+            for one in (one for arg in given(call) for one in self.script.inside(arg, ast.Name)):
+                whole_step = any(map(self._whole_step, self.script.above(one)))
+                if one.id not in local or whole_step or self._covered(one):
+                    continue
+                if not self._read_before(one) and not self._of_evaluation(one):
+                    found.setdefault(one.id, call)
+        if found:
+            self.context.leave(
+                next(iter(found.values())),
+                f"{', '.join(sorted(found))}: of rank 0's part of the batch; only the loss and "
+                "sums over samples are put together over the ranks",
+                comment=False,
+            )
 
     def _of_evaluation(self, name: ast.Name) -> bool:
         """True where a name was last given what is made of a batch drawn for an evaluation."""

@@ -162,8 +162,12 @@ class Region:
         """True of a reading of a loss, and of a name that is given nothing else."""
         if self.reading(node) is not None:
             return True
-        name = self.script.dotted(node)
-        values = [value_of(self.script, one, name) for one in self._given(name)] if name else []
+        name, at = self.script.dotted(node), self.script.span(node)[0]
+        given_ = self._given(name) if name else []
+        before = [one for one in given_ if self.script.span(one)[1] <= at]
+        if before and before[-1] in self.body:  # `loss = loss.item()`, which each call comes by
+            given_ = before[-1:]
+        values = [value_of(self.script, one, name) for one in given_]
         return bool(values) and all(one is not None and self.reading(one) for one in values)
 
     def readings(self) -> Iterator[ast.expr]:

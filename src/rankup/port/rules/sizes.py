@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name, first_argument
+from ...script.flow import argument, call_name, first_argument, is_none
 from ...script.flow import given as arguments_of
 from ...script.names import bound_in, elements, walk
 from ...script.roles import Script
@@ -224,7 +224,7 @@ def effective_batch(file: File, script: Script) -> Iterator[Hit]:
         if loader.file is not file or not isinstance(loader.node, ast.Call):
             continue
         size = argument(loader.node, "batch_size", 1)
-        if size is not None and string(size) is None:
+        if size is not None and string(size) is None and not is_none(size):
             yield Hit(
                 loader.node,
                 f"batch_size={file.code(size)}: with a batch per GPU, N ranks train on batches N "

@@ -25,14 +25,16 @@ def wrap_models(context: Context) -> None:
     """`model = rankup.wrap(model)` behind the last line that makes it what it is."""
     for model in (one for whole in context.training.models for one in _trained(context, whole)):
         place = _ready(context, model) if model.given is None else model.made[0]
-        name = model.name
-        lines = [f"{name} = rankup.wrap({name})"]
+        name, one = model.name, "one" if model.each else model.name
+        calls = [f"rankup.wrap({one})"]
         if context.options.sync_bn:
-            sync = f"torch.nn.SyncBatchNorm.convert_sync_batchnorm({name})"
-            lines.insert(0, f"{name} = {sync}")
+            calls.insert(0, f"torch.nn.SyncBatchNorm.convert_sync_batchnorm({one})")
+        if model.each:
+            calls = [f"[{call} for one in {name}]" for call in calls]
+        lines = [f"{name} = {call}" for call in calls]
         if model.given is None:
             context.after(place, *lines)
-        else:  # before its optimizer is made
+        else:
             context.before(place, *lines)
         context.done(place, f"gradients of {name} are exchanged (rankup.wrap)")
     _trace_what_is_inside(context)

@@ -1,4 +1,4 @@
-"""A batch as a worker has made it, and where it is made."""
+"""A batch as it is made: by which function of a request, and in which memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from ..base.errors import UserError
 from .bad import Bad
-from .draw import Draw
+from .batches import BatchRequest
 from .index import Int64s
-from .transforms import key_of, seed_process
+from .transforms import check_made, key_of, seed_process
 
 _REUSED = 1 << 16  # bytes of a batch from which on its memory is used again
 
@@ -30,13 +29,17 @@ class Made:
         inputs: a tensor of all samples, or a list of what the transform made of each.
         labels: int64 (k,); None where the data has none.
         bad: samples that were left out.
-        count: samples that count, see `Draw`.
+        count: samples that count, see `BatchRequest`.
     """
 
     inputs: Any
     labels: Int64s | None
     count: int
     bad: list[Bad] = field(default_factory=list)
+
+
+# A request, and what was made of it.
+Answer = tuple[BatchRequest, Made]
 
 
 class Rows(list[Any]):
@@ -56,18 +59,20 @@ class Rows(list[Any]):
 
 
 # (shape, dtype) -> memory for a batch
-Room = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+Allocator = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 # Set by an engine for what runs in it: each thread has its own.
-ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
+ALLOCATOR: ContextVar[Allocator | None] = ContextVar("allocator", default=None)
 
 
 @dataclass
-class Around:
-    """Who asks for items, where data sets of others stand between: their `[n]` cannot say it.
+class Asked:
+    """The request that items are made for, where data sets of others stand between.
+
+    Their `[n]` cannot say its seed and epoch.
 
     Attributes:
-        seed, epoch: of the draw.
+        seed, epoch: of the request.
         bad: samples that were met on the way.
     """
 
@@ -77,27 +82,16 @@ class Around:
 
 
 # Set while a batch is put together of items.
-AROUND: ContextVar[Around | None] = ContextVar("around", default=None)
+ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)
 
 
-def check_made(name: str, function: object) -> None:
-    """See that a function is not a class of such functions, which was not made.
-
-    Raises:
-        UserError: it is.
-    """
-    if isinstance(function, type) and any("__call__" in vars(one) for one in function.__mro__):
-        short = function.__name__
-        raise UserError(f"{name}={short} is a class; write what it is made with: {short}(...)")
-
-
-def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A `Room` of page-locked memory, from which a GPU copies while it computes."""
+def allocate_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A `Allocator` of page-locked memory, from which a GPU copies while it computes."""
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
-class Reused:
-    """A `Room` of memory that comes back once nobody holds the batch any more.
+class BufferPool:
+    """A `Allocator` of memory that comes back once nobody holds the batch any more.
 
     Fresh memory costs a page fault for every 4 KiB. Threads may share it.
 
@@ -130,13 +124,13 @@ class Reused:
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a batch, where it need not be copied on its way: see `ROOM`.
+    """Memory for a batch, where it need not be copied on its way: see `ALLOCATOR`.
 
     In a worker of torch's own DataLoader it is shared memory.
     """
-    room = ROOM.get()
-    if room is not None:
-        return room(shape, dtype)
+    allocator = ALLOCATOR.get()
+    if allocator is not None:
+        return allocator(shape, dtype)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     empty = torch.empty(0, dtype=dtype)
@@ -146,13 +140,13 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def handed_out(made: Made) -> Any:
-    """What a loop is given: `(inputs, labels)`, or the inputs alone."""
+    """Return what a loop is given: `(inputs, labels)`, or the inputs alone."""
     return made.inputs if made.labels is None else (made.inputs, torch.from_numpy(made.labels))
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Makes the batch of a draw; it travels to the workers.
+    """Makes the batch of a request; it travels to the workers.
 
     Args:
         collate: function of a list of items; None: `default_collate`, or what is collated already.
@@ -164,32 +158,32 @@ class Fetch:
     def __post_init__(self) -> None:
         check_made("collate", self.collate)
 
-    def __call__(self, draw: Draw) -> Made:
+    def __call__(self, request: BatchRequest) -> Made:
         make = getattr(self.dataset, "make", None)
         if make is None:
-            return self._of_items(draw)
-        made: Made = make(draw)
+            return self._of_items(request)
+        made: Made = make(request)
         if self.collate is not None:
             return Made(self.collate(Rows.of(made)), None, made.count, made.bad)
         if isinstance(made.inputs, list) and made.inputs:
             made.inputs = default_collate(made.inputs)
         return made
 
-    def _of_items(self, draw: Draw) -> Made:
-        key = key_of(draw.seed, draw.epoch)
+    def _of_items(self, request: BatchRequest) -> Made:
+        key = key_of(request.seed, request.epoch)
         many = getattr(self.dataset, "__getitems__", None)
-        around = Around(draw.seed, draw.epoch)
-        token = AROUND.set(around)
+        asked = Asked(request.seed, request.epoch)
+        token = ASKED.set(asked)
         try:
             if many is not None:
-                seed_process(key, draw[0])
-                items = many(list(draw))
+                seed_process(key, request[0])
+                items = many(list(request))
             else:
-                items = [self._item(key, sample) for sample in draw]
+                items = [self._item(key, sample) for sample in request]
         finally:
-            AROUND.reset(token)
-        count = min(draw.count, len(items))
-        return Made((self.collate or default_collate)(items), None, count, around.bad)
+            ASKED.reset(token)
+        count = min(request.count, len(items))
+        return Made((self.collate or default_collate)(items), None, count, asked.bad)
 
     def _item(self, key: int, sample: int) -> Any:
         seed_process(key, sample)
