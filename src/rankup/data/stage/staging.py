@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...base import holder
 from ...base.amounts import size
 from ...base.errors import RunFailed, UserError
 from ...base.files import no_space
@@ -275,7 +274,7 @@ def _made(
         if why:
             raise UserError(f"{why} while it was copied: nothing was staged; run it again")
         (entry / find.PART).rename(entry / find.DATA)
-        copy = Copy(entry, plan.source, plan.size, plan.seen, plan.checked, holder.myself())
+        copy = Copy(entry, plan.source, plan.size, plan.seen, plan.checked)
         find.write(copy)
     except BaseException as error:
         full = isinstance(error, OSError) and no_space(error)
