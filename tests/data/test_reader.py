@@ -108,7 +108,7 @@ def test_arrays_and_several_fields(tmp_path: Path) -> None:
 @given(key=st.integers(0, 2**63 - 1), samples=st.lists(st.integers(0, 2**63 - 1), max_size=4))
 def test_what_a_sample_draws_is_its_own(key: int, samples: list[int]) -> None:
     """Whatever those before it have drawn."""
-    draws = transforms.Draws(key)
+    draws = transforms.Generators(key)
     for number, sample in enumerate(samples):
         one, other = draws.of(sample), transforms.rng(key, sample)
         assert one.integers(0, 9, number).tolist() == other.integers(0, 9, number).tolist()

@@ -147,6 +147,32 @@ def test_a_loader_out_of_a_dict_and_a_helper_is_found_where_it_is_made(script: P
     assert {"RK101", "RK121", "RK174"} <= set(places)
 
 
+def test_a_training_is_seen_below_a_base_class_and_in_a_package_of_its_name(tmp_path: Path) -> None:
+    """Not found, the training would be for rank 0 alone, as what else writes: others would wait."""
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .trainer import *\n")
+    (package / "base.py").write_text(
+        "import torch\n\n\nclass Base:\n    def train(self):\n        self.epoch()\n"
+        "        torch.save(self.model.state_dict(), 'model.pt')\n\n"
+        "    def epoch(self):\n        raise NotImplementedError\n"
+    )
+    (package / "trainer.py").write_text(
+        "import torch\nfrom .base import Base\n\n\nclass Trainer(Base):\n"
+        "    def __init__(self, model, loader):\n"
+        "        self.model, self.loader = model, loader\n\n    def epoch(self):\n"
+        "        for x in self.loader:\n            self.model(x).mean().backward()\n\n\n"
+        "def keep(model):\n    torch.save(model, 'whole.pt')\n"
+    )
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\nfrom trainer import Trainer, keep\n\nmodel = Net()\n"
+        "Trainer(model, loader).train()\nkeep(model)\n"
+    )
+    found = [one.place for one in check([path], select=["RK141"])]
+    assert found == [f"{package / 'base.py'}:7:9", f"{package / 'trainer.py'}:15:5"]
+
+
 def test_select_ignore_and_noqa(script: Path) -> None:
     assert {one.code for one in check([script], select=["RK14"])} == {"RK141"}
     assert "RK141" not in {one.code for one in check([script], ignore=["RK14"])}

@@ -53,7 +53,7 @@ def pack(
 ) -> None:
     """Turn a million small files into a few, in a standard format.
 
-    With `srun -n N rankup pack ...` all tasks of the step share the work.
+    With `srun --kill-on-bad-exit=1 -n N rankup pack ...` the tasks of the step share the work.
     """
     from ..data.pack.command import pack as start
     from ..data.pack.request import Request
@@ -124,10 +124,10 @@ def bench_data(
         float, typer.Option(help="Samples/s that the node's GPUs want: four A100, ResNet-50: 9200.")
     ] = 9200.0,
     workers: Annotated[
-        int | None, typer.Option(help="This number alone; by default some up to the cores.")
+        int | None, typer.Option(help="Of the Loader; by default one per core.")
     ] = None,
     seconds: Annotated[
-        float, typer.Option(help="How thoroughly; all of it takes three to four times as long.")
+        float, typer.Option(help="How thoroughly; all of it takes about three times as long.")
     ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -252,7 +252,7 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def _refuse_uneven(n: int, global_batch: int) -> None:
-    """Where a forward is a collective, a rank with a batch less would leave the others waiting."""
+    """Refuse what would leave ranks waiting for one with a batch less, in a collective forward."""
     if not dist.is_initialized():
         return
     mine, least = LEDGER.place(), min(n % global_batch or global_batch, global_batch)

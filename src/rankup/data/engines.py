@@ -1,4 +1,4 @@
-"""Who makes batches ahead of the training loop: nobody, threads of this process, or processes."""
+"""The engines that make batches: in the loop itself, or ahead in threads or processes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _cores_of_parent() -> int:
 
 
 def suits_threads(fetch: Fetch) -> bool:
-    """Whether threads are the faster way: neither the transform nor reading holds them up."""
+    """Return True where neither the transform nor reading holds threads up."""
     if getattr(fetch.dataset, "releases_gil", False) and fetch.collate is None:
         return True  # it says so itself
     transform = getattr(fetch.dataset, "transform", None)

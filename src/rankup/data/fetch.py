@@ -1,4 +1,4 @@
-"""A batch as a worker has made it, and where it is made."""
+"""A batch as it is made: by which function of a request, and in which memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from ..base.errors import UserError
 from .bad import Bad
 from .batches import BatchRequest
 from .index import Int64s
-from .transforms import key_of, seed_process
+from .transforms import check_made, key_of, seed_process
 
 _REUSED = 1 << 16  # bytes of a batch from which on its memory is used again
 
@@ -68,7 +67,9 @@ ALLOCATOR: ContextVar[Allocator | None] = ContextVar("allocator", default=None)
 
 @dataclass
 class Asked:
-    """Who asks for items, where data sets of others stand between: their `[n]` cannot say it.
+    """The request that items are made for, where data sets of others stand between.
+
+    Their `[n]` cannot say its seed and epoch.
 
     Attributes:
         seed, epoch: of the request.
@@ -82,17 +83,6 @@ class Asked:
 
 # Set while a batch is put together of items.
 ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)
-
-
-def check_made(name: str, function: object) -> None:
-    """See that a function is not a class of such functions, which was not made.
-
-    Raises:
-        UserError: it is.
-    """
-    if isinstance(function, type) and any("__call__" in vars(one) for one in function.__mro__):
-        short = function.__name__
-        raise UserError(f"{name}={short} is a class; write what it is made with: {short}(...)")
 
 
 def allocate_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -150,7 +140,7 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def handed_out(made: Made) -> Any:
-    """What a loop is given: `(inputs, labels)`, or the inputs alone."""
+    """Return what a loop is given: `(inputs, labels)`, or the inputs alone."""
     return made.inputs if made.labels is None else (made.inputs, torch.from_numpy(made.labels))
 
 

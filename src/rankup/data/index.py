@@ -40,7 +40,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Field:
-    """Where one field of each sample lies.
+    """The places of one field of each sample.
 
     Attributes:
         name: in HDF5 the name of a group or data set, in tar the end of the file's name.
@@ -64,7 +64,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Index:
-    """What there is in a container, and where.
+    """The samples of a container, and their places.
 
     Attributes:
         container: a name of `containers.NAMES`.
@@ -149,7 +149,7 @@ def _take(one: Field, rows: Int64s) -> Field:
 
 
 def data_path(root: Path, files: Strings, row: int) -> Path:
-    """Where a file of an index lies.
+    """Return the path of a file of an index.
 
     Args:
         root: the container, to which `files` are relative; an empty name is the container itself.

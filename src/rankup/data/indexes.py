@@ -31,7 +31,7 @@ _MOST = 1 << 62  # bytes of a sample; more does not fit into a column of lengths
 
 
 def place(container: Path) -> Path:
-    """Where the index of a container lies: in its folder, or beside the one file that it is."""
+    """Return the path of a container's index: in its folder, or beside the file that it is."""
     if container.is_dir():
         return container / "index.npz"
     return container.with_name(f"{container.name}.index.npz")
@@ -134,7 +134,7 @@ def _name(text: object) -> str:
 
 
 def inconsistency(index: Index) -> str:
-    """What does not hold together in an index, without looking at its millions; empty: nothing."""
+    """Return what does not hold together in an index, without reading its millions; else ""."""
     return _columns(index) or _names(index) or _fields(index) or _splits(index)
 
 

@@ -40,8 +40,8 @@ class Loader:
     (seed, epoch, position) alone: not on ranks, workers, or on where a run was interrupted.
     Each `for` runs one epoch; the next one has the next epoch's order. `state_dict()` counts the
     batches that the loop was given, not those that were made ahead, and `load_state_dict` goes on
-    there, at any number of ranks and workers. With `wrap`, gradients are weighed by what each rank
-    was dealt.
+    there, at any number of ranks and workers. With `wrap`, gradients are weighed by the share that
+    each rank has.
 
     A data set whose policy is to go on without bad samples (`on_bad` of `PackedDataset`) has them
     counted: at the end of an epoch each rank that met some prints a line to stderr.

@@ -146,11 +146,11 @@ class Samples:
 
     @property
     def how(self) -> How:
-        """How bytes are read, `mmap` or `pread`."""
+        """The way in which bytes are read, `mmap` or `pread`."""
         return self._spans.how
 
     def file(self, number: int) -> Path:
-        """Where a file of the index lies."""
+        """Return the path of a file of the index."""
         return self._spans.path(number)
 
     def read(self, row: int, field: str | None = None) -> memoryview | bytes:
@@ -196,7 +196,7 @@ class Samples:
         return self._read(file, offset + start, stop - start)
 
     def chunks(self, row: int, field: str | None = None) -> Iterator[memoryview | bytes]:
-        """As `read`, in pieces of at most some megabytes: for samples larger than memory."""
+        """Read a sample in pieces of some megabytes, for those larger than memory."""
         if not 0 <= row < self._length:
             raise IndexError(f"no sample {row}: there are {self._length}, from 0 on")
         row += self._start

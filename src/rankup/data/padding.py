@@ -25,7 +25,7 @@ class Padded(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """As `Padded`, with a mask: bool (n, width), True where a value is of the record."""
+    """`Padded`, with a mask: bool (n, width), True where a value is of the record."""
 
     values: torch.Tensor
     lengths: torch.Tensor

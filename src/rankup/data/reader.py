@@ -24,8 +24,7 @@ from .errors import BadContainer
 from .fetch import ASKED, Made, Rows, allocate
 from .index import Field, Int64s
 from .opened import Samples, open
-from .rows import gather
-from .sampled import Batch, PerThread, check_transform, note
+from .rows import Batch, PerThread, gather
 from .stamp import Look
 from .transforms import Shaped, Transform
 
@@ -90,7 +89,7 @@ class PackedDataset(Dataset[Any]):
                 f"on_bad={on_bad!r} is not known: raise, or drop (a sample is no more replaced by "
                 f"another one)"
             )
-        check_transform(transform)
+        transforms.check(transform)
         samples = open(path)
         if split is None and len(samples.splits) > 1:
             known = ", ".join(samples.splits)
@@ -136,7 +135,7 @@ class PackedDataset(Dataset[Any]):
         return sample if self._rows is None else int(self._rows[sample])
 
     def rows(self, samples: Int64s) -> Int64s:
-        """As `row`, of many: int64 of the same shape."""
+        """Return `row` of many: int64 of the same shape."""
         return samples if self._rows is None else self._rows[samples]
 
     @property
@@ -278,7 +277,8 @@ class PackedDataset(Dataset[Any]):
         try:
             batch.add(row, self._read(row), self.transform)
         except _MISTAKES as error:
-            note(error, f"at the sample {self.samples.path(row)}")
+            if hasattr(error, "add_note"):  # from Python 3.11 on
+                error.add_note(f"at the sample {self.samples.path(row)}")
             raise
         except Exception as error:
             bad.append(self._bad(sample, row, error))

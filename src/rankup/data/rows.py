@@ -1,17 +1,89 @@
-"""Rows of arrays: consecutive ones in one read, random ones of mapped data in one gather."""
+"""Rows of a batch: made one after the other, or those of arrays read all at once."""
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from .errors import BadContainer
+from .fetch import allocate
 from .index import Field, Int64s
 from .opened import Samples
 from .spans import Spans
+from .transforms import Generators, Shaped, Transform, seed_process
+
+
+class Batch:
+    """The samples of a batch that are made, in one array where the transform says their shape."""
+
+    def __init__(self, shaped: Shaped | None, count: int, key: int) -> None:
+        self.rows: list[int] = []
+        self._key, self._generators = key, Generators(key)
+        self._shaped = shaped
+        self._items: list[Any] = []
+        self._whole: torch.Tensor | None = None
+        if shaped is not None:
+            self._whole = _allocated(shaped, max(1, count))
+            self._out = self._whole.numpy()
+
+    def add(self, row: int, data: Any, transform: Transform | None) -> None:
+        if self._shaped is not None:
+            self._shaped.into(data, self._generators.of(row), self._out[len(self.rows)])
+        elif transform is not None:
+            seed_process(self._key, row)
+            self._items.append(transform(data, self._generators.of(row)))
+        else:
+            self._items.append(plain(data))
+        self.rows.append(row)
+
+    @property
+    def drew(self) -> bool:
+        """True where the transform drew random numbers for the last sample."""
+        return self._generators.used()
+
+    def inputs(self) -> Any:
+        if self._whole is None or self._shaped is None:
+            return self._items
+        inputs = self._whole[: len(self.rows)]
+        return inputs.permute(0, 3, 1, 2) if self._shaped.channels_last else inputs
+
+
+def _allocated(shaped: Shaped, count: int) -> torch.Tensor:
+    dtype = torch.from_numpy(np.empty(0, shaped.dtype)).dtype
+    return allocate((count, *shaped.shape), dtype)
+
+
+def plain(data: Any) -> Any:
+    """An item without a transform: arrays as tensors, bytes as they are."""
+    if isinstance(data, dict):
+        return {name: plain(value) for name, value in data.items()}
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(data.copy())  # what is mapped may not be written to
+    return bytes(data)
+
+
+class PerThread:
+    """A reader of the samples per thread: what decompresses them keeps the place it is at."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def of(self, samples: Samples) -> Samples:
+        if threading.current_thread() is threading.main_thread():
+            return samples
+        known = self._local.__dict__
+        if known.get("of") is not samples:
+            known.update(of=samples, mine=samples.apart())
+        mine: Samples = known["mine"]
+        return mine
+
+    def __reduce__(self) -> tuple[type[PerThread], tuple[()]]:
+        return PerThread, ()
 
 
 def gather(samples: Samples, rows: Int64s, field: str | None, out: npt.NDArray[Any]) -> None:
@@ -61,7 +133,7 @@ def _gathered(
     size: int,
     out: npt.NDArray[Any],
 ) -> bool:
-    """Whether the rows lie on one grid of one file, and were taken from it as it is mapped."""
+    """Take rows that lie on one grid of a mapped file; return False where they do not."""
     low = int(offsets.min())
     places, rest = np.divmod(offsets - low, size)
     if rest.any() or (files != files[0]).any():

@@ -54,7 +54,7 @@ _NETWORK = {
 
 
 def way(path: Path, asked: str | None = None) -> How:
-    """How files at a path are read: as asked, as `$RANKUP_READ` says, by its file system's type.
+    """Return how files at a path are read: as asked, by `$RANKUP_READ`, by the file system's type.
 
     Raises:
         UserError: what was asked for is neither `mmap`, `pread` nor `auto`.
@@ -120,7 +120,7 @@ class Spans:
         return self._how
 
     def path(self, file: int) -> Path:
-        """Where a file lies.
+        """Return the path of a file.
 
         Raises:
             BadContainer: there is no such file.
@@ -235,6 +235,6 @@ class Spans:
 
 
 def _descriptors() -> int:
-    """How many files may stay open: half of what a process may have, the rest is not ours."""
+    """Return how many files may stay open: half of what a process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _OPEN if soft == resource.RLIM_INFINITY else min(_OPEN, soft // 2)

@@ -1,4 +1,4 @@
-"""Has a file changed? Its size, time and inode tell, and a container's ends, without reading it."""
+"""Fingerprints of files: size, time and inode, and a container's ends, without reading it."""
 
 from __future__ import annotations
 
@@ -86,6 +86,23 @@ def looks(paths: Sequence[Path]) -> tuple[Look, ...]:
     return tuple(look(path) for path in dict.fromkeys(chosen))
 
 
+def changed(before: Iterable[Look], root: Path) -> str:
+    """Return which of the files below `root` is not what it was; empty where all are.
+
+    Raises:
+        OSError: `root` cannot be seen at all.
+    """
+    for one in before:
+        try:
+            now = look(one.path)
+        except FileNotFoundError:
+            os.stat(root)
+            return f"{one.path} is gone"
+        if one.change(now):
+            return f"{one.path} was changed or replaced"
+    return ""
+
+
 def ends(path: Path) -> str:
     """Return the xxh3 of the first and the last 4 KiB of a file, 16 hexadecimal digits.
 
@@ -137,7 +154,7 @@ def unfit(index: Index, root: Path) -> str:
         except FileNotFoundError:
             raise BadContainer(_missing(path, root)) from None
         except OSError as error:
-            # It may be as it should: whose right to read is missing must not be told to mend it.
+            # It may be as it should: who lacks the right to read it has nothing to mend.
             raise UserError(f"{path} cannot be read: {error.strerror}") from None
     return ""
 

@@ -76,7 +76,7 @@ class Strings:
         return (bytes(data[a:b]) for a, b in itertools.pairwise(ends))
 
     def text(self, row: int) -> str:
-        """As str; bytes that are no UTF-8 as surrogates, as file names have them."""
+        """Return a row as str; bytes that are no UTF-8 as surrogates, as in file names."""
         return self[row].decode("utf-8", "surrogateescape")
 
     def take(self, rows: npt.NDArray[np.integer]) -> Strings:

@@ -24,7 +24,7 @@ from .spans import Spans, way
 from .stage import find
 from .strings import Strings
 
-_LOOK = 32  # tokens at least, from which it is told what they are
+_LOOK = 32  # tokens at least, from which their type is seen
 
 
 def text(data: bytes | memoryview, rng: np.random.Generator | None = None) -> str:
@@ -301,7 +301,7 @@ def _require_uint16(path: Path, window: int) -> None:
 
 
 def _bytes(path: Path, size: int) -> tuple[Spans, Path | None]:
-    """What reads a file, and the copy on this node that it reads.
+    """Return a reader of a file, and the copy on this node that it reads.
 
     Args:
         size: bytes that the file has.

@@ -1,7 +1,8 @@
-"""What a transform is: a plain function of a sample's bytes and of random numbers of its own."""
+"""Transforms: plain functions of a sample's bytes and of random numbers of its own."""
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..base.errors import UserError
 from ..runtime.keys import derive
 
 # (bytes of a sample, or a dict of them by field; its random numbers) -> anything that collates
@@ -54,7 +56,7 @@ class Shaped(Protocol):
 
 
 def key_of(seed: int, epoch: int) -> int:
-    """What `rng` makes an epoch's random numbers from."""
+    """Return the key that `rng` makes an epoch's random numbers from."""
     return derive(seed, "augment", epoch)
 
 
@@ -70,7 +72,7 @@ def rng(key: int, sample: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([key, sample], np.uint64)))
 
 
-class Draws:
+class Generators:
     """`rng` of one sample after another, in a sixth of the time.
 
     A new generator asks the system for randomness that is then not used. What this one gives is
@@ -93,7 +95,7 @@ class Draws:
         return self._generator
 
     def used(self) -> bool:
-        """Whether anything was drawn for the last sample."""
+        """Return True where anything was drawn for the last sample."""
         return bool(np.any(self._bits.state["state"]["counter"]))
 
 
@@ -127,3 +129,41 @@ def own_generators() -> Iterator[None]:
         torch.set_rng_state(states[0])
         random.setstate(states[1])
         np.random.set_state(states[2])
+
+
+def check_made(name: str, function: object) -> None:
+    """See that a function is not a class of such functions, which was not made.
+
+    Raises:
+        UserError: it is.
+    """
+    if isinstance(function, type) and any("__call__" in vars(one) for one in function.__mro__):
+        short = function.__name__
+        raise UserError(f"{name}={short} is a class; write what it is made with: {short}(...)")
+
+
+def check(transform: Any) -> None:
+    """See that it can be called with (data, rng), before a worker finds out.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if transform is None:
+        return
+    check_made("transform", transform)
+    called = transform.forward if isinstance(transform, torch.nn.Module) else transform
+    if not callable(called):
+        raise UserError(f"transform={transform!r} is no function of (bytes, rng)")
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # of C code: not known
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        name = getattr(transform, "__name__", type(transform).__name__)
+        raise UserError(
+            f"transform={name} takes {signature}, and a transform is a function of (bytes, rng); "
+            f"one that draws from torch's own generators, as torchvision's: "
+            f"rankup.data.photos.seeded(lambda data: ...)"
+        ) from None

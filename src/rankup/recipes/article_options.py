@@ -89,7 +89,7 @@ class SummarizationOptions(TrainOptions):
         return layout.tp == layout.pp == 1
 
     def _most(self) -> dict[str, int | None]:
-        """How many articles of each part are taken."""
+        """Return how many articles of each part are taken."""
         if self.articles is None:
             return dict.fromkeys(articles.SPLITS)
         words = self.articles.split(",")
@@ -206,7 +206,7 @@ def _articles(path: str | None, option: str) -> Iterable[Article] | None:
 
 
 def _fetched_model(project: Path, name: str) -> Path | None:
-    """Where `rankup fetch` has put it, the newest where there are several."""
+    """Return where `rankup fetch` has put a model, the newest where there are several."""
     names = {name, name.rpartition("/")[2]} if name == _FINE_TUNED else {name}
     keys = {f"model:{each}" for each in names}
     found = [

@@ -199,7 +199,7 @@ def _save(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def about(directory: Path) -> dict[str, Any]:
-    """What `encode` was told.
+    """Return `about` of `encode`.
 
     Raises:
         UserError: it has not come to its end there.

@@ -133,7 +133,7 @@ class Summarization:
         self, state: Mapping[str, Any], batches: Iterable[torch.Tensor], device: torch.device,
         beams: int, longest: int,
     ) -> Iterator[str]:  # fmt: skip
-        """What a model with these tensors makes of batches of articles."""
+        """Return the summaries that a model with these tensors makes of batches of articles."""
         model: nn.Module = t5.build(self.config)
         model.load_state_dict(state)
         model.to(device)

@@ -45,11 +45,11 @@ class Vocabulary(Protocol):
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def unknown(self, text: str) -> list[str]:
-        """What of a text it has no token for."""
+        """Return the words of a text that it has no token for."""
         ...
 
     def write(self, directory: Path) -> None:
-        """What `opened` needs."""
+        """Write the file that `opened` reads."""
         ...
 
 
@@ -76,7 +76,7 @@ class Bytes:
 
 
 class Words:
-    """What stands between white space, lowercased; number 0 is any word that is not known."""
+    """Words between white space, lowercased; number 0 is any word that is not known."""
 
     unit = "words"
 

@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -18,6 +18,7 @@ _CARETAKERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 _END = 10.0  # seconds; a process that waits for a disk ends late
 _TIDY = 1.0
 _PAUSE = 0.05
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
@@ -36,13 +37,13 @@ class Tree:
 
     def look(self) -> list[psutil.Process]:
         """Return the processes that run now."""
+        table = {one.pid: one for one in psutil.process_iter(["ppid", "status"])}
+        pids = {one.pid for one in self._known if table.get(one.pid) == one}
         if self._others is not None:
-            children = psutil.Process().children()
-            self._known.update(one for one in children if one.pid not in self._others)
-        for one in list(self._known):
-            with suppress(psutil.Error):
-                self._known.update(one.children(recursive=True))
-        self._known = {one for one in self._known if _runs(one)}
+            pids |= set(_below({os.getpid()}, table)) - set(self._others)
+        while more := set(_below(pids, table)) - pids:
+            pids |= more
+        self._known = {table[pid] for pid in pids if table[pid].info["status"] not in _ENDED}
         return list(self._known)
 
     def writing(self) -> set[str]:
@@ -119,16 +120,12 @@ def _marked(mark: str) -> Iterable[psutil.Process]:
     for one in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             ours = one.pid != os.getpid() and one.environ().get(STATE) == mark
-            if ours and one.status() != psutil.STATUS_ZOMBIE:
+            if ours and one.status() not in _ENDED:
                 yield one
 
 
-def _runs(one: psutil.Process) -> bool:
-    """False for one that has ended, whether its parent has seen that or not."""
-    with suppress(psutil.Error):
-        if one.is_running() and one.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            return True
-    return False
+def _below(pids: Collection[int], table: Mapping[int, psutil.Process]) -> Iterator[int]:
+    return (pid for pid, one in table.items() if one.info["ppid"] in pids)
 
 
 def _is_caretaker(one: psutil.Process) -> bool:

@@ -35,7 +35,7 @@ def options(constants: Constants, args: tuple[str, ...]) -> dict[str, Value]:
     """
     calls = [
         (file, call)
-        for file in constants.modules.files
+        for file in constants.flow.files
         for call in file.names.all(ast.Call)
         if isinstance(call.func, ast.Attribute) and call_name(call) == "add_argument"
     ]
@@ -89,7 +89,7 @@ def _keywords(
         default = Unknown("it is given on the command line")
     action: Any = values["action"].text if "action" in given else "store"
     if action not in _ACTIONS:
-        named = constants.modules.dotted(file, given["action"])
+        named = constants.flow.full_name(file, given["action"])
         boolean = named == "argparse.BooleanOptionalAction"
         action = argparse.BooleanOptionalAction if boolean else "store"
     yield "action", action

@@ -14,8 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .flow import explicit_self
-from .modules import Modules
+from .flow import Flow, explicit_self
 from .names import Binding, Function, default
 from .source import File
 from .values import (
@@ -59,8 +58,8 @@ class Constants:
         options: the values of the attributes of the parsed command line, by name.
     """
 
-    def __init__(self, modules: Modules, folder: Path) -> None:
-        self.modules = modules
+    def __init__(self, flow: Flow, folder: Path) -> None:
+        self.flow = flow
         self.options: Mapping[str, Value] = {}  # known once the parser's calls are evaluated
         self._folder = folder
         self._steps = 0
@@ -154,10 +153,10 @@ class Constants:
         if bindings:
             return self._bound(file, name, bindings, depth)
         if name == "__name__":
-            return Known((self.modules.name(file),))
+            return Known((self.flow.name(file),))
         if name == "__file__":
             return Known((str(file.path),))
-        dotted = self.modules.starred(file, name)
+        dotted = self.flow.starred(file, name)
         return self._named(dotted, depth) if dotted else Unknown(f"{name} is not set here")
 
     def _bound(self, file: File, name: str, bindings: Sequence[Binding], depth: int) -> Value:
@@ -191,7 +190,7 @@ class Constants:
     def _binding(self, file: File, name: str, binding: Binding, depth: int) -> Value:
         match binding.kind:
             case "import":
-                return self._named(self.modules.absolute(file, binding.dotted), depth)
+                return self._named(self.flow.absolute(file, binding.dotted), depth)
             case "parameter":
                 assert isinstance(binding.node, ast.arg)
                 return self._parameter(file, binding.node, depth)
@@ -210,7 +209,7 @@ class Constants:
 
     def _named(self, dotted: str, depth: int) -> Value:
         """The value of a name of a local module, or of a class in one."""
-        place = self.modules.find(dotted)
+        place = self.flow.find(dotted)
         if place is None:
             return Unknown(f"{dotted} is not of this script")
         file, rest = place
@@ -226,17 +225,17 @@ class Constants:
     def _attribute(self, file: File, node: ast.Attribute, depth: int) -> Value:
         if node.attr in self._stored:
             return Unknown(f"{_words(node)} is set in line {self._stored[node.attr]}")
-        owner = self.modules.owner(file, node.value)
+        owner = self.flow.owner(file, node.value)
         if owner is not None:
             where, class_, made = owner
-            if made is not None and not self.modules.members(where, class_, "__init__")[1]:
+            if made is not None and not self.flow.members(where, class_, "__init__")[1]:
                 for keyword in made[1].keywords:  # of a dataclass
                     if keyword.arg == node.attr:
                         return self.of(made[0], keyword.value, depth + 1)
-            if self.modules.members(where, class_, node.attr)[1]:
+            if self.flow.members(where, class_, node.attr)[1]:
                 return self._member(where, class_, node.attr, depth + 1)
-        dotted = self.modules.dotted(file, node)
-        if dotted and self.modules.find(dotted) is not None:
+        dotted = self.flow.full_name(file, node)
+        if dotted and self.flow.find(dotted) is not None:
             return self._named(dotted, depth)
         if dotted and "(" not in dotted:
             return Unknown(f"{dotted} is not of this script")
@@ -252,14 +251,14 @@ class Constants:
         """The attributes that are set on objects from outside (`args.name = …`), with a line."""
         return {
             node.attr: node.lineno
-            for file in self.modules.files
+            for file in self.flow.files
             for node in file.names.all(ast.Attribute)
             if isinstance(node.ctx, ast.Store)
             and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
         }
 
     def _member(self, file: File, owner: ast.ClassDef, name: str, depth: int) -> Value:
-        where, bindings = self.modules.members(file, owner, name)
+        where, bindings = self.flow.members(file, owner, name)
         if not bindings:
             return Unknown(f"{name} is not known")
         functions = [where.names.function(one.target) for one in bindings]
@@ -307,7 +306,7 @@ class Constants:
     def _calls(self, file: File, function: Function, depth: int) -> list[tuple[File, ast.Call]]:
         """The calls of a function that may happen."""
         if function not in self._callers:
-            found = list(self.modules.flow.callers.get(function, ()))
+            found = list(self.flow.callers.get(function, ()))
             owner = file.names.parents[function]
             if isinstance(owner, ast.ClassDef):
                 found = [one for one in found if not _of_super(*one, owner)]
@@ -324,16 +323,16 @@ class Constants:
     ) -> Iterator[tuple[File, ast.Call]]:
         """The calls of a method whose name alone does not tell whose method it is."""
         for file, call, receiver in self._method_calls.get(function.name, ()):
-            owner = None if call in known else self.modules.owner(file, receiver)
+            owner = None if call in known else self.flow.owner(file, receiver)
             if owner is not None:
-                _, bound = self.modules.members(owner[0], owner[1], function.name)
+                _, bound = self.flow.members(owner[0], owner[1], function.name)
                 if any(one.node is function for one in bound):
                     yield file, call
 
     @cached_property
     def _method_calls(self) -> dict[str, list[tuple[File, ast.Call, ast.expr]]]:
         found: dict[str, list[tuple[File, ast.Call, ast.expr]]] = {}
-        for file in self.modules.files:
+        for file in self.flow.files:
             for call in file.names.all(ast.Call):
                 if isinstance(call.func, ast.Attribute):
                     found.setdefault(call.func.attr, []).append((file, call, call.func.value))
@@ -362,7 +361,7 @@ class Constants:
         return found
 
     def _item(self, file: File, node: ast.Subscript, depth: int) -> Value:
-        origins = self.modules.flow.origins(file, node.value)
+        origins = self.flow.origins(file, node.value)
         if len(origins) == 1 and isinstance(origins[0].node, ast.Dict):
             where, table = origins[0].file, origins[0].node
             wanted = self.of(file, node.slice, depth)
@@ -372,7 +371,7 @@ class Constants:
                 if name is not None and self.of(where, name, depth) == wanted:
                     return self.of(where, value, depth)
             return Unknown("it is in no table here")
-        if self.modules.dotted(file, node.value) == "os.environ":
+        if self.flow.full_name(file, node.value) == "os.environ":
             return self._variable(file, node.slice, depth)
         return self._combined(file, [node.value, node.slice], depth, lambda row, key: row[key])
 
@@ -387,7 +386,7 @@ class Constants:
         """The values of calls that make names and paths: by their full names, else by methods'."""
         if any(isinstance(one, ast.Starred) for one in node.args):
             return COMPUTED
-        dotted = self.modules.dotted(file, node.func)
+        dotted = self.flow.full_name(file, node.func)
         if dotted in ("os.getenv", "os.environ.get") and node.args:
             return self._variable(file, node.args[0], depth)
         parts, make = node.args[:1], FIRST.get(dotted)

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Literal
 
 from .downloads import fetches
-from .flow import Flow, argument, call_name, first_argument, is_none, literal
-from .names import Function, walk
+from .flow import Flow, argument, call_name, first_argument, is_none, literal, receiver
+from .names import Function, calls_in, walk
 from .roles import Script, Site
 from .source import File
 from .torch_names import root, words
@@ -178,17 +178,15 @@ def written(flow: Flow, file: File, call: ast.Call) -> Site | None:
         )
     if dotted in _MADE_TO_WRITE and literal(argument(call, "readonly")) is not True:
         return Site(file, call, dotted, "file", first_argument(call), "object", True)
-    method = isinstance(call.func, ast.Attribute) and not dotted
-    if method and name == "save" and _saves_itself(flow, file, call):
+    owner = receiver(call) if not dotted else None
+    if owner is not None and name == "save" and _saves_itself(flow, file, owner):
         return Site(file, call, ".save", "file", first_argument(call), "call", False)
     if flow.callee(file, call) is not None or dotted.startswith("rankup."):
         return None
-    if method and name == "open":
-        assert isinstance(call.func, ast.Attribute)
-        return _opened(flow, file, call, call.func.value, argument(call, "mode", 0))
-    if method and name in ("write_text", "write_bytes"):
-        assert isinstance(call.func, ast.Attribute)
-        return Site(file, call, f".{name}", "file", call.func.value, "call", True)
+    if owner is not None and name == "open":
+        return _opened(flow, file, call, owner, argument(call, "mode", 0))
+    if owner is not None and name in ("write_text", "write_bytes"):
+        return Site(file, call, f".{name}", "file", owner, "call", True)
     known = dotted if dotted in _WRITERS else name if name in _WRITERS else ""
     if dotted and known in _METHODS:
         return None
@@ -248,19 +246,17 @@ def _opened_before(flow: Flow, file: File, target: ast.expr) -> bool:
     return False
 
 
-def _saves_itself(flow: Flow, file: File, call: ast.Call) -> bool:
-    """True of `save(path)` of a picture (`Image.fromarray(x)`), an animation or a TorchScript."""
-    assert isinstance(call.func, ast.Attribute)
-    for origin in flow.origins(file, call.func.value):
+def _saves_itself(flow: Flow, file: File, value: ast.AST) -> bool:
+    """True of a picture (`Image.fromarray(x)`), an animation or a TorchScript."""
+    for origin in flow.origins(file, value):
         where, node = origin.file, origin.node
         for _ in range(_CHAIN):
-            dotted = where.names.called(node) if isinstance(node, ast.Call) else ""
-            if dotted:
-                if dotted.startswith(_SAVED_BY):
-                    return True
-                break
             if isinstance(node, ast.Call):
-                node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+                if dotted := where.names.called(node):
+                    if dotted.startswith(_SAVED_BY):
+                        return True
+                    break
+                node = receiver(node) or node.func
             made = flow.origins(where, node)
             if not made:
                 break
@@ -312,15 +308,14 @@ def fetched(file: File, call: ast.Call) -> Fetch | None:
 
 def callee(flow: Flow, file: File, call: ast.Call) -> Reached | None:
     """The function that a call runs: by its name, or by the class of what it is a method of."""
-    found = flow.callee(file, call)
-    if isinstance(call.func, ast.Attribute) and not file.names.called(call):
-        owner = flow.definition(file, call.func.value)
-        if owner is not None and isinstance(owner[1], ast.ClassDef):
-            return flow.member(owner[0], owner[1], call.func.attr)
-        owned = flow.method(file, call.func.value, call.func.attr)
-        own = isinstance(call.func.value, ast.Name) and call.func.value.id in ("self", "cls")
-        return owned or (found if own else None)
-    return found
+    found, value = flow.callee(file, call), receiver(call)
+    if value is None or file.names.called(call):
+        return found
+    owner = flow.definition(file, value)
+    if owner is not None and isinstance(owner[1], ast.ClassDef):
+        return flow.member(owner[0], owner[1], call_name(call))
+    own = isinstance(value, ast.Name) and value.id in ("self", "cls")
+    return flow.method(file, value, call_name(call)) or (found if own else None)
 
 
 def leads_to(flow: Flow, file: File, function: Function) -> list[Reached]:
@@ -388,7 +383,7 @@ def sites_in(flow: Flow, file: File, function: Function) -> list[Site]:
 def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
     """True where running these nodes reaches a backward, here or in another file."""
     known = _trainers(script)
-    for call in _calls_in(*nodes) if script.train_loops else ():
+    for call in calls_in(*nodes) if script.train_loops else ():
         if call_name(call) == "backward" and not file.names.called(call):
             return True
         found = callee(script.flow, file, call)
@@ -396,7 +391,7 @@ def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
             known[found[1]] = any(
                 call_name(one) == "backward"
                 for _, function in leads_to(script.flow, *found)
-                for one in _calls_in(*function.body)
+                for one in calls_in(*function.body)
             )
         if found is not None and known[found[1]]:
             return True
@@ -407,7 +402,3 @@ def trains(file: File, script: Script, *nodes: ast.AST) -> bool:
 def _trainers(script: Script) -> dict[Function, bool]:
     """The functions of a script that were asked about, with whether they lead to a backward."""
     return {}
-
-
-def _calls_in(*nodes: ast.AST) -> Iterator[ast.Call]:
-    return (one for one in walk(*nodes) if isinstance(one, ast.Call))

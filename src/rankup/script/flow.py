@@ -7,23 +7,19 @@ followed (a parameter that nobody passes, a foreign call) is its own origin.
 from __future__ import annotations
 
 import ast
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+from .modules import Modules
 from .names import Binding, Function, Scope, children, default
-from .source import File, candidates, imports_in, module_names, roots
+from .source import File
 from .torch_names import LOADER_WRAPPERS, MODEL_WRAPPERS, RETURNS_SELF
 
 _DEPTH = 25  # steps of following; what is further apart nobody can follow either
 _MOST = 40  # origins of one expression
 _STEPS = 600  # for one expression, however many callers there are
-# Methods of so many library classes that a class of the script with one says nothing.
-_COMMON_METHODS = RETURNS_SELF | {"step", "forward", "update"}
 
 Path = frozenset[ast.AST]  # the bindings and expressions passed already
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,180 +42,51 @@ class Origin:
         return frozenset(kind for kind in found if kind)
 
 
-class Flow:
-    """Follows names and values over the files of one script.
+class Flow(Modules):
+    """Follows values over the files of one script."""
 
-    Args:
-        files: the script first, then its local modules.
-    """
-
-    def __init__(self, files: Sequence[File]) -> None:
-        self.files = tuple(files)
-        self._tops = roots(self.files[0].path.parent)
-        self._modules = {
-            name: one for one in reversed(self.files) for name in module_names(one.path, self._tops)
-        }
+    def __init__(self, files: Sequence[File], notes: Sequence[str] = ()) -> None:
+        super().__init__(files, notes)
         self._known: dict[ast.AST, tuple[Origin, ...]] = {}
         self._budget = 0
 
-    # Definitions: which function or class a name means, and who calls it.
+    def owner(
+        self, file: File, node: ast.AST
+    ) -> tuple[File, ast.ClassDef, tuple[File, ast.Call] | None] | None:
+        """The class of these files that an expression is, or is an instance of.
 
-    def definition(self, file: File, func: ast.AST) -> tuple[File, Definition] | None:
-        """The function or class of these files that an expression names."""
-        if isinstance(func, ast.Name):
-            return self._named(file, func.id, file.names.scope(func))
-        if not isinstance(func, ast.Attribute):
+        With the call that makes the instance, and its file, where there is one.
+        """
+        if isinstance(node, ast.Name) and node.id in ("self", "cls"):
+            around = file.names.enclosing(node, ast.ClassDef)
+            return None if around is None else (file, around, None)
+        found = self.definition(file, node)
+        if found is not None and isinstance(found[1], ast.ClassDef):
+            return found[0], found[1], None
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
             return None
-        if isinstance(func.value, ast.Name) and func.value.id in ("self", "cls"):
-            owner = file.names.enclosing(func, ast.ClassDef)
-            return self.member(file, owner, func.attr) if owner else None
-        if isinstance(func.value, ast.Call) and call_name(func.value) == "super":
-            owner = file.names.enclosing(func, ast.ClassDef)
-            return self.member(file, owner, func.attr, inherited=True) if owner else None
-        dotted = file.names.dotted(func)
-        if dotted:
-            return self._imported(file, dotted)
-        methods = self._methods.get(func.attr, [])
-        return methods[0] if len(methods) == 1 and func.attr not in _COMMON_METHODS else None
-
-    def callee(self, file: File, call: ast.Call) -> tuple[File, Function] | None:
-        """The function of these files that a call runs; of a class its `__init__`."""
-        found = self.definition(file, call.func)
-        return None if found is None else self.body(*found)
-
-    def body(self, file: File, node: Definition) -> tuple[File, Function] | None:
-        """The function that a call of a definition runs; of a class its `__init__`."""
-        if isinstance(node, ast.ClassDef):
-            return self.member(file, node, "__init__")
-        return file, node
-
-    @cached_property
-    def callers(self) -> dict[ast.AST, list[tuple[File, ast.Call]]]:
-        """The calls of each function of these files."""
-        found: dict[ast.AST, list[tuple[File, ast.Call]]] = {}
-        for file in self.files:
-            for call in file.names.all(ast.Call):
-                callee = self.callee(file, call)
-                if callee is not None:
-                    found.setdefault(callee[1], []).append((file, call))
-        return found
-
-    def bases(self, file: File, owner: ast.ClassDef) -> Iterator[str]:
-        """Dotted names of what a class inherits from, through classes of these files."""
-        for where, one in self.family(file, owner):
-            for base in one.bases:
-                dotted = where.names.dotted(base)
-                if dotted:
-                    yield dotted
+        origins = self.origins(file, node)
+        made = self._made_by(origins[0]) if len(origins) == 1 else None
+        return (*made, (origins[0].file, origins[0].node)) if made else None  # type: ignore[return-value]
 
     def class_of(self, file: File, node: ast.AST) -> tuple[File, ast.ClassDef] | None:
         """The class of these files that an expression is an instance of."""
-        for origin in self.origins(file, node):
-            if isinstance(origin.node, ast.Call):
-                found = self.definition(origin.file, run_by(origin.node))
-                if found is not None and isinstance(found[1], ast.ClassDef):
-                    return found[0], found[1]
-        return None
+        made = map(self._made_by, self.origins(file, node))
+        return next((one for one in made if one is not None), None)
+
+    def _made_by(self, origin: Origin) -> tuple[File, ast.ClassDef] | None:
+        """The class whose instance a call makes."""
+        if not isinstance(origin.node, ast.Call):
+            return None
+        found = self.definition(origin.file, run_by(origin.node))
+        if found is None or not isinstance(found[1], ast.ClassDef):
+            return None
+        return found[0], found[1]
 
     def method(self, file: File, receiver: ast.AST, name: str) -> tuple[File, Function] | None:
         """The method of these files that `receiver.name` is, by the class of the receiver."""
         owner = self.class_of(file, receiver)
         return self.member(*owner, name) if owner is not None else None
-
-    def member(
-        self, file: File, owner: ast.ClassDef, name: str, *, inherited: bool = False
-    ) -> tuple[File, Function] | None:
-        """The method of that name that a class of these files has or inherits."""
-        for where, at in self.family(file, owner):
-            for one in () if inherited and at is owner else where.names.members(at).get(name, ()):
-                if isinstance(one.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    return where, one.node
-        return None
-
-    def family(self, file: File, owner: ast.ClassDef) -> Iterator[tuple[File, ast.ClassDef]]:
-        """A class and the classes of these files that it inherits from."""
-        waiting, seen = [(file, owner)], {owner}
-        while waiting:
-            where, at = waiting.pop(0)
-            yield where, at
-            for base in at.bases:
-                found = self.definition(where, base)
-                if found and isinstance(found[1], ast.ClassDef) and found[1] not in seen:
-                    seen.add(found[1])
-                    waiting.append((found[0], found[1]))
-
-    @cached_property
-    def _methods(self) -> dict[str, list[tuple[File, Function]]]:
-        found: dict[str, list[tuple[File, Function]]] = {}
-        for file in self.files:
-            for owner in file.names.all(ast.ClassDef):
-                for node in owner.body:
-                    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                        found.setdefault(node.name, []).append((file, node))
-        return found
-
-    def _named(
-        self, file: File, name: str, scope: Scope, seen: frozenset[tuple[File, str]] = frozenset()
-    ) -> tuple[File, Definition] | None:
-        _, bindings = file.names.bindings(name, scope)
-        for one in bindings:
-            if one.kind in ("function", "class"):
-                assert isinstance(one.node, Definition)
-                return file, one.node
-            if one.kind == "import":
-                return self._imported(file, one.dotted, seen)
-        if not bindings:
-            for star in file.names.stars:
-                found = self._imported(file, f"{star}.{name}", seen)
-                if found:
-                    return found
-        return None
-
-    def _imported(
-        self, file: File, dotted: str, seen: frozenset[tuple[File, str]] = frozenset()
-    ) -> tuple[File, Definition] | None:
-        module, _, name = dotted.rpartition(".")
-        other = self._module(file, module)
-        # Modules may import each other's names in a circle.
-        if other is None or other is file or not name or (other, name) in seen:
-            return None
-        return self._named(other, name, other.tree, seen | {(other, name)})
-
-    def _module(self, file: File, dotted: str) -> File | None:
-        """The file that a module's name means in another file."""
-        return self.module(file, dotted) if dotted[:1] == "." else self._modules.get(dotted)
-
-    # Imports: which of these files one of them reads.
-
-    def imported(self, file: File, node: ast.Import | ast.ImportFrom) -> Iterator[File]:
-        """The files that an import runs."""
-        for name in _named(node):
-            for path in candidates(self._tops, file.path.parent, name):
-                if (found := self._by_path.get(os.path.realpath(path))) is not None:
-                    yield found
-
-    def module(self, file: File, dotted: str) -> File | None:
-        """The file that is the module of a dotted name in an import, and no package around it."""
-        level = len(dotted) - len(dotted.lstrip("."))
-        if level == len(dotted):  # `from . import name`
-            package = file.path.parent.joinpath(*[".."] * (level - 1), "__init__.py")
-            return self._by_path.get(os.path.realpath(package))
-        last = dotted.rpartition(".")[2]
-        for path in candidates(self._tops, file.path.parent, dotted):
-            if last == (path.parent.name if path.stem == "__init__" else path.stem):
-                return self._by_path.get(os.path.realpath(path))
-        return None
-
-    def modules_named(self, file: File) -> Iterator[File]:
-        """The files that the imports of one name, without those of packages around them."""
-        for node in imports_in(file):
-            for name in _named(node):
-                if (found := self.module(file, name)) is not None:
-                    yield found
-
-    @cached_property
-    def _by_path(self) -> dict[str, File]:
-        return {os.path.realpath(one.path): one for one in self.files}
 
     # Values: each of these returns origins; `path` is what was passed already, `left` the depth.
 
@@ -260,11 +127,18 @@ class Flow:
         scope, bindings = file.names.bindings(node.id, file.names.scope(node))
         if not bindings:
             for star in file.names.stars:
-                other = self._module(file, star)
-                if other is not None and node.id in other.names.members(other.tree):
-                    bound = other.names.members(other.tree)[node.id]
-                    return self._bound(other, other.tree, bound, path, left)
+                found = self._of_module(self.place(file, f"{star}.{node.id}"), path, left)
+                if found:
+                    return found
         return self._bound(file, scope, bindings, path, left) or [Origin(file, node)]
+
+    def _of_module(self, place: tuple[File, str] | None, path: Path, left: int) -> list[Origin]:
+        """The origins of a name of another module."""
+        if place is None:
+            return []
+        other, name = place
+        bound = other.names.members(other.tree).get(name, [])
+        return self._bound(other, other.tree, bound, path, left)
 
     def _bound(
         self, file: File, scope: Scope, bindings: Sequence[Binding], path: Path, left: int
@@ -287,13 +161,8 @@ class Flow:
             case "parameter" if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 return self._parameter(file, scope, one, path, left)
             case "import":
-                module, _, name = one.dotted.rpartition(".")
-                other = self._module(file, module)
-                if other is not None and other is not file:
-                    bound = other.names.members(other.tree).get(name)
-                    if bound:
-                        return self._bound(other, other.tree, bound, path, left)
-                return [Origin(file, one.target)]
+                found = self._of_module(self.place(file, one.dotted), path, left)
+                return found or [Origin(file, one.target)]
             case "item":
                 return self._iterated(file, one, path, left)
             case "other":
@@ -376,11 +245,9 @@ class Flow:
                 for one in self._follow(file, node.value, path, left)
             ]
         if isinstance(node.value, ast.Name):
-            module, _, name = file.names.dotted(node).rpartition(".")
-            other = self._module(file, module) if module else None
-            if other is not None and other is not file:
-                bound = other.names.members(other.tree).get(name, [])
-                return self._bound(other, other.tree, bound, path, left) or [Origin(file, node)]
+            place = self.place(file, file.names.dotted(node))
+            if place is not None:
+                return self._of_module(place, path, left) or [Origin(file, node)]
             for origin in self._follow(file, node.value, path, left):
                 values = self._of_instance(origin, node.attr, path, left)
                 if values:
@@ -388,11 +255,8 @@ class Flow:
         return [Origin(file, node)]
 
     def _of_instance(self, origin: Origin, name: str, path: Path, left: int) -> list[Origin]:
-        if isinstance(origin.node, ast.Call):
-            found = self.definition(origin.file, run_by(origin.node))
-            if found and isinstance(found[1], ast.ClassDef):
-                return self._of_class(found[0], found[1], name, path, left)
-        return []
+        made = self._made_by(origin)
+        return self._of_class(*made, name, path, left) if made is not None else []
 
     def _of_class(
         self, file: File, owner: ast.ClassDef, name: str, path: Path, left: int
@@ -416,7 +280,8 @@ class Flow:
         callee = self.definition(file, run_by(node))
         if callee is not None and not isinstance(callee[1], ast.ClassDef):
             found = self._any(callee[0], returned(callee[1]), path, left)
-            if found:
+            # `return getattr(module, name)()`: each call of it makes something else.
+            if found and not any(_by_its_name(one.node) for one in found):
                 return found
         return [Origin(file, node)]
 
@@ -459,6 +324,11 @@ def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr
     if any(isinstance(one, ast.Starred) for one in call.args[: position + 1]):
         return None
     return call.args[position]
+
+
+def receiver(call: ast.Call) -> ast.expr | None:
+    """`model` of `model.eval()`; None of a call of a plain name."""
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
 
 
 def given(call: ast.Call) -> list[ast.expr]:
@@ -526,6 +396,12 @@ def is_none(node: ast.AST) -> bool:
 def explicit_self(call: ast.Call) -> bool:
     """`Base.__init__(self, …)`: the instance is among the arguments."""
     return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id == "self"
+
+
+def _by_its_name(node: ast.AST) -> bool:
+    """True of a call of what is looked up: `getattr(module, name)(…)`."""
+    func = node.func if isinstance(node, ast.Call) else None
+    return isinstance(func, ast.Call) and call_name(func) == "getattr"
 
 
 def _without_wrappers(

@@ -254,7 +254,8 @@ def is_loader(flow: Flow, origin: Origin) -> float:
         return 0.9
     name = call_name(call).lower()
     sure = 0.6 if owner is None else 0.5  # of a class of its own, which is no DataLoader
-    return sure if "loader" in name or name in _GIVE_LOADERS else 0.0
+    # `self.loader(path)` gives a sample, as in torchvision's data sets.
+    return sure if ("loader" in name and name != "loader") or name in _GIVE_LOADERS else 0.0
 
 
 def _short(node: ast.AST) -> bool:

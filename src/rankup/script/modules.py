@@ -1,4 +1,8 @@
-"""A script with the local modules that it imports, and what they import from elsewhere."""
+"""A script with the local modules that it imports: what a name means in any of them.
+
+A name may be another module's, or be imported from elsewhere: what that is called, what is imported
+at all, and which function or class of these files a call runs.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,27 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from ..base.errors import UserError
-from .flow import Flow
-from .names import Binding, words_in
+from .names import Binding, Function, Scope, words_in
 from .source import File, from_bytes, imports_in, module_names, reached, read, roots
+from .torch_names import RETURNS_SELF
 
 _MOST_FILES = 200
 _MOST_BYTES = 4_000_000  # of all local modules together
 _MOST_HOPS = 20
 _MOST_BINDINGS = 30  # of one name, that are looked at
 _MAIN = "__main__"
+# Methods of so many library classes that a class of the script with one says nothing.
+_COMMON_METHODS = RETURNS_SELF | {"step", "forward", "update"}
+
 _CATCHES = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 _PYTHONS = {"TYPE_CHECKING", "version_info", "platform", "implementation"}
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True)
@@ -57,13 +68,9 @@ class Modules:
         tops = roots(self.files[0].path.parent)
         names = {one: module_names(one.path, tops) for one in reversed(self.files)}
         self._by_name = {name: one for one, several in names.items() for name in several if name}
+        self._first_names = {name.split(".")[0] for name in self._by_name}
         self._names = {one: several[-1] for one, several in names.items()}
         self._names[self.files[0]] = _MAIN
-
-    @cached_property
-    def flow(self) -> Flow:
-        """Definitions, callers and origins over all files."""
-        return Flow(self.files)
 
     def name(self, file: File) -> str:
         """The name a file is imported by; `__main__` of the script."""
@@ -82,13 +89,20 @@ class Modules:
     def find(self, dotted: str) -> tuple[File, list[str]] | None:
         """The local module that a dotted name begins with, and the words behind it."""
         parts = dotted.split(".")
-        for end in range(len(parts), 0, -1):
+        for end in range(len(parts), 0, -1) if parts[0] in self._first_names else ():
             file = self._by_name.get(".".join(parts[:end]))
             if file is not None:
                 return file, parts[end:]
         return None
 
-    def dotted(self, file: File, node: ast.AST, hops: int = 0) -> str:
+    def place(self, file: File, dotted: str) -> tuple[File, str] | None:
+        """The other module, and the name in it, that an import in a file means."""
+        found = self.find(self.absolute(file, dotted))
+        if found is None or found[0] is file or len(found[1]) != 1:
+            return None
+        return found[0], found[1][0]
+
+    def full_name(self, file: File, node: ast.AST, hops: int = 0) -> str:
         """The full name of something that no file of the script defines itself, else empty.
 
         It is followed through variables and through what local modules import. What a call returns
@@ -98,10 +112,10 @@ class Modules:
             return ""
         match node:
             case ast.Attribute(value=value, attr=attr):
-                inner = self.dotted(file, value, hops + 1)
+                inner = self.full_name(file, value, hops + 1)
                 return self._through(f"{inner}.{attr}", hops) if inner else ""
             case ast.Call(func=func):
-                inner = self.dotted(file, func, hops + 1)
+                inner = self.full_name(file, func, hops + 1)
                 return f"{inner}()" if inner else ""
             case ast.Name(id=name):
                 _, found = file.names.bindings(name, file.names.scope(node))
@@ -114,41 +128,8 @@ class Modules:
                     return self._through(self.absolute(file, one.dotted), hops)
                 whole = one.kind in ("value", "entered") and not one.path
                 if whole and isinstance(one.node, (ast.Name, ast.Attribute, ast.Call)):
-                    return self.dotted(file, one.node, hops + 1)
+                    return self.full_name(file, one.node, hops + 1)
         return ""
-
-    def owner(
-        self, file: File, node: ast.AST
-    ) -> tuple[File, ast.ClassDef, tuple[File, ast.Call] | None] | None:
-        """The class of the script that an expression is, or is an instance of.
-
-        With the call that makes the instance, and its file, where there is one.
-        """
-        if isinstance(node, ast.Name) and node.id in ("self", "cls"):
-            around = file.names.enclosing(node, ast.ClassDef)
-            return None if around is None else (file, around, None)
-        found = self.flow.definition(file, node)
-        if found is not None and isinstance(found[1], ast.ClassDef):
-            return found[0], found[1], None
-        if not isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
-            return None
-        origins = self.flow.origins(file, node)
-        if len(origins) != 1 or not isinstance(origins[0].node, ast.Call):
-            return None
-        made = origins[0].node
-        found = self.flow.definition(origins[0].file, made.func)
-        if found is None or not isinstance(found[1], ast.ClassDef):
-            return None
-        return found[0], found[1], (origins[0].file, made)
-
-    def members(self, file: File, owner: ast.ClassDef, name: str) -> tuple[File, list[Binding]]:
-        """The bindings of an attribute of a class, or of the first class above it that has some."""
-        for where, at in self.flow.family(file, owner):
-            bound = where.names.members(at).get(name, [])
-            found = [*bound, *where.names.attributes(at).get(name, ())]
-            if found:
-                return where, found
-        return file, []
 
     def _through(self, dotted: str, hops: int) -> str:
         """The name of what a local module has imported from elsewhere."""
@@ -177,6 +158,143 @@ class Modules:
                 return f"{module}.{name}"
         return ""
 
+    # Definitions: the function or class that a name means, and who calls it.
+
+    def definition(self, file: File, func: ast.AST) -> tuple[File, Definition] | None:
+        """The function or class of these files that an expression names."""
+        if isinstance(func, ast.Name):
+            return self._named(file, func.id, file.names.scope(func))
+        if not isinstance(func, ast.Attribute):
+            return None
+        if isinstance(func.value, ast.Name) and func.value.id in ("self", "cls"):
+            owner = file.names.enclosing(func, ast.ClassDef)
+            found = self.member(file, owner, func.attr) if owner else None
+            # `_train_epoch` of a base class is that of the one class that has it.
+            whole = [one for one in self._methods.get(func.attr, ()) if not _abstract(one[1])]
+            return whole[0] if found and _abstract(found[1]) and len(whole) == 1 else found
+        if isinstance(func.value, ast.Call) and getattr(func.value.func, "id", "") == "super":
+            owner = file.names.enclosing(func, ast.ClassDef)
+            return self.member(file, owner, func.attr, inherited=True) if owner else None
+        dotted = file.names.dotted(func)
+        if dotted:
+            return self._imported(file, dotted)
+        methods = self._methods.get(func.attr, [])
+        return methods[0] if len(methods) == 1 and func.attr not in _COMMON_METHODS else None
+
+    def callee(self, file: File, call: ast.Call) -> tuple[File, Function] | None:
+        """The function of these files that a call runs; of a class its `__init__`."""
+        found = self.definition(file, call.func)
+        return None if found is None else self.body(*found)
+
+    def body(self, file: File, node: Definition) -> tuple[File, Function] | None:
+        """The function that a call of a definition runs; of a class its `__init__`."""
+        if isinstance(node, ast.ClassDef):
+            return self.member(file, node, "__init__")
+        return file, node
+
+    @cached_property
+    def callers(self) -> dict[ast.AST, list[tuple[File, ast.Call]]]:
+        """The calls of each function of these files."""
+        found: dict[ast.AST, list[tuple[File, ast.Call]]] = {}
+        for file in self.files:
+            for call in file.names.all(ast.Call):
+                callee = self.callee(file, call)
+                if callee is not None:
+                    found.setdefault(callee[1], []).append((file, call))
+        return found
+
+    def bases(self, file: File, owner: ast.ClassDef) -> Iterator[str]:
+        """Dotted names of what a class inherits from, through classes of these files."""
+        for where, one in self.family(file, owner):
+            for base in one.bases:
+                dotted = where.names.dotted(base)
+                if dotted:
+                    yield dotted
+
+    def family(self, file: File, owner: ast.ClassDef) -> Iterator[tuple[File, ast.ClassDef]]:
+        """A class and the classes of these files that it inherits from."""
+        waiting, seen = [(file, owner)], {owner}
+        while waiting:
+            where, at = waiting.pop(0)
+            yield where, at
+            for base in at.bases:
+                found = self.definition(where, base)
+                if found and isinstance(found[1], ast.ClassDef) and found[1] not in seen:
+                    seen.add(found[1])
+                    waiting.append((found[0], found[1]))
+
+    @cached_property
+    def _methods(self) -> dict[str, list[tuple[File, Function]]]:
+        found: dict[str, list[tuple[File, Function]]] = {}
+        for file in self.files:
+            for owner in file.names.all(ast.ClassDef):
+                for node in owner.body:
+                    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                        found.setdefault(node.name, []).append((file, node))
+        return found
+
+    def members(self, file: File, owner: ast.ClassDef, name: str) -> tuple[File, list[Binding]]:
+        """The bindings of an attribute of a class, or of the first class above it that has some."""
+        for where, at in self.family(file, owner):
+            bound = where.names.members(at).get(name, [])
+            found = [*bound, *where.names.attributes(at).get(name, ())]
+            if found:
+                return where, found
+        return file, []
+
+    def member(
+        self, file: File, owner: ast.ClassDef, name: str, *, inherited: bool = False
+    ) -> tuple[File, Function] | None:
+        """The method of that name that a class of these files has or inherits."""
+        for where, at in self.family(file, owner):
+            for one in () if inherited and at is owner else where.names.members(at).get(name, ()):
+                if isinstance(one.node, Function):
+                    return where, one.node
+        return None
+
+    def _named(
+        self, file: File, name: str, scope: Scope, seen: frozenset[tuple[File, str]] = frozenset()
+    ) -> tuple[File, Definition] | None:
+        _, bindings = file.names.bindings(name, scope)
+        for one in bindings:
+            if one.kind in ("function", "class"):
+                assert isinstance(one.node, Definition)
+                return file, one.node
+            if one.kind == "import":
+                return self._imported(file, one.dotted, seen)
+        if not bindings:
+            for star in file.names.stars:
+                found = self._imported(file, f"{star}.{name}", seen)
+                if found:
+                    return found
+        return None
+
+    def _imported(
+        self, file: File, dotted: str, seen: frozenset[tuple[File, str]] = frozenset()
+    ) -> tuple[File, Definition] | None:
+        place = self.place(file, dotted)
+        # Modules may import each other's names in a circle.
+        if place is None or place in seen:
+            return None
+        return self._named(*place, place[0].tree, seen | {place})
+
+    # Imports: the files that one of them reads, and what is not local.
+
+    def module(self, file: File, dotted: str) -> File | None:
+        """The file that is the module of a dotted name in an import, and no package around it."""
+        return self._by_name.get(self.absolute(file, dotted))
+
+    def modules_named(self, file: File) -> Iterator[File]:
+        """The files that the imports of one name, without those of packages around them."""
+        for node in imports_in(file):
+            found = (self.module(file, name) for name in chain.from_iterable(_modules_of(node)))
+            yield from (one for one in found if one is not None)
+
+    def imported(self, file: File, node: ast.Import | ast.ImportFrom) -> Iterator[File]:
+        """The files that an import runs: `a`, `a.b` and `a.b.c` of `import a.b.c`."""
+        for name in chain.from_iterable(_modules_of(node)):
+            yield from self._on_the_way(self.absolute(file, name))
+
     @cached_property
     def imports(self) -> tuple[Import, ...]:
         """The imports of modules that are not local.
@@ -184,7 +302,7 @@ class Modules:
         One in a local module is as optional, and as late, as every way to it.
         """
         script = self.files[0]
-        wanted = {file: list(self._imported(file)) for file in self.files}
+        wanted = {file: list(self._imports_of(file)) for file in self.files}
         ways = {script: (False, False)}
         waiting = deque([script])
         while waiting:
@@ -207,18 +325,16 @@ class Modules:
                     )
         return tuple(found)
 
-    def _imported(self, file: File) -> Iterator[tuple[Import, int, list[File]]]:
+    def _imports_of(self, file: File) -> Iterator[tuple[Import, int, list[File]]]:
         """Each import of a file, the number of its dots, and the local modules it loads."""
         for node in imports_in(file):
-            for dotted, names in _modules_of(node):
+            for names in _modules_of(node):
                 level = node.level if isinstance(node, ast.ImportFrom) else 0
                 targets = [
-                    local
-                    for name in (dotted, *names)
-                    for local in self._on_the_way(self.absolute(file, name))
+                    local for name in names for local in self._on_the_way(self.absolute(file, name))
                 ]
                 optional, late = _standing(file, node)
-                yield Import(dotted, node.lineno, optional, late, file.path), level, targets
+                yield Import(names[0], node.lineno, optional, late, file.path), level, targets
 
     def _on_the_way(self, name: str) -> Iterator[File]:
         """The local modules that `import a.b.c` loads: `a`, `a.b` and `a.b.c`."""
@@ -227,6 +343,11 @@ class Modules:
             file = self._by_name.get(".".join(parts[:end]))
             if file is not None:
                 yield file
+
+
+def _abstract(function: Function) -> bool:
+    """True of a method that raises, whatever it is given: a class below has it."""
+    return isinstance(function.body[-1], ast.Raise)
 
 
 def gather(script: Path) -> Modules:
@@ -271,14 +392,13 @@ def _unread(file: File) -> str:
     return f"{file.path}:{wrong.line}: {wrong.message}{hint}"
 
 
-def _modules_of(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, list[str]]]:
-    """Each module of an import, and what is taken out of it, which may be modules as well."""
+def _modules_of(node: ast.Import | ast.ImportFrom) -> list[list[str]]:
+    """Each module of an import, with what is taken out of it, which may be modules as well."""
     if isinstance(node, ast.Import):
-        yield from ((alias.name, []) for alias in node.names)
-        return
+        return [[alias.name] for alias in node.names]
     base = "." * node.level + (node.module or "")
     dot = "" if base.endswith(".") else "."
-    yield base, [f"{base}{dot}{alias.name}" for alias in node.names if alias.name != "*"]
+    return [[base, *(f"{base}{dot}{alias.name}" for alias in node.names if alias.name != "*")]]
 
 
 def _standing(file: File, node: ast.AST) -> tuple[bool, bool]:

@@ -392,6 +392,11 @@ def _preorder(node: ast.AST) -> list[ast.AST]:
     return known
 
 
+def calls_in(*nodes: ast.AST) -> Iterator[ast.Call]:
+    """The calls in nodes, in the order of the text."""
+    return (one for one in walk(*nodes) if isinstance(one, ast.Call))
+
+
 def parameters(args: ast.arguments) -> list[ast.arg]:
     """All parameters of a function, in the order of the text."""
     starred = [one for one in (args.vararg, args.kwarg) if one is not None]

@@ -62,7 +62,6 @@ class Loop(_Placed):
     """A loop over batches.
 
     Attributes:
-        node: ast.For, ast.AsyncFor or ast.While.
         iterated: of a `for`, the expression that is the loader there, without enumerate and bars;
             of a `while`, the argument of its `next(…)`; None where there is neither.
         loaders: the loaders that it may be.
@@ -70,6 +69,7 @@ class Loop(_Placed):
         counts: what grows in it.
     """
 
+    node: LoopNode
     iterated: ast.expr | None
     loaders: tuple[Role, ...]
     backwards: tuple[tuple[File, ast.Call], ...]
@@ -78,7 +78,6 @@ class Loop(_Placed):
     @property
     def body(self) -> list[ast.stmt]:
         """The statements of a round."""
-        assert isinstance(self.node, LoopNode)
         return self.node.body
 
 
@@ -87,7 +86,6 @@ class Site(_Placed):
     """A call that writes or reads a file.
 
     Attributes:
-        node: the ast.Call.
         dotted: what is called, `torch.save`; for methods `.save_pretrained`.
         kind: `checkpoint` (torch.save and alike), `load`, `file` (anything else that is written).
         path: the argument that says where to.
@@ -97,6 +95,7 @@ class Site(_Placed):
         result: True where the call is worth something but None.
     """
 
+    node: ast.Call
     dotted: str
     kind: Literal["checkpoint", "load", "file"]
     path: ast.expr | None = None
@@ -169,13 +168,6 @@ class Script:
         """True where the script may run a place in one of its files."""
         function = file.names.function(node)
         return function in self.reached if function is not None else not file.only_started(node)
-
-    @cached_property
-    def training_functions(self) -> frozenset[Function]:
-        """Functions that run inside a training step, with gradients on."""
-        from .loops import training_functions
-
-        return training_functions(self.flow, self.train_loops)
 
     @cached_property
     def helpers(self) -> tuple[Helper, ...]:

@@ -240,7 +240,7 @@ def test_a_full_disk(
     folder = small_disk(1 << 20)
     asked = request(source, folder, container, workers=2)
     # It would be refused before it begins; the space may go while it runs, though.
-    monkeypatch.setattr("rankup.data.pack.summary.fits", lambda *_: None)
+    monkeypatch.setattr("rankup.data.pack.report.fits", lambda *_: None)
     with small_units():
         assert run(asked) == 1
     said = capsys.readouterr().err

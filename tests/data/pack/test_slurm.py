@@ -148,3 +148,19 @@ def test_srun(tmp_path: Path, slurm: Cluster) -> None:
     assert json.loads(text)["tasks"] == 2
     same_samples(out, source)
     assert not [name for name in os.listdir(tmp_path) if ".part" in name]
+
+
+@pytest.mark.slow
+def test_srun_ends_all_when_one_has_failed(tmp_path: Path, slurm: Cluster) -> None:
+    """As the page says it; and what is there can be gone on with."""
+    source = tree(tmp_path / "source", 50)
+    out = tmp_path / "out.h5"
+    pack = f"{sys.executable} -m rankup pack {source} {out}"
+    fails = f'[ "$SLURM_PROCID" = 1 ] && exit 3; exec {pack}'
+    ended = slurm.run(
+        *("srun", "-N2", "-n2", "-t1", "--kill-on-bad-exit=1", "bash", "-c", fails), cwd=tmp_path
+    )
+    assert ended.returncode
+    assert not out.exists()
+    slurm.command("srun", "-N2", "-n2", "-t1", *pack.split(), "--resume", cwd=tmp_path)
+    same_samples(out, source)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from rankup.base.errors import UserError
-from rankup.data import Loader, PackedDataset, crops, photos, transforms
+from rankup.data import Loader, PackedDataset, photos, transforms
 from rankup.data.errors import BadContainer
 from rankup.data.photos import CenterCrop, RandomResizedCrop, Resize, shaping
 from rankup.data.transforms import Shaped
@@ -62,7 +62,7 @@ def test_random_resized_crop_is_what_it_says(
         found = transform(data, transforms.rng(5, number))
         rng = transforms.rng(5, number)
         whole = photos.decode(data)
-        top, left, down, across = crops.random_crop(*whole.shape[:2], rng)
+        top, left, down, across = shaping.random_crop(*whole.shape[:2], rng)
         expected = resized(whole[top : top + down, left : left + across], size, size)
         if rng.random() < 0.5:
             flips += 1

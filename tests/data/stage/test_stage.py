@@ -297,7 +297,7 @@ def test_a_marker_that_makes_no_sense_is_no_copy(tmp_path: Path) -> None:
     ):
         marker.write_text(wrong)
         assert rankup.data.open(root).staged is None
-    marker.write_text(text.replace('"host": "', '"host": "0'))  # the machine has started anew
+    marker.write_text(text.replace('"boot": "', '"boot": "0'))  # the machine has started anew
     assert rankup.data.open(root).staged is None
     marker.write_text(text)
     assert rankup.data.open(root).staged == done.path

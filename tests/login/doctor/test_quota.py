@@ -28,23 +28,23 @@ def judged(found: list[Quota], late: list[str]) -> list[Finding]:
 def test_lustre_in_kilobytes() -> None:
     [one] = parsed("lfs-plain")
     assert (one.name, one.whose, one.said_by) == ("/scratch", "project", "lfs")
-    assert (one.used, one.soft, one.hard) == (1234567 * 1024, 0, 5242880 * 1024)
-    assert (one.files, one.soft_files, one.hard_files) == (5678, 0, 1000000)
+    assert (one.used, one.limit) == (1234567 * 1024, 5242880 * 1024)
+    assert (one.files, one.limit_files) == (5678, 1000000)
 
 
 def test_lustre_with_a_long_name_and_more_lines_below() -> None:
     [one] = parsed("lfs-wrapped")
     assert one.name == "/home/site/n/somebody"
-    assert (one.hard, one.files, one.hard_files) == (104857600 * 1024, 908722, 1048576)
+    assert (one.limit, one.files, one.limit_files) == (104857600 * 1024, 908722, 1048576)
 
 
 def test_lustre_over_its_quota_and_not_accurate() -> None:
     over, vague = parsed("lfs-over")
     assert over.used == 5242880 * 1024
     assert (vague.used, vague.files) == (1041408 * 1024, 0)
-    [finding] = [one for one in judged([over], []) if one.level != "ok"]
-    assert finding.level == "warning"
-    assert "over its quota" in finding.message
+    [finding] = judged([over], [])
+    assert finding.level == "error"
+    assert "at its limit" in finding.message
 
 
 def test_gpfs_by_the_names_of_its_columns() -> None:
@@ -54,42 +54,35 @@ def test_gpfs_by_the_names_of_its_columns() -> None:
         ("home", "group"),
         ("scratch training2543", "project"),
     ]
-    assert (found[0].used, found[0].soft, found[0].hard) == tuple(
-        1024 * n for n in (10485760, 20971520, 22020096)
-    )
+    assert (found[0].used, found[0].limit) == (1024 * 10485760, 1024 * 20971520)
     assert found[2].files == 3925347
 
 
 def test_nfs_and_ext4() -> None:
     [one] = parsed("quota-wide")
-    assert (one.name, one.soft, one.hard) == ("server:/home", 15360 * 1024, 20480 * 1024)
+    assert (one.name, one.limit) == ("server:/home", 15360 * 1024)
 
 
 def test_jutil() -> None:
     scratch, project = parsed("jutil-json")
-    assert (scratch.name, scratch.files, scratch.soft_files) == ("/p/scratch/x", 3925347, 4000000)
+    assert (scratch.name, scratch.files, scratch.limit_files) == ("/p/scratch/x", 3925347, 4000000)
     assert project.used == 11500000000 * 1000
 
 
 @pytest.mark.parametrize(
     ("one", "level"),
     [
-        (Quota("/h", "user", 5, 10, 11, 5, 10, 11, "lfs"), "ok"),
-        (Quota("/h", "user", 95, 100, 110, 5, 10, 11, "lfs"), "warning"),
-        (Quota("/h", "user", 5, 100, 110, 10, 10, 11, "lfs"), "warning"),
-        (Quota("/h", "user", 105, 100, 110, 5, 10, 11, "lfs"), "warning"),
-        (Quota("/h", "user", 5, 100, 110, 11, 10, 11, "lfs"), "error"),
-        (Quota("/h", "user", 110, 0, 110, 5, 0, 0, "lfs"), "error"),
+        (Quota("/h", "user", 5, 10, 5, 10, "lfs"), "ok"),
+        (Quota("/h", "user", 95, 100, 5, 10, "lfs"), "warning"),
+        (Quota("/h", "user", 5, 100, 9, 10, "lfs"), "warning"),
+        (Quota("/h", "user", 105, 100, 5, 10, "lfs"), "error"),
+        (Quota("/h", "user", 5, 0, 10, 10, "lfs"), "error"),
     ],
 )
 def test_levels(one: Quota, level: str) -> None:
     [found] = judged([one], [])
     assert found.level == level
     assert "says lfs" in found.message
-
-
-def test_no_limit_is_no_line() -> None:
-    assert judged([Quota("/h", "user", 5, 0, 0, 5, 0, 0, "quota")], []) == []
 
 
 @given(st.text() | st.text("ab09/:*[]. -\n"))

@@ -7,23 +7,25 @@ import json
 import math
 import os
 import sys
+import textwrap
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ...base.amounts import size
 from ...base.errors import EXIT_FAILED, UserError
 from ...base.files import user_path
 from ...site import mounts
 from ...site.gpus import usable_cores
 from .. import images
+from ..inodes import words
+from ..inspect.printing import safe
 from ..stage import memory
 from . import chosen
-from .advice import advice, named
-from .measured import Data, Measured
-from .printing import lines, safe
-from .verdict import judge
+from .verdict import Data, Measured, Spread, Verdict, judge
 
 if TYPE_CHECKING:
     from ..opened import Samples
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _ROWS = 1024  # samples that are chosen from
 _LOOKED = 64  # images whose sizes are looked at
+_WIDTH = 100
+_BUSY = 0.3  # of the cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,18 +86,9 @@ def bench_data(asked: Asked) -> int:
         ) from left
     finally:
         torch.set_num_threads(threads)
-        _say("", asked)
     verdict = judge(measured)
     if asked.as_json:
-        told = {
-            **dataclasses.asdict(measured),
-            "verdict": {
-                **dataclasses.asdict(verdict),
-                "met": verdict.met,
-                "limits": named(verdict.limit, measured),
-                "advice": advice(measured, verdict),
-            },
-        }
+        told = {**dataclasses.asdict(measured), "verdict": dataclasses.asdict(verdict)}
         print(json.dumps(told, indent=2))
     else:
         print("\n".join(map(safe, lines(measured, verdict))))
@@ -115,81 +110,48 @@ def _check(asked: Asked) -> None:
 
 
 def _measured(root: Path, asked: Asked) -> Measured:
+    from ..orders import Shuffled
     from ..reader import PackedDataset
-    from . import parts, whole
+    from . import measure
 
     busy = os.getloadavg()[0]  # before there is load of ours in it
-    _say("opening", asked)
     dataset = PackedDataset(root, asked.split, field=asked.field, on_bad="drop")
     samples, count = dataset.samples, len(dataset)
     if not count:
         raise UserError(f"{root} has no samples to measure with")
-    rows = _rows(dataset)
+    rows = Shuffled(count).slice(0, 0, min(count, _ROWS)).tolist()
     image = _image(samples, asked.field, rows)
-    transform, spelled, own = _transform(asked, bool(image))
-    dataset.transform = transform
-    storage = mounts.kind_of(samples.file(0))
-    _say("reading from storage", asked)
-    cold, why_not = parts.cold(dataset, rows, storage, asked.seconds / 6)
-    _say("the parts", asked)
-    taken = parts.take(dataset, rows, asked.seconds / 4)
+    dataset.transform, spelled = _transform(asked, bool(image))
+    taken = measure.take(dataset, rows, asked.seconds / 4)
     # A batch of large volumes may be more than there is memory for.
-    room = _memory()
-    sample = max(map(parts.bytes_of, taken.items))
-    batch = max(1, min(asked.batch, room // 20 // max(1, sample)))
-    found, made, stacked = parts.measure(dataset, taken, batch, asked.seconds)
-    found = dataclasses.replace(found, cold=cold, why_not_cold=why_not)
-    data = _data(asked, dataset, image, rows, storage, spelled, own, made, busy)
-    work = (found.transform.median if found.transform else 0.0) + found.read.median
-    tried = whole.counts(data.cores) if asked.workers is None else (asked.workers,)
-    plan = whole.Plan(
-        counts=tried,
-        batch=batch,
-        sample=sample,
-        seconds=work + (found.collate.median if found.collate else 0.0),
-        each=max(0.3, 0.8 * asked.seconds / len(tried)),
-        room=room,
-        loose=not stacked,
-    )
-    loads, refused = whole.measure(dataset, taken.rows, plan, lambda what: _say(what, asked))
-    return Measured(data, found, loads, asked.demand, refused)
-
-
-def _memory() -> int:
-    """Bytes that may still be used: what the node has, or the job's own limit."""
     left = [one.left for one in memory.limits(os.environ, 0)]
-    return min(left, default=psutil.virtual_memory().available)
-
-
-def _rows(dataset: PackedDataset) -> list[int]:
-    """Samples in random order, some hundred of them."""
-    from ..orders import Shuffled
-
-    some = min(len(dataset), _ROWS)
-    return Shuffled(len(dataset)).slice(0, 0, some).tolist()
+    room = min(left, default=psutil.virtual_memory().available)
+    sample = max(map(measure.bytes_of, taken.items))
+    batch = max(1, min(asked.batch, room // 20 // max(1, sample)))
+    parts, made = measure.parts(dataset, taken, batch, asked.seconds)
+    data = _data(asked, dataset, image, rows, spelled, made, busy)
+    plan = measure.plan(asked.workers or data.cores, batch, asked.seconds / 2, parts, sample, room)
+    loads, refused = measure.loads(dataset, taken.rows, plan)
+    return Measured(data, parts, loads, asked.demand, refused)
 
 
 def _image(samples: Samples, field: str | None, rows: list[int]) -> str:
-    """The kind of most of some samples, where they are images."""
+    """Return the kind of most of some samples, where they are images."""
     if samples.index.field(field).dtype:
         return ""
     kinds = [images.kind_of(samples.span(row, field, 0, 18)) for row in rows[:9]]
     return max(set(kinds), key=kinds.count)
 
 
-def _transform(asked: Asked, image: bool) -> tuple[Transform | None, str, bool]:
+def _transform(asked: Asked, image: bool) -> tuple[Transform | None, str]:
+    """Return the transform that is measured, and how it is spelled."""
     if asked.transform is not None:
-        found = chosen.load(asked.transform)
-        return (
-            found,
-            asked.transform,
-            not str(getattr(found, "__module__", "")).startswith("rankup."),
-        )
+        return chosen.load(asked.transform), asked.transform
     if image:
         from ..photos import RandomResizedCrop
 
-        return RandomResizedCrop(asked.size), f"photos:RandomResizedCrop({asked.size})", False
-    return None, "", False
+        return RandomResizedCrop(asked.size), f"photos:RandomResizedCrop({asked.size})"
+    return None, ""
 
 
 def _data(
@@ -197,9 +159,7 @@ def _data(
     dataset: PackedDataset,
     image: str,
     rows: list[int],
-    storage: str,
     spelled: str,
-    own: bool,
     made: Any,
     busy: float,
 ) -> Data:
@@ -207,9 +167,13 @@ def _data(
 
     from ..transforms import Shaped
 
-    samples = dataset.samples
+    samples, transform = dataset.samples, dataset.transform
     width, height = _pixels(samples, asked.field, rows) if image else (0, 0)
-    in_place = isinstance(dataset.transform, Shaped)
+    storage = mounts.kind_of(samples.file(0))
+    result = ""
+    if isinstance(made, torch.Tensor):
+        result = f"{str(made.dtype).removeprefix('torch.')} {tuple(made.shape[1:])}"
+    ours = transform is None or str(getattr(transform, "__module__", "")).startswith("rankup.")
     return Data(
         path=asked.file,
         staged=str(samples.staged or ""),
@@ -225,20 +189,18 @@ def _data(
         width=width,
         height=height,
         transform=spelled,
-        result=_result(made),
-        own=own,
-        in_place=in_place,
-        crop=asked.size if image and asked.transform is None else 0,
+        result=result,
+        own=not ours,
+        in_place=isinstance(transform, Shaped),
         batch=asked.batch,
         cores=usable_cores(),
         gpus=torch.cuda.device_count(),
-        memory=_memory(),
         busy=busy,
     )
 
 
 def _pixels(samples: Samples, field: str | None, rows: list[int]) -> tuple[int, int]:
-    """Median width and height of some images; 0 where their heads do not tell."""
+    """Return the median width and height of some images; 0 where their heads do not tell."""
     seen = []
     for row in rows[:_LOOKED]:
         head = samples.span(row, field, 0, images.HEAD)
@@ -249,14 +211,6 @@ def _pixels(samples: Samples, field: str | None, rows: list[int]) -> tuple[int, 
         return 0, 0
     widths, heights = (sorted(side) for side in zip(*seen, strict=True))
     return widths[len(seen) // 2], heights[len(seen) // 2]
-
-
-def _result(made: Any) -> str:
-    import torch
-
-    if not isinstance(made, torch.Tensor):
-        return ""
-    return f"{str(made.dtype).removeprefix('torch.')} {tuple(made.shape[1:])}"
 
 
 def _raised(raised: chosen.Raised, asked: Asked) -> int:
@@ -278,8 +232,90 @@ def _inside(place: Any, folder: str) -> bool:
     return name.startswith((folder, "<frozen importlib")) or "/importlib/" in name
 
 
-def _say(what: str, asked: Asked) -> None:
-    """On a terminal, what is measured now."""
-    if sys.stderr.isatty() and not asked.as_json:
-        shown = f"measuring: {what} …" if what else ""
-        print(f"\r{shown:<60}\r", end="", file=sys.stderr, flush=True)
+def lines(measured: Measured, verdict: Verdict) -> Iterator[str]:
+    """Yield the report."""
+    data, parts = measured.data, measured.parts
+    pixels = f" of about {data.width} x {data.height} pixels" if data.width else ""
+    image = f", {data.image}{pixels}" if data.image else ""
+    where = data.storage or "an unknown file system"
+    yield (
+        f"{data.path}{f', {data.split}' if data.split else ''}: "
+        f"{words(data.samples, 'sample', 'samples')}, {size(data.size)}{image}; {data.container} "
+        f"on {where}, by {data.how}{f', staged at {data.staged}' if data.staged else ''}"
+    )
+    gpus = words(data.gpus, "GPU", "GPUs") if data.gpus else "no GPU"
+    yield (
+        f"transform {data.transform or 'none'}{f' -> {data.result}' if data.result else ''}; "
+        f"batches of {data.batch}; {words(data.cores, 'core', 'cores')}, {gpus}"
+    )
+    yield f"{'':18}{'a sample':>9}  {'(quartiles)':<18}{'per second and core':>20}"
+    yield _part("first read", parts.first)
+    yield _part("read again", parts.read)
+    if parts.transform is not None:
+        making = "decode + crop" if data.image and not data.own else "transform"
+        yield _part(making, parts.transform)
+    yield _part("collate", parts.collate, parts.loose and f"not possible: {parts.loose}")
+    yield _part("copy to a GPU", parts.copy, parts.why_not_copy)
+    for load in measured.loads:
+        own = f"; each has {size(load.memory)} of memory for itself" if load.memory else ""
+        yield (
+            f"Loader, {load.workers} {load.kind}: {_rate(load.rate)} samples/s (batches of "
+            f"{load.batch}{own})"
+        )
+    for kind, why in measured.refused.items():
+        yield from _wrapped(f"Loader, {kind}: not possible: {why}")
+    if data.busy > _BUSY * data.cores:
+        yield (
+            f"Other programs were at work here (load {data.busy:.1f} on "
+            f"{words(data.cores, 'core', 'cores')}): on an idle node it is faster."
+        )
+    if parts.bad:
+        yield f"left out, as they cannot be made: {parts.bad}; the first is {parts.first_bad}"
+    share = f" ({_percent(verdict.share)} of worker time)" if verdict.share else ""
+    rate, demand = _rate(verdict.supply), _rate(measured.demand)
+    if verdict.met:
+        times = f"{verdict.supply / measured.demand:.1f} times the {demand}/s you asked for"
+        yield from _wrapped(
+            f"Fast enough: {rate} samples/s, {times}. The bottleneck would be "
+            f"{verdict.limits}{share}."
+        )
+        return
+    yield from _wrapped(
+        f"Too slow: {rate} samples/s, {_percent(verdict.supply / measured.demand)} of the "
+        f"{demand}/s you asked for. The bottleneck is {verdict.limits}{share}."
+    )
+    yield from _wrapped(f"What to change: {verdict.change}.")
+
+
+def _part(name: str, spread: Spread | None, why: str = "") -> str:
+    if spread is None:
+        return f"  {name:<18} {'-':>7}  {why or 'not measured'}"
+    inside = f"({_time(spread.low)} … {_time(spread.high)})"
+    rate = 1 / spread.median if spread.median > 0 else 0.0
+    return f"  {name:<18} {_time(spread.median):>7}  {inside:<21}{_rate(rate):>14}"
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{_three(seconds / scale)} {unit}"
+    return f"{_three(seconds * 1e9)} ns"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %" if part >= 0.01 else f"{100 * part:.1g} %"
+
+
+def _rate(value: float) -> str:
+    """Return three digits of it: `9,200`."""
+    if value < 1000:
+        return _three(value)
+    return f"{int(round(value, 3 - len(str(int(value))))):,}"
+
+
+def _three(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)

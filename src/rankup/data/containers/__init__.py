@@ -22,7 +22,7 @@ from ..index import Index
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a source is taken for what; None: by its name, as each format's `scan` says.
+    """The user's choice of columns and names; None: by name, as each format's `scan` says.
 
     Attributes:
         label: name of the column, array or data set with the labels.
@@ -38,7 +38,7 @@ class Choice:
 
 
 class Fallback(Protocol):
-    """Reads samples that do not lie in one piece. Opens when it first reads; can be pickled."""
+    """Reader of samples that do not lie in one piece. Opens when it first reads; can be pickled."""
 
     def chunks(self, field: str, number: int) -> Iterator[bytes | memoryview]:
         """The bytes of one field of one sample, piece by piece.
@@ -55,7 +55,7 @@ class Format(Protocol):
     """A module of this folder."""
 
     def scan(self, path: Path, choice: Choice) -> Index:
-        """Where everything lies; samples in the container's own order within their splits.
+        """Return the index; samples in the container's own order within their splits.
 
         Raises:
             BadContainer: it is damaged, hostile, or not of this format.
@@ -64,7 +64,7 @@ class Format(Protocol):
         """
 
     def fallback(self, index: Index, root: Path) -> Fallback:
-        """Reads what has a negative offset."""
+        """Return the reader of what has a negative offset."""
 
 
 # Name -> module.

@@ -22,10 +22,9 @@ import numpy.typing as npt
 
 from ...base.errors import UserError
 from .. import keys, roles
-from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, ordered
 from ..strings import Strings
-from . import Choice, Fallback
+from . import Choice
 from .detect import SEVERAL
 from .grouping import group
 
@@ -63,7 +62,7 @@ class Tree:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What an index says of them."""
+        """The facts of an index of them."""
         return {"skipped": self.skipped} if self.skipped else {}
 
 
@@ -75,22 +74,15 @@ def scan(path: Path, choice: Choice) -> Index:
 
     Raises:
         UserError: `path` is no folder; or what in it cannot be a sample, by name: unreadable files
-            and folders, dead links, links out of it or round in circles, sockets, pipes, devices.
-    """
-    return grouped(walk(path), choice)
-
-
-def grouped(tree: Tree, choice: Choice) -> Index:
-    """The index of a tree whose folders tell splits and classes.
-
-    Raises:
-        UserError: a few files stand beside class folders, or `choice` names a column.
+            and folders, dead links, links out of it or round in circles, sockets, pipes, devices; a
+            few files beside class folders; `choice` names a column.
     """
     if choice.label or choice.key or choice.fields:
         raise UserError(
             "folders of files have no columns to choose from: leave out what was asked for, or "
             "give a list (CSV or JSON) with such columns"
         )
+    tree = walk(path)
     names = list(tree.names)
     if names and all(name.lower().endswith(_CONTAINERS) for name in names):
         raise UserError(
@@ -140,11 +132,6 @@ def _refuse_strays(index: Index, split: Split) -> None:
             f"{where} has {folders} folders, and beside them {some}, which is in none of these "
             f"classes: move it away, or give a list (CSV or JSON) of the samples"
         )
-
-
-def fallback(index: Index, root: Path) -> Fallback:
-    """Nothing to fall back to: every file lies in one piece."""
-    raise BadContainer(f"the index of the files in {root} is damaged: offsets are negative")
 
 
 def walk(root: Path, only: Sequence[str] = ()) -> Tree:
@@ -275,7 +262,7 @@ def _ask(entries: Iterable[os.DirEntry[bytes]], folder: _Folder) -> _Found:
 
 
 def _leads_out(entry: os.DirEntry[bytes], folder: _Folder) -> bool:
-    """Whether a link leads to something that lies outside of the source."""
+    """Return True for a link to something outside of the source."""
     if not entry.is_symlink():
         return False
     real = os.path.realpath(entry.path)

@@ -35,13 +35,12 @@ from ...base.errors import UserError
 from ...base.files import pwrite_all
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, UInt64s
-from ..pack.layout import UNIT, Piece, Shape
+from ..pack.layout import Piece, Shape, units
 from ..strings import Strings
 from .hdf5_parts import CLASSES, MARK, VERSION, opened
 
 _RESERVED = {"labels", "keys", "key_offsets", "hashes", "offsets", CLASSES}
 # Samples that a unit has at most: what a process holds of them is bounded.
-_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def plan(source: Index, shape: Shape) -> Hdf5Layout:
     for path, column in _columns(index).items():
         places[path] = end
         end += math.prod(column.shape) * column.dtype.itemsize
-    return _placed(index, _units(index), places, end)
+    return _placed(index, units(index, (one.stop for one in index.splits)), places, end)
 
 
 def _check_names(source: Index) -> None:
@@ -275,14 +274,3 @@ def _placed(index: Index, units: Int64s, places: Mapping[str, int], size: int) -
         fields.append(replace(field, offset=offset))
     sizes = np.array([size], np.int64)
     return Hdf5Layout(replace(index, fields=tuple(fields), sizes=sizes), sizes, units, places)
-
-
-def _units(index: Index) -> Int64s:
-    """Rows at which units begin, each in one split: 64 MiB or more, or 8192 samples."""
-    ends = _ends(np.asarray(sum(field.length for field in index.fields), np.int64))
-    rows = [0]
-    for split in index.splits:
-        while rows[-1] < split.stop:
-            full = int(np.searchsorted(ends, ends[rows[-1]] + UNIT))
-            rows.append(min(full, rows[-1] + _ROWS, split.stop))
-    return np.array(rows, np.int64)

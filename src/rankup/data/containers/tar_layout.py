@@ -9,7 +9,6 @@ info.json           shards, samples and classes, as timm reads them
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from ...base.errors import UserError
 from ...base.files import write_atomic
 from .. import keys as safe_keys
 from ..index import Field, Index, Int64s, Split, UInt64s
-from ..pack.layout import UNIT, Piece, Shape
+from ..pack.layout import Piece, Shape, units
 from ..strings import Strings
 from . import tar_headers
 from .grouping import LABEL, LONE, cut
@@ -32,8 +31,6 @@ from .tar import CLASSES
 from .tar_headers import BLOCK, END, RECORD
 
 INFO = "info.json"
-_INFO = 1  # version
-_SAMPLES = 8192  # in a unit, so that its headers stay small
 _SPACE = re.compile(r"\s")
 
 # Name, offset of its data, bytes.
@@ -118,8 +115,7 @@ class TarLayout:
             lines = (name.replace("\n", " ") + "\n" for name in index.classes)
             text = "".join(lines).encode("utf-8", "surrogateescape")
             write_atomic(root / CLASSES, text)
-        ends = {} if _is_lone(index) else {one.name: _end(one) for one in index.fields}
-        about = json.dumps(_info(index, counts, ends), indent=1)
+        about = json.dumps(_info(index, counts), indent=1)
         write_atomic(root / INFO, about + "\n")
 
     def _members(self, start: int, stop: int) -> Iterator[list[_Member]]:
@@ -182,7 +178,7 @@ class TarLayout:
 
 
 def plan(source: Index, shape: Shape) -> TarLayout:
-    """Where everything of `source` stands in tar shards of `shape.shard` bytes.
+    """Return the places of all of `source` in tar shards of `shape.shard` bytes.
 
     Raises:
         UserError: a split or field has a name that no file can have.
@@ -214,7 +210,8 @@ def plan(source: Index, shape: Shape) -> TarLayout:
         times=None,
         facts={},
     )
-    return TarLayout(index, sizes, _units(source, files), changed, heads, starts + total)
+    stops = [*(np.flatnonzero(np.diff(files)) + 1).tolist(), len(source)]
+    return TarLayout(index, sizes, units(source, stops), changed, heads, starts + total)
 
 
 def _check(source: Index) -> None:
@@ -243,12 +240,9 @@ def _is_lone(index: Index) -> bool:
     return len(index.fields) == 1 and index.fields[0].name == LONE and not index.fields[0].dtype
 
 
-def _end(field: Field) -> str:
-    return f"{field.name}.npy" if field.dtype else field.name
-
-
 def _suffix(field: Field) -> bytes:
-    return b"." + _end(field).encode("utf-8", "surrogateescape")
+    name = f".{field.name}.npy" if field.dtype else f".{field.name}"
+    return name.encode("utf-8", "surrogateescape")
 
 
 def _npy(field: Field) -> bytes:
@@ -266,7 +260,7 @@ def _npy(field: Field) -> bytes:
 def _lengths(
     source: Index, changed: Mapping[int, bytes], heads: Sequence[bytes], lone: bool
 ) -> tuple[list[Int64s], Int64s]:
-    """Of each field the bytes before its data, and of each sample all bytes."""
+    """Return the bytes before the data of each field, and all bytes of each sample."""
     n = len(source)
     before = [np.full(n, BLOCK + len(npy), np.int64) for npy in heads]
     label = np.zeros(n, np.int64)
@@ -313,7 +307,7 @@ def _files(index: Index) -> Int64s:
 def _shards(
     splits: Sequence[Split], total: Int64s, shard: int
 ) -> tuple[Int64s, npt.NDArray[np.uint32], list[bytes], Int64s]:
-    """Where each sample begins in which file; names and sizes of the files."""
+    """Return the place and the file of each sample; names and sizes of the files."""
     starts = np.empty(len(total), np.int64)
     files = np.empty(len(total), np.uint32)
     names: list[bytes] = []
@@ -335,22 +329,6 @@ def _shards(
     return starts, files, names, np.array(sizes, np.int64)
 
 
-def _units(source: Index, files: npt.NDArray[np.uint32]) -> Int64s:
-    """Rows at which units begin: of one shard, of 64 MiB or 8192 samples."""
-    size = sum((field.length for field in source.fields), np.zeros(len(source), np.int64))
-    ends = np.cumsum(size)
-    edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(source)]
-    found = [0]
-    for start, stop in itertools.pairwise(edges):
-        row = start
-        while row < stop:
-            done = int(ends[row - 1]) if row else 0
-            enough = int(np.searchsorted(ends, done + UNIT)) + 1
-            row = min(enough, row + _SAMPLES, stop)
-            found.append(row)
-    return np.array(found, np.int64)
-
-
 def _dali_index(samples: Iterable[Sequence[_Member]]) -> str:
     """The index of a shard's samples, in their order."""
     lines = [" ".join(map(_part, members)) + "\n" for members in samples]
@@ -369,13 +347,8 @@ def _unspaced(word: str) -> str:
     return _SPACE.sub("%20", word)
 
 
-def _info(index: Index, counts: Sequence[int], ends: Mapping[str, str]) -> dict[str, Any]:
-    """What stands in `info.json`.
-
-    Args:
-        counts: samples of each shard.
-        ends: field -> how its members end; empty where a sample is one member.
-    """
+def _info(index: Index, counts: Sequence[int]) -> dict[str, Any]:
+    """Return the content of `info.json`, by the samples of each shard."""
     names = [name.decode("utf-8", "surrogateescape") for name in index.files]
     splits = {}
     for split in index.splits:
@@ -385,13 +358,5 @@ def _info(index: Index, counts: Sequence[int], ends: Mapping[str, str]) -> dict[
             "num_samples": split.stop - split.start,
             "filenames": [names[row] for row in rows],
             "shard_lengths": [counts[row] for row in rows],
-            "folder": split.folder,
         }
-    return {
-        "rankup_tar": _INFO,
-        "splits": splits,
-        "classes": list(index.classes),
-        "labelled": index.labels is not None,
-        "fields": dict(ends),
-        "arrays": {one.name: [one.dtype, list(one.shape)] for one in index.fields if one.dtype},
-    }
+    return {"splits": splits}

@@ -181,7 +181,7 @@ class Blocks:
         return self.n % self.global_batch
 
     def _first_slot(self, lane: Int64s, size: Int64s | int) -> Int64s:
-        """Where a lane's samples begin in a batch of a size."""
+        """Return where a lane's samples begin in a batch of a size."""
         return -(-lane * size // self._lanes)
 
     def _per_batch(self, lane: Int64s) -> Int64s:
@@ -189,7 +189,7 @@ class Blocks:
         return self._first_slot(lane + 1, size) - self._first_slot(lane, size)
 
     def _first(self, lane: Int64s) -> Int64s:
-        """Where a lane begins on the line."""
+        """Return where a lane begins on the line."""
         whole = self._whole * self._first_slot(lane, self.global_batch)
         return whole + self._first_slot(lane, self._rest)
 

@@ -1,4 +1,4 @@
-"""What an order is, and the two that need no thought: as stored, and fully shuffled."""
+"""The protocol of an order, and the two simple ones: as stored, and fully shuffled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def column(given: npt.ArrayLike | Dataset[Any] | None, name: str) -> npt.ArrayLi
 
 
 class Ordering(Protocol):
-    """Which sample stands at which position of an epoch.
+    """The order of an epoch: a sample for each position.
 
     Attributes:
         n: positions in an epoch; each sample of the data set at most once unless an order says
@@ -82,7 +82,7 @@ def identity(kind: str, **parameters: Any) -> str:
 
 @dataclass(frozen=True)
 class Sequential:
-    """As they are stored: for evaluation."""
+    """The samples as they are stored: for evaluation."""
 
     n: int
     global_batch: int | None = None

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from .. import indexes
 from ..errors import BadContainer
 from ..index import Index
 from ..verified import SourceDamaged, SourceProblem
-from . import checks, finish, journal, summary, write
+from . import checks, finish, journal, report, write
 from .layout import LAYOUTS, Layout, plan
 from .progress import duration
 from .request import Request, Target, asked, checked, differences, target
@@ -97,14 +97,14 @@ def _lead(of: Pack) -> None:
         else:
             copied = 0 if _is_saved(of, before) else _made(of, before is not None, started)
             finish.publish(of.work)
-            done = finish.read_report(of.work)
+            done = report.read(of.goal.report)
             if done is None:
                 raise RunFailed(f"{of.goal.report} cannot be read; {of.goal.out} is complete")
             of.work.remove()
             seconds = time.monotonic() - started
             speed = f", {size(copied)} read at {size(copied / seconds)}/s" if copied else ""
             of.say(f"done: {of.goal.out}, {size(done['bytes'])} in {duration(seconds)}{speed}")
-            for line in finish.lines(done, of.goal.report):
+            for line in report.lines_after(done, of.goal.report):
                 of.say(line)
     if of.request.as_json:
         print(json.dumps(done, indent=2))
@@ -121,11 +121,11 @@ def _made(of: Pack, begun: bool, started: float) -> int:
         if request.bad != "keep":
             original, notes = write.without_damaged(of, original)
     source, base = original, root(request)
-    told, layout = _summary(of, source)
-    for line in summary.lines(told, of.quota(goal.out.parent)):
+    told, layout = _planned(of, source)
+    for line in report.lines_before(request.source, told, of.quota(goal.out.parent)):
         of.say(line)
-    summary.fits(told, journal.allocated(work.data))
-    with summary.missing_space(work, lambda: told.bytes or summary.index_bytes(original)):
+    report.fits(told, journal.allocated(work.data))
+    with report.missing_space(work, lambda: told["bytes"] or report.index_bytes(original)):
         if fresh:
             work.make(asked(request, goal))
             work.note(notes)
@@ -158,16 +158,16 @@ def _preview(of: Pack) -> None:
     if whole is not None:
         print(json.dumps(whole, indent=2) if request.as_json else f"{goal.out} is complete already")
         return
-    told, _ = _summary(of, scanned(request))
+    told, _ = _planned(of, scanned(request))
     lines = of.quota(goal.out.parent)
     if request.as_json:
-        print(json.dumps({**_values(of, told), "quota": lines}, indent=2))
+        print(json.dumps({**told, "free": report.free(goal.out), "quota": lines}, indent=2))
     else:
-        print("\n".join(summary.lines(told, lines)))
-    summary.fits(told, journal.allocated(goal.part))
+        print("\n".join(report.lines_before(request.source, told, lines)))
+    report.fits(told, journal.allocated(goal.part))
 
 
-def _summary(of: Pack, source: Index) -> tuple[summary.Summary, Layout | None]:
+def _planned(of: Pack, source: Index) -> tuple[dict[str, Any], Layout | None]:
     """Return what is to be said before the pack, and the layout where it is known then.
 
     Raises:
@@ -176,27 +176,9 @@ def _summary(of: Pack, source: Index) -> tuple[summary.Summary, Layout | None]:
     request, goal = of.request, of.goal
     known = goal.container in LAYOUTS and request.resize is None
     layout = plan(goal.container, source, write.shape(request)) if known else None
-    told = summary.summary(request.source, source, layout, goal)
-    if layout is None and request.resize is None:  # nothing of a SquashFS is compressed
-        told = replace(told, bytes=told.source_bytes + summary.index_bytes(source))
-    summary.within_limit(goal.out, int(layout.sizes.max()) if layout is not None else told.bytes)
+    told = report.before(request, goal, source, layout)
+    report.within_limit(goal.out, int(layout.sizes.max()) if layout is not None else told["bytes"])
     return told, layout
-
-
-def _values(of: Pack, told: summary.Summary) -> dict[str, Any]:
-    """Return a summary as JSON values, named as in the report."""
-    values = asdict(told)
-    for name in ("source", "target", "samples", "source_bytes"):
-        del values[name]
-    return {
-        "out": str(told.target.out),
-        "container": told.target.container,
-        "asked": asked(of.request, told.target),
-        "splits": [{"name": name, "samples": count} for name, count in told.samples],
-        "samples": sum(count for _, count in told.samples),
-        "sample_bytes": told.source_bytes,
-        **values,
-    }
 
 
 def _resized(of: Pack, source: Index) -> tuple[Index, int]:
@@ -210,17 +192,18 @@ def _resized(of: Pack, source: Index) -> tuple[Index, int]:
 
 
 def _report(
-    of: Pack, source: Index, index: Index, told: summary.Summary, seconds: float
+    of: Pack, source: Index, index: Index, told: dict[str, Any], seconds: float
 ) -> dict[str, Any]:
     notes = of.work.notes()
     problems = [one for one in notes if "sample" in one]
     problems += checks.listed(source, [one for one in notes if "row" in one])
-    return finish.report(
+    left_out = [one["left_out"] for one in notes if "left_out" in one]
+    return report.after(
+        of.request,
+        of.goal,
         told,
         index,
-        problems,
-        [one["left_out"] for one in notes if "left_out" in one],
-        asked=asked(of.request, of.goal),
+        {"problems": problems, "left_out": left_out},
         seconds=seconds,
         tasks=of.step.tasks,
         workers=of.workers,
@@ -283,7 +266,7 @@ def _whole(of: Pack) -> dict[str, Any]:
     other = "it is not overwritten: remove it, or choose another name"
     if not of.request.resume:
         raise UserError(f"{found}; {other}")
-    kept = finish.read_report(of.work)
+    kept = report.read(of.goal.report)
     if kept is None:
         raise UserError(f"{found}, and {goal.report}, which says of what, cannot be read; {other}")
     differs = differences(kept["asked"], asked(of.request, goal))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,21 +14,13 @@ import numpy as np
 from ... import __version__
 from ...base.errors import RunFailed, UserError
 from ...base.files import fsync_directory, write_json
-from .. import blocks, indexes, inodes, stamp
+from .. import blocks, indexes, stamp
 from ..blocks import Blocks
 from ..index import Index, UInt64s, data_path
-from ..inodes import words
 from ..pool import spread
-from .checks import UNDECODABLE
 from .journal import Work, sync
 from .layout import Layout
-from .summary import Summary, classes, unlabelled
 
-VERSION = 1
-# Of the problems of images; a report is read by people too.
-_MOST = 10_000
-# What `--resize` leaves as it is, an image has one of these; a truncated one may be small enough.
-_NOT_RESIZED = (UNDECODABLE, "no image", "empty")
 # Blocks that one process reads as quickly as several are started.
 _FEW = 256
 Watch = Callable[[], None]
@@ -158,81 +147,3 @@ def _taken(path: Path) -> str:
         f"{path} is there, and a pack of that name would overwrite it: remove it or give it "
         "another name, and run the same command again (with --resume if it had begun)"
     )
-
-
-def report(
-    of: Summary,
-    index: Index,
-    problems: Sequence[Mapping[str, Any]],
-    left_out: Sequence[str],
-    *,
-    asked: Mapping[str, Any],
-    seconds: float,
-    tasks: int,
-    workers: int,
-) -> dict[str, Any]:
-    """Return the report of a pack that is complete, as JSON values.
-
-    Args:
-        problems: of images, see `checks.listed`.
-        left_out: names of samples that `--bad skip` has left out.
-        seconds: of this process, from its start.
-    """
-    kinds: dict[str, int] = {}
-    for one in problems:
-        for problem in one["problems"]:
-            kinds[problem] = kinds.get(problem, 0) + 1
-    return {
-        "rankup_pack_report": VERSION,
-        "rankup": __version__,
-        "out": str(of.target.out),
-        "container": of.target.container,
-        "asked": dict(asked),
-        "splits": [
-            {"name": split.name, "samples": split.stop - split.start} for split in index.splits
-        ],
-        "samples": len(index),
-        "classes": classes(index),
-        "unlabelled": unlabelled(index),
-        "fields": [field.name for field in index.fields],
-        "sample_bytes": of.source_bytes,
-        "bytes": int(index.sizes.sum()),
-        "files_before": of.files_before,
-        "files_after": inodes.of_pack(of.target.container, len(index.files), bool(index.classes)),
-        "images": {"problems": kinds, "listed": list(problems[:_MOST])},
-        "left_out": list(left_out),
-        "seconds": round(seconds, 3),
-        "tasks": tasks,
-        "workers": workers,
-        "host": socket.gethostname(),
-        "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-
-
-def read_report(work: Work) -> dict[str, Any] | None:
-    """Return the report that lies with a container; None where it cannot be read."""
-    try:
-        found = json.loads(work.goal.report.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if isinstance(found, dict) and isinstance(found.get("asked"), dict) and "samples" in found:
-        return found
-    return None
-
-
-def lines(done: Mapping[str, Any], path: Path) -> list[str]:
-    """Return what of a report is worth a line at the end of a pack."""
-    found = []
-    kinds = done["images"]["problems"]
-    if kinds:
-        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        found.append(f"images: {counts}; listed in {path}")
-    asked = done["asked"]
-    if asked.get("--resize") is not None and asked.get("--bad") == "keep":
-        count = sum(kinds.get(kind, 0) for kind in _NOT_RESIZED)
-        stand = "stands as it was" if count == 1 else "stand as they were"
-        if count:
-            found.append(f"{words(count, 'image', 'images')} could not be encoded anew and {stand}")
-    if done["left_out"]:
-        found.append(f"{words(len(done['left_out']), 'sample', 'samples')} left out: see {path}")
-    return found

@@ -7,16 +7,19 @@ what stands around it, has its place.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from ...base.errors import UserError
 from ..index import Index, Int64s, UInt64s
 
 # Bytes of samples that a unit has at least; it is what is done or not after an interruption.
 UNIT = 64 << 20
+_SAMPLES = 8192  # and at most, so that what stands around them stays small
 
 
 class Piece(NamedTuple):
@@ -92,6 +95,22 @@ class Layout(Protocol):
         Args:
             hashes: uint64 (fields, n).
         """
+
+
+def units(source: Index, stops: Iterable[int]) -> Int64s:
+    """Return the rows at which units begin, and the last row's successor.
+
+    Args:
+        stops: rows across which no unit goes, in order; the last is the number of samples.
+    """
+    ends = np.zeros(len(source) + 1, np.int64)
+    np.cumsum(sum(field.length for field in source.fields), out=ends[1:])
+    rows = [0]
+    for stop in stops:
+        while rows[-1] < stop:
+            full = int(np.searchsorted(ends, ends[rows[-1]] + UNIT))
+            rows.append(min(full, rows[-1] + _SAMPLES, stop))
+    return np.array(rows, np.int64)
 
 
 # Containers that are written at final offsets -> module with `plan(source, shape) -> Layout`.

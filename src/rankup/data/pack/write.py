@@ -24,9 +24,9 @@ from .copy import Copier
 from .journal import Units, Work
 from .layout import LAYOUTS, Layout, Shape, plan
 from .progress import Progress
+from .report import index_bytes, missing_space, sample_bytes
 from .request import Request, Target, bytes_of
 from .source import root
-from .summary import index_bytes, missing_space, sample_bytes
 
 _POLL = 0.2  # seconds between two looks at what other tasks have done
 _PROBLEMS = 100  # units with changed samples after which a copy ends early

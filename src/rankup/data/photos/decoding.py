@@ -30,7 +30,7 @@ _SCALES = (8, 4, 2)
 
 
 class Size(NamedTuple):
-    """What the header of a photo tells.
+    """The size of a photo, from its header.
 
     Attributes:
         height, width: in pixels, as stored; EXIF's orientation is not looked at.

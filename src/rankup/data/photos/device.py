@@ -1,4 +1,4 @@
-"""What is done to a batch of photos where it is trained on."""
+"""Normalisation of a batch of photos, on the device where it is trained on."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,16 +13,18 @@ import numpy.typing as npt
 import torch
 
 from ...base.errors import UserError
-from .. import crops
 from ..errors import BadContainer
 from .decoding import MAX_PIXELS, Bytes, Pixels, factor_for, measure, pixels
 
 # torch works on more values than this with several threads: of the training loop's cores.
 _ALONE = 32_768
+# (top, left, height, width) in pixels.
+Part = tuple[int, int, int, int]
+_TRIES = 10
 
 
 class View(NamedTuple):
-    """What is made of a photo.
+    """The part of a photo that is taken, and its size.
 
     Attributes:
         part: (top, left, height, width) of the photo, in pixels.
@@ -30,7 +33,7 @@ class View(NamedTuple):
         flip: left and right change places.
     """
 
-    part: crops.Part
+    part: Part
     size: tuple[int, int]
     corner: tuple[int, int] = (0, 0)
     flip: bool = False
@@ -63,7 +66,7 @@ class Photo(ABC):
 
     @abstractmethod
     def view(self, height: int, width: int, rng: np.random.Generator) -> View:
-        """Which part of a photo of this size is taken; DALI asks, too."""
+        """Return the part of a photo of this size that is taken; DALI asks, too."""
 
     def into(self, data: Bytes, rng: np.random.Generator, out: npt.NDArray[Any]) -> None:
         """Make a sample in `out`, uint8 of `shape`.
@@ -131,7 +134,7 @@ class RandomResizedCrop(Photo):
         return self.size, self.size, 3
 
     def view(self, height: int, width: int, rng: np.random.Generator) -> View:
-        part = crops.random_crop(height, width, rng, self.scale, self.ratio)
+        part = random_crop(height, width, rng, self.scale, self.ratio)
         return View(part, (self.size, self.size), flip=rng.random() < self.flip)
 
 
@@ -168,7 +171,7 @@ class CenterCrop(Photo):
         return self.size, self.size, 3
 
     def view(self, height: int, width: int, rng: np.random.Generator) -> View:
-        down, across, top, left = crops.centre(height, width, self.size, self.resize)
+        down, across, top, left = centre(height, width, self.size, self.resize)
         if down * across > MAX_PIXELS:
             raise BadContainer(
                 f"this photo, of {width} x {height} pixels, is too narrow: with a shorter side of "
@@ -206,6 +209,66 @@ class Resize(Photo):
         return View((0, 0, height, width), self.shape[:2])
 
 
+def random_crop(
+    height: int,
+    width: int,
+    rng: np.random.Generator,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> Part:
+    """A part of random area and shape at a random place.
+
+    Drawn as in Szegedy et al., "Going deeper with convolutions" (CVPR 2015), with the bounds that
+    torchvision has: ten tries, then the largest part of an allowed shape in the middle.
+
+    Args:
+        height, width: of the photo, at least 1.
+        scale: least and largest area, as parts of the photo's.
+        ratio: least and largest width / height.
+
+    Returns:
+        (top, left, height, width) in pixels, inside the photo.
+    """
+    least, most = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(_TRIES):
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * rng.random())
+        shape = math.exp(least + (most - least) * rng.random())
+        across, down = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < across <= width and 0 < down <= height:
+            top = int((height - down + 1) * rng.random())
+            left = int((width - across + 1) * rng.random())
+            return top, left, down, across
+    across, down = width, height
+    if width < ratio[0] * height:
+        down = max(1, min(height, round(width / ratio[0])))
+    elif width > ratio[1] * height:
+        across = max(1, min(width, round(height * ratio[1])))
+    return (height - down) // 2, (width - across) // 2, down, across
+
+
+def centre(
+    height: int, width: int, size: int, resize: int | None = None
+) -> tuple[int, int, int, int]:
+    """A photo's size with its shorter side at `resize`, and where its central square begins.
+
+    Rounded as torchvision does.
+
+    Args:
+        height, width: of the photo, at least 1.
+        size: side of the square.
+        resize: at least `size`; by default `round(size * 256 / 224)`.
+
+    Returns:
+        (height, width, top, left) in pixels, of the resized photo.
+    """
+    shorter = round(size * 256 / 224) if resize is None else resize
+    if height <= width:
+        down, across = shorter, int(shorter * width / height)
+    else:
+        down, across = int(shorter * height / width), shorter
+    return down, across, round((down - size) / 2), round((across - size) / 2)
+
+
 def _positive(**values: int) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -227,7 +290,7 @@ def _factor(view: View) -> int:
     return factor_for(view.part[2], view.part[3], *view.size)
 
 
-def _taken(photo: Pixels, part: crops.Part, factor: int) -> Pixels:
+def _taken(photo: Pixels, part: Part, factor: int) -> Pixels:
     """The part of a photo that was decoded at 1 / factor, its edges at the nearest pixels."""
     top, left, height, width = part
     edges = (top, top + height, left, left + width)
@@ -271,7 +334,7 @@ def _flip(source: Pixels, out: npt.NDArray[Any]) -> None:
         there.copy_(some.flip(1))
 
 
-# As F.interpolate(mode="bilinear", antialias=True), which cannot be told where to write.
+# As F.interpolate(mode="bilinear", antialias=True), which cannot write where it is asked to.
 _RESIZE = torch.ops.aten._upsample_bilinear2d_aa.out
 # Elsewhere it takes twice as long as Pillow, and starts threads of its own in each worker.
 TORCH_IS_FAST = torch.backends.cpu.get_cpu_capability().startswith("AVX")

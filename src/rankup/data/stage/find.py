@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from ...base import files, holder
 from ...base import text as texts
-from ...base.holder import Holder
 from .. import indexes, stamp
 from ..errors import BadContainer
 from ..index import Index, Int64s
@@ -37,7 +36,6 @@ class Copy:
         size: bytes of data.
         seen: of the source and its files path, bytes, mtime and inode.
         checked: each sample was compared with its hash.
-        by: who made it.
     """
 
     folder: Path
@@ -45,7 +43,6 @@ class Copy:
     size: int
     seen: tuple[Look, ...]
     checked: bool
-    by: Holder
 
     @property
     def root(self) -> Path:
@@ -92,6 +89,7 @@ def write(copy: Copy) -> None:
         OSError: it could not be written.
     """
     text = {**asdict(copy), "rankup_stage": _VERSION, "folder": None, "source": str(copy.source)}
+    text["boot"] = holder.boot()
     # In ASCII, so that names that are no UTF-8 come through.
     files.write_atomic(copy.folder / MARKER, json.dumps(text, indent=2), private=True)
 
@@ -100,16 +98,13 @@ def read(folder: Path) -> Copy | None:
     """Return what the marker of a copy says; None without one, or one that makes no sense."""
     try:
         text = json.loads((folder / MARKER).read_bytes())
-        by = holder.parse(json.dumps(text["by"]))
-        if text["rankup_stage"] != _VERSION or by is None:
+        # What a disk has kept over a crash of the machine may lack its last writes.
+        if (text["rankup_stage"], text["boot"]) != (_VERSION, holder.boot()):
             return None
         seen = tuple(Look(str(a), int(b), int(c), int(d)) for a, b, c, d in text["seen"])
-        source = Path(text["source"])
-        copy = Copy(folder, source, int(text["size"]), seen, bool(text["checked"]), by)
+        return Copy(folder, Path(text["source"]), int(text["size"]), seen, bool(text["checked"]))
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    # What a disk has kept over a crash of the machine may lack its last writes.
-    return copy if copy.by.host.partition("/")[0] in (holder.boot(), "unknown") else None
 
 
 def copy_of(path: str | os.PathLike[str], environment: Mapping[str, str]) -> Copy | None:
@@ -138,36 +133,9 @@ def copy_of(path: str | os.PathLike[str], environment: Mapping[str, str]) -> Cop
 _say = functools.cache(texts.say)  # once
 
 
-def look(paths: Sequence[Path]) -> tuple[Look, ...]:
-    """Return size, time and inode of files, as `changed` compares them; of many, of some.
-
-    Raises:
-        OSError: one is not there.
-    """
-    chosen = [str(paths[row]) for row in stamp.some(len(paths))]
-    return tuple(stamp.look(path) for path in dict.fromkeys(chosen))
-
-
 def changed(copy: Copy) -> str:
     """Return in which way the source is not what was copied; empty where it is, or is not seen."""
     try:
-        return unlike(copy.source, copy.seen)
+        return stamp.changed(copy.seen, copy.source)
     except OSError:
         return ""
-
-
-def unlike(source: Path, seen: Sequence[Look]) -> str:
-    """Return in which way the files of a source are not what was `seen`; empty where they are.
-
-    Raises:
-        OSError: the source cannot be seen at all.
-    """
-    for one in seen:
-        try:
-            now = stamp.look(one[0])
-        except FileNotFoundError:
-            os.stat(source)
-            return f"{one[0]} is gone"
-        if one.change(now):
-            return f"{one[0]} was changed or replaced"
-    return ""

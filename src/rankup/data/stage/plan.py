@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import UserError
-from .. import finding, indexes
+from .. import finding, indexes, stamp
 from ..containers import Choice, detect
 from ..index import Index, Int64s, data_path
 from ..stamp import Look
@@ -73,7 +73,7 @@ def planned(source: Path) -> Plan:
     """
     beside = indexes.place(source)
     # Before the index is read, so that one that is replaced meanwhile is noticed.
-    first = find.look([beside]) if beside.is_file() else ()
+    first = stamp.looks([beside]) if beside.is_file() else ()
     own = finding.fitting(source)
     if own is not None:
         index = own
@@ -92,7 +92,7 @@ def planned(source: Path) -> Plan:
     paths = plan.files(source)
     if own is None and source.is_dir():  # it consists of what is in it
         paths = [source, *dict.fromkeys(path.parent for path in paths), *paths]
-    return replace(plan, seen=(*first, *find.look(paths)) if plan.packed else find.look(paths))
+    return replace(plan, seen=(*first, *stamp.looks(paths)) if plan.packed else stamp.looks(paths))
 
 
 def beside(index: Index) -> list[str]:

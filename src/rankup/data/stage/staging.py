@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...base import holder
 from ...base.amounts import size
 from ...base.errors import RunFailed, UserError
 from ...base.files import no_space
 from ...base.text import say
-from .. import indexes
+from .. import indexes, stamp
 from ..pack.progress import Progress
 from . import copying, find, memory, place
 from .copying import Watch
@@ -271,11 +270,11 @@ def _made(
             os.link(indexes.place(part), entry / find.INDEX)
         else:
             indexes.save(plan.index, entry / find.INDEX)
-        why = find.unlike(plan.source, plan.seen)
+        why = stamp.changed(plan.seen, plan.source)
         if why:
             raise UserError(f"{why} while it was copied: nothing was staged; run it again")
         (entry / find.PART).rename(entry / find.DATA)
-        copy = Copy(entry, plan.source, plan.size, plan.seen, plan.checked, holder.myself())
+        copy = Copy(entry, plan.source, plan.size, plan.seen, plan.checked)
         find.write(copy)
     except BaseException as error:
         full = isinstance(error, OSError) and no_space(error)
@@ -324,7 +323,7 @@ def _described(entry: Path) -> dict[str, Any]:
         path, taken = str(entry), place.used(entry)
         return {"source": entry.name, "path": path, "state": "not ready", "size": taken}
     try:
-        state = "out of date" if find.unlike(copy.source, copy.seen) else "ready"
+        state = "out of date" if stamp.changed(copy.seen, copy.source) else "ready"
     except OSError:
         state = "ready, and its source cannot be seen"
     return {

@@ -12,7 +12,6 @@ from ...base.amounts import number, size
 from ...site import places
 from ...site.caches import ROOT_VARIABLE, Cache
 from ..question import Answer, error, ok, question, warning
-from . import quota
 from .facts import Facts, Folder, Space
 
 # A job writes here: full is an error. The other folders are only read, as far as is known.
@@ -98,17 +97,14 @@ def quotas(facts: Facts) -> Iterator[Answer]:
     """  # noqa: E501
     found, late = facts.quotas
     todo = "delete or move what is not needed; many small files count more than large ones"
-    for one in filter(quota.limited, dict.fromkeys(found)):
-        message = quota.in_words(one)
-        if one.reaches(hard=True):
-            yield error(f"at its limit: {message}", todo)
-        elif one.reaches():
-            over = f"some days after that nothing more can be written; {todo}"
-            yield warning(f"over its quota: {message}", over)
-        elif one.reaches(part=0.9):
-            yield warning(f"nearly reached: {message}", todo)
+    for one in found:
+        if one.part >= 1:
+            over = f"nothing more can be written, now or in some days; {todo}"
+            yield error(f"at its limit: {one}", over)
+        elif one.part >= 0.9:
+            yield warning(f"nearly reached: {one}", todo)
         else:
-            yield ok(message)
+            yield ok(str(one))
     for command in late:
         todo = "ask it yourself; what is said above of space left does not know quotas"
         yield warning(f"`{command}` did not answer in time", todo)

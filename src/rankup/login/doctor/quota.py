@@ -39,27 +39,33 @@ class Quota:
     Attributes:
         name: the file system or folder, as the command calls it.
         whose: `user`, `group`, `project`.
-        soft, hard: limits; over the soft one for some days, writing fails, over the hard one at
-            once; 0: none.
+        limit, limit_files: the soft one, over which writing fails after some days, or the hard one
+            where there is no other; 0: none.
         said_by: the command.
     """
 
     name: str
     whose: str
     used: int
-    soft: int
-    hard: int
+    limit: int
     files: int
-    soft_files: int
-    hard_files: int
+    limit_files: int
     said_by: str
 
-    def reaches(self, *, hard: bool = False, part: float = 1.0) -> bool:
-        """Return True where bytes or files are at the hard limit, or over that part of the soft."""
-        pairs = ((self.used, self.soft, self.hard), (self.files, self.soft_files, self.hard_files))
-        if hard:
-            return any(limit and used >= limit for used, _, limit in pairs)
-        return any(used > part * (soft or most) > 0 for used, soft, most in pairs)
+    @property
+    def part(self) -> float:
+        """The part of the limit that is used, of bytes or of files, which is more."""
+        pairs = ((self.used, self.limit), (self.files, self.limit_files))
+        return max(used / limit if limit else 0.0 for used, limit in pairs)
+
+    def __str__(self) -> str:
+        """Used and allowed, bytes and files, as far as there are limits; whose, and by whom."""
+        parts = []
+        if self.limit:
+            parts.append(f"{size(self.used)} of {size(self.limit)}")
+        if self.limit_files:
+            parts.append(f"{number(self.files)} of {number(self.limit_files)} files")
+        return f"{self.name}: {', '.join(parts)} ({self.whose}, says {self.said_by})"
 
 
 def known(
@@ -68,7 +74,7 @@ def known(
     environment: Mapping[str, str],
     deadline: Deadline,
 ) -> tuple[list[Quota], list[str]]:
-    """Return all quotas that a command on PATH knows, and the commands that were late."""
+    """Return all limits that a command on PATH knows, and the commands that were late."""
     commands: list[list[str]] = []
     table = mounts.table()
     for folder in folders:
@@ -87,7 +93,8 @@ def known(
     ]
     said = [(words, deadline.wait(future, None)) for words, future in asked]
     found = [one for words, text in said if text is not None for one in parse(words[0], text)]
-    return found, [" ".join(words) for words, text in said if text is None]
+    limited = [one for one in dict.fromkeys(found) if one.limit or one.limit_files]
+    return limited, [" ".join(words) for words, text in said if text is None]
 
 
 def lines(
@@ -104,8 +111,7 @@ def lines(
     """
     environment = os.environ if environment is None else environment
     found, late = known([folder], project, environment, Deadline(seconds))
-    said = [in_words(one) for one in dict.fromkeys(found) if limited(one)]
-    return said + [f"`{words}` did not answer in time" for words in late]
+    return [*map(str, found)] + [f"`{words}` did not answer in time" for words in late]
 
 
 def command(
@@ -146,21 +152,6 @@ def project_number(folder: str) -> int:
     return 0
 
 
-def in_words(one: Quota) -> str:
-    """Return used and allowed, bytes and files, as far as there are limits; whose, and by whom."""
-    parts = []
-    if one.soft or one.hard:
-        parts.append(f"{size(one.used)} of {size(one.soft or one.hard)}")
-    if one.soft_files or one.hard_files:
-        parts.append(f"{number(one.files)} of {number(one.soft_files or one.hard_files)} files")
-    return f"{one.name}: {', '.join(parts)} ({one.whose}, says {one.said_by})"
-
-
-def limited(one: Quota) -> bool:
-    """Return True where it limits anything."""
-    return any((one.soft, one.hard, one.soft_files, one.hard_files))
-
-
 def parse(program: str, text: str) -> list[Quota]:
     """Return the quotas in what one of the commands has printed."""
     if program == "mmlsquota":
@@ -174,9 +165,9 @@ def _quota(name: str, whose: str, words: Sequence[str], unit: int, said_by: str)
     """A quota of six figures; none where one of them is no number."""
     figures = [_figure(word) for word in words]
     used, soft, hard, files, soft_files, hard_files = (one or 0 for one in figures)
-    kilo = (used * unit, soft * unit, hard * unit)
     if None not in figures:
-        yield Quota(name, whose, *kilo, files, soft_files, hard_files, said_by)
+        limit, limit_files = (soft or hard) * unit, soft_files or hard_files
+        yield Quota(name, whose, used * unit, limit, files, limit_files, said_by)
 
 
 def _table(text: str, said_by: str) -> Iterator[Quota]:

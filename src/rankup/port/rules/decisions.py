@@ -17,7 +17,7 @@ from ...script.roles import LoopNode
 from ...script.torch_names import SHOWING, words
 from ..rewrite.context import Context
 from ..rewrite.script import Scope, Script
-from .reduced import shares
+from .facts import shares
 
 # Calls that show or keep a number, or make another of it.
 _HARMLESS = SHOWING | words(

@@ -6,33 +6,21 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...script.flow import argument, call_name, first_argument, given, model_wrapper
-from ...script.roles import Loop, Script
+from ...script.names import calls_in
+from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import (
-    anywhere,
-    by_hand,
-    calls,
-    calls_in,
-    integer,
-    loops_in,
-    ranked,
-    string,
-    strings,
-    wrapped,
-)
+from ..rewrite.context import Context
+from .facts import anywhere, by_hand, calls, integer, loops_in, ranked, string, strings, wrapped
 from .rule import Hit, rule
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
 
 _FIXED = re.compile(r"(?:cuda|xpu|hip):\d+")
 _BEGUN = re.compile(r"(?:cuda|xpu|hip):(?:%d|%s|\{\})?")
 _TODO = "use the local rank's: `device = world.device` of rankup.setup(), or plain 'cuda' after it"
 _DONE = "this rank's own GPU instead of a numbered one"
+_TAKE_DEVICES = ("device", "to", "cuda", "set_device")
 _DEVICE_NAMES = words("device gpu gpu_id dev cuda_device device_id")
 
 
@@ -64,7 +52,9 @@ def device_fixed(file: File, script: Script) -> Iterator[Hit]:
             call = file.names.enclosing(text, ast.Call)
             if isinstance(call, ast.Call) and file.names.called(call) == "torch.load":
                 continue  # RK144
-            named, wrong = file.code(text), judged or _used(file, text)
+            # In a script that joins ranks a literal may be a default that is never used.
+            used = isinstance(call, ast.Call) and call_name(call) in _TAKE_DEVICES
+            named, wrong = file.code(text), judged or used
         else:
             named = f"GPU {file.code(number)}"
             wrong = integer(number) or (judged and not ranked(script, file, number))
@@ -84,8 +74,7 @@ def device_fixed(file: File, script: Script) -> Iterator[Hit]:
             )
     for assign in file.names.all(ast.Assign) if judged else ():  # `device = 0`, `self.gpu_id = 1`
         target, value = assign.targets[0], assign.value
-        name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
-        if name in _DEVICE_NAMES and integer(value):
+        if getattr(target, "attr", getattr(target, "id", "")) in _DEVICE_NAMES and integer(value):
             fix = partial(_own_index, value=value)
             yield Hit(value, f"every rank would use GPU {file.code(value)}", _TODO, fix)
 
@@ -158,7 +147,7 @@ def _numbered_texts(file: File) -> Iterator[tuple[ast.expr, ast.expr | None]]:
 
 def _numbers_given(file: File) -> Iterator[tuple[ast.Call, ast.expr]]:
     """`n` of `x.cuda(n)`, `torch.cuda.set_device(n)`, `torch.device("cuda", n)`, `x.to(0)`."""
-    for call, dotted in calls(file, "cuda", "set_device", "device", "to"):
+    for call, dotted in calls(file, *_TAKE_DEVICES):
         name = call_name(call)
         if name in ("set_device", "device") and not dotted.startswith("torch."):
             continue
@@ -170,12 +159,6 @@ def _numbers_given(file: File) -> Iterator[tuple[ast.Call, ast.expr]]:
             given = given if integer(given) else None
         if given is not None and (name != "to" or integer(given)):
             yield call, given
-
-
-def _used(file: File, literal: ast.expr) -> bool:
-    """In a distributed script a literal may be a default that is never used: calls count."""
-    call = file.names.enclosing(literal, ast.Call)
-    return isinstance(call, ast.Call) and call_name(call) in ("device", "to", "cuda", "set_device")
 
 
 def _known_device(script: Script, file: File, device: ast.expr) -> bool:
@@ -280,19 +263,13 @@ def _removed(context: Context, statement: ast.AST) -> str | None:
     return "the launcher says which GPUs are visible: line removed"
 
 
-def _set_to(file: File, literal: ast.Constant) -> ast.expr | None:
+def _set_to(file: File, name: ast.Constant) -> ast.expr | None:
     """The value of an environment variable that is set here; None where it is only read."""
-    for up in file.names.up(literal):
-        if isinstance(up, ast.Assign):
-            target = up.targets[0]
-            return up.value if file.names.inside(literal, target) else None
-        if isinstance(up, ast.Call):
-            if call_name(up) in ("setdefault", "putenv"):
-                return argument(up, "value", 1)
-            return None
-        if isinstance(up, ast.stmt):
-            return None
-    return None
+    statement, call = file.names.statement(name), file.names.enclosing(name, ast.Call)
+    if isinstance(statement, ast.Assign) and file.names.inside(name, statement.targets[0]):
+        return statement.value
+    sets = isinstance(call, ast.Call) and call_name(call) in ("setdefault", "putenv")
+    return argument(call, "value", 1) if sets else None  # type: ignore[arg-type]
 
 
 @rule("RK106", "error", "model not wrapped")
@@ -324,7 +301,7 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
     """
     if not script.runtimes & {"torch", "rankup", "course"} or not script.train_loops:
         return
-    around, index = wrapped(script), file.names
+    around = wrapped(script)
     known = {model.node for model in script.models}
     yield from _wrapped_too_late(file, script)
     if anywhere(script, "parallelize", "fully_shard", "parallelize_module", "replicate"):
@@ -337,7 +314,7 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
         if isinstance(file.names.parents.get(model.node), ast.Return):
             continue  # given back, and made elsewhere
         if model.file is file and model.node not in around and model.confidence >= 0.6:
-            made = index.statement(model.node)
+            made = file.names.statement(model.node)
             name = file.code(made.targets[0]) if isinstance(made, ast.Assign) else "this model"
             yield Hit(
                 model.node,
@@ -349,29 +326,25 @@ def not_wrapped(file: File, script: Script) -> Iterator[Hit]:
 
 def _wrapped_too_late(file: File, script: Script) -> Iterator[Hit]:
     """Where a model is wrapped behind the loop that trains it, for the first time."""
-    index = file.names
-    wraps: dict[tuple[ast.AST | None, str], list[ast.Call]] = {}
+    index, wraps = file.names, dict[tuple[ast.AST | None, str], ast.Call]()
     for call in index.all(ast.Call):
-        kind = model_wrapper(file, call)
-        first = argument(call, "module", 0) if kind and kind != "sync-bn" else None
-        if isinstance(first, (ast.Name, ast.Attribute)):
-            wraps.setdefault((index.function(call), file.code(first)), []).append(call)
-    for (function, name), found in wraps.items():
-        call = min(found, key=lambda one: file.line(one)[0])
-        line = file.line(call)[0]
+        first = argument(call, "module", 0)
+        if model_wrapper(file, call) in ("", "sync-bn") or first is None:
+            continue
+        if isinstance(first, ast.Name | ast.Attribute):
+            wraps.setdefault((index.function(call), file.code(first)), call)
+    for (function, name), call in wraps.items():
         for loop in loops_in(file, script.train_loops):
-            together = {up for up in index.up(call) if isinstance(up, (ast.For, ast.While))}
+            line = file.line(loop.node)[0]
+            together = {up for up in index.up(call) if isinstance(up, LoopNode)}
             if index.function(loop.node) is not function or together & set(index.up(loop.node)):
                 continue
-            if file.last_line(loop.node) < line and _calls(loop, name):
+            trained = any(file.code(one.func) == name for one in calls_in(*loop.body))
+            if trained and file.last_line(loop.node) < file.line(call)[0]:
                 yield Hit(
                     call,
-                    f"{name} is wrapped behind the loop that trains it (line "
-                    f"{file.line(loop.node)[0]}): no gradients are exchanged there",
+                    f"{name} is wrapped behind the loop that trains it (line {line}): no gradients "
+                    "are exchanged there",
                     f"`{name} = rankup.wrap({name})` before the optimizer is made",
                 )
                 break
-
-
-def _calls(loop: Loop, name: str) -> bool:
-    return any(loop.file.code(call.func) == name for call in calls_in(*loop.body))

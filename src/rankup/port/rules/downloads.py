@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 
 from ...script.effects import (
     Helper,
@@ -18,17 +17,14 @@ from ...script.effects import (
     written,
 )
 from ...script.flow import call_name, given
-from ...script.names import Function, walk, words_in
+from ...script.names import Function, calls_in, walk, words_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import calls_in
+from ..rewrite.context import Context
 from .guards import rank0_first, runs
 from .rule import Hit, rule
 from .writing import changes_files
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
 
 _MAKERS = words(
     "subprocess.run subprocess.call subprocess.check_call subprocess.check_output os.system "

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from ...script.flow import Origin, argument, call_name, given, literal, model_wrapper
-from ...script.loops import gradients_off, taken_from
-from ...script.names import Function, walk
+from ...script.loops import taken_from
+from ...script.names import Function, calls_in, walk
 from ...script.roles import Loop, Role, Script
 from ...script.source import File
-from ...script.torch_names import EXITS
+from ...script.torch_names import EXITS, OUR_COLLECTIVES, words
 
 # Names that tell the rank or the number of ranks: `local_rank`, `get_world_size`, `shard_id`; not
 # `lora_rank`, nor rankup itself, nor `rank0_first`, whose value is the same on all ranks.
@@ -26,6 +26,8 @@ _RANKED = re.compile(
     r"|\w*shard\w*|split_\w*by_(?:node|worker)|num_replicas|distributed\w*",
     re.IGNORECASE,
 )
+_REDUCES = re.compile(r"all_?reduce|all_?gather|^gather|^reduce|synchroni[sz]e|_reduce$|^sync_")
+_OURS = OUR_COLLECTIVES - words("barrier rank0_first save_full_model save_sharded_model")
 _RANK_VARIABLE = re.compile(r"(?:[A-Z]+_)*(?:RANK|WORLD_SIZE|PROCID|LOCALID|NTASKS)")
 
 
@@ -173,18 +175,6 @@ def wrapped(script: Script) -> dict[ast.AST, set[str]]:
     return found
 
 
-def trained_here(file: File, script: Script, node: ast.AST) -> bool:
-    """True of a place that runs in a training step with gradients on."""
-    for up in file.names.up(node):
-        if gradients_off(file, up):
-            return False
-        if any(up is loop.node for loop in script.train_loops):
-            return True
-        if isinstance(up, Function):
-            return up in script.training_functions
-    return False
-
-
 def string(node: ast.AST | None) -> str | None:
     """The value of a literal string."""
     value = literal(node)
@@ -236,7 +226,16 @@ def loops_in(file: File, loops: Iterable[Loop]) -> list[Loop]:
     return [loop for loop in loops if loop.file is file]
 
 
-def calls_in(*nodes: ast.AST) -> Iterator[ast.Call]:
-    for one in walk(*nodes):
-        if isinstance(one, ast.Call):
-            yield one
+def is_reduction(file: File, call: ast.Call) -> bool:
+    """A collective that puts values together, or a helper of that name."""
+    dotted = file.names.called(call)
+    if dotted.startswith("rankup."):
+        return dotted.removeprefix("rankup.") in _OURS
+    if dotted.startswith(("functools", "builtins", "torch.cuda")) or dotted == "torch.gather":
+        return False
+    return _REDUCES.search(call_name(call)) is not None
+
+
+def shares(file: File, call: ast.Call) -> bool:
+    """A collective behind which all ranks have the same value: a reduction, or a broadcast."""
+    return is_reduction(file, call) or call_name(call) in ("broadcast", "broadcast_object_list")

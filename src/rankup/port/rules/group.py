@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from ...script.flow import argument, call_name
-from ...script.names import walk
+from ...script.names import assigned, calls_in, elements, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import COLLECTIVES, OUR_COLLECTIVES, words
-from .facts import anywhere, calls, loops_in
+from .facts import calls, loops_in
 from .guards import guard
 from .rule import Hit, rule
 
@@ -21,6 +21,7 @@ _OURS = words(
     "load_full_model load_sharded_model shard wrap quiet log_metrics Deadline Order"
 )
 _COLLECTIVES = (COLLECTIVES | OUR_COLLECTIVES) - {"rank0_first"}
+_JOINING = ("torch.distributed", "rankup", "distributed_utils")
 _GLOBAL_RANK = re.compile(r"get_rank\(\)|['\"](?:RANK|SLURM_PROCID)['\"]")
 _LOCAL_RANK = re.compile(r"['\"](?:LOCAL_RANK|SLURM_LOCALID)['\"]|get_node_local_rank\(\)")
 _WRAPS_ROUND = re.compile(r"%|device_count|local", re.IGNORECASE)
@@ -105,9 +106,8 @@ def not_destroyed(file: File, script: Script) -> Iterator[Hit]:
 
     Nothing to do: `rankup.setup()` leaves the group by itself when the process ends.
     """
-    if anywhere(script, "destroy_process_group", "cleanup_distributed"):
-        return
-    if any("destroy_process_group" in one.text for one in script.files):
+    leaves = ("destroy_process_group", "cleanup_distributed")
+    if any(name in one.text for name in leaves for one in script.files):
         return
     for call, dotted in calls(file, "init_process_group"):
         if not dotted.startswith("rankup"):
@@ -153,49 +153,40 @@ def ranks_mixed_up(file: File, script: Script) -> Iterator[Hit]:
                     "second node on",
                     "use the local rank: LOCAL_RANK, or `world.local_rank` of rankup.setup()",
                 )
-        if name in ("DistributedSampler", "init_process_group"):
-            rank = argument(call, "rank")
-            if rank is not None:
-                code = _text(file, script, rank)
-                if _LOCAL_RANK.search(code) or file.code(rank).lower().endswith("local_rank"):
-                    if _GLOBAL_RANK.search(code) or "node" in code:
-                        continue
-                    yield Hit(
-                        rank,
-                        "the rank on this node serves as that among all: nodes repeat each other",
-                        "use the global rank: RANK, or torch.distributed.get_rank()",
-                    )
+        rank = argument(call, "rank")
+        if rank is not None and name in ("DistributedSampler", "init_process_group"):
+            code = _text(file, script, rank)
+            local = _LOCAL_RANK.search(code) or file.code(rank).lower().endswith("local_rank")
+            if local and not _GLOBAL_RANK.search(code) and "node" not in code:
+                yield Hit(
+                    rank,
+                    "the rank on this node serves as that among all: nodes repeat each other",
+                    "use the global rank: RANK, or torch.distributed.get_rank()",
+                )
 
 
 def _devices_given(call: ast.Call, name: str) -> list[ast.expr]:
     """The expressions in a call that choose a GPU."""
     found: list[ast.expr | None] = []
-    if name in ("set_device", "cuda"):
+    if name in ("set_device", "cuda", "to"):
         found.append(argument(call, "device", 0))
     elif name == "device":
         found += [argument(call, "type", 0), argument(call, "index", 1)]
-    elif name == "to":
-        found.append(argument(call, "device", 0))
     elif name in ("DistributedDataParallel", "DDP"):
-        ids = argument(call, "device_ids", 1)
-        if isinstance(ids, ast.List):
-            found += ids.elts
+        found += getattr(argument(call, "device_ids", 1), "elts", [])
     return [one for one in found if one is not None]
 
 
 def _text(file: File, script: Script, node: ast.expr) -> str:
     """The code of a rank-like expression, and of the names in it."""
     parts = [file.code(node)]
-    for inner in walk(node):
-        if isinstance(inner, ast.Name):
-            for origin in script.flow.origins(file, inner):
-                made = origin.node
-                if isinstance(made, ast.Call) and call_name(made) == "setup":
-                    parts.append(_of_setup(file, inner))
-                elif isinstance(made, (ast.Call, ast.Subscript)) and (
-                    call_name(made) != "device" if isinstance(made, ast.Call) else True
-                ):
-                    parts.append(origin.file.code(made))
+    for inner in (one for one in walk(node) if isinstance(one, ast.Name)):
+        for origin in script.flow.origins(file, inner):
+            name = call_name(origin.node) if isinstance(origin.node, ast.Call) else ""
+            if name == "setup":
+                parts.append(_of_setup(file, inner))
+            elif isinstance(origin.node, ast.Call | ast.Subscript) and name != "device":
+                parts.append(origin.file.code(origin.node))
     return " ".join(parts)
 
 
@@ -227,22 +218,16 @@ def setup_unpacked(file: File, script: Script) -> Iterator[Hit]:
     Nothing: it writes `rankup.setup()` alone.
     """
     for call, dotted in calls(file, "setup"):
-        if dotted != "rankup.setup":
-            continue
-        assign = file.names.parents.get(call)
-        if not isinstance(assign, ast.Assign):
-            continue
-        for target in assign.targets:
-            if isinstance(target, (ast.Tuple, ast.List)):
-                starred = any(isinstance(one, ast.Starred) for one in target.elts)
-                number = len(target.elts)
-                if number != 4 and not (starred and number <= 5):
-                    yield Hit(
-                        target,
-                        f"setup() gives local_rank, rank, device and world_size, and is unpacked "
-                        f"into {number} names",
-                        "take all four, or `setup()[:3]` for the first three",
-                    )
+        for target in assigned(file.names.parents[call]) if dotted == "rankup.setup" else ():
+            names = elements(target)
+            starred = any(isinstance(one, ast.Starred) for one in names)
+            if names != [target] and len(names) != 4 and not (starred and len(names) <= 5):
+                yield Hit(
+                    target,
+                    f"setup() gives local_rank, rank, device and world_size, and is unpacked into "
+                    f"{len(names)} names",
+                    "take all four, or `setup()[:3]` for the first three",
+                )
 
 
 @rule("RK109", "error", "a name of the runtime called on torch", frameworks=True)
@@ -265,14 +250,10 @@ def ours_on_torch(file: File, script: Script) -> Iterator[Hit]:
     Writes `rankup.save0` in the place of `torch.save`.
     """
     for node in file.names.all(ast.Attribute):
-        if node.attr in _OURS and file.names.dotted(node).startswith("torch."):
-            base = file.names.dotted(node.value)
-            if base in ("torch", "torch.distributed"):
-                yield Hit(
-                    node,
-                    f"torch has no {node.attr}: it is rankup's",
-                    f"write rankup.{node.attr}(…)",
-                )
+        base = file.names.dotted(node.value) if node.attr in _OURS else ""
+        if base in ("torch", "torch.distributed"):
+            message = f"torch has no {node.attr}: it is rankup's"
+            yield Hit(node, message, f"write rankup.{node.attr}(…)")
 
 
 @rule("RK182", "error", "a collective on one rank")
@@ -300,11 +281,8 @@ def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
     if not script.distributed:
         return
     for call in file.names.all(ast.Call):
-        dotted = file.names.called(call)
         name = call_name(call)
-        if name not in _COLLECTIVES:
-            continue
-        if not dotted.startswith(("torch.distributed", "rankup", "distributed_utils")):
+        if name not in _COLLECTIVES or not file.names.called(call).startswith(_JOINING):
             continue
         if guard(file, script, call) and not _both_ways(file, script, call, name):
             yield Hit(
@@ -316,11 +294,6 @@ def one_rank_collective(file: File, script: Script) -> Iterator[Hit]:
 
 def _both_ways(file: File, script: Script, call: ast.Call, name: str) -> bool:
     """True where the other ranks meet it elsewhere (`if rank != 0: barrier()`, then rank 0's)."""
-    function = file.names.function(call) or file.tree
-    other = [
-        one
-        for one in walk(function)
-        if isinstance(one, ast.Call) and one is not call and call_name(one) == name
-    ]
-    mine = guard(file, script, call)
-    return any(guard(file, script, one) not in ("", mine) for one in other)
+    here = calls_in(file.names.function(call) or file.tree)
+    other = [one for one in here if one is not call and call_name(one) == name]
+    return any(guard(file, script, one) not in ("", guard(file, script, call)) for one in other)

@@ -6,22 +6,22 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...script.flow import call_name, given
-from ...script.names import mentioned, walk
+from ...script.flow import call_name, given, returned
+from ...script.names import Function, assigned, calls_in, made_of, mentioned, walk
 from ...script.roles import Count, Loop, Script
 from ...script.source import File
 from ...script.torch_names import SHOWING
 from ..rewrite.losses import Kind
 from ..rewrite.means import declared
 from ..rewrite.training import Training, training_in
-from .facts import integer, loop_sharded, loops_in, ported
+from .facts import integer, is_reduction, loop_sharded, loops_in, ported
 from .guards import guard
-from .reduced import is_reduction, reduced
 from .rule import Hit, rule
 
 _COUNTED = re.compile(
     r"loss|acc|correct|right|hit|total|metric|score|error|err\b|mse|mae|dice|iou", re.I
 )
+_DEPTH = 3  # callers to which a value may be given back
 _ADD = ("rankup.total", "rankup.gather")
 
 
@@ -85,8 +85,66 @@ def left_local(file: File, script: Script, loop: Loop) -> list[Count]:
             return []
         if loop in script.eval_loops and not loop_sharded(script, loop):
             return []  # every rank has it all
-        found = [one for one in found if not reduced(file, script, loop, one)]
+        found = [one for one in found if not _reduced(file, script, loop, one)]
     return found
+
+
+def _reduced(file: File, script: Script, loop: Loop, count: Count) -> bool:
+    """True where a count of a loop, or what is made of it, goes through a reduction."""
+
+    def adds_up(where: File, call: ast.Call) -> bool:
+        # Rank 0's is the value of all only where every rank has it all.
+        rank_0s = call_name(call) == "broadcast" and loop in script.train_loops
+        return is_reduction(where, call) and not rank_0s
+
+    def reduces(where: File, call: ast.Call) -> bool:
+        found = script.flow.callee(where, call)
+        inner = [(found[0], one) for one in calls_in(found[1])] if found is not None else []
+        return any(adds_up(*one) for one in [(where, call), *inner])
+
+    def reaches(where: File, around: ast.AST, names: set[str], depth: int) -> bool:
+        made = made_of(walk(around), names)
+        if any(mentioned(call) & made and reduces(where, call) for call in calls_in(around)):
+            return True
+        values = returned(around) if isinstance(around, Function) and depth else []
+        if not any(mentioned(value) & made for value in values):
+            return False
+        for outer, call in script.flow.callers.get(around, ()):
+            statement = outer.names.statement(call)
+            above = [up for up in outer.names.up(call) if outer.names.statement(up) is statement]
+            if any(isinstance(up, ast.Call) and adds_up(outer, up) for up in above):
+                return True
+            taken = mentioned(*assigned(statement))
+            scope = outer.names.function(call) or outer.tree
+            if taken and reaches(outer, scope, taken, depth - 1):
+                return True
+        return False
+
+    if _reduces_itself(file, script, count):
+        return True
+    if any(reduces(file, one) for one in calls_in(count.node)):
+        return True
+    return reaches(file, _around(file, loop, count.name), {count.name}, _DEPTH)
+
+
+def _around(file: File, loop: Loop, name: str) -> ast.AST:
+    """The function in which a count may be used; of an attribute its class."""
+    own = file.names.enclosing(loop.node, ast.ClassDef) if name.startswith("self.") else None
+    return own or file.names.function(loop.node) or file.tree
+
+
+def _reduces_itself(file: File, script: Script, count: Count) -> bool:
+    """True of a meter whose class has a reduction: torchmetrics, `meter.all_reduce()`."""
+    if not isinstance(count.node, ast.Call) or not isinstance(count.node.func, ast.Attribute):
+        return False
+    for one in script.flow.origins(file, count.node.func.value):
+        owner = script.flow.class_of(one.file, one.node)
+        if owner is not None and any(is_reduction(owner[0], call) for call in calls_in(owner[1])):
+            return True
+        made = one.file.names.called(one.node) if isinstance(one.node, ast.Call) else ""
+        if made.startswith("torchmetrics"):
+            return True
+    return False
 
 
 def _by_name(count: Count) -> bool:
@@ -152,9 +210,7 @@ def _behind(file: File, node: ast.stmt) -> list[ast.stmt]:
 
 def _used_after(file: File, loop: Loop, name: str) -> bool:
     """True where a count is divided, logged, returned or compared: added up for somebody to see."""
-    around: ast.AST = file.names.function(loop.node) or file.tree
-    if name.startswith("self."):
-        around = file.names.enclosing(loop.node, ast.ClassDef) or around
+    around = _around(file, loop, name)
     inside = set(walk(loop.node))
     for node in walk(around):
         if node in inside or node is around:

@@ -9,10 +9,10 @@ from typing import Literal
 
 from ...script.effects import callee, leads_to
 from ...script.flow import call_name
-from ...script.names import Function, walk
+from ...script.names import Function, calls_in
 from ...script.roles import Script, Site
 from ...script.source import File
-from .facts import RANK_WORDS, calls_in, ranked
+from .facts import RANK_WORDS, ranked
 
 Guard = Literal["", "rank0", "local", "others"]
 _LOCAL = re.compile(r"local_?rank|LOCAL_RANK|\bgpu\s*==\s*0|device_id\s*==\s*0|SLURM_LOCALID", re.I)
@@ -83,9 +83,7 @@ def runs(file: File, script: Script, node: ast.AST) -> bool:
     if file is script.file:
         return True
     for up in file.names.up(node):
-        if isinstance(up, ast.If) and any(
-            isinstance(one, ast.Name) and one.id == "__name__" for one in walk(up.test)
-        ):
+        if file.guards(up):
             return False
         if isinstance(up, Function) and isinstance(file.names.parents[up], ast.Module):
             return any(

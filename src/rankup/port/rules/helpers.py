@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 
 from ...script.effects import Helper, Reached, trains
 from ...script.flow import argument, call_name
@@ -21,11 +20,9 @@ from ...script.torch_names import (
     is_draw,
     words,
 )
+from ..rewrite.context import Context
 from .guards import by_every_rank, guard, rank0_first
 from .rule import Hit
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
 
 # Methods that change what they are called on, so that ranks that leave them out differ.
 _CHANGING = words("step backward load_state_dict requires_grad_ update")

@@ -6,18 +6,18 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...script.effects import trains
 from ...script.flow import argument, call_name, given, literal
-from ...script.names import walk
+from ...script.names import calls_in, walk
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import EXITS, STEP_SCHEDULES, words
+from ..rewrite.context import Context
 from .facts import (
     calls,
-    calls_in,
     ends,
+    is_reduction,
     loops_in,
     names_rank,
     ranked,
@@ -25,11 +25,7 @@ from .facts import (
     string,
     with_origins,
 )
-from .reduced import is_reduction
 from .rule import Hit, rule
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
 
 # Schedules of which an argument is a number of steps.
 _COUNTING = words("StepLR MultiStepLR CosineAnnealingLR CosineAnnealingWarmRestarts LinearLR")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 
 from ...script import roles
-from ...script.flow import argument, call_name, model_wrapper
+from ...script.flow import Origin, argument, call_name, model_wrapper
 from ...script.flow import given as arguments_of
-from ...script.names import Function, walk
+from ...script.loops import gradients_off
+from ...script.names import walk
 from ...script.roles import LoopNode
 from ...script.source import File
 from ...script.torch_names import last, words
 from ..rewrite.context import Context
 from ..rewrite.training import Training, training_in
-from .facts import anywhere, calls, string, trained_here, wrapped
+from .facts import anywhere, calls, string, wrapped
 from .guards import guard
 from .rule import Hit, rule
 
@@ -62,10 +64,10 @@ def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
     """
     if not script.distributed:
         return
-    around = wrapped(script)
+    around, training = wrapped(script), training_in(script, file)
     for call in file.names.all(ast.Call):
         inner = _past_module(call.func)
-        if inner is None or not trained_here(file, script, call):
+        if inner is None or not _in_a_step(training, call):
             continue
         kinds = set().union(*(around.get(o.node, set()) for o in script.flow.origins(file, inner)))
         if kinds & {"ddp", "rankup"}:
@@ -76,19 +78,34 @@ def bypasses_forward(file: File, script: roles.Script) -> Iterator[Hit]:
             )
 
 
+def _in_a_step(training: Training, node: ast.AST) -> bool:
+    """True of a place that runs in a training step with gradients on."""
+    script = training.script
+    if any(gradients_off(script.file, up) for up in script.above(node)):
+        return False
+    steps = {script.scope(call) for call in training.backwards} - {script.tree}
+    loops = [loop.node for loop in training.loops if loop.trains]
+    return script.scope(node) in steps or _below(training, node, loops.__contains__)
+
+
+def _below(training: Training, node: ast.AST, runs: Callable[[ast.AST], bool]) -> bool:
+    """True of a place in something, and in a function that is called there."""
+    script = training.script
+    calls = [calls for function, calls in script.calls_of.items() if function is script.scope(node)]
+    places = (node, *chain.from_iterable(calls))
+    return any(runs(up) for place in places for up in script.above(place))
+
+
 def _past_module(func: ast.expr) -> ast.expr | None:
     """`model` of `model.module(x)` and `model.module.encode(x)`."""
-    if isinstance(func, ast.Attribute):
-        if func.attr == "module":
-            return func.value
-        if func.attr in _SILENT or func.attr.startswith(("save", "get_", "set_")):
-            return None
-        value = func.value
-        while isinstance(value, ast.Attribute):
-            if value.attr == "module":
-                return value.value
-            value = value.value
-    return None
+    if not isinstance(func, ast.Attribute) or func.attr == "module":
+        return func.value if isinstance(func, ast.Attribute) else None
+    if func.attr in _SILENT or func.attr.startswith(("save", "get_", "set_")):
+        return None
+    inner = func.value
+    while isinstance(inner, ast.Attribute) and inner.attr != "module":
+        inner = inner.value
+    return inner.value if isinstance(inner, ast.Attribute) else None
 
 
 @rule("RK132", "warning", "a name of your own on the model")
@@ -124,22 +141,17 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
     seen: set[str] = set()
     for node in file.names.all(ast.Attribute):
         name = node.attr
-        if (
-            name in _SILENT
-            or name.startswith("__")
-            or not isinstance(node.value, (ast.Name, ast.Attribute))
-        ):
+        own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        if own or not isinstance(node.value, ast.Name | ast.Attribute) or file.names.dotted(node):
             continue
-        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-            continue
-        if file.names.dotted(node):
+        if name in _SILENT or name.startswith("__"):
             continue
         origins = [one for one in script.flow.origins(file, node.value) if one.node in models]
         if script.distributed:
             origins = [one for one in origins if one.wrappers() == {"ddp"}]
             origins = [] if _before_wrap(file, node) else origins
         spelled = file.code(node)
-        if not origins or spelled in seen or not _own_class(script, origins[0].node, name):
+        if not origins or spelled in seen or not _own_class(script, origins[0], name):
             continue
         seen.add(spelled)
         yield Hit(
@@ -149,33 +161,21 @@ def custom_attribute(file: File, script: roles.Script) -> Iterator[Hit]:
         )
 
 
-def _own_class(script: roles.Script, made: ast.AST, name: str) -> bool:
+def _own_class(script: roles.Script, made: Origin, name: str) -> bool:
     """True where it is an attribute of the model, as far as one can see."""
-    for where in script.files:
-        if made in where.names.parents:
-            owner = script.flow.class_of(where, made)
-            if owner is None:
-                return True
-            return (
-                name in where.names.attributes(owner[1])
-                or name in owner[0].names.members(owner[1])
-                or name in owner[0].names.attributes(owner[1])
-            )
-    return True
+    owner = script.flow.class_of(made.file, made.node)
+    return owner is None or bool(script.flow.members(*owner, name)[1])
 
 
 def _before_wrap(file: File, node: ast.AST) -> bool:
     """True where a use stands above the wrapping, in the same function."""
-    home = file.names.function(node)
-    line = file.line(node)[0]
-    for call in file.names.all(ast.Call):
-        if (
-            model_wrapper(file, call) == "ddp"
-            and file.names.function(call) is home
-            and line <= file.last_line(call)
-        ):
-            return True
-    return False
+    home, line = file.names.function(node), file.line(node)[0]
+    return any(
+        model_wrapper(file, call) == "ddp"
+        and file.names.function(call) is home
+        and line <= file.last_line(call)
+        for call in file.names.all(ast.Call)
+    )
 
 
 @rule("RK133", "error", "a forward on one rank alone")
@@ -212,16 +212,12 @@ def forward_on_one(file: File, script: roles.Script) -> Iterator[Hit]:
     around = wrapped(script)
     collective = {"ddp", "fsdp"} if _may_have_buffers(script) else {"fsdp"}
     for call in file.names.all(ast.Call):
-        if not isinstance(call.func, (ast.Name, ast.Attribute)) or not arguments_of(call):
+        if not isinstance(call.func, ast.Name | ast.Attribute) or not arguments_of(call):
             continue
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "module":
+        if call_name(call) == "module" or file.names.called(call):
             continue
-        if file.names.called(call):
-            continue
-        kinds: set[str] = set()
-        for origin in script.flow.origins(file, call.func):
-            if origin.node in around:
-                kinds |= origin.wrappers()
+        made = [one for one in script.flow.origins(file, call.func) if one.node in around]
+        kinds = frozenset().union(*(one.wrappers() for one in made))
         if kinds & collective and guard(file, script, call) in ("rank0", "local"):
             yield Hit(
                 call,
@@ -267,6 +263,10 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
     """
     models = {one.node for one in script.models}
     training = training_in(script, file)
+
+    def training_loop(node: ast.AST) -> bool:
+        return isinstance(node, LoopNode) and training.trains(node)
+
     for call, dotted in calls(file, "cpu", "to"):
         device = argument(call, "device", 0)
         away = string(device) == "cpu" if call_name(call) == "to" else not arguments_of(call)
@@ -274,7 +274,7 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
             continue
         if not isinstance(file.names.parents[call], ast.Expr | ast.Assign | ast.Attribute):
             continue
-        if not _while_training(training, call):
+        if not _below(training, call, training_loop):
             continue
         if models & {one.node for one in script.flow.origins(file, call.func.value)}:
             yield Hit(
@@ -282,21 +282,6 @@ def cpu_round_trip(file: File, script: roles.Script) -> Iterator[Hit]:
                 "moving the model to the CPU and back ends the exchange of its gradients",
                 "save its state_dict() without moving it",
             )
-
-
-def _while_training(training: Training, node: ast.AST) -> bool:
-    """True in a loop that trains, and in a function that is called there."""
-    script = training.script
-    above = list(script.above(node))
-    if any(isinstance(up, LoopNode) and training.trains(up) for up in above):
-        return True
-    function = script.scope(node)
-    calls = script.calls_of.get(function, []) if isinstance(function, Function) else []
-    return any(
-        isinstance(up, LoopNode) and training.trains(up)
-        for call in calls
-        for up in script.above(call)
-    )
 
 
 @rule("RK135", "warning", "batch norm")
@@ -375,39 +360,25 @@ def wrap_order(file: File, script: roles.Script) -> Iterator[Hit]:
     """
     if not script.distributed:
         return
-    for scope in {file.names.function(one) for one in file.names.all(ast.Call)}:
-        around: ast.AST = scope or file.tree
-        lines = {"fsdp": 0, "ddp": 0}
-        for call in walk(around):
-            if not isinstance(call, ast.Call) or file.names.function(call) is not scope:
-                continue
-            kind = model_wrapper(file, call)
-            if kind in lines and not lines[kind]:
-                lines[kind] = file.line(call)[0]
-        if not any(lines.values()):
-            continue
-        for optimizer in script.optimizers:
-            if (
-                optimizer.file is file
-                and optimizer.function is scope
-                and lines["fsdp"]
-                and file.line(optimizer.node)[0] < lines["fsdp"]
-            ):
+    wraps: dict[tuple[ast.AST, str], ast.Call] = {}
+    for call in file.names.all(ast.Call):
+        scope = file.names.function(call) or file.tree
+        wraps.setdefault((scope, model_wrapper(file, call)), call)
+    for (around, kind), call in wraps.items():
+        line = file.line(call)[0]
+        for optimizer in script.optimizers if kind == "fsdp" else ():
+            inside = optimizer.file is file and (optimizer.function or file.tree) is around
+            if inside and file.line(optimizer.node)[0] < line:
                 yield Hit(
                     optimizer.node,
                     "the optimizer is made before the model is sharded: its parameters are "
                     "others afterwards",
                     "shard first, then make the optimizer; or rankup.parallelize",
                 )
-        if not lines["ddp"]:
-            continue
-        for node in walk(around):
-            if (
-                isinstance(node, (ast.Assign, ast.Expr))
-                and "requires_grad" in file.code(node)
-                and _FROZEN.search(file.code(node))
-                and file.line(node)[0] > lines["ddp"]
-            ):
+        for node in walk(around) if kind == "ddp" else ():
+            if not isinstance(node, ast.Assign | ast.Expr) or file.line(node)[0] <= line:
+                continue
+            if _FROZEN.search(file.code(node)):
                 yield Hit(
                     node,
                     "freezes parameters after the wrapping: DDP waits for their gradients",

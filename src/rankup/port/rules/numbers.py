@@ -20,10 +20,9 @@ from ..rewrite.edits import Edits
 from ..rewrite.training import training_in
 from .decisions import broadcast_decisions
 from .evaluation import Leaving, obstacle
-from .facts import ported
+from .facts import ported, shares
 from .guards import guard
 from .metrics import training_numbers
-from .reduced import shares
 from .rule import Hit, rule
 
 _DECISION, _LOSS = "RK122", "RK126"

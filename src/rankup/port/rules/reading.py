@@ -6,20 +6,16 @@ import ast
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from ...script.effects import trains
 from ...script.flow import argument, call_name, first_argument
 from ...script.roles import Script
 from ...script.source import File
 from ...script.torch_names import words
-from .facts import anywhere, calls, string
+from ..rewrite.context import Context
+from .facts import anywhere, calls, is_reduction, string
 from .guards import guard
-from .reduced import is_reduction
 from .rule import Hit, rule
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
 
 _READERS = words(
     "torch.load numpy.load numpy.loadtxt numpy.genfromtxt pandas.read_csv pandas.read_json "
@@ -91,7 +87,7 @@ def _loaded_behind_training(
         return
     for site in script.loads:
         call = site.node
-        if site.file is not file or not isinstance(call, ast.Call) or not call.args:
+        if site.file is not file or not call.args:
             continue
         statement = file.names.statement(call)
         block = file.names.block(statement)
@@ -141,10 +137,10 @@ def _written_by_one(file: File, script: Script) -> Iterator[tuple[str, ast.Call]
         if path is not None:
             yield file.code(_named(path)), call
     for site in script.saves:
-        if site.file is file and site.path is not None:
-            assert isinstance(site.node, ast.Call)
-            if not script.distributed or guard(file, script, site.node) == "rank0":
-                yield file.code(_named(site.path)), site.node
+        if site.file is not file or site.path is None:
+            continue
+        if not script.distributed or guard(file, script, site.node) == "rank0":
+            yield file.code(_named(site.path)), site.node
 
 
 def _named(path: ast.expr) -> ast.expr:

@@ -6,21 +6,18 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...script.flow import argument, call_name
 from ...script.flow import given as arguments_of
 from ...script.roles import Script, Site
 from ...script.source import File
+from ..rewrite.context import Context
 from .device import without_number
 from .facts import calls, starred, string, wrapped
 from .guards import by_every_rank, guard
 from .helpers import ALONE, by_helpers, helpers_that_write
 from .rule import Hit, rule
-from .writing import OWN_SAMPLES, written_by_root
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
+from .writing import unless_per_sample, written_by_root
 
 _FIXED = re.compile(r"cuda:\d+")
 _SAVE0 = "rankup.save0(state, path) writes on rank 0 alone, the old file or the new one"
@@ -58,21 +55,18 @@ def saved_by_all(file: File, script: Script) -> Iterator[Hit]:
             continue
         if by_every_rank(script, site):
             torch = site.dotted == "torch.save"
+            fix = _saved_by_root if torch else written_by_root
             yield Hit(
                 site.node,
                 "every rank writes this file at the same time: it may end up in pieces",
                 _SAVE0 if torch else ALONE,
-                partial(_saved_by_root if torch else written_by_root, site=site),
+                partial(unless_per_sample, fix=fix, site=site),
             )
 
 
 def _saved_by_root(context: Context, site: Site) -> str:
     """`rankup.save0(…)` in place of `torch.save(…)`."""
     call = site.node
-    assert isinstance(call, ast.Call)
-    if context.script.per_sample(call):
-        context.leave(call, OWN_SAMPLES)
-        return ""
     context.replace(call.func, "rankup.save0")
     if not _loads_safely(context, arguments_of(call)[0]):
         context.edits.insert(context.script.span(arguments_of(call)[-1])[1], ", pickled=True")
@@ -192,7 +186,7 @@ def load_place(file: File, script: Script) -> Iterator[Hit]:
     """
     for site in script.loads:
         call = site.node
-        if site.file is not file or not isinstance(call, ast.Call):
+        if site.file is not file:
             continue
         given = argument(call, "map_location", 1)
         if given is None and not starred(call) and arguments_of(call):

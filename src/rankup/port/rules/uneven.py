@@ -6,13 +6,14 @@ import ast
 import itertools
 from collections.abc import Iterator
 
-from ...script.flow import argument, call_name, given
-from ...script.loops import gradients_off, taken_from
-from ...script.names import COMPREHENSIONS, Function, walk
+from ...script.flow import argument, call_name
+from ...script.loops import taken_from
+from ...script.names import calls_in, walk
 from ...script.roles import Loop, Script
 from ...script.source import File
 from ...script.torch_names import COLLECTIVES, OUR_COLLECTIVES
-from .facts import anywhere, calls_in, loops_in, true
+from ..rewrite.training import training_in
+from .facts import anywhere, loops_in, true
 from .rule import Hit, rule
 
 _WAITS = COLLECTIVES | OUR_COLLECTIVES
@@ -59,8 +60,9 @@ def waits_in_uneven_loop(file: File, script: Script) -> Iterator[Hit]:
     for loop in loops_in(file, script.eval_loops):
         if any(not true(argument(call, "train")) for call in _shards(script, loop)):
             yield from _waiting(file, list(calls_in(*loop.body)))
+    both = [one.node for one in training_in(script, file).loops if one.phase or one.unclear]
     for loop in loops_in(file, script.train_loops):
-        if _also_evaluates(script, loop) and _uneven(script, loop):
+        if loop.node in both and _uneven(script, loop):
             always = [call for call in calls_in(*loop.body) if not _conditional(loop, call)]
             yield from _waiting(file, always)
 
@@ -153,28 +155,6 @@ def _shuffles(call: ast.Call) -> bool:
     return any(true(argument(inner, "shuffle", 2)) for inner in calls_in(call))
 
 
-def _also_evaluates(script: Script, loop: Loop) -> bool:
-    """True where a loop that trains is gone round in evaluations as well."""
-    if _gradients_off(script, loop.file, loop.node, set()):
-        return True
-    several = len(loop.loaders) > 1 or any(
-        isinstance(up, COMPREHENSIONS)
-        for loader in loop.loaders
-        for up in loader.file.names.up(loader.node)
-    )
-    conditional = any(
-        where is loop.file and _conditional(loop, call) for where, call in loop.backwards
-    )
-    modes = [one for one in loop.file.names.all(ast.Call) if isinstance(one.func, ast.Attribute)]
-    return (
-        several
-        and conditional
-        and any(
-            call_name(one) == "eval" or (call_name(one) == "train" and given(one)) for one in modes
-        )
-    )
-
-
 def _conditional(loop: Loop, call: ast.AST) -> bool:
     """True where a call in a loop is passed over where a condition says so."""
     index = loop.file.names
@@ -185,19 +165,3 @@ def _conditional(loop: Loop, call: ast.AST) -> bool:
     return any(
         isinstance(one, ast.Continue) and loop.file.line(one)[0] < line for one in walk(*loop.body)
     )
-
-
-def _gradients_off(script: Script, file: File, node: ast.AST, seen: set[ast.AST]) -> bool:
-    """True where gradients may be off: around a place, or where its function is called."""
-    for up in file.names.up(node):
-        if gradients_off(file, up):
-            return True
-        if isinstance(up, Function):
-            if up in seen:
-                return False
-            seen.add(up)
-            return any(
-                _gradients_off(script, where, call, seen)
-                for where, call in script.flow.callers.get(up, ())
-            )
-    return False

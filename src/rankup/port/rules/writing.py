@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...script.effects import callee, leads_to
 from ...script.flow import argument, call_name, given, literal
@@ -13,13 +12,11 @@ from ...script.names import walk
 from ...script.roles import Script, Site
 from ...script.source import File
 from ...script.torch_names import words
+from ..rewrite.context import Context
 from .facts import calls, caught, ends, ranked
 from .guards import by_every_rank, guard, rank0_first, runs
 from .helpers import ALONE, by_helpers, harmless, helpers_that_write, keeps_state, made_in
 from .rule import Hit, rule
-
-if TYPE_CHECKING:
-    from ..rewrite.context import Context
 
 # Calls that fail on the second rank, since the first has done it.
 _CHANGERS = words("os.remove os.unlink os.rename os.rmdir shutil.rmtree shutil.move os.replace")
@@ -28,7 +25,7 @@ _REMOVING = words("unlink rmdir")  # methods of a path
 _CLOCKS = words("strftime ctime isoformat uuid1 uuid4 mkdtemp time_ns")
 _NOW = words("now today utcnow time")
 
-OWN_SAMPLES = (
+_OWN_SAMPLES = (
     "each rank writes what its own samples need, maybe two of them the same file: make all of it "
     "before the job"
 )
@@ -76,7 +73,7 @@ def written_by_all(file: File, script: Script) -> Iterator[Hit]:
         if by_every_rank(script, site) and not _swallowed(script, site):
             fix = {"call": written_by_root, "path": _opened, "object": _object}[site.form]
             message = "every rank writes this file"
-            yield Hit(site.node, message, ALONE, partial(fix, site=site))
+            yield Hit(site.node, message, ALONE, partial(unless_per_sample, fix=fix, site=site))
 
 
 def _swallowed(script: Script, site: Site) -> bool:
@@ -87,15 +84,21 @@ def _swallowed(script: Script, site: Site) -> bool:
     )
 
 
+def unless_per_sample(
+    context: Context, fix: Callable[[Context, Site], str | None], site: Site
+) -> str | None:
+    """Fix what writes a file; what writes one for each sample is left and named."""
+    if context.script.per_sample(site.node):
+        context.leave(site.node, _OWN_SAMPLES)
+        return ""
+    return fix(context, site)
+
+
 def written_by_root(context: Context, site: Site) -> str | None:
     """Let rank 0 alone make a call that writes."""
     script, call = context.script, site.node
-    assert isinstance(call, ast.Call)
     if _where_missing(context, call):
         return ""  # the other ranks find it there
-    if script.per_sample(call):
-        context.leave(call, OWN_SAMPLES)
-        return ""
     if context.needs_all(call):
         context.leave(call, _NEEDS_ALL)
         return ""
@@ -124,10 +127,6 @@ def _where_missing(context: Context, call: ast.Call) -> bool:
 def _object(context: Context, site: Site) -> str | None:
     """`with h5py.File(path, "w") as file:` is rank 0's, where nothing else is changed in it."""
     script, call = context.script, site.node
-    assert isinstance(call, ast.Call)
-    if script.per_sample(call):
-        context.leave(call, OWN_SAMPLES)
-        return ""
     item = script.parents[call]
     block = script.parents.get(item) if isinstance(item, ast.withitem) else None
     if not isinstance(block, ast.With) or not _self_contained(context, block):
@@ -190,12 +189,7 @@ def _binds(node: ast.AST, name: str) -> bool:
 
 def _opened(context: Context, site: Site) -> str | None:
     """`open(rankup.path0(path), "w")`: the other ranks write to nowhere."""
-    call = site.node
-    assert isinstance(call, ast.Call)
-    if site.path is not None and context.script.per_sample(call):
-        context.leave(call, OWN_SAMPLES)
-        return ""
-    if site.path is None or (site.dotted == ".open" and not _by_function(context, call)):
+    if site.path is None or (site.dotted == ".open" and not _by_function(context, site.node)):
         return None
     context.around(site.path, "rankup.path0(")
     what = "log" if site.dotted.startswith("logging.") else "file"

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankup.data import crops
+from rankup.data.photos import shaping as crops
 
 _SIDES = st.one_of(st.integers(1, 12), st.integers(1, 70_000))
 
