@@ -30,7 +30,7 @@ _Bytes = bytes | memoryview
 
 
 class Look(NamedTuple):
-    """What the head of a file tells.
+    """Kind, size and problems of an image.
 
     Attributes:
         kind: `JPEG`, `PNG`, `GIF`, `WebP`, `TIFF`, `BMP`; empty: none of these.
@@ -85,7 +85,7 @@ def kind_of(head: bytes | memoryview) -> str:
 
 
 def suffix_of(head: bytes | memoryview) -> str:
-    """How a file of these first bytes is called: `.jpg`; empty where that is not known."""
+    """Return the suffix of files that begin so, as `.jpg`; empty where that is not known."""
     kind = kind_of(head)
     ends = (f".{end}" for end, of in SUFFIXES.items() if of == kind)
     return next(ends, "") or _AUDIO.get(bytes(head[:4]), "")

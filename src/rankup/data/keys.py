@@ -9,7 +9,7 @@ LONGEST = 4096
 
 
 def safe(key: bytes) -> bool:
-    r"""Whether a key, joined to a folder, is a path below that folder.
+    r"""Return True for a key that, joined to a folder, is a path below that folder.
 
     Relative, of 1 to 4096 bytes, without empty, `.` and `..` components and NUL. A backslash is
     legal inside a name, but not where Windows would see `\root`, `C:\` or `..\up`.

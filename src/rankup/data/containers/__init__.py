@@ -1,12 +1,7 @@
 """Formats with many samples in few files, each reduced to an index. No torch.
 
-A format is a module with two functions, found by its name in `KNOWN`:
-
-    scan(path, choice) -> Index         where everything lies
-    fallback(index, root) -> Fallback   reads what does not lie in one piece, where there is any
-
-Both may use a C library on a file from anywhere, so that `isolated.py` runs the first of them in a
-child process.
+A format is a module with the functions of `Format`, found by its name in `KNOWN`. Both may use a C
+library on a file from anywhere, so that `isolated.py` runs the first of them in a child process.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from ..index import Index
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a source is taken for what; None: by its name, as each format's `scan` says.
+    """The user's choice of columns and names; None: by name, as each format's `scan` says.
 
     Attributes:
         label: name of the column, array or data set with the labels.
@@ -38,7 +33,7 @@ class Choice:
 
 
 class Fallback(Protocol):
-    """Reads samples that do not lie in one piece. Opens when it first reads; can be pickled."""
+    """Reader of samples that do not lie in one piece. Opens when it first reads; can be pickled."""
 
     def chunks(self, field: str, number: int) -> Iterator[bytes | memoryview]:
         """The bytes of one field of one sample, piece by piece.
@@ -55,7 +50,7 @@ class Format(Protocol):
     """A module of this folder."""
 
     def scan(self, path: Path, choice: Choice) -> Index:
-        """Where everything lies; samples in the container's own order within their splits.
+        """Return the index; samples in the container's own order within their splits.
 
         Raises:
             BadContainer: it is damaged, hostile, or not of this format.
@@ -64,7 +59,7 @@ class Format(Protocol):
         """
 
     def fallback(self, index: Index, root: Path) -> Fallback:
-        """Reads what has a negative offset."""
+        """Return the reader of what has a negative offset; not there where nothing has."""
 
 
 # Name -> module.

@@ -40,7 +40,7 @@ _LOOKED_AT = 4096  # names of a folder, which may have a million
 
 
 def is_squashfs(path: Path) -> bool:
-    """Whether a file is a SquashFS image.
+    """Return True for a SquashFS image.
 
     Raises:
         OSError: it cannot be read.
@@ -111,7 +111,7 @@ def _seems(path: Path, head: bytes) -> str:
 
 
 def _is_index(file: BinaryIO) -> bool:
-    """Whether a .npz is an index, and not somebody's arrays of that name."""
+    """Return True for an .npz that is an index, and not somebody's arrays of that name."""
     try:
         with zipfile.ZipFile(file) as archive:
             return {"about.npy", "keys_ends.npy"} <= set(archive.namelist())
@@ -120,7 +120,7 @@ def _is_index(file: BinaryIO) -> bool:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Whether the first header's sum is right, which also a tar older than `ustar` has."""
+    """Return True where the sum of the first header is right, as in any tar."""
     try:
         tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
     except tarfile.HeaderError:  # type: ignore[attr-defined]

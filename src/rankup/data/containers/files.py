@@ -62,7 +62,7 @@ class Tree:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What an index says of them."""
+        """The facts of an index of them."""
         return {"skipped": self.skipped} if self.skipped else {}
 
 
@@ -262,7 +262,7 @@ def _ask(entries: Iterable[os.DirEntry[bytes]], folder: _Folder) -> _Found:
 
 
 def _leads_out(entry: os.DirEntry[bytes], folder: _Folder) -> bool:
-    """Whether a link leads to something that lies outside of the source."""
+    """Return True for a link to something outside of the source."""
     if not entry.is_symlink():
         return False
     real = os.path.realpath(entry.path)

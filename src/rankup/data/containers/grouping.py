@@ -1,4 +1,4 @@
-"""From the names of files to samples: splits, classes, keys, and what belongs together.
+"""Samples from the names of files: splits, classes, keys, and what belongs together.
 
 The same rules for folders, tars and zips. Folders named `train`, `val`, `test` (`roles.SPLITS`) at
 the top are splits, where nothing else stands beside them; the first folder below is the class.
@@ -68,7 +68,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which sample and field each member is, and what is known of the samples.
+    """The sample and the field of each member, and what is known of the samples.
 
     Attributes:
         sample: int64 (m,), row of the sample that a member belongs to; -1: to none.
@@ -107,7 +107,7 @@ class Groups:
 
 
 def plain(name: bytes) -> bytes:
-    """Without `./` and doubled slashes, as `tar .` has them; an absolute path stays one.
+    """Return a name without `./` and doubled slashes, as `tar .` has them; absolute stays absolute.
 
     >>> plain(b"./n01//x.jpg")
     b'n01/x.jpg'
@@ -257,7 +257,7 @@ def _are_splits(tops: set[bytes]) -> bool:
 
 
 def _name_splits(tops: set[bytes]) -> bool:
-    """Whether some can be nothing but splits: one to train on, and another."""
+    """Return True where some can be nothing but splits: one to train on, and another."""
     kinds = set(map(_kind, tops)) - {""}
     return "train" in kinds and len(kinds) > 1
 
@@ -428,7 +428,7 @@ def _which(ends: Mapping[str, int]) -> str:
 
 
 def _keys_apart(groups: Groups, part_of: Int64s, names: Sequence[bytes]) -> Groups:
-    """With the part's name before the keys of each split in which several parts have the same."""
+    """Put the part's name before the keys of each split in which several parts have the same."""
     keys = list(groups.keys)
     for split in range(len(groups.splits)):
         rows = np.flatnonzero(groups.split_of == split).tolist()

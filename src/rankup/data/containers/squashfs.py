@@ -82,7 +82,7 @@ def release() -> None:
 
 
 class _Mount(NamedTuple):
-    """Where an image is mounted, and the end of a pipe that closes with the process."""
+    """The folder of a mount, and the end of a pipe that closes with the process."""
 
     point: Path
     watched: int
@@ -182,7 +182,7 @@ def _bytes(one: _File, chunks: Callable[[int, int], Iterable[Buffer]]) -> Iterat
 
 
 def folders(source: Index) -> list[bytes]:
-    """What stands before the keys of each split: its folder, or its name where two have the same.
+    """Return the folder of each split, or its name where two have the same.
 
     With a `/` at its end, or empty.
     """

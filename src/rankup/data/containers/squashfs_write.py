@@ -1,4 +1,4 @@
-"""Writes SquashFS images with `mksquashfs`, which reads a tar from a pipe: nothing is unpacked.
+"""SquashFS images by `mksquashfs`, which reads a tar from a pipe: nothing is unpacked.
 
 Photos do not compress, so nothing is: every file then lies in one piece and can be read by offset.
 """

@@ -34,7 +34,7 @@ _ALL = {"path", "size", KEY.decode()}  # what one member is, so that no global h
 
 
 def scan(path: Path, choice: Choice) -> Index:
-    """Where every member lies.
+    """Return the index of the members of a tar, or of a folder of them.
 
     Args:
         path: a tar, or a folder of them, also one folder below; their names tell the split.
@@ -236,7 +236,7 @@ def _check_end(file: BinaryIO, where: str, at: int, size: int) -> None:
 
 
 def _keep_last(members: Members, first: int, rows: dict[bytes, int]) -> None:
-    """Of the members of one name in one tar the last."""
+    """Keep of the members of one name in one tar the last."""
     twice = len(members.names) - first - len(rows)
     if not twice:
         return

@@ -50,7 +50,7 @@ def padded(size: int) -> int:
 
 
 def fits(name: bytes, size: int) -> bool:
-    """Whether a member needs no PAX header but for its key."""
+    """Return True for a member that needs no PAX header but for its key."""
     return len(name) <= _NAME and size < _LARGE and name.isascii()
 
 

@@ -31,7 +31,6 @@ from .tar import CLASSES
 from .tar_headers import BLOCK, END, RECORD
 
 INFO = "info.json"
-_INFO = 1  # version
 _SPACE = re.compile(r"\s")
 
 # Name, offset of its data, bytes.
@@ -116,8 +115,7 @@ class TarLayout:
             lines = (name.replace("\n", " ") + "\n" for name in index.classes)
             text = "".join(lines).encode("utf-8", "surrogateescape")
             write_atomic(root / CLASSES, text)
-        ends = {} if _is_lone(index) else {one.name: _end(one) for one in index.fields}
-        about = json.dumps(_info(index, counts, ends), indent=1)
+        about = json.dumps(_info(index, counts), indent=1)
         write_atomic(root / INFO, about + "\n")
 
     def _members(self, start: int, stop: int) -> Iterator[list[_Member]]:
@@ -180,7 +178,7 @@ class TarLayout:
 
 
 def plan(source: Index, shape: Shape) -> TarLayout:
-    """Where everything of `source` stands in tar shards of `shape.shard` bytes.
+    """Return the places of all of `source` in tar shards of `shape.shard` bytes.
 
     Raises:
         UserError: a split or field has a name that no file can have.
@@ -242,12 +240,9 @@ def _is_lone(index: Index) -> bool:
     return len(index.fields) == 1 and index.fields[0].name == LONE and not index.fields[0].dtype
 
 
-def _end(field: Field) -> str:
-    return f"{field.name}.npy" if field.dtype else field.name
-
-
 def _suffix(field: Field) -> bytes:
-    return b"." + _end(field).encode("utf-8", "surrogateescape")
+    name = f".{field.name}.npy" if field.dtype else f".{field.name}"
+    return name.encode("utf-8", "surrogateescape")
 
 
 def _npy(field: Field) -> bytes:
@@ -265,7 +260,7 @@ def _npy(field: Field) -> bytes:
 def _lengths(
     source: Index, changed: Mapping[int, bytes], heads: Sequence[bytes], lone: bool
 ) -> tuple[list[Int64s], Int64s]:
-    """Of each field the bytes before its data, and of each sample all bytes."""
+    """Return the bytes before the data of each field, and all bytes of each sample."""
     n = len(source)
     before = [np.full(n, BLOCK + len(npy), np.int64) for npy in heads]
     label = np.zeros(n, np.int64)
@@ -312,7 +307,7 @@ def _files(index: Index) -> Int64s:
 def _shards(
     splits: Sequence[Split], total: Int64s, shard: int
 ) -> tuple[Int64s, npt.NDArray[np.uint32], list[bytes], Int64s]:
-    """Where each sample begins in which file; names and sizes of the files."""
+    """Return the place and the file of each sample; names and sizes of the files."""
     starts = np.empty(len(total), np.int64)
     files = np.empty(len(total), np.uint32)
     names: list[bytes] = []
@@ -352,13 +347,8 @@ def _unspaced(word: str) -> str:
     return _SPACE.sub("%20", word)
 
 
-def _info(index: Index, counts: Sequence[int], ends: Mapping[str, str]) -> dict[str, Any]:
-    """What stands in `info.json`.
-
-    Args:
-        counts: samples of each shard.
-        ends: field -> how its members end; empty where a sample is one member.
-    """
+def _info(index: Index, counts: Sequence[int]) -> dict[str, Any]:
+    """Return the content of `info.json`, by the samples of each shard."""
     names = [name.decode("utf-8", "surrogateescape") for name in index.files]
     splits = {}
     for split in index.splits:
@@ -368,13 +358,5 @@ def _info(index: Index, counts: Sequence[int], ends: Mapping[str, str]) -> dict[
             "num_samples": split.stop - split.start,
             "filenames": [names[row] for row in rows],
             "shard_lengths": [counts[row] for row in rows],
-            "folder": split.folder,
         }
-    return {
-        "rankup_tar": _INFO,
-        "splits": splits,
-        "classes": list(index.classes),
-        "labelled": index.labels is not None,
-        "fields": dict(ends),
-        "arrays": {one.name: [one.dtype, list(one.shape)] for one in index.fields if one.dtype},
-    }
+    return {"splits": splits}

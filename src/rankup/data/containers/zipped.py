@@ -60,7 +60,7 @@ def _local(header: bytes | memoryview, at: int) -> _Local | None:
 
 
 def scan(path: Path, choice: Choice) -> Index:
-    """Where every file of a zip lies.
+    """Return the index of the files in a zip.
 
     Raises:
         BadContainer: it is damaged or hostile, or has what cannot be read: encrypted files, other
@@ -92,12 +92,12 @@ def scan(path: Path, choice: Choice) -> Index:
 
 
 def fallback(index: Index, root: Path) -> Inflated:
-    """Reads what is deflated."""
+    """Return the reader of deflated members."""
     return Inflated(index, root)
 
 
 class Inflated:
-    """Reads deflated members, which the index knows by the place of their local header."""
+    """Reader of deflated members, which the index knows by the place of their local header."""
 
     def __init__(self, index: Index, root: Path) -> None:
         self._path = root
@@ -149,7 +149,7 @@ class Inflated:
             raise BadContainer(f"{where} is damaged: {total} of {size} bytes, or a wrong CRC")
 
     def _read(self, at: int, length: int) -> bytes | memoryview:
-        """As many of these bytes as there are."""
+        """Return as many of these bytes as there are."""
         return self._spans.read(0, at, min(length, max(0, self._end - at)))
 
     def _size(self, field: str, number: int) -> int:
@@ -230,7 +230,7 @@ def _check_readable(path: Path, name: bytes, info: zipfile.ZipInfo) -> None:
 def _offsets(
     descriptor: int, path: Path, infos: Sequence[zipfile.ZipInfo], end: int
 ) -> dict[int, int]:
-    """Where the data of each file begins, by the `id` of its info; `~header` for deflated ones."""
+    """Return the place of each file's data, by the `id` of its info; `~header` of deflated ones."""
     place: dict[int, int] = {}
     before = 0
     for info in sorted(infos, key=lambda one: one.header_offset):

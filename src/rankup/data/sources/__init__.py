@@ -1,4 +1,4 @@
-"""What `rankup pack` takes beside containers: lists of files, and data sets known by name."""
+"""Sources of `rankup pack` beside containers: lists of files, and data sets known by name."""
 
 from __future__ import annotations
 

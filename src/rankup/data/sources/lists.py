@@ -196,7 +196,7 @@ def _is_file(path: Path, value: str) -> bool:
 
 
 def _base(path: Path, values: Sequence[Any]) -> bytes:
-    """What relative paths are relative to; the first one decides for all."""
+    """Return the folder that relative paths begin at; the first one decides for all."""
     folder = os.fsencode(path.parent.absolute())
     first = next((value for value in values if type(value) is str and value), "")
     if os.path.isabs(first) or _exists(os.path.join(folder, os.fsencode(first))):

@@ -45,12 +45,12 @@ class Table:
         return max(map(len, self.columns.values()), default=0)
 
     def place(self, row: int) -> str:
-        """Where a row stands, for messages."""
+        """Return the place of a row, for messages."""
         return f"line {self.lines[row]}" if self.lines is not None else f"entry {row + 1}"
 
 
 def is_list(path: Path) -> bool:
-    """Whether a file's name says that it is a list."""
+    """Return True for a file whose name says that it is a list."""
     return path.suffix.lower() in SUFFIXES
 
 

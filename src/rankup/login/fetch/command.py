@@ -45,7 +45,7 @@ def fetch(request: Request) -> int:
         UserError: the request is wrong, or this is no place to do it; nothing has been done.
     """
     request.check()
-    absent: dict[str, str] = {}
+    absent: list[str] = []
     config = configs.load(Path.cwd())
     profile, _ = detect.choose(config, os.environ, os.uname().nodename, cluster_name=_cluster_name)
     if not request.empty:
@@ -54,9 +54,8 @@ def fetch(request: Request) -> int:
         _check_trust(config, trust=request.trust, environment=os.environ)
         # What stands in the file is meant from where it lies.
         os.chdir(config.project(Path.cwd()))
-        absent = _absent(config)
-        lines = [line for line in config.fetch.scripts if line not in absent]
-        needs, scripts = config.fetch, [_from_file(line, request) for line in lines]
+        needs = config.fetch
+        scripts, absent = _from_file(config, request)
     else:
         raise UserError(_nothing(config))
     own = caches(config, profile, os.environ)
@@ -71,7 +70,7 @@ def fetch(request: Request) -> int:
             run.one(thing)
         for one in scripts:
             run.script(one)
-        for why in absent.values():
+        for why in absent:
             run.fail(why.partition(":")[0], why)
     except KeyboardInterrupt:
         say("interrupted; run it again: what came is kept")
@@ -178,29 +177,26 @@ def _cluster_name() -> str | None:
         return None
 
 
-def _from_file(line: str, request: Request) -> Request:
-    """The request for a script that `rankup.toml` lists; the current folder is the file's."""
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        raise UserError(f"rankup.toml: fetch.scripts: {line!r}: {error}") from None
-    if not words:
-        raise UserError("rankup.toml: fetch.scripts: an empty line; give a script")
-    one = replace(request, trust=False, script=words[0], args=tuple(words[1:]))
-    one.check()
-    return one
+def _from_file(config: Config, request: Request) -> tuple[list[Request], list[str]]:
+    """The requests for the scripts that `rankup.toml` lists, and what to say of absent ones.
 
-
-def _absent(config: Config) -> dict[str, str]:
-    """The lines of `fetch.scripts` whose script is not there, each with what to say of it."""
-    found = {}
+    The current folder is the file's.
+    """
+    found, absent = [], []
     for number, line in enumerate(config.fetch.scripts):
-        with suppress(ValueError):
+        try:
             words = shlex.split(line)
-            if words and not os.path.isfile(words[0]):
-                entry = f"fetch.scripts[{number}] in {config.file}"
-                found[line] = f"{entry}: no such file: {words[0]}"
-    return found
+        except ValueError as error:
+            raise UserError(f"rankup.toml: fetch.scripts: {line!r}: {error}") from None
+        if not words:
+            raise UserError("rankup.toml: fetch.scripts: an empty line; give a script")
+        if os.path.isfile(words[0]):
+            one = replace(request, trust=False, script=words[0], args=tuple(words[1:]))
+            one.check()
+            found.append(one)
+        else:
+            absent.append(f"fetch.scripts[{number}] in {config.file}: no such file: {words[0]}")
+    return found, absent
 
 
 def _nothing(config: Config) -> str:

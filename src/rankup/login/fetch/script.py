@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -76,49 +76,42 @@ def _roots(project: Path, script: Path) -> tuple[Path, ...]:
     return tuple(dict.fromkeys((top, here, script.parent)))
 
 
+@dataclass
 class _Fetch:
     """One fetch from its start to the record of it."""
 
-    def __init__(
-        self,
-        request: Request,
-        start: Start,
-        own: Caches,
-        profile: Profile,
-        earlier: Record | None,
-        interrupt: Interrupt,
-        stack: ExitStack,
-    ) -> None:
-        self._request = request
-        self._start = start
-        self._caches = own
-        self._profile = profile
-        self._earlier = earlier
-        self._interrupt = interrupt
-        self._stack = stack
-        self._items: tuple[Item, ...] = earlier.items if earlier else ()
-        self._offline: Mapping[str, str] = earlier.offline if earlier else {}
-        self._code = record.code_of(start.script)  # as it is started, whatever is edited meanwhile
+    request: Request
+    start: Start
+    caches: Caches
+    profile: Profile
+    earlier: Record | None
+    interrupt: Interrupt
+    stack: ExitStack
+
+    def __post_init__(self) -> None:
+        self._items: tuple[Item, ...] = self.earlier.items if self.earlier else ()
+        self._offline: Mapping[str, str] = self.earlier.offline if self.earlier else {}
+        self._code = record.code_of(self.start.script)  # as it is started, whatever is edited then
         self._came: dict[str, str] = {}  # URLs, and the paths of their files
         self._proof: record.Proof = "none"
         self._problems: list[str] = []
 
     def run(self) -> tuple[Record, int]:
-        shown = clean(self._request.script or "")
-        most = f"{self._request.time} at most"
-        if self._request.only_proof:
+        shown = clean(self.request.script or "")
+        most = f"{self.request.time} at most"
+        if self.request.only_proof:
             say(f"starting {shown} without a network, until it trains ({most})")
             return self._judge(self._prove(), ())
         say(f"running {shown} here, in a copy and without a GPU, until it trains ({most})")
-        done = self._attempt(self._start)
+        done = self._attempt(self.start)
         if done.needs_pretending:
             clear_line()
             for line in done.outcome.lines:
                 say(line)
             say("once more, telling it that there is a GPU, and that it is the one rank of a world")
-            self._start = replace(self._start, pretend=True)
-            done = self._attempt(self._start)
-        show(done, self._start)
+            self.start = replace(self.start, pretend=True)
+            done = self._attempt(self.start)
+        show(done, self.start)
         for line in done.outcome.lines:
             say(line)
         others = self._move_in(done)
@@ -145,7 +138,7 @@ class _Fetch:
         return self._judge(proved, done.events)
 
     def _attempt(self, start: Start, extra: tuple[Sandbox, Sequence[str]] | None = None) -> Attempt:
-        return self._stack.enter_context(attempt(start, self._interrupt, extra))
+        return self.stack.enter_context(attempt(start, self.interrupt, extra))
 
     def _prove(self, extra: tuple[Sandbox, Sequence[str]] | None = None) -> Attempt:
         """Start it where there is no network, in a namespace of its own if that is allowed.
@@ -157,7 +150,7 @@ class _Fetch:
         if why:
             say(f"{why}; so Python refuses connections, and other programs are not held back")
         network: Network = "blocked" if why else "none"
-        start = replace(self._start, network=network, offline=self._offline)
+        start = replace(self.start, network=network, offline=self._offline)
         done = self._attempt(start, extra)
         if done.needs_pretending and not start.pretend:
             done = self._attempt(replace(start, pretend=True), extra)
@@ -175,11 +168,11 @@ class _Fetch:
 
     def _judge(self, done: Attempt, before: Sequence[Event]) -> tuple[Record, int]:
         """Say what the start without a network shows; return the record and the exit code."""
-        show(done, self._start)
+        show(done, self.start)
         reached = done.outcome.reached
         if reached:
             self._items = came.without_outputs(self._items, done.events)
-        if self._request.only_proof:
+        if self.request.only_proof:
             self._offline = {**self._offline, **_offline(done.events)}
             for event in of(done.events, "problem"):
                 say(f"not watched: {event.text('what')}: {event.text('error')}")
@@ -190,15 +183,15 @@ class _Fetch:
                 say(line)
             return self._record("none", "; ".join(done.outcome.lines)), self._failed()
         if not reached:
-            brought = None if self._request.only_proof else self._came
-            lines = explain.missing(done.events, done.ended, self._start.limits, brought)
+            brought = None if self.request.only_proof else self._came
+            lines = explain.missing(done.events, done.ended, self.start.limits, brought)
             say("it does not start without a network:")
             for line in lines:
                 say(f"  {line}")
             # That our own limits ended it says something only where they let the first start pass.
-            limited = self._request.only_proof and done.ended.why in ("time", "memory")
+            limited = self.request.only_proof and done.ended.why in ("time", "memory")
             return self._record("none" if limited else "failed", "; ".join(lines)), EXIT_FAILED
-        start, seen = self._start, [*before, *done.events]
+        start, seen = self.start, [*before, *done.events]
         notes = [f"it does without {one}" for one in explain.wanted(done.events)[-5:]]
         missed = _unreached(start.script, start.args, seen, self._items, start.cache_folders)
         notes += [f"not reached by this start, and not here: {line}" for line in missed]
@@ -211,7 +204,7 @@ class _Fetch:
 
     def _move_in(self, done: Attempt) -> list[str]:
         """Move in what came with a start; return the other new files of its copy."""
-        folders = [path for path in self._start.cache_folders if path.is_dir()]
+        folders = [path for path in self.start.cache_folders if path.is_dir()]
         folders += [path / "hub" for path in folders]
         files = came.made(done.events)
         known = {one.path for one in files}
@@ -258,34 +251,34 @@ class _Fetch:
         if own:
             more = f" and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
             self._print(f"made by the script, kept: {', '.join(own[:_NAMED])}{more}")
-        mounted = {one.path: places.mounted(self._profile, Path(one.path)) for one in self._items}
+        mounted = {one.path: places.mounted(self.profile, Path(one.path)) for one in self._items}
         for path in (path for path, seen in mounted.items() if seen is False):
             say(f"warning: compute nodes do not see {path}; put it into the project or scratch")
 
     def _print(self, line: str) -> None:
-        print(clean(line), file=sys.stderr if self._request.as_json else sys.stdout, flush=True)
+        print(clean(line), file=sys.stderr if self.request.as_json else sys.stdout, flush=True)
 
     def _failed(self) -> int:
-        number = self._interrupt.number
+        number = self.interrupt.number
         return EXIT_FAILED if number is None else 128 + number
 
     def _record(self, proof: record.Proof, note: str) -> Record:
-        if self._interrupt.number is not None and self._earlier is not None:
-            return self._earlier  # a start that was broken off proves nothing new
+        if self.interrupt.number is not None and self.earlier is not None:
+            return self.earlier  # a start that was broken off proves nothing new
         done = Record(
-            key=record.script_key(self._start.script, self._start.args),
+            key=record.script_key(self.start.script, self.start.args),
             at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             items=self._items,
-            variables=self._caches.variables(),
+            variables=self.caches.variables(),
             offline=dict(self._offline),
             proof=proof,
             note=note,
             code=self._code,
         )
-        if self._earlier is None or not self._earlier.outlasts(done):
+        if self.earlier is None or not self.earlier.outlasts(done):
             return done
-        say(f"what was proved on {self._earlier.at} still counts: its files are here")
-        return self._earlier
+        say(f"what was proved on {self.earlier.at} still counts: its files are here")
+        return self.earlier
 
 
 def _offline(events: Sequence[Event]) -> dict[str, str]:

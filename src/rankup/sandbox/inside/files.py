@@ -83,7 +83,8 @@ class Files:
         self._ignored = (*_SYSTEM, *(os.path.realpath(one) + os.sep for one in ignored if one))
         self._free = tuple(os.path.realpath(one) + os.sep for one in free if one)
         self._lock = os.path.join(state, LOCK)
-        self._made = _Made(os.path.join(state, EVENTS))
+        self._events = os.path.join(state, EVENTS)
+        self._made: set[str] = set()  # paths outside of the copy, of any of the script's processes
 
     def handlers(self) -> dict[str, Handler]:
         """Return the audit events and their handlers."""
@@ -212,9 +213,27 @@ class Files:
         if not self.new_elsewhere:
             self._refuse(real, what)
         kept = real.endswith((*PARTIAL, ".lock"))
-        if os.path.lexists(real) and not kept and not self._made.known(real):
+        if os.path.lexists(real) and not kept and not self._is_made(real):
             self._refuse(real, what)
         self._made.add(real)
+
+    def _is_made(self, path: str) -> bool:
+        """True for what this run has made, or lies in a folder that it has."""
+        above = {path}
+        while path != os.path.dirname(path):
+            path = os.path.dirname(path)
+            above.add(path)
+        if self._made.isdisjoint(above):  # another process may have
+            with open(self._events, "rb") as file:
+                events = map(json.loads, file.read().rpartition(b"\n")[0].splitlines())
+                self._made.update(
+                    str(event.get("to", event.get("path")))
+                    for event in events
+                    if event["event"] in ("open", "mkdir", "link", "rename")
+                    and not event["copied"]
+                    and (event["event"] == "rename" or not event.get("existed"))
+                )
+        return not self._made.isdisjoint(above)
 
     def _own(self, path: str, *, whole: bool) -> bool:
         """Make sure that no link of the copy leads out of it on the way; False for another place.
@@ -334,48 +353,6 @@ class Files:
                 except OSError:
                     if large:
                         raise
-
-
-class _Made:
-    """Paths outside of the copy that this run has made, in any of its processes."""
-
-    def __init__(self, journal: str) -> None:
-        self._journal = journal
-        self._offset = 0
-        self._paths: set[str] = set()
-
-    def add(self, path: str) -> None:
-        self._paths.add(path)
-
-    def known(self, path: str) -> bool:
-        return self._has(path) or (self._catch_up() and self._has(path))
-
-    def _has(self, path: str) -> bool:
-        """True also for what lies in a folder that was made."""
-        while path not in self._paths:
-            path, before = os.path.dirname(path), path
-            if path == before:
-                return False
-        return True
-
-    def _catch_up(self) -> bool:
-        """Read the events that other processes wrote since the last call; True if there are any."""
-        with suppress(OSError), open(self._journal, "rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._offset += len(whole)
-            events = [json.loads(line) for line in whole.splitlines()]
-            found = {
-                str(event.get("to", event.get("path")))
-                for event in events
-                if event["event"] in ("open", "mkdir", "link", "rename")
-                and not event["copied"]
-                and (event["event"] == "rename" or not event.get("existed"))
-            }
-            self._paths |= found
-            return bool(found)
-        return False
 
 
 def writers(files: Files, hook: Hook) -> Changes:
