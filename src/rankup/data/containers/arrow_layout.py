@@ -207,7 +207,7 @@ class Columns:
 
     Attributes:
         source: the samples.
-        schemas: of each file, which begin with the fields; they differ in what they say of their split.
+        schemas: of each file, the fields first; they differ in what they say of their split.
         largest: bytes of a field's samples, or hashes, in a batch, at most.
     """
 
