@@ -260,7 +260,7 @@ def copy(pack: Pack, reader: Reader, layout: Layout, show: Callable[[], None]) -
     if problems:
         damaged = all(isinstance(one, SourceDamaged) for one in problems)
         kind = SourceDamaged if damaged else SourceProblem
-        raise kind(*sorted(text for problem in problems for text in problem.args))
+        raise kind(*sorted({text for problem in problems for text in problem.args}))
 
 
 def stream(pack: Pack, source: Index, base: Path) -> tuple[Index, int]:
