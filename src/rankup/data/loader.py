@@ -76,6 +76,7 @@ class Loader:
             is set. Bad samples are reported all the same.
 
     Attributes:
+        order, global_batch, seed, train, rank, world_size: as above.
         bad: samples of the running epoch that could not be made, of this rank.
 
     Raises:

@@ -89,7 +89,7 @@ class Processes:
             sampler=self._requests,
             num_workers=self._count,
             collate_fn=_unchanged,
-            timeout=_LOOK,
+            timeout=min(self._timeout or _LOOK, _LOOK),
             worker_init_fn=_begin_worker,
             multiprocessing_context=self._context,
             generator=torch.Generator(),  # else it requests from that of the training loop
