@@ -63,10 +63,10 @@ def test_only_a_new_folder_will_do(root: Path, tmp_path: Path) -> None:
 
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
-    refused(tmp_path / "full", "not empty")
-    refused(tmp_path / "full" / "mine", "no folder")
+    refused(tmp_path / "full", "no empty folder")
+    refused(tmp_path / "full" / "mine", "no empty folder")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    refused(tmp_path / "link", "no folder")
+    refused(tmp_path / "link", "no empty folder")
     refused(tmp_path / "none" / "out", "make it first")
     refused(Path("/proc"), "as a whole")
     (tmp_path / "out.part").mkdir()

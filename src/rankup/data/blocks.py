@@ -48,10 +48,6 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._file)
 
-    def stops(self) -> tuple[Int64s, Int64s]:
-        """Return of each block its file, and the byte of that at which it ends."""
-        return self._file, self._stop - self._base[self._file]
-
     def hashes(self, first: int, last: int) -> UInt64s:
         """Return xxh3 of the bytes of no sample in each of the blocks [first, last).
 

@@ -86,12 +86,12 @@ ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)
 
 
 def allocate_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A `Allocator` of page-locked memory, from which a GPU copies while it computes."""
+    """An `Allocator` of page-locked memory, from which a GPU copies while it computes."""
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 class BufferPool:
-    """A `Allocator` of memory that comes back once nobody holds the batch any more.
+    """An `Allocator` of memory that comes back once nobody holds the batch any more.
 
     Fresh memory costs a page fault for every 4 KiB. Threads may share it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from ..base.errors import RunFailed
@@ -58,22 +60,20 @@ def spread(
         return
     sys.stdout.flush()
     sys.stderr.flush()
+    children: list[Any] = []
     pool = ProcessPoolExecutor(
         min(max(1, workers), len(first)),
-        multiprocessing.get_context("fork"),
+        _recorded(children),
         initializer=_begin,
         initargs=(work, os.getpid()),
     )
-    before = multiprocessing.active_children()
     running: set[Future[Any]] = set()
-    children = []
     try:
         with warnings.catch_warnings():
             # Python 3.12 warns of forking beside other threads. Those there are, numpy's idle ones
             # and the one that renews a lock, hold nothing that a worker uses.
             warnings.simplefilter("ignore", DeprecationWarning)
             running = {pool.submit(_call, part) for part in first}
-        children = [one for one in multiprocessing.active_children() if one not in before]
         while running:
             if watch is not None:
                 watch()
@@ -81,8 +81,9 @@ def spread(
             for one in done:
                 yield one.result()
                 running |= {pool.submit(_call, part) for part in itertools.islice(waiting, 1)}
-        children = []
+        children.clear()
     except BrokenProcessPool:
+        pool.shutdown()  # which has joined them all
         raise WorkerFailed(_killed(children)) from None
     except MemoryError:
         raise WorkerFailed(
@@ -90,8 +91,21 @@ def spread(
         ) from None
     finally:
         for child in children:
-            child.kill()
+            if child.pid is not None:  # else the system has no room for another process
+                child.kill()
         pool.shutdown(cancel_futures=True)
+
+
+def _recorded(children: list[Any]) -> BaseContext:
+    """Return a context of forked processes that keeps each of them in a list."""
+    context = copy.copy(multiprocessing.get_context("fork"))
+
+    def process(*args: Any, **kwargs: Any) -> Any:
+        children.append(multiprocessing.get_context("fork").Process(*args, **kwargs))
+        return children[-1]
+
+    context.Process = process  # type: ignore[assignment,method-assign,misc]
+    return context
 
 
 def _begin(work: Callable[[Any], Any], parent: int) -> None:
@@ -109,13 +123,11 @@ def _call(part: Any) -> Any:
 
 
 def _killed(children: list[Any]) -> str:
-    """Return who was killed, and by what; the pool ends the others with SIGTERM."""
-    for child in children:
-        child.join()
+    """Return who was killed, and by what; the pool has ended the others with SIGTERM."""
     how = "was ended"
     for child in children:
         code = child.exitcode
-        if code != -signal.SIGTERM:
+        if code not in (None, -signal.SIGTERM):
             by = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             how = f"(process {child.pid}) was ended by {by}"
     return (

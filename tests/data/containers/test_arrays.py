@@ -103,6 +103,9 @@ def test_fields_of_several_arrays(tmp_path: Path, save: Any) -> None:
         arrays.scan(path, Choice(fields=("imag",)))
     with pytest.raises(UserError, match="mask is no labels"):
         arrays.scan(path, Choice(label="mask"))
+    save(path, image=image, y=np.arange(4))
+    index = arrays.scan(path, Choice(fields=("image", "y")))  # asked for as a field, no label
+    assert ([one.name for one in index.fields], index.labels) == (["image", "y"], None)
 
 
 def saved(**parts: Any) -> bytes:

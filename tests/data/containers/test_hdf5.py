@@ -143,7 +143,7 @@ def test_what_is_chosen(tmp_path: Path) -> None:
         file["a"] = np.zeros((4, 2))
         file["b"] = np.zeros((3, 2))
         file["c"] = np.arange(4)
-        file["y"] = np.arange(4) + 10.5
+        file["y"] = np.arange(4)
         file["structured"] = np.zeros(4, [("u", "i4"), ("v", "f4")])
         file["soft"] = h5py.SoftLink("/a")
     with pytest.raises(UserError, match=r"a 4, b 3.*--fields"):
@@ -152,10 +152,12 @@ def test_what_is_chosen(tmp_path: Path) -> None:
     assert [one.name for one in index.fields] == ["a", "y"]
     assert labels(index) == [0, 1, 2, 3]
     assert index.splits[0].name == "val"
+    index = scanned(path, Choice(fields=("a", "y")))  # what is asked for as a field is no label
+    assert ([one.name for one in index.fields], index.labels) == (["a", "y"], None)
     with pytest.raises(UserError, match=r"no data set 'd'.*known are"):
         scanned(path, Choice(fields=("a",), label="d"))
     with pytest.raises(UserError, match="has no labels"):
-        scanned(path, Choice(fields=("a",), label="y"))
+        scanned(path, Choice(fields=("c",), label="a"))
     with pytest.raises(UserError, match="has no keys"):
         scanned(path, Choice(fields=("a",), key="c"))
     with pytest.raises(UserError, match="a structure"):

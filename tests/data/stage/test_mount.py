@@ -21,13 +21,13 @@ from tests.slurm.fixtures import require
 
 from .made import until
 
-TOOLS = ("kernel", "squashfuse_ll", "squashfuse")
+TOOLS = ("squashfuse_ll", "squashfuse")
 
 
 def _why_not() -> str:
     if os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK):
-        return "needs to be root with /dev/fuse to try all ways of mounting"
-    missing = [name for name in (*TOOLS[1:], "mksquashfs") if shutil.which(name) is None]
+        return "needs to be root with /dev/fuse"
+    missing = [name for name in (*TOOLS, "mksquashfs") if shutil.which(name) is None]
     return f"needs {', '.join(missing)} (Debian: squashfuse, squashfs-tools)" if missing else ""
 
 
@@ -74,7 +74,7 @@ def _only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *names: str) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
     for name in ("fusermount3", "fusermount", "umount", *names):
-        found = shutil.which("mount" if name == "kernel" else name)
+        found = shutil.which(name)
         if found is not None:
             (programs / Path(found).name).symlink_to(found)
     monkeypatch.setenv("PATH", str(programs))
@@ -97,7 +97,7 @@ def test_it_is_mounted_found_again_and_unmounted(home: Path, image: Path, by: st
     with pytest.raises(OSError):
         (mounted.point / "new").touch()
     assert mounted.point.is_relative_to(home)
-    assert ("FUSE, which costs CPU" in said[0]) == (by != "kernel")
+    assert "FUSE, which costs CPU" in said[0]
     assert str(mounted.point) in said[0]
     assert mount.mount(image, say=said.append).point == mounted.point
     assert len(said) == 1
@@ -107,7 +107,7 @@ def test_it_is_mounted_found_again_and_unmounted(home: Path, image: Path, by: st
     assert release() == []
 
 
-@pytest.mark.parametrize("by", ["kernel", "squashfuse_ll"], indirect=True)
+@pytest.mark.parametrize("by", TOOLS, indirect=True)
 def test_what_is_in_use_goes_when_its_reader_does(home: Path, image: Path, by: str) -> None:
     mounted = mount.mount(image)
     with (mounted.point / "a folder" / "größe.txt").open() as file:
@@ -226,7 +226,7 @@ def test_the_command_prints_the_folder_and_nothing_else(
     assert done.returncode == 0, done.stderr
     point = Path(done.stdout.removesuffix("\n"))
     assert _seen(point) == "what it holds"
-    assert "by the kernel" in done.stderr
+    assert "by squashfuse" in done.stderr
     told = run_rankup(["stage", "--list"], cwd=tmp_path, env=env)
     assert str(point) in told.stdout
     done = run_rankup(["stage", "--release"], cwd=tmp_path, env=env)

@@ -130,8 +130,10 @@ def _measured(root: Path, asked: Asked) -> Measured:
     batch = max(1, min(asked.batch, room // 20 // max(1, sample)))
     parts, made = measure.parts(dataset, taken, batch, asked.seconds)
     data = _data(asked, dataset, image, rows, spelled, made, busy)
-    plan = measure.plan(asked.workers or data.cores, batch, asked.seconds / 2, parts, sample, room)
-    loads, refused = measure.loads(dataset, taken.rows, plan)
+    workers, seconds = asked.workers or data.cores, asked.seconds / 2
+    batch = measure.fitting(workers, batch, seconds, parts, sample, room)
+    loose = bool(parts.loose)
+    loads, refused = measure.loads(dataset, taken.rows, workers, batch, seconds, loose)
     return Measured(data, parts, loads, asked.demand, refused)
 
 

@@ -247,25 +247,8 @@ class Around:
         return self.rows[np.arange(start, stop) % len(self.rows)]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How the Loader is measured.
-
-    Attributes:
-        workers: threads, or processes.
-        batch: samples of a batch.
-        seconds: for each kind.
-        loose: samples are not put together.
-    """
-
-    workers: int
-    batch: int
-    seconds: float
-    loose: bool
-
-
-def plan(workers: int, batch: int, seconds: float, parts: Parts, sample: int, room: int) -> Plan:
-    """Return a plan whose batches fit into memory with those made ahead, and into the time.
+def fitting(workers: int, batch: int, seconds: float, parts: Parts, sample: int, room: int) -> int:
+    """Return the samples of a batch that fit into memory with those made ahead, and into the time.
 
     A worker should make eight batches in its time, or the figure says nothing.
 
@@ -277,14 +260,22 @@ def plan(workers: int, batch: int, seconds: float, parts: Parts, sample: int, ro
     work = sum(spread.median for spread in works if spread is not None)
     ahead = workers * (_PREFETCH + 1) + 2
     fits = room * _SHARE / ahead / sample if sample else batch
-    most = min(batch, fits, seconds / 8 / max(work, 1e-9))
-    return Plan(workers, max(1, int(most)), seconds, bool(parts.loose))
+    return max(1, int(min(batch, fits, seconds / 8 / max(work, 1e-9))))
 
 
 def loads(
-    dataset: PackedDataset, rows: Sequence[int], plan: Plan
+    dataset: PackedDataset,
+    rows: Sequence[int],
+    workers: int,
+    batch: int,
+    seconds: float,
+    loose: bool,
 ) -> tuple[tuple[Load, ...], dict[str, str]]:
     """Return samples per second with processes and with threads; why there are none of a kind.
+
+    Args:
+        seconds: for each kind.
+        loose: samples are not put together.
 
     Raises:
         UserError: the Loader takes neither.
@@ -295,7 +286,7 @@ def loads(
     kinds: tuple[Kind, ...] = ("processes", "threads")
     for kind in kinds:
         try:
-            found.append(_load(dataset, rows, plan, kind))
+            found.append(_load(dataset, rows, kind, workers, batch, seconds, loose))
         except UserError as error:  # noqa: PERF203 - as of a transform that is not for threads
             refused[kind] = str(error)
     if not found:
@@ -303,16 +294,24 @@ def loads(
     return tuple(found), refused
 
 
-def _load(dataset: PackedDataset, rows: Sequence[int], plan: Plan, kind: Kind) -> Load:
+def _load(
+    dataset: PackedDataset,
+    rows: Sequence[int],
+    kind: Kind,
+    workers: int,
+    batch: int,
+    seconds: float,
+    loose: bool,
+) -> Load:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     loader = Loader(
         dataset,
-        plan.batch,
+        batch,
         shuffle=Around(np.asarray(rows, np.int64), len(dataset)),
         train=False,
-        workers=plan.workers,
+        workers=workers,
         kind=kind,
-        collate=list if plan.loose else None,
+        collate=list if loose else None,
         prefetch=_PREFETCH,
         rank=0,
         world_size=1,
@@ -320,27 +319,27 @@ def _load(dataset: PackedDataset, rows: Sequence[int], plan: Plan, kind: Kind) -
     )
     try:
         batches = iter(loader)
-        rate = _rate(batches, plan)
+        rate = _rate(batches, workers, batch, seconds)
         memory = _unshared(before)
         batches.close()  # type: ignore[attr-defined]
     finally:
         loader.close()
-    return Load(kind, plan.workers, plan.batch, rate, memory)
+    return Load(kind, workers, batch, rate, memory)
 
 
-def _rate(batches: Iterator[object], plan: Plan) -> float:
+def _rate(batches: Iterator[object], workers: int, batch: int, seconds: float) -> float:
     """Return samples per second, once the batches that were made ahead are gone.
 
     Workers that began together are done together: whole bursts of batches have a rate.
     """
-    for _ in range(_PREFETCH * plan.workers):
+    for _ in range(_PREFETCH * workers):
         next(batches)
     begin, count = time.perf_counter(), 0
-    while not count or time.perf_counter() - begin < plan.seconds:
-        for _ in range(plan.workers):
+    while not count or time.perf_counter() - begin < seconds:
+        for _ in range(workers):
             next(batches)
-        count += plan.workers
-    return count * plan.batch / max(time.perf_counter() - begin, 1e-9)
+        count += workers
+    return count * batch / max(time.perf_counter() - begin, 1e-9)
 
 
 def _unshared(before: set[int]) -> int | None:

@@ -1,12 +1,7 @@
 """Formats with many samples in few files, each reduced to an index. No torch.
 
-A format is a module with two functions, found by its name in `KNOWN`:
-
-    scan(path, choice) -> Index         where everything lies
-    fallback(index, root) -> Fallback   reads what does not lie in one piece, where there is any
-
-Both may use a C library on a file from anywhere, so that `isolated.py` runs the first of them in a
-child process.
+A format is a module with the functions of `Format`, found by its name in `KNOWN`. Both may use a C
+library on a file from anywhere, so that `isolated.py` runs the first of them in a child process.
 """
 
 from __future__ import annotations
@@ -64,7 +59,7 @@ class Format(Protocol):
         """
 
     def fallback(self, index: Index, root: Path) -> Fallback:
-        """Return the reader of what has a negative offset."""
+        """Return the reader of what has a negative offset; not there where nothing has."""
 
 
 # Name -> module.

@@ -182,7 +182,8 @@ def _roles(
         if name and name not in known:
             raise UserError(f"{path} has no array {name!r}: {nearest(name, known)}")
     able = [name for name, one in known.items() if _can_label(one)]
-    label = choice.label or next((one for one in able if one.lower() in LABELS), None)
+    free = [name for name in able if name.lower() in LABELS and name not in choice.fields]
+    label = choice.label or next(iter(free), None)
     if label is not None and label not in able:
         raise UserError(
             f"{path}: {label} is no labels: one axis of whole numbers or text expected, not "

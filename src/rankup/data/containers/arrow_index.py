@@ -82,8 +82,7 @@ class Source:
 
 
 def files_below(path: Path, suffix: str, split: str) -> list[File]:
-    """Return the files of a folder with their splits, in order; a file that is given is the only
-    one.
+    """Return the files of a folder with their splits, in order, or the one file that is given.
 
     Raises:
         UserError: there is none.

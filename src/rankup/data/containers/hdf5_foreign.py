@@ -281,7 +281,7 @@ def _labels_of(
     tables: Sequence[Table], size: int, choice: Choice
 ) -> tuple[str | None, list[Int64s], tuple[str, ...]]:
     """The name of the data set with the labels, its values for each table, and class names."""
-    everywhere = {name for table in tables for name in table.data}
+    everywhere = {name for table in tables for name in table.data} - {*choice.fields}
     by_name = [name for name in everywhere if name.lower() in LABELS]
     # Where there are several, `label` before `y`.
     by_name.sort(key=lambda name: (LABELS.index(name.lower()), name))

@@ -31,7 +31,6 @@ from .tar import CLASSES
 from .tar_headers import BLOCK, END, RECORD
 
 INFO = "info.json"
-_INFO = 1  # version
 _SPACE = re.compile(r"\s")
 
 # Name, offset of its data, bytes.
@@ -116,8 +115,7 @@ class TarLayout:
             lines = (name.replace("\n", " ") + "\n" for name in index.classes)
             text = "".join(lines).encode("utf-8", "surrogateescape")
             write_atomic(root / CLASSES, text)
-        ends = {} if _is_lone(index) else {one.name: _end(one) for one in index.fields}
-        about = json.dumps(_info(index, counts, ends), indent=1)
+        about = json.dumps(_info(index, counts), indent=1)
         write_atomic(root / INFO, about + "\n")
 
     def _members(self, start: int, stop: int) -> Iterator[list[_Member]]:
@@ -242,12 +240,9 @@ def _is_lone(index: Index) -> bool:
     return len(index.fields) == 1 and index.fields[0].name == LONE and not index.fields[0].dtype
 
 
-def _end(field: Field) -> str:
-    return f"{field.name}.npy" if field.dtype else field.name
-
-
 def _suffix(field: Field) -> bytes:
-    return b"." + _end(field).encode("utf-8", "surrogateescape")
+    name = f".{field.name}.npy" if field.dtype else f".{field.name}"
+    return name.encode("utf-8", "surrogateescape")
 
 
 def _npy(field: Field) -> bytes:
@@ -352,13 +347,8 @@ def _unspaced(word: str) -> str:
     return _SPACE.sub("%20", word)
 
 
-def _info(index: Index, counts: Sequence[int], ends: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of `info.json`.
-
-    Args:
-        counts: samples of each shard.
-        ends: field -> how its members end; empty where a sample is one member.
-    """
+def _info(index: Index, counts: Sequence[int]) -> dict[str, Any]:
+    """Return the content of `info.json`, by the samples of each shard."""
     names = [name.decode("utf-8", "surrogateescape") for name in index.files]
     splits = {}
     for split in index.splits:
@@ -368,13 +358,5 @@ def _info(index: Index, counts: Sequence[int], ends: Mapping[str, str]) -> dict[
             "num_samples": split.stop - split.start,
             "filenames": [names[row] for row in rows],
             "shard_lengths": [counts[row] for row in rows],
-            "folder": split.folder,
         }
-    return {
-        "rankup_tar": _INFO,
-        "splits": splits,
-        "classes": list(index.classes),
-        "labelled": index.labels is not None,
-        "fields": dict(ends),
-        "arrays": {one.name: [one.dtype, list(one.shape)] for one in index.fields if one.dtype},
-    }
+    return {"splits": splits}

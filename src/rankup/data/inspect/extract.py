@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +28,6 @@ from .verify import CHANGED, Damage, Watch, end_of, name, parts
 PART = ".part"
 LABELS = "labels"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # What is wrong with one name; anything else is wrong with the machine.
 _OF_THE_NAME = {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ}
 
@@ -70,36 +70,37 @@ def extract(
     if wrong:
         raise BadContainer(f"{root} is damaged, or not what it seems: {wrong}")
     out = Path(os.path.abspath(out))
-    needed = _folders(index, splits, str(root))
+    folders = _folders(index, splits, str(root))
     start, stop = (splits[0].start, splits[-1].stop) if splits else (0, 0)
-    part = _begin(out, sum(_item(one, start, stop) for one in index.fields))
+    part = _begin(out, sum(_bytes(one, start, stop) for one in index.fields))
+    base = os.path.join(os.fsencode(part), b"")
     total = count = 0
     bad: list[tuple[int, int, str]] = []
-    with contextlib.ExitStack() as opened, _space(part):
-        folder = os.open(part, _FOLDER)
-        opened.callback(os.close, folder)
-        for path in needed:
-            # One that differs in case alone may be there, where that makes no difference.
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, dir_fd=folder)
-        arrays: dict[tuple[str, int], _Array] = {}
-        for split, number, array in _new_arrays(folder, index, splits):
-            opened.callback(os.close, array.descriptor)
-            arrays[split.name, number] = array
-        write = _Write(Reader(index, root), folder, arrays)
-        for done, spans, found in spread(write, parts(index, start, stop), cores()):
-            total, count = total + done, count + spans
-            bad += found
-            watch(total, count)
+    arrays: dict[tuple[str, int], _Array] = {}
+    with _space(part):
+        for folder in folders:
+            os.makedirs(base + folder, exist_ok=True)
+        try:
+            _make_arrays(arrays, base, index, splits)
+            write = _Write(Reader(index, root), base, arrays)
+            for done, spans, found in spread(write, parts(index, start, stop), cores()):
+                total, count = total + done, count + spans
+                bad += found
+                watch(total, count)
+        finally:
+            for array in arrays.values():
+                os.close(array.descriptor)
     damaged = tuple(Damage(name(index, row, field), why) for row, field, why in sorted(bad))
-    os.chmod(part, 0o777 & ~_umask())
+    mask = os.umask(0)
+    os.umask(mask)
+    os.chmod(part, 0o777 & ~mask)
     if damaged:
         return Extracted(part, count, total, damaged)
     part.rename(out)  # also over an empty folder
     return Extracted(out, count, total, ())
 
 
-def _item(field: Field, start: int, stop: int) -> int:
+def _bytes(field: Field, start: int, stop: int) -> int:
     """Return the bytes of the files of a field, as far as they are known before they are read."""
     if field.dtype:
         return (stop - start) * _array_bytes(field)
@@ -128,10 +129,8 @@ def _begin(out: Path, needed: int) -> Path:
     part = out.with_name(out.name + PART) if out.name else out
     if not out.name or out.is_mount():
         raise UserError(f"{out} cannot be replaced as a whole: name a folder in it")
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise UserError(f"{out} is there already, and is no folder: name a new one")
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty: name a new folder, or an empty one")
+    if os.path.lexists(out) and (not out.is_dir() or out.is_symlink() or any(out.iterdir())):
+        raise UserError(f"{out} is there, and is no empty folder: name a new one")
     if out.parent.is_dir():
         about = os.statvfs(out.parent)
         free = about.f_bavail * about.f_frsize
@@ -158,14 +157,8 @@ def _begin(out: Path, needed: int) -> Path:
     return part
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _folders(index: Index, splits: tuple[Split, ...], where: str) -> list[bytes]:
-    """Return all folders that are needed, the outer ones first; every name is checked on the way.
+def _folders(index: Index, splits: tuple[Split, ...], where: str) -> set[bytes]:
+    """Return all folders that are needed; every name is checked on the way.
 
     Args:
         where: the container, for messages.
@@ -187,12 +180,7 @@ def _folders(index: Index, splits: tuple[Split, ...], where: str) -> list[bytes]
             key = index.keys[row]
             keys.check(key, where)
             needed.add(os.path.dirname(_of_sample(split, key, "")))
-    outer: set[bytes] = set()
-    for path in needed:
-        while path:
-            outer.add(path)
-            path = os.path.dirname(path)
-    return sorted(outer)
+    return needed
 
 
 def _of_sample(split: Split, key: bytes, end: str) -> bytes:
@@ -233,35 +221,36 @@ class _Array:
         return "" if at == end else f"it has less than the {self.item} bytes of its array"
 
 
-def _new_arrays(
-    root: int, index: Index, splits: tuple[Split, ...]
-) -> Iterator[tuple[Split, int, _Array]]:
+def _make_arrays(
+    arrays: dict[tuple[str, int], _Array], base: bytes, index: Index, splits: tuple[Split, ...]
+) -> None:
     """Make a file for each array field of each split; the labels' too, which are written here."""
-    names = [one.name for one in index.fields]
-    arrays = [(number, one) for number, one in enumerate(index.fields) if one.dtype]
+    fields = [(number, one) for number, one in enumerate(index.fields) if one.dtype]
+    labels = index.labels
+    if fields and labels is not None and LABELS not in [one.name for one in index.fields]:
+        fields.append((-1, Field(LABELS, labels, labels, dtype="<i8")))
     for split in splits:
-        for number, one in arrays:
-            yield split, number, _new_array(root, one, split, len(splits) == 1)
-        if arrays and index.labels is not None and LABELS not in names:
-            labels = index.labels[split.start : split.stop]
-            about = Field(LABELS, labels, labels, dtype="<i8")
-            array = _new_array(root, about, split, len(splits) == 1)
-            pwrite_all(array.descriptor, labels.tobytes(), array.start)
-            os.close(array.descriptor)
+        for number, field in fields:
+            path = base + _of_array(split, field.name, len(splits) == 1)
+            array = _new_array(path, field, split)
+            arrays[split.name, number] = array
+            if number < 0 and labels is not None:
+                rows = labels[split.start : split.stop]
+                pwrite_all(array.descriptor, rows.tobytes(), array.start)
 
 
-def _new_array(root: int, field: Field, split: Split, alone: bool) -> _Array:
+def _new_array(path: bytes, field: Field, split: Split) -> _Array:
     dtype, count = np.dtype(field.dtype), split.stop - split.start
-    descriptor = os.open(_of_array(split, field.name, alone), _NEW, 0o666, dir_fd=root)
-    with open(descriptor, "wb", closefd=False) as file:
-        head = {
-            "descr": np.lib.format.dtype_to_descr(dtype),  # type: ignore[no-untyped-call]
-            "fortran_order": False,
-            "shape": (count, *field.shape),
-        }
-        np.lib.format.write_array_header_1_0(file, head)
-        start = file.tell()
-    item = _array_bytes(field)
+    head = io.BytesIO()
+    about = {
+        "descr": np.lib.format.dtype_to_descr(dtype),  # type: ignore[no-untyped-call]
+        "fortran_order": False,
+        "shape": (count, *field.shape),
+    }
+    np.lib.format.write_array_header_1_0(head, about)
+    start, item = head.tell(), _array_bytes(field)
+    descriptor = os.open(path, _NEW, 0o666)
+    pwrite_all(descriptor, head.getvalue(), 0)
     os.truncate(descriptor, start + count * item)
     return _Array(descriptor, split, start, item)
 
@@ -271,7 +260,7 @@ class _Write:
     """Writes the samples of some rows; gives bytes, count, and (row, field, why) of bad ones."""
 
     reader: Reader
-    folder: int
+    base: bytes
     arrays: Mapping[tuple[str, int], _Array]
     size: int = 0
 
@@ -305,7 +294,7 @@ class _Write:
     def _file(self, data: Iterable[bytes | memoryview], path: bytes) -> str:
         """Write a new file; return why not, where that is for its name."""
         try:
-            descriptor = os.open(path, _NEW, 0o666, dir_fd=self.folder)
+            descriptor = os.open(self.base + path, _NEW, 0o666)
         except OSError as error:
             if error.errno not in _OF_THE_NAME:
                 raise

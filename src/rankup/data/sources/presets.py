@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +41,7 @@ def imagenet(path: Path, choice: Choice) -> Index:
     `path` or in its `ILSVRC/Data/CLS-LOC`. Labels of a flat `val` come from `LOC_val_solution.csv`
     or `imagenet_2012_validation_synset_labels.txt`, in `path` or above the images. Labels count the
     wnids in their order, as everybody's models do; classes are `n01440764 tench, Tinca tinca` where
-    `LOC_synset_mapping.txt`, `synset_words.txt` or `imagenet_class_index.json` tells names, else
-    the wnid alone.
+    `LOC_synset_mapping.txt` or `synset_words.txt` tells names, else the wnid alone.
 
     Raises:
         UserError: what is missing, by name.
@@ -176,14 +174,6 @@ def _names(near: Sequence[Path]) -> dict[str, str]:
         if (path := _find(near, name)) is not None:
             found = (_LINE.fullmatch(line.strip()) for line in _lines(path))
             return {match[1]: match[2] for match in found if match}
-    if (path := _find(near, "imagenet_class_index.json")) is not None:
-        try:
-            pairs = json.loads(path.read_text(encoding="utf-8")).values()
-            return {str(wnid): str(name).replace("_", " ") for wnid, name in pairs}
-        except (ValueError, AttributeError, TypeError):
-            raise UserError(
-                f'{path} is not as expected: {{"0": ["n01440764", "tench"], …}}'
-            ) from None
     return {}
 
 

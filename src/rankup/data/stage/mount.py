@@ -1,4 +1,4 @@
-"""SquashFS images as folders: mounted for a job, by the kernel's program or those of FUSE.
+"""SquashFS images as folders: mounted for a job, by a program of FUSE.
 
 They lie in the job's folder, so that the table of mounts says whose each of them is. Jobs share no
 mount: one through FUSE is a process, which ends with the job that started it.
@@ -35,7 +35,7 @@ class Mounted:
     Attributes:
         image: what is mounted, the staged copy of it where there is one.
         point: the folder in which its files are seen.
-        tool: `kernel`, `squashfuse_ll` or `squashfuse`; empty where it was mounted before.
+        tool: `squashfuse_ll` or `squashfuse`; empty where it was mounted before.
     """
 
     image: Path
@@ -52,8 +52,8 @@ def mount(
 ) -> Mounted:
     """Mount a SquashFS image on this node, for one job; what that has mounted before is found.
 
-    By the kernel where root asks, else by `squashfuse_ll`, else by `squashfuse`. The staged copy of
-    the image is taken where there is one. It stays until `release`.
+    By `squashfuse_ll`, else by `squashfuse`. The staged copy of the image is taken where there is
+    one. It stays until `release`.
 
     Args:
         to: see `staging.stage`.
@@ -84,9 +84,11 @@ def mount(
         except BaseException:
             unmount_all(root / job)
             raise
-    fuse = "" if tool == "kernel" else "; through FUSE, which costs CPU time that loading lacks"
     of = "its staged copy" if lower != source else "where it lies"
-    say(f"{source} is mounted at {point} by {'the ' if tool == 'kernel' else ''}{tool}, {of}{fuse}")
+    say(
+        f"{source} is mounted at {point} by {tool}, {of}; through FUSE, which costs CPU time that "
+        f"loading lacks"
+    )
     return Mounted(lower, point, tool)
 
 
@@ -132,26 +134,19 @@ def _mounted(image: Path, point: Path) -> str:
         UserError: nothing here can.
         RunFailed: what can did not.
     """
-    why = []
-    if os.geteuid() == 0 and shutil.which("mount"):
-        options = "ro,loop,nosuid,nodev"
-        said = _run("mount", "-t", "squashfs", "-o", options, str(image), str(point))
-        if not said:
-            return "kernel"
-        why.append(f"mount: {said}")  # in a container root may not, or has no loop devices
     found = [name for name in _FUSE if shutil.which(name)]
     if not found:
         raise UserError(
-            f"{image} cannot be mounted: squashfuse is not installed here, and the kernel mounts "
-            f"for root alone{_because(why)}; {_PACKAGES}, or leave --mount away: rankup reads a "
-            f"pack of its own without"
+            f"{image} cannot be mounted: squashfuse is not installed here; {_PACKAGES}, or leave "
+            f"--mount away: rankup reads an image without mounting it"
         )
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise UserError(
-            f"{image} cannot be mounted: /dev/fuse is not there, or not for you{_because(why)}; "
-            f"ask the site for FUSE on compute nodes, or leave --mount away: rankup reads a pack "
-            f"of its own without"
+            f"{image} cannot be mounted: /dev/fuse is not there, or not for you; ask the site for "
+            f"FUSE on compute nodes, or leave --mount away: rankup reads an image without "
+            f"mounting it"
         )
+    why = []
     for name in found:
         said = _run(name, "-o", "ro,nosuid,nodev", str(image), str(point))
         if not said and _answers(point):
@@ -159,13 +154,9 @@ def _mounted(image: Path, point: Path) -> str:
         why.append(f"{name}: {said or 'nothing was mounted'}")
         _unmount(point)
     raise RunFailed(
-        f"{image} could not be mounted at {point}{_because(why)}. Where fusermount3 is missing, "
-        f"{_PACKAGES}"
+        f"{image} could not be mounted at {point} ({'; '.join(why)}). Where fusermount3 is "
+        f"missing, {_PACKAGES}"
     )
-
-
-def _because(why: list[str]) -> str:
-    return f" ({'; '.join(why)})" if why else ""
 
 
 def _run(*command: str) -> str:
