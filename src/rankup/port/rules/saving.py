@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name, method_calls, receiver
+from ...script.flow import argument, call_name, method_calls
 from ...script.flow import given as arguments_of
 from ...script.roles import Script, Site
 from ...script.source import File
@@ -79,6 +79,8 @@ def _loads_safely(context: Context, value: ast.expr, depth: int = 0) -> bool:
     match value:
         case ast.Constant() | ast.Name(id="epoch" | "step" | "global_step" | "iteration"):
             return True
+        case ast.Call(func=ast.Attribute(attr="state_dict")):
+            return True
         case ast.Dict(keys=keys, values=parts):
             whole = all(keys)  # without `**others`
             return whole and all(_loads_safely(context, one, depth) for one in parts)
@@ -89,11 +91,7 @@ def _loads_safely(context: Context, value: ast.expr, depth: int = 0) -> bool:
             plain = bool(made) and all(isinstance(one, ast.Dict | ast.Call) for one in made)
             deeper = depth < 3 and plain
             return deeper and all(_loads_safely(context, one, depth + 1) for one in made)
-    return (
-        isinstance(value, ast.Call)
-        and receiver(value) is not None
-        and (call_name(value) == "state_dict")
-    )
+    return False
 
 
 @rule("RK142", "error", "saved by local rank 0")
