@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .flow import Flow, explicit_self
+from .flow import Flow, call_name, explicit_self, receiver
 from .names import Binding, Function, default
 from .source import File
 from .values import (
@@ -322,8 +322,8 @@ class Constants:
         self, function: Function, known: set[ast.Call]
     ) -> Iterator[tuple[File, ast.Call]]:
         """The calls of a method whose name alone does not tell whose method it is."""
-        for file, call, receiver in self._method_calls.get(function.name, ()):
-            owner = None if call in known else self.flow.owner(file, receiver)
+        for file, call, owned in self._method_calls.get(function.name, ()):
+            owner = None if call in known else self.flow.owner(file, owned)
             if owner is not None:
                 _, bound = self.flow.members(owner[0], owner[1], function.name)
                 if any(one.node is function for one in bound):
@@ -334,8 +334,8 @@ class Constants:
         found: dict[str, list[tuple[File, ast.Call, ast.expr]]] = {}
         for file in self.flow.files:
             for call in file.names.all(ast.Call):
-                if isinstance(call.func, ast.Attribute):
-                    found.setdefault(call.func.attr, []).append((file, call, call.func.value))
+                if (owner := receiver(call)) is not None:
+                    found.setdefault(call_name(call), []).append((file, call, owner))
         return found
 
     # Expressions of several parts: all that can be made of the values of the parts.

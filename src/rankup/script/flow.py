@@ -7,7 +7,7 @@ followed (a parameter that nobody passes, a foreign call) is its own origin.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .modules import Modules
@@ -329,6 +329,14 @@ def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr
 def receiver(call: ast.Call) -> ast.expr | None:
     """`model` of `model.eval()`; None of a call of a plain name."""
     return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
+def method_calls(nodes: Iterable[ast.AST], *names: str) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """The calls of methods of these names among some nodes, each with what it is called on."""
+    for one in nodes:
+        match one:
+            case ast.Call(func=ast.Attribute(value=owner, attr=name)) if name in names:
+                yield one, owner
 
 
 def given(call: ast.Call) -> list[ast.expr]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from .flow import Flow, Origin, argument, call_name, first_argument
+from .flow import Flow, Origin, argument, call_name, first_argument, method_calls
 from .names import walk
 from .roles import Role, RoleKind
 from .source import File
@@ -73,14 +73,11 @@ def find_optimizers(flow: Flow) -> tuple[Role, ...]:
 
 
 def _receivers(file: File, method: str) -> dict[str, ast.expr]:
+    """The names and attributes on which a method is called, by their code."""
     found: dict[str, ast.expr] = {}
-    for call in file.names.all(ast.Call):
-        if (
-            isinstance(call.func, ast.Attribute)
-            and call.func.attr == method
-            and isinstance(call.func.value, (ast.Name, ast.Attribute))
-        ):
-            found.setdefault(file.code(call.func.value), call.func.value)
+    for _, owner in method_calls(file.names.all(ast.Call), method):
+        if isinstance(owner, ast.Name | ast.Attribute):
+            found.setdefault(file.code(owner), owner)
     return found
 
 
@@ -142,30 +139,21 @@ def with_parameters(
 
 def _filled_over(file: File, name: ast.Name) -> list[ast.expr]:
     """The iterables of loops that fill a list: `for p in net.parameters(): found.append(p)`."""
-    scope = file.names.bindings(name.id, file.names.scope(name))[0]
-    return list(
-        dict.fromkeys(
-            up.iter
-            for call in file.names.all(ast.Call)
-            if call_name(call) in ("append", "extend")
-            and isinstance(call.func, ast.Attribute)
-            and isinstance(call.func.value, ast.Name)
-            and call.func.value.id == name.id
-            and file.names.bindings(name.id, file.names.scope(call))[0] is scope
-            for up in file.names.up(call)
-            if isinstance(up, ast.For)
-        )
-    )
+
+    def scope(one: ast.Name) -> ast.AST:
+        return file.names.bindings(one.id, file.names.scope(one))[0]
+
+    filling = [
+        call
+        for call, grown in method_calls(file.names.all(ast.Call), "append", "extend")
+        if isinstance(grown, ast.Name) and grown.id == name.id and scope(grown) is scope(name)
+    ]
+    loops = [up for call in filling for up in file.names.up(call) if isinstance(up, ast.For)]
+    return list(dict.fromkeys(loop.iter for loop in loops))
 
 
 def _parameter_calls(node: ast.AST) -> list[ast.expr]:
-    return [
-        call.func.value
-        for call in walk(node)
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and call.func.attr in _PARAMETERS
-    ]
+    return [owner for _, owner in method_calls(walk(node), *_PARAMETERS)]
 
 
 def _whole(node: ast.expr) -> ast.expr:

@@ -11,6 +11,7 @@ is known before there are bytes for it, and any process can write any batch.
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -25,13 +26,12 @@ import pyarrow as pa
 from ...base.errors import UserError
 from ..errors import BadContainer
 from ..index import Field, Index, Int64s, Split, UInt64s
-from ..pack.layout import UNIT, Piece, Shape
+from ..pack.layout import Piece, Shape, units
 from ..strings import Strings
 from .arrow_columns import ABOUT
 from .arrow_values import as_array
 
 _ROWS, _BYTES = 256, 16 << 20  # of a batch, at most
-_UNIT_ROWS = 8192  # of a unit, at most about that many
 _BEGIN = b"ARROW1\0\0"
 
 
@@ -138,15 +138,17 @@ def plan(source: Index, shape: Shape) -> ArrowLayout:
     names = [_name(split).encode("utf-8", "surrogateescape") for split in source.splits]
     sums = [np.concatenate([[0], np.cumsum(one.length)]) for one in source.fields]
     total: Int64s = np.asarray(np.sum(sums, axis=0, dtype=np.int64))
-    cuts = [_cut(total, split.start, split.stop) for split in source.splits]
+    stops = [split.stop for split in source.splits]
+    bounds = units(source, stops)
+    cuts = [_cut(total, *unit) for unit in itertools.pairwise(bounds.tolist())]
     starts = np.concatenate([*cuts, [len(source)]]).astype(np.int64)
     rows = np.diff(starts)
-    file = np.repeat(np.arange(len(cuts)), [len(cut) for cut in cuts])
+    file = np.searchsorted(stops, starts[:-1], "right")
     largest = max(int(np.diff(one[starts]).max(initial=0)) for one in sums)
     columns = Columns.of(source, max(largest, 8 * _ROWS))
     holes = np.empty((len(rows), 2 * len(source.fields)), np.int64)
     offset, sizes, tails = np.empty(len(rows), np.int64), [], []
-    for number in range(len(cuts)):
+    for number in range(len(stops)):
         writer = _Writer(columns, number, len(columns.head(number)))
         for batch in np.flatnonzero(file == number).tolist():
             offset[batch] = writer.end
@@ -158,7 +160,7 @@ def plan(source: Index, shape: Shape) -> ArrowLayout:
         replace(
             one,
             offset=ends[:-1] + np.repeat(holes[:, number] - ends[starts[:-1]], rows),
-            file=np.repeat(file, rows).astype(np.uint32) if len(cuts) > 1 else None,
+            file=np.repeat(file, rows).astype(np.uint32) if len(stops) > 1 else None,
             hash=None,
         )
         for number, (one, ends) in enumerate(zip(source.fields, sums, strict=True))
@@ -174,9 +176,8 @@ def plan(source: Index, shape: Shape) -> ArrowLayout:
         np.array(sizes, np.int64),
         facts={"batches": len(rows)},
     )
-    units = _units(total, starts, source.splits)
     return ArrowLayout(
-        index, index.sizes, units, starts, file, offset, holes, tuple(tails), columns
+        index, index.sizes, bounds, starts, file, offset, holes, tuple(tails), columns
     )
 
 
@@ -200,31 +201,17 @@ def _cut(total: Int64s, start: int, stop: int) -> Int64s:
     return np.array(firsts, np.int64)
 
 
-def _units(total: Int64s, starts: Int64s, splits: tuple[Split, ...]) -> Int64s:
-    """Whole batches of a split, until they have enough bytes or rows."""
-    ends = {split.stop for split in splits}
-    units = [0]
-    bytes_at = total[starts].tolist()
-    for row, done in zip(starts[1:].tolist(), bytes_at[1:], strict=True):
-        enough = done - int(total[units[-1]]) >= UNIT or row - units[-1] >= _UNIT_ROWS
-        if (enough or row in ends) and row > units[-1]:
-            units.append(row)
-    return np.array(units, np.int64)
-
-
 @dataclass(frozen=True)
 class Columns:
     """What the columns of our files are made of.
 
     Attributes:
         source: the samples.
-        types: of the fields.
-        schemas: of each file; they differ in what they say of their split.
+        schemas: of each file, the fields first; they differ in what they say of their split.
         largest: bytes of a field's samples, or hashes, in a batch, at most.
     """
 
     source: Index
-    types: tuple[pa.DataType, ...]
     schemas: tuple[pa.Schema, ...]
     largest: int
 
@@ -236,7 +223,6 @@ class Columns:
             UserError: an array is too large for a row.
             BadContainer: samples of an array are not of its size.
         """
-        types = tuple(_type(one) for one in source.fields)
         taken = {one.name for one in source.fields}
 
         def free(name: str) -> str:
@@ -245,7 +231,7 @@ class Columns:
             taken.add(name)
             return name
 
-        named = list(zip((one.name for one in source.fields), types, strict=True))
+        named = [(one.name, _type(one)) for one in source.fields]
         if source.labels is not None:
             named.append((free("label"), pa.int64()))
         named.append((free("key"), _key_type(source.keys)))
@@ -258,7 +244,7 @@ class Columns:
             about = {"split": split.name, "classes": list(source.classes)}
             metadata = {ABOUT: json.dumps(about).encode(), **features}
             schemas.append(pa.schema(named, metadata))
-        return cls(source, types, tuple(schemas), largest)
+        return cls(source, tuple(schemas), largest)
 
     def head(self, file: int) -> bytes:
         """What stands before the batches of a file."""
@@ -266,10 +252,10 @@ class Columns:
 
     def batch(self, file: int, first: int, stop: int, blank: pa.Buffer) -> pa.RecordBatch:
         """The rows [first, stop); each field's samples are `largest` bytes further in `blank`."""
-        source, rows = self.source, stop - first
+        source, schema, rows = self.source, self.schemas[file], stop - first
         at = iter(range(0, blank.size, self.largest))
         arrays: list[pa.Array] = []
-        for one, type_ in zip(source.fields, self.types, strict=True):
+        for one, type_ in zip(source.fields, schema.types, strict=False):
             length = one.length[first:stop]
             data = blank.slice(next(at), int(length.sum()))
             if one.dtype:
@@ -284,10 +270,10 @@ class Columns:
         ends = source.keys.ends[first : stop + 1]
         keys = np.ascontiguousarray(source.keys.data[int(ends[0]) : int(ends[-1])])
         ends = pa.py_buffer((ends - ends[0]).astype("<i4"))
-        type_ = self.schemas[file].types[len(arrays)]
-        arrays.append(pa.Array.from_buffers(type_, rows, [None, ends, pa.py_buffer(keys)], 0))
+        held = [None, ends, pa.py_buffer(keys)]
+        arrays.append(pa.Array.from_buffers(schema.types[len(arrays)], rows, held, 0))
         arrays += [_array(pa.uint64(), rows, blank.slice(place, 8 * rows)) for place in at]
-        return pa.record_batch(arrays, schema=self.schemas[file])
+        return pa.record_batch(arrays, schema=schema)
 
 
 def _array(type_: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:

@@ -7,7 +7,14 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name, first_argument, given, model_wrapper
+from ...script.flow import (
+    argument,
+    call_name,
+    first_argument,
+    given,
+    method_calls,
+    model_wrapper,
+)
 from ...script.names import calls_in
 from ...script.roles import LoopNode, Script
 from ...script.source import File
@@ -139,8 +146,7 @@ def _numbered_texts(file: File) -> Iterator[tuple[ast.expr, ast.expr | None]]:
             if isinstance(number, ast.Call) and call_name(number) == "str":
                 number = first_argument(number) or number
             yield joined, number
-    for call, _ in calls(file, "format"):
-        begun_by = call.func.value if isinstance(call.func, ast.Attribute) else None
+    for call, begun_by in method_calls(file.names.all(ast.Call), "format"):
         if _BEGUN.fullmatch(string(begun_by) or "") and call.args:
             yield call, call.args[0]
 

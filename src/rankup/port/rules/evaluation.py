@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...script import roles
-from ...script.flow import argument, call_name, literal
+from ...script.flow import argument, call_name, literal, method_calls
 from ...script.loops import gradients_off
 from ...script.names import Function
 from ...script.roles import LoopNode
@@ -258,12 +258,11 @@ def _one_entry_each(script: Script, value: ast.expr) -> bool:
 
 def _in_eval_mode(script: Script, node: ast.AST, model: str) -> bool:
     """True where `.eval()` is called above a loop in its function, and no `.train()` since."""
+    here = script.inside(script.scope(node), ast.Call, deep=False)
     calls = [
         call
-        for call in script.inside(script.scope(node), ast.Call, deep=False)
-        if isinstance(call.func, ast.Attribute)
-        and call_name(call) in ("eval", "train")
-        and f"{model}.".startswith(f"{script.dotted(call.func.value)}." if model else "")
+        for call, owner in method_calls(here, "eval", "train")
+        if f"{model}.".startswith(f"{script.dotted(owner)}." if model else "")
     ]
     before = [call for call in calls if script.span(call)[0] < script.span(node)[0]]
     if not before:

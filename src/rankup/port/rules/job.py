@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...script.effects import trains
-from ...script.flow import argument, call_name, given, literal
+from ...script.flow import argument, call_name, given, literal, method_calls
 from ...script.names import calls_in, walk
 from ...script.roles import Script
 from ...script.source import File
@@ -142,10 +142,8 @@ def times_ranks(file: File, script: Script) -> Iterator[Hit]:
 
 def _stepped(file: File, script: Script, parts: bool) -> Iterator[Hit]:
     """`scheduler.step()` N times per step, or at each of N times fewer steps."""
-    for call, _ in calls(file, "step"):
-        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
-        found = script.of(file, receiver) if receiver is not None else ()
-        made = [one.node for one in found if one.kind == "scheduler"]
+    for call, stepped in method_calls(file.names.all(ast.Call), "step"):
+        made = [one.node for one in script.of(file, stepped) if one.kind == "scheduler"]
         if not made:
             continue
         again = next((up.iter for up in file.names.up(call) if isinstance(up, ast.For)), None)

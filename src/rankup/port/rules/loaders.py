@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name, literal
+from ...script.flow import argument, call_name, literal, method_calls
 from ...script.flow import given as arguments_of
 from ...script.names import Function
 from ...script.roles import LoopNode, Script
@@ -161,12 +161,8 @@ def _in_eval_mode(training: Training, loop: Loop) -> bool:
     script = training.script
 
     def says(node: ast.AST, mode: str) -> bool:
-        return any(
-            isinstance(call.func, ast.Attribute)
-            and call.func.attr == mode
-            and not arguments_of(call)
-            for call in script.inside(node, ast.Call)
-        )
+        calls = method_calls(script.inside(node, ast.Call), mode)
+        return any(not arguments_of(call) for call, _ in calls)
 
     if not says(script.tree, "eval"):
         return False

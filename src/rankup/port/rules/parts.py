@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ...script import roles
-from ...script.flow import argument, call_name, given, literal
+from ...script.flow import argument, call_name, given, literal, method_calls
 from ...script.names import assigned, mentioned, words_in
 from ...script.roles import LoopNode
 from ...script.source import File
@@ -220,10 +220,8 @@ def unfrozen(file: File, script: roles.Script) -> Iterator[Hit]:
     ]
     found += [
         call
-        for call in file.names.all(ast.Call)
-        if isinstance(call.func, ast.Attribute)
-        and call.func.attr == "requires_grad_"
-        and all(literal(one) is True for one in given(call))
+        for call, _ in method_calls(file.names.all(ast.Call), "requires_grad_")
+        if all(literal(one) is True for one in given(call))
     ]
     for node in found:
         above = [one for one in file.names.up(node) if isinstance(one, LoopNode)]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from ...script.flow import argument, call_name
+from ...script.flow import argument, call_name, method_calls
 from ...script.flow import given as arguments_of
 from ...script.roles import Script, Site
 from ...script.source import File
@@ -231,18 +231,14 @@ def prefixed(file: File, script: Script) -> Iterator[Hit]:
     """
     if not script.distributed:
         return
-    for call, dotted in calls(file, "state_dict"):
-        if dotted or not isinstance(call.func, ast.Attribute):
-            continue
-        if not any(
+    for call, model in method_calls(file.names.all(ast.Call), "state_dict"):
+        saved = any(
             (isinstance(up, ast.Call) and "save" in call_name(up)) or isinstance(up, ast.Dict)
             for up in file.names.up(call)
-        ):
+        )
+        if not saved or getattr(model, "attr", "") == "module":
             continue
-        receiver = call.func.value
-        if isinstance(receiver, ast.Attribute) and receiver.attr == "module":
-            continue
-        if any(one.wrappers() == {"ddp"} for one in script.flow.origins(file, receiver)):
+        if any(one.wrappers() == {"ddp"} for one in script.flow.origins(file, model)):
             yield Hit(
                 call,
                 "the wrapped model's state: its names begin with module., and the plain model "

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 
 from ...script.effects import Reached, callee
 from ...script.flow import Flow, argument, call_name, given, literal
-from ...script.names import made_of, parameters, walk
+from ...script.names import elements, made_of, parameters, walk
 from ...script.roles import Script
 from ...script.source import File
 from ..rewrite.training import Training, training_in
 from .facts import anywhere, starred
 from .rule import Hit, rule
 
-_PRODUCTS = ("mm", "matmul")
-_TRANSPOSED = ("t", "transpose")
 _SAME = ("contiguous", "detach", "float", "half")
 _MOST = 60  # functions that a loop leads to
 _NO_LOSS = re.compile(r"net|model|encoder|transform|data|view", re.IGNORECASE)
@@ -169,13 +167,9 @@ def _compares(node: ast.AST, batch: set[str]) -> bool:
 
 def _pairs(call: ast.Call, batch: set[str]) -> bool:
     """`einsum("nc,mc->nm", a, b)`: the first place of both is kept, apart from each other."""
-    equation = literal(call.args[0]) if call.args else None
-    if not isinstance(equation, str) or "->" not in equation:
-        return False
-    operands = call.args[1:]
-    if len(operands) == 1 and isinstance(operands[0], (ast.List, ast.Tuple)):
-        operands = list(operands[0].elts)
-    taken, _, kept = equation.replace(" ", "").partition("->")
+    equation, *operands = given(call) or [ast.Constant("")]
+    operands = [part for one in operands for part in elements(one)]
+    taken, _, kept = str(literal(equation)).replace(" ", "").partition("->")
     places = taken.split(",")
     if len(places) != 2 or len(operands) != 2 or not all(places):
         return False
@@ -186,40 +180,34 @@ def _pairs(call: ast.Call, batch: set[str]) -> bool:
 
 def _factors(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
     """The factors of a product of matrices."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        return node.left, node.right
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return None
-    if node.func.attr not in _PRODUCTS or not node.args:
-        return None
-    factors = given(node)
-    return factors[0] if len(factors) > 1 else node.func.value, factors[-1]
+    match node:
+        case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+            return left, right
+        case ast.Call(func=ast.Attribute(value=first, attr="mm" | "matmul"), args=[_, *_]):
+            left, right = [first, *given(node)][-2:]
+            return left, right
+    return None
 
 
 def _transposed(node: ast.expr) -> str:
     """The name behind `x.t()`, `x.T`, `x.transpose(0, 1)`; empty where nothing is transposed."""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in _TRANSPOSED:
-            places = [literal(one) for one in node.args]  # of transpose; t() has none
-            return "" if places and set(places) != {0, 1} else _root(node.func.value)
-        if node.func.attr not in _SAME:
-            return ""
-        node = node.func.value
-    if isinstance(node, ast.Attribute) and node.attr == "T":
-        return _root(node.value)
+    match node:
+        case ast.Attribute(value=inner, attr="T"):
+            return _root(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr="t" | "transpose"), args=places):
+            return "" if places and {literal(one) for one in places} != {0, 1} else _root(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _SAME:
+            return _transposed(inner)
     return ""
 
 
 def _root(node: ast.expr) -> str:
     """`x` of `x`, `x[0]`, `x.contiguous()`; not of `model.weight`, which is no batch."""
-    while True:
-        if isinstance(node, ast.Subscript):
-            node = node.value
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in _SAME
-        ):
-            node = node.func.value
-        else:
-            return node.id if isinstance(node, ast.Name) else ""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Subscript(value=inner):
+            return _root(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _SAME:
+            return _root(inner)
+    return ""

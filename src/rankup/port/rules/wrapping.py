@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...script.flow import is_none
+from ...script.flow import is_none, method_calls
 from ...script.models import part_of
 from ...script.names import Function
 from ...script.roles import LoopNode
@@ -197,11 +197,9 @@ def _prepares(context: Context, statement: ast.AST, name: str) -> bool:
     script = context.script
     if isinstance(statement, Function | ast.ClassDef):
         return False
-    for call in script.inside(statement, ast.Call, deep=False):
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _READY:
-            target = script.dotted(call.func.value)
-            if target == name or target.startswith(name + "."):
-                return True
+    for _, owner in method_calls(script.inside(statement, ast.Call, deep=False), *_READY):
+        if f"{script.dotted(owner)}.".startswith(f"{name}."):
+            return True
     for assign in script.inside(statement, ast.Assign, deep=False):
         target = script.code(assign.targets[0])
         if target.startswith((f"{name}.", f"{name}[")):
