@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 
 from rankup.base.errors import UserError
 from rankup.data import BadSample, PackedDataset
+from rankup.data.orders import Shuffled
 
 from . import feeding
 from .feeding import Digest, digest, epochs, flat, loader, options, small, within, workers
@@ -86,6 +88,26 @@ def test_batches_before_an_error_come_first(tmp_path: Path) -> None:
             found.extend(flat(batch) for batch in one)
         one.close()
         assert len(found) == 7
+
+
+@dataclass(frozen=True)
+class _Broken(Shuffled):
+    """Fails in the middle of its second epoch."""
+
+    def slice(self, epoch: int, start: int, stop: int) -> Any:
+        if (epoch, start) == (1, 24):
+            raise RuntimeError("no order any more")
+        return super().slice(epoch, start, stop)
+
+
+@pytest.mark.parametrize("engine", ["none", "threads", "fork"])
+def test_an_order_that_fails_does_not_end_the_epoch_early(tmp_path: Path, engine: str) -> None:
+    data = PackedDataset(small(tmp_path, 40), None, Digest())
+    one = loader(data, 4, shuffle=_Broken(40, 3), **options(engine))
+    assert len(epochs(one)) == 10
+    with pytest.raises(RuntimeError, match="no order any more"):
+        epochs(one)
+    one.close()
 
 
 @pytest.mark.parametrize(

@@ -278,3 +278,63 @@ def test_a_main_function_of_a_library_is_no_guard(tmp_path: Path) -> None:
     text += textwrap.indent(body, "    ") + "\nmain()\n"
     texts = _ported(tmp_path, {"engine.py": FIT, "train.py": text})
     assert "rankup.save0(model.state_dict(), 'model.pt')" in texts["train_dist.py"]
+
+
+def test_a_step_in_another_file_than_its_loop(tmp_path: Path) -> None:
+    step = (
+        "def step(model, x, y, optimizer):\n    loss = (model(x) - y).abs().mean()\n"
+        "    optimizer.zero_grad()\n    loss.backward()\n    optimizer.step()\n"
+        "    return loss.item()\n"
+    )
+    text = HEAD + "from steps import step\n" + MADE
+    text += "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\ntotal = 0\n"
+    text += "for x, y in loader:\n    total += step(model, x, y, optimizer)\nprint(total)\n"
+    path = _write(tmp_path, {"steps.py": step, "train.py": text})
+    ported = port(path)
+    assert "loader = rankup.shard(DataLoader(" in ported.text
+    assert "return rankup.batch_mean(loss.item())" in ported.modules[0].text
+    assert not [note for one in ported.files for note in one.left]
+
+
+METER = """class Meter:
+    def __init__(self):
+        self.sum = self.count = 0
+
+    def update(self, value, n):
+        self.sum += value * n
+        self.count += n
+"""
+
+
+def test_a_part_s_number_that_another_file_returns_is_rank_0s_where_it_decides(
+    tmp_path: Path,
+) -> None:
+    """Also what a meter has been given, and the statistics of a model that stays are named."""
+    engine = FIT.replace("import torch\n", "import torch\nfrom meter import Meter\n").replace(
+        "    for x", "    hits = Meter()\n    for x"
+    )
+    engine += "        hits.update((model(x) > y).float().amax(), 1)\n    return hits.sum\n"
+    text = PLAIN.replace("from engine", "from net import build\nfrom engine")
+    text = text.replace("torch.nn.Linear(2, 1)", "build()").replace(
+        "fit(model, loader)\n",
+        "while True:\n    hits = fit(model, loader)\n    if hits > 3: break\n",
+    )
+    net = (
+        "import torch\n\n\ndef build():\n    return torch.nn.Sequential(\n"
+        "        torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)\n    )\n"
+    )
+    files = {"engine.py": engine, "meter.py": METER, "net.py": net, "train.py": text}
+    ported = port(_write(tmp_path, files))
+    assert "hits = rankup.broadcast(fit(model, loader))" in ported.text
+    assert {one.target.name for one in ported.files} == {"train_dist.py", "engine_dist.py"}
+    assert any("(net.py:6)" in note.text for note in ported.left)
+
+
+def test_a_number_of_a_configuration_is_none_of_the_batch(tmp_path: Path) -> None:
+    engine = FIT.replace("(model, loader)", "(model, loader, config)")
+    engine = engine.replace(".abs().mean()", ".abs().mean() / config.accumulate")
+    text = PLAIN.replace("fit(model, loader)", "fit(model, loader, parser.parse_args())")
+    text = text.replace("from engine", "import argparse\nfrom engine")
+    text = text.replace("\ndata =", "\nparser = argparse.ArgumentParser()\ndata =")
+    path = _write(tmp_path, {"engine.py": engine, "train.py": text})
+    assert not [note for one in port(path).files for note in one.left]

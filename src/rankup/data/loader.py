@@ -127,9 +127,14 @@ class Loader:
                 f"{count}: make the order of len(dataset), also where that is a subset"
             )
         place = self._place = Batches(
-            shuffle, global_batch, seed=seed, train=train, drop_last=drop_last, rank=rank,
+            shuffle,
+            global_batch,
+            seed=seed,
+            train=train,
+            drop_last=drop_last,
+            rank=rank,
             world_size=world_size,
-        )  # fmt: skip
+        )
         self.order, self.global_batch, self.seed = shuffle, global_batch, place.seed
         self.train, self.rank, self.world_size = train, place.rank, place.world_size
         self._device = None if device is None else torch.device(device)
@@ -137,9 +142,14 @@ class Loader:
         pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._pin = pin
         self._engine = engines.engine(
-            Fetch(dataset, collate), workers, kind,
-            prefetch=prefetch, context=context, timeout=timeout, pin_memory=pin,
-        )  # fmt: skip
+            Fetch(dataset, collate),
+            workers,
+            kind,
+            prefetch=prefetch,
+            context=context,
+            timeout=timeout,
+            pin_memory=pin,
+        )
         if workers is None and not self._quiet and self.rank == 0:
             _say_workers(engines.default_workers(), type(self._engine).__name__.lower())
         self._loop = object()  # the one that runs: an older one may not go on beside it

@@ -15,6 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from multiprocessing import util
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
@@ -52,12 +53,15 @@ class Processes:
         self._end: util.Finalize | None = None
 
     def run(self, requests: Iterator[BatchRequest]) -> Iterator[Answer]:
-        waiting = self._requests.begin(requests)
+        self._requests.begin(requests)
         self._begin()
+        waiting = self._requests.waiting
         while (result := self._next()) is not None:
             if isinstance(result, _Failure):
                 result.reraise()
             yield waiting.popleft(), result
+        if self._requests.error is not None:
+            raise self._requests.error
 
     def close(self) -> None:
         """End the workers; batches that were handed out stay valid."""
@@ -77,6 +81,7 @@ class Processes:
                     iter(self._loader)
                     return
             self._end_now()
+            self._requests.rewind()
         with warnings.catch_warnings():
             # More workers than cores are what was asked for; what cannot be pickled is said below.
             warnings.filterwarnings("ignore", "This DataLoader will create|Got pickle error")
@@ -92,7 +97,7 @@ class Processes:
             timeout=min(self._timeout or _LOOK, _LOOK),
             worker_init_fn=_begin_worker,
             multiprocessing_context=self._context,
-            generator=torch.Generator(),  # else it requests from that of the training loop
+            generator=torch.Generator(),  # else it draws from that of the training loop
             prefetch_factor=self._prefetch,
             persistent_workers=True,
         )
@@ -177,22 +182,34 @@ class Processes:
 
 
 class _Requests:
-    """The requests of the running loop, as a sampler of torch's."""
+    """The requests of the running loop, as a sampler of torch's.
+
+    Attributes:
+        waiting: those that were handed out and are not made yet.
+        error: raised by what the requests come from; the batches before it are made all the same.
+    """
 
     def __init__(self) -> None:
         self._asked: Iterator[BatchRequest] = iter(())
-        self._waiting: deque[BatchRequest] = deque()
+        self.waiting: deque[BatchRequest] = deque()
+        self.error: Exception | None = None
 
-    def begin(self, requests: Iterator[BatchRequest]) -> deque[BatchRequest]:
-        """Take the requests of a loop; those that are under way are in what is returned."""
-        self._asked, self._waiting = requests, deque()
-        return self._waiting
+    def begin(self, requests: Iterator[BatchRequest]) -> None:
+        """Take the requests of a loop."""
+        self._asked, self.waiting, self.error = requests, deque(), None
+
+    def rewind(self) -> None:
+        """Hand out once more what nobody makes."""
+        self.begin(chain(self.waiting, self._asked))
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        waiting = self._waiting
-        for request in self._asked:
-            waiting.append(request)
-            yield request
+        waiting = self.waiting
+        try:
+            for request in self._asked:
+                waiting.append(request)
+                yield request
+        except Exception as error:
+            self.error = error
 
 
 class _Batches(Dataset[Any]):

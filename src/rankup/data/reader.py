@@ -366,7 +366,9 @@ class _Watched:
         # Each costs a look at the file system, at every start of an epoch in every worker.
         paths = [samples.file(row) for row in stamp.some(len(samples.index.files))]
         index = indexes.place(samples.root)
-        return tuple(_look(str(path)) for path in (*paths, *([index] * index.is_file())))
+        if index.is_file():
+            paths.append(index)
+        return tuple(_look(str(path)) for path in paths)
 
     def here(self, here: _Watched) -> _Watched:
         """Return the same in another process, which may read a copy that has come or gone."""

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from ...script.flow import argument, call_name, given, literal, returned
 from ...script.names import Binding, Function, elements
+from ...script.roles import LoopNode
 from ...script.torch_names import OTHER_MEANS, words
 from .losses import Kind, constant, function_of, reduction
 from .masked import divided_by_mask, over_selected
@@ -215,6 +216,8 @@ class _Scope:
             values = [value for at, value in own if script.scope(at) is script.scope(node)]
             if values and written.startswith("self."):
                 return _either([self.kind(one) for one in values])
+            if self._made_once(node.value):
+                return Kind.FIXED
             inner = self.kind(node.value)
             if node.attr == "loss" and script.modules & {"transformers"}:
                 return Kind.MEAN
@@ -244,6 +247,19 @@ class _Scope:
                 found.append(value)
         kind = _either(found)
         return Kind.MIXED if beside and kind is Kind.SUM else kind
+
+    def _made_once(self, node: ast.expr) -> bool:
+        """True of `config` of `config.accumulate`, which is given to a function from outside."""
+        script = self.script
+        given_ = isinstance(node, ast.Name) and node.id in script.parameters(script.scope(node))
+        if not given_ or node.id in self.passed:  # type: ignore[attr-defined]
+            return False
+        made = script.flow.origins(script.file, node)
+        return bool(made) and all(
+            isinstance(one.node, ast.Call | ast.Dict)
+            and not any(isinstance(up, LoopNode) for up in one.file.names.up(one.node))
+            for one in made
+        )
 
     def _divides(self, one: ast.AugAssign) -> bool:
         """True of `loss /= n` by a number of the batch."""

@@ -191,7 +191,23 @@ def _port(file: File, options: Options) -> Ported:
                 fix(context)
     for context in port:
         effective(context)
+    _in_other_modules(port[0])
     return _finish(port)
+
+
+def _in_other_modules(context: Context) -> None:
+    """Say of modules that stay as they are where statistics over a batch are taken."""
+    script = context.script.understood
+    others = [one for one in script.files if one not in script.to_port]
+    found = [
+        (file.short_place(hit.at), hit)
+        for file in others
+        for hit in _RULES["RK135"].look(file, script)
+        if script.comes_to(file, hit.at) and not context.options.sync_bn
+    ]
+    if found:
+        places, hit = ", ".join(place for place, _ in found), found[0][1]
+        context.leave(None, f"{hit.message} ({places}); {hit.todo}", comment=False)
 
 
 def _with_others(script: roles.Script) -> roles.Script:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from ...script import roles
-from ...script.effects import trains
+from ...script.effects import callee, leads_to, trains
 from ...script.flow import call_name, given, is_none
 from ...script.loops import drawn_from, gradients_off, is_backward
 from ...script.models import is_loader, makes_optimizer, part_of, with_parameters
@@ -98,7 +98,9 @@ class Training:
             for call in several
             if trains(script.file, script.understood, call)
         ]
-        self._trainers = self._reaching(self.backwards)
+        steps = set(filter(self._steps_away, self.elsewhere))
+        self._steps = {*self.backwards, *steps}
+        self._trainers = self._reaching([*self.backwards, *steps])
         self._leading_away = self._reaching(self.elsewhere)
         self.loader_calls = [
             call
@@ -277,9 +279,21 @@ class Training:
             for call in self.script.inside(node, ast.Call, deep=False)
         )
 
+    def _steps_away(self, call: ast.Call) -> bool:
+        """True of a call of a step in another file: no loop over its batches stands there."""
+        script = self.script
+        found = callee(script.flow, script.file, call)
+        return found is not None and not any(
+            isinstance(up, LoopNode)
+            for where, function in leads_to(script.flow, *found)
+            for one in walk(*function.body)
+            if isinstance(one, ast.Call) and trains(where, script.understood, one)
+            for up in where.names.up(one)
+        )
+
     def _trains_here(self, node: Where) -> bool:
         return any(
-            call in self.backwards or self.script.called(call) in self._trainers
+            call in self._steps or self.script.called(call) in self._trainers
             for call in self.script.inside(node, ast.Call, deep=False)
         )
 
@@ -552,7 +566,7 @@ def _made(script: Script, expression: ast.AST, depth: int) -> list[Model]:
     if isinstance(expression, ast.Call) or depth > _DEEPEST:
         return []
     scope = script.scope(expression)
-    written = script.dotted(expression) or (root_name(expression) or "")
+    written = script.dotted(expression) or root_name(expression)
     if written == "self" and isinstance(scope, Function):
         # `model.configure_optimizers(…)`, a method of the model's own
         receivers = [

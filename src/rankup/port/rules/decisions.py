@@ -23,7 +23,7 @@ from .facts import shares
 _HARMLESS = SHOWING | words(
     "format append extend insert update round float int str repr len sum min max abs mean "
     "median std item tolist cpu numpy detach double to sorted zip enumerate list tuple dict "
-    "items values join savefig plot save dump dumps isoformat"
+    "items values join savefig plot save dump dumps isoformat log_value"
 )
 _RANK_0S = "rank 0's on every rank, since something is decided by it (rankup.broadcast)"
 

@@ -16,6 +16,7 @@ from .readings import Region, Step, returns_reading, steps_of, value_of
 from .sizes import batch_sizes
 from .steering import steers
 
+_KEEPS = words("update append extend add")
 _SHOWS = SHOWING | words("update append progress_bar scalar")
 
 
@@ -50,14 +51,16 @@ class Numbers(Region):
         script = self.script
         self._step_values: dict[str, bool] = {}
         for one in script.inside(self.body, ast.Assign, deep=False):
-            function = script.called(one.value) if isinstance(one.value, ast.Call) else None
-            calls = [c for c in self.context.training.backwards if script.scope(c) is function]
+            called = self.context.called(one.value) if isinstance(one.value, ast.Call) else None
+            there, function = called if called is not None else (self.context, None)
+            calls = [c for c in there.training.backwards if there.script.scope(c) is function]
             if function is None or not calls:
                 continue
-            whole = returns_reading(self.context, function)
-            step = Step(self.context, function, calls)
+            whole = returns_reading(there, function)
+            step = Step(there, function, calls)
             target = one.targets[0]
-            returned = [r.value for r in script.inside(function.body, ast.Return, deep=False)]
+            backs = there.script.inside(function.body, ast.Return, deep=False)
+            returned = [back.value for back in backs]
             for number, part in enumerate(elements(target)):
                 name = script.dotted(part)
                 if number < len(whole) and whole[number] and len(self._given(name)) == 1:
@@ -168,8 +171,8 @@ class Numbers(Region):
             if kind is not None and self.alike(node) and not self._mixed(node):
                 self.wrap(node, kind, f"{self.script.code(node)} is of the whole batch")
         self._behind()
-        self._rest()
-        self.context.local[self.where] = self.local_names()
+        meters = self._rest()
+        self.context.local[self.where] = self.local_names() | meters
 
     def _mixed(self, node: ast.expr) -> bool:
         """True where a loss is reckoned with something of this rank's part: `loss.item() / n`."""
@@ -350,9 +353,10 @@ class Numbers(Region):
 
     def _whole_step(self, node: ast.AST) -> bool:
         """True where a value is what a step returns of its loss, read there for the whole batch."""
-        function = self.script.called(node) if isinstance(node, ast.Call) else None
-        trains = any(self.script.scope(one) is function for one in self.context.training.backwards)
-        return function is not None and trains and returns_reading(self.context, function) == [True]
+        called = self.context.called(node) if isinstance(node, ast.Call) else None
+        there, function = called if called is not None else (self.context, None)
+        trains = any(there.script.scope(one) is function for one in there.training.backwards)
+        return function is not None and trains and returns_reading(there, function) == [True]
 
     def _meters(self) -> None:
         """`losses.update(loss.item(), x.size(0))`: the loss, weighed by the number of samples."""
@@ -433,11 +437,16 @@ class Numbers(Region):
                 elif not self._covered(node):
                     self.wrap(node, kind, f"{script.code(node)} is of the whole last batch")
 
-    def _rest(self) -> None:
-        """Say once for each loop what it shows of rank 0's part of a batch."""
+    def _rest(self) -> set[str]:
+        """Say once for each loop what it shows of rank 0's part of a batch.
+
+        Returns:
+            The objects that are given such numbers: `accuracies` of `accuracies.update(hits)`.
+        """
         local = self.local_names() - self.kinds.keys()
         whole = batch_sizes(self.context.training) - bound_in(walk(self.where))
         found: dict[str, ast.Call] = {}
+        meters: set[str] = set()
         for call in self.script.inside(self.body, ast.Call, deep=False):
             if call_name(call) not in _SHOWS | {"extend", "add"} or not self._mine(call):
                 continue
@@ -448,6 +457,11 @@ class Numbers(Region):
                     continue
                 if not self._read_before(one) and not self._of_evaluation(one):
                     found.setdefault(one.id, call)
+                    keeps = (
+                        isinstance(self.script.parents[call], ast.Expr)
+                        and call_name(call) in _KEEPS
+                    )
+                    meters |= mentioned(call.func) if keeps else set()
         if found:
             self.context.leave(
                 next(iter(found.values())),
@@ -455,6 +469,7 @@ class Numbers(Region):
                 "sums over samples are put together over the ranks",
                 comment=False,
             )
+        return meters
 
     def _of_evaluation(self, name: ast.Name) -> bool:
         """True where a name was last given what is made of a batch drawn for an evaluation."""

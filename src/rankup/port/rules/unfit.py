@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ...script.flow import Flow, Origin, argument, call_name, given
 from ...script.names import Function, elements, targets_of, words_in
-from ...script.roles import Role, Script
+from ...script.roles import LoopNode, Role, Script
 from ...script.source import File
 from ...script.torch_names import ENVIRONMENTS, LOADERS, last
 from ..rewrite.script import ForNode, Where
@@ -98,7 +98,7 @@ def _no_loader(training: Training) -> Hit | None:
     """Batches that come from no DataLoader, and are not drawn by a function either."""
     script = training.script
     graphs = script.modules & _GRAPHS
-    if training.loader_calls or _loops_over_loader(training):
+    if training.loader_calls or _loops_over_loader(training) or _steps_alone(training):
         return None
     if _draws_batches(training) and not graphs:
         return None
@@ -122,6 +122,23 @@ def _no_loader(training: Training) -> Hit | None:
         f"{'a full-batch graph' if graph else 'no DataLoader'}: the backward at this line sees all "
         f"data at once, {what}",
         "give the data a DataLoader, or draw batches in a function by torch.randint",
+    )
+
+
+def _steps_alone(training: Training) -> bool:
+    """True of a file that has steps alone: the loops that make them stand in other files."""
+    script = training.script
+    functions = {script.scope(one) for one in training.backwards}
+    loops = any(isinstance(up, LoopNode) for one in training.backwards for up in script.above(one))
+    return not loops and all(
+        isinstance(one, Function)
+        and any(
+            isinstance(up, LoopNode)
+            for where, call in script.callers(one)
+            for up in where.above(call)
+            if where is not script
+        )
+        for one in functions
     )
 
 

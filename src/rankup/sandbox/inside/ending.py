@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from contextlib import suppress
 from types import TracebackType
@@ -43,6 +44,8 @@ class Ending:
                 self._journal.tell("stop", reached=reached, where=self._journal.where())
                 for pid in (self._main, -os.getpgrp(), os.getpid()):
                     os.kill(pid, signal.SIGSTOP)
+        while True:  # the signal may go to another thread, which takes its time
+            time.sleep(60)
 
     def ended(self, code: int, error: BaseException | None) -> None:
         """Say that the script has ended by itself."""
